@@ -21,7 +21,7 @@ from overlap_sched.scheduler.pool import Pool
 from overlap_sched.scheduler.stage import Stage, Stages
 from overlap_sched.scheduler.stages import ALL
 
-RANDOM = ("random walk", "halving walks", "fill links")
+RANDOM = ("random walk", "fill links")
 """Stages that draw random numbers, unless they end at once: what takes less than this many seconds has drawn none."""
 AT_ONCE_S = 0.01
 LIVE = tuple(stage.name for stage in ALL.live)

@@ -6,8 +6,6 @@ goes. A node that would make it grow above the limit waits until a block is free
 the first open node of the reference order, which always may run: the limit is kept where moves can keep it.
 """
 
-from collections.abc import Mapping
-
 from sortedcontainers import SortedList
 
 from overlap_sched.peak_memory.allocator.kinds import allocator
@@ -18,22 +16,11 @@ from overlap_sched.scheduler.admission import CompletionProfile
 
 
 class AllocatorGate:
-    """The allocator of one run, with plain segments: what fits into those leaves few holes in any.
+    """The allocator of one run, with plain segments: what fits into those leaves few holes in any."""
 
-    Attributes:
-        limit_bytes: What it may reserve now: it rises when a node has run that makes it grow in the original order.
-    """
-
-    def __init__(self, live_ranges: LiveRanges, limit_bytes: int, grows: Mapping[NodeId, int]) -> None:
-        """Only the inputs are there.
-
-        Args:
-            live_ranges: Of the problem that is scheduled.
-            limit_bytes: What the allocator may reserve from the start.
-            grows: Per node, by how much the limit rises as it runs; nodes left out: not at all.
-        """
-        self.limit_bytes = limit_bytes
-        self._grows = grows
+    def __init__(self, live_ranges: LiveRanges, limit_bytes: int) -> None:
+        """Only the inputs are there; ``limit_bytes``: what the allocator may reserve."""
+        self._limit_bytes = limit_bytes
         self._nodes, self._storages = live_ranges.problem.nodes, live_ranges.problem.storages
         self._beside = AllocatorRun(live_ranges, allocator())
         self._waiting: dict[NodeId, int] = {}  # the largest storage of each node that was not admitted
@@ -43,7 +30,7 @@ class AllocatorGate:
         """Can v run ahead of its place?"""
         beside = self._beside.allocator
         growth = sum([beside.growth_bytes(self._storages[s].bytes) for s in self._nodes[v].alloc])
-        return growth == 0 or beside.reserved_bytes + growth <= self.limit_bytes + self._grows.get(v, 0)
+        return growth == 0 or beside.reserved_bytes + growth <= self._limit_bytes
 
     def keep_waiting(self, v: NodeId) -> None:
         """Keep v, which was not admitted, until :meth:`run` gives it back."""
@@ -53,9 +40,6 @@ class AllocatorGate:
     def run(self, v: NodeId, memory: CompletionProfile) -> list[NodeId]:
         """Allocate what v makes, free what dies with it; the nodes that may try again, which the caller adds."""
         freed = self._beside.step(v)
-        if v in self._grows:
-            self.limit_bytes += self._grows[v]
-            return self._leave(list(self._waiting))
         return self._again(memory, freed) if self._waiting else []
 
     def _again(self, memory: CompletionProfile, freed: bool) -> list[NodeId]:

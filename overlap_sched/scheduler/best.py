@@ -45,7 +45,7 @@ class BestOrder:
             best = replace(self.context, reserve=reserve).through(last, best)
             if reserve is not None and best.faster is not None:  # that, too, as it would be taken
                 offered = self.context.through(last, self.best)
-                lacks_bytes = reserve.overdraft(offered.order).over_bytes
+                lacks_bytes = reserve.overdraft(offered.order).lacks_bytes
                 best = replace(best, faster=Faster(offered.step_us, lacks_bytes))
         kept = best.order == self.original.order and not asked.within_budget(best.order)
         return best, self.original.peak_bytes if kept else asked.base_bytes

@@ -68,5 +68,6 @@ def list_schedule(
         reasons=state.reasons,
         refusals=state.refusals,
         work=state.work(),
+        policy=policy,
     )
     return SchedulerRun(made.work, made)

@@ -1,13 +1,13 @@
-"""What the original order needs of the caching allocator, what another order breaks of it, and gates for runs."""
+"""What the original order needs of the caching allocator, what another order breaks of it, and a gate for runs."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import NamedTuple
 
 from overlap_sched.options import headroom_bytes
-from overlap_sched.peak_memory.allocator.reserved import AllocatorDevice, requests_of, where_full
+from overlap_sched.peak_memory.allocator.reserved import AllocatorDevice, Full, Requests, requests_of, where_full
 from overlap_sched.peak_memory.allocator.trail import Lacking, Trail
 from overlap_sched.problem import Order
 from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, AllocatorSettings
@@ -20,24 +20,25 @@ MOST_RESERVED, MOST_CAPACITY, MOST_RETRIES = 1.03, 1.002, 1
 """See :mod:`overlap_sched.scheduler.reserve`; parts of what the original order needs."""
 SMALL_BYTES, SEGMENTS_BYTES = 1024 * MIB, 40 * MIB
 """What reserves less than the first may reserve the second more."""
-SLIGHT, SLIGHT_BYTES = 0.01, 64 * MIB
-"""What lacks no more than this part of what the original order reserves, nor more than so many bytes, may be taken."""
-SPARE = 0.01
-"""A run may make the allocator grow ahead of the original order by so much of what that reserves."""
+SLIGHT, SLIGHT_BYTES, SLIGHT_RETRIES = 0.01, 64 * MIB, 2
+"""What lacks no more than this part of what the original order reserves, nor more than so many bytes, and has no more than
+so many retries above those it may have, may be taken."""
 
 
 class Overdraft(NamedTuple):
     """What an order breaks, worst first; all zero: nothing.
 
     ``over_bytes``: what it reserves, or lacks in the capacity in which it must run, above what it may; the larger.
+    ``lacks_bytes``: the second.
     """
 
     out_of_memory: bool
     retries: int
     over_bytes: int
+    lacks_bytes: int
 
 
-NOTHING = Overdraft(False, 0, 0)
+NOTHING = Overdraft(False, 0, 0, 0)
 
 
 Tried = tuple[Overdraft, Candidate]
@@ -56,6 +57,8 @@ class Reserve:
     Attributes:
         task: Whose orders are looked at. settings: Of the allocator.
         reserved_bytes: Reserved without a limit. capacity_bytes: the smallest that suffices. spare_bytes: on top.
+        runs_alone: Must an order run where the original order does, and no more? Else it must also reserve little more
+            where there is no limit.
     """
 
     task: Task
@@ -63,6 +66,7 @@ class Reserve:
     reserved_bytes: int
     capacity_bytes: int
     spare_bytes: int
+    runs_alone: bool = False
 
     @classmethod
     def of(cls, task: Task, settings: AllocatorSettings) -> "Reserve":
@@ -83,30 +87,41 @@ class Reserve:
 
     def looked_at(self, order: Order) -> tuple[Overdraft, Sequence[AllocatorDevice]]:
         """The same, and where it runs by luck alone: a larger device on which it does not."""
-        requests, (smallest, original, largest) = requests_of(self.task.live_ranges, order), self.devices
+        requests, (smallest, original, *largest) = requests_of(self.task.live_ranges, order), self.devices
         full = dict(where_full(requests, self.devices, self.settings))
-        over_bytes, retries, unlucky = 0, 0, list[AllocatorDevice]()
-        for device in (smallest, largest):
-            if device in full:
-                lender = full[device].replay.allocator
-                lender.most_lent_bytes = NO_LIMIT
-                full[device].go_on(requests)
-                over_bytes = max(lender.lent_bytes, over_bytes)
-        if smallest in full and not over_bytes:  # more memory may be worse: it must not run there by luck alone
+        lacks_bytes, over_bytes = (
+            max(map(self._lent(requests, full), them), default=0) for them in ([smallest], largest)
+        )
+        retries, unlucky = 0, list[AllocatorDevice]()
+        if smallest in full and not lacks_bytes:  # more memory may be worse: it must not run there by luck alone
             reserved = requests.replayed(self.settings).peak_reserved_bytes
             fails_in, runs_in = requests.bisected(self.settings, reserved, smallest.capacity)
             if runs_in > smallest.capacity:
-                over_bytes, unlucky = runs_in - smallest.capacity, [AllocatorDevice(fails_in)]
+                lacks_bytes, unlucky = runs_in - smallest.capacity, [AllocatorDevice(fails_in)]
+        over_bytes = max(lacks_bytes, over_bytes)
         if original in full:
             full[original].replay.allocator.most_retries = NO_LIMIT
             if not full[original].go_on(requests):
-                return Overdraft(True, 0, over_bytes), unlucky
+                return Overdraft(True, 0, over_bytes, lacks_bytes), unlucky
             retries = full[original].replay.allocator.retries
-        return Overdraft(False, max(retries - MOST_RETRIES, 0), over_bytes), unlucky
+        return Overdraft(False, max(retries - MOST_RETRIES, 0), over_bytes, lacks_bytes), unlucky
+
+    def _lent(self, requests: Requests, full: Mapping[AllocatorDevice, Full]) -> Callable[[AllocatorDevice], int]:
+        """How much must be lent on a device for the order to come to its end."""
+
+        def lent_bytes(device: AllocatorDevice) -> int:
+            if device not in full:
+                return 0
+            lender = full[device].replay.allocator
+            lender.most_lent_bytes = NO_LIMIT
+            full[device].go_on(requests)
+            return lender.lent_bytes
+
+        return lent_bytes
 
     def runs(self, broken: Overdraft) -> bool:
-        """Does an order that breaks this run where the original order does, or with a few MiB more?"""
-        return broken.over_bytes <= self._slight_bytes
+        """Does an order that breaks this run where the original order does, or with a few MiB or retries more?"""
+        return broken.lacks_bytes <= self._slight_bytes and broken.retries <= SLIGHT_RETRIES
 
     def no_worse(self, broken: Overdraft, most: Overdraft) -> bool:
         """Does an order break no more than another one, and run where that runs?"""
@@ -114,8 +129,8 @@ class Reserve:
 
     @property
     def lenient(self) -> "Reserve":
-        """The same, with those few MiB on top."""
-        return replace(self, spare_bytes=self.spare_bytes + self._slight_bytes)
+        """For orders that run where the original order does, or with those few MiB more, whatever they reserve."""
+        return replace(self, spare_bytes=self.spare_bytes + self._slight_bytes, runs_alone=True)
 
     @property
     def _slight_bytes(self) -> int:
@@ -143,20 +158,14 @@ class Reserve:
     def devices(self) -> tuple[AllocatorDevice, ...]:
         """The devices that an order must run on to break nothing."""
         reserved = self.reserved_bytes
+        runs = AllocatorDevice(self.most_capacity), AllocatorDevice(reserved + self.spare_bytes, MOST_RETRIES)
         return (
-            AllocatorDevice(self.most_capacity),
-            AllocatorDevice(reserved + self.spare_bytes, MOST_RETRIES),
-            AllocatorDevice(int(reserved * MOST_RESERVED) + self.spare_bytes, 0),
+            runs if self.runs_alone else (*runs, AllocatorDevice(int(reserved * MOST_RESERVED) + self.spare_bytes, 0))
         )
 
-    def gates(self) -> tuple[AllocatorGate, AllocatorGate]:
-        """For two runs: what the allocator may reserve rises as in the original order; or is there from the start."""
-        live_ranges, growth = self.task.live_ranges, self.growth
-        spare_bytes = int(growth.total_bytes * SPARE) + self.spare_bytes
-        return (
-            AllocatorGate(live_ranges, growth.inputs_bytes + spare_bytes, growth.by_node),
-            AllocatorGate(live_ranges, growth.total_bytes + self.spare_bytes, {}),
-        )
+    def gate(self) -> AllocatorGate:
+        """For a run: the allocator may reserve as much as for the original order."""
+        return AllocatorGate(self.task.live_ranges, self.growth.total_bytes + self.spare_bytes)
 
     @property
     def _spare_bytes(self) -> int:
@@ -164,7 +173,9 @@ class Reserve:
 
     def repaired(self, found: Candidate, rooms: int) -> Candidate:
         """The candidate mended where it breaks something, as far as that can be had, by so many rooms for a request."""
-        return repaired(self.task, found, self.growth, self._spare_bytes, self.most_capacity, rooms)
+        return repaired(
+            self.task, found, None if self.runs_alone else self.growth, self._spare_bytes, self.most_capacity, rooms
+        )
 
 
 def holds_as_well(reserve: Reserve | None, order: Order) -> Callable[[Order], bool]:

@@ -10,6 +10,8 @@ from overlap_sched.scheduler.result import Work
 CLOSE, HELD = 1.005, 1.02
 """Parts of the best step. Where an order can be held within the first, nothing more is tried; within the second, no
 tighter budgets."""
+RETRY = 0.001
+"""A retry more loses as much as this part of the step."""
 MENDED = 1.03
 """Orders whose step is within this part of the best, or may be taken, are mended, those first that break least."""
 
@@ -102,7 +104,7 @@ class Pool:
 
 
 def chosen(tried: Sequence[Tried], best_us: float, most_us: float, reserved_bytes: int) -> Tried:
-    """The shortest that breaks nothing; else what runs at all, with the fewest retries; of that, what loses the least.
+    """The shortest that breaks nothing; else what runs at all, best without a retry; of that, what loses the least.
 
     Args:
         tried: Orders, with what each breaks.
@@ -115,10 +117,10 @@ def chosen(tried: Sequence[Tried], best_us: float, most_us: float, reserved_byte
     if kept:
         return min(kept, key=lambda pair: pair[1].step_us)
 
-    def key(pair: Tried) -> tuple[bool, int, float]:
+    def key(pair: Tried) -> tuple[bool, bool, float]:
         broken, found = pair
-        lost = broken.over_bytes / max(reserved_bytes, 1) + found.step_us / (best_us or 1.0)
-        return broken.out_of_memory, broken.retries, lost
+        lost = broken.over_bytes / max(reserved_bytes, 1) + found.step_us / (best_us or 1.0) + RETRY * broken.retries
+        return broken.out_of_memory, broken.retries > 0, lost
 
     return min(far, key=key)
 

@@ -50,13 +50,15 @@ class Displacement(NamedTuple):
 NO_WAY = Displacement(math.inf, True, frozenset())
 
 
-def repaired(task: Task, found: Candidate, growth: Growth, spare_bytes: int, capacity: int, rooms: int) -> Candidate:
+def repaired(
+    task: Task, found: Candidate, growth: Growth | None, spare_bytes: int, capacity: int, rooms: int
+) -> Candidate:
     """The candidate mended as far as that can be had: for how it grows, then for a capacity, then both once more.
 
     Args:
         task: What is asked for; the budget is kept.
         found: A valid order within the budget.
-        growth: Of the original order.
+        growth: Of the original order; ``None``: it may grow otherwise.
         spare_bytes: By how much more than that the allocator may grow.
         capacity: Bytes of a device on which the order must run.
         rooms: How many are compared for each request that fails, see :data:`ROOMS`.
@@ -65,7 +67,8 @@ def repaired(task: Task, found: Candidate, growth: Growth, spare_bytes: int, cap
     live_ranges = task.live_ranges
     for _ in range(2):
         before = order
-        order = mend.until_it_fits(order, lambda o: outgrown(live_ranges, o, growth, spare_bytes))
+        if growth is not None:
+            order = mend.until_it_fits(order, lambda o: outgrown(live_ranges, o, growth, spare_bytes))
         order = mend.until_it_fits(order, lambda o: out_of_memory(live_ranges, o, capacity))
         if order is before:
             break

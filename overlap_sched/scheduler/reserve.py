@@ -51,7 +51,7 @@ def within_reserve(context: Context, reserve: Reserve, best: Candidate) -> Candi
     broken, held = pool.chosen()
     if not reserve.runs(broken):
         pool = context.through(context.stages.at_any_price, pool.at_any_price())
-        broken, held = _running(pool, reserve, breaks.over_bytes) or (broken, replace(held, work=pool.work))
+        broken, held = _running(pool, reserve, breaks.lacks_bytes) or (broken, replace(held, work=pool.work))
     return context.through(context.stages.fitted, replace(pool, reserve=reserve, taken=(broken, held))).taken[1]
 
 

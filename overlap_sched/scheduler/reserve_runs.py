@@ -1,6 +1,6 @@
 r"""Orders that fragment little: stages that add to the pool what runs have made, or what is mended.
 
-Runs beside an allocator that admits no more than the original order reserves
+A run beside an allocator that reserves no more than for the original order
 (:mod:`overlap_sched.scheduler.allocator_gate`); the nearest of what was made, mended where it fails
 (:mod:`overlap_sched.scheduler.repair`); runs within tighter budgets, as less that is in flight leaves fewer holes::
 
@@ -11,42 +11,31 @@ Runs beside an allocator that admits no more than the original order reserves
            +-------------------------------------> position
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from itertools import islice, zip_longest
+from collections.abc import Iterator
 
 import numpy as np
 
 from overlap_sched.scheduler.candidate import Candidate, SchedulerRun
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.needs import NOTHING, Reserve, Tried
-from overlap_sched.scheduler.policies import FAR, NEAR, NETWORK_BINDS, NEXT, Policy
+from overlap_sched.scheduler.policies import NEAR, NEXT, WHILE_STALLED, Policy
 from overlap_sched.scheduler.pool import CLOSE, Pool, nearest
 from overlap_sched.scheduler.portfolio import busy_us
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.repair import ROOMS
 from overlap_sched.scheduler.stage import Context
 
-RUNS, REPAIRS = 2, 0.5
-"""Per unit of effort: runs beside an allocator, and orders mended, each of which takes as long as several runs."""
+REPAIRS = 0.5
+"""Orders mended, per unit of effort: each takes as long as several runs."""
 MENDABLE = 0.2
 """What lacks more of what the original order reserves is not mended: that does not come to an end."""
 MENDED_THERE = 2
 """So many of the orders within tighter budgets are mended."""
-TIGHT, TIGHTER = (0.7, 0.45, 0.3, 0.2), 2
-"""Tighter budgets, as parts of the way from what is live in the original order at each place to its peak; and policies
-that are run within each."""
-_NEAREST = ((0.0, NEAR), (-0.2, NEXT), (0.12, FAR))
-"""Slack and window."""
-POLICIES = (
-    *(Policy(0.005, slack, window) for slack, window in _NEAREST),
-    Policy(0.02, 0.12, FAR),
-    *(Policy(0.005, slack, NEAR) for slack in (-0.03, 0.12)),
-    *(Policy(0.02, slack, window) for slack, window in (*_NEAREST[:2], (-0.03, NEAR), (0.12, NEAR))),
-    *(Policy(0.0, slack, window) for slack, window in (*_NEAREST, (-0.03, NEAR), (0.12, NEAR))),
-)
-"""Near the reference order in one way or another: that is what fragments least."""
+TIGHT = (0.7, 0.45, 0.3, 0.2)
+"""Tighter budgets, as parts of the way from what is live in the original order at each place to its peak."""
+NEAREST = Policy(0.005, 0.0, NEAR)
+COMPUTE_BINDS, NETWORK_BINDS = (NEAREST, Policy(0.005, -0.2, NEXT)), (WHILE_STALLED, NEAREST)
+"""Run within each: near the reference order, as that fragments least."""
 
 
 def unshifted(context: Context, pool: Pool) -> Pool:
@@ -56,15 +45,14 @@ def unshifted(context: Context, pool: Pool) -> Pool:
 
 
 def beside_an_allocator(context: Context, pool: Pool) -> Pool:
-    """The stage: runs until an order near the best is held, or no shorter one has been for a while."""
-    effort, after_us, in_vain = context.task.options.effort, pool.held_us, 0
-    for run in islice(runs_beside_an_allocator(pool.reserve, context.reference), RUNS * effort):
-        after_us, before_us = pool.held_us, after_us
-        in_vain = 0 if after_us < before_us or after_us == math.inf else in_vain + 1
-        if pool.close or in_vain >= effort:
-            break
-        pool = pool.with_run(run(beat_us=min(pool.original.step_us, pool.mended_us)))  # what is longer is never chosen
-    return pool
+    """The stage: the run that made the best order, once more."""
+    policy, task = pool.best.policy, context.task
+    if policy is None:
+        return pool
+    most_us = min(pool.original.step_us, pool.mended_us)  # what is longer is never chosen
+    return pool.with_run(
+        list_schedule(context.reference, task.limit, policy, task.pairs, most_us, gate=pool.reserve.gate())
+    )
 
 
 def mended(context: Context, pool: Pool) -> Pool:
@@ -127,35 +115,15 @@ def _repairs(pool: Pool, found: Candidate) -> Iterator[Tried]:
             break
 
 
-def runs_beside_an_allocator(reserve: Reserve, reference: Reference) -> Iterator[Callable[..., SchedulerRun]]:
-    """Runs beside an allocator, policy by policy; they are told what step is to be beaten."""
-    task = reserve.task
-    for policy in _policies(reserve):
-        for gate in reserve.gates():
-            yield partial(list_schedule, reference, task.limit, policy, task.pairs, gate=gate)
-
-
 def tighter_runs(reserve: Reserve, reference: Reference, most_us: float) -> Iterator[SchedulerRun]:
     """Runs within tighter and tighter budgets, until all of one are given up, as the step becomes too long."""
     task = reserve.task
+    compute_us, stream_us = busy_us(task.problem)
+    policies = COMPUTE_BINDS if compute_us >= stream_us else NETWORK_BINDS
     live = np.minimum(task.live_ranges.profile(reference.order), task.limit)
     for part in TIGHT:
         limit = (live + part * (task.limit - live)).astype(np.int64)
-        runs = [
-            list_schedule(reference, limit, policy, task.pairs, most_us)
-            for policy in islice(_policies(reserve), TIGHTER)
-        ]
+        runs = [list_schedule(reference, limit, policy, task.pairs, most_us) for policy in policies]
         yield from runs
         if all(run.made is None for run in runs):
             return
-
-
-def _policies(reserve: Reserve) -> Iterator[Policy]:
-    compute_us, stream_us = busy_us(reserve.task.problem)
-    yield from POLICIES if compute_us >= stream_us else _in_turn(NETWORK_BINDS, POLICIES)
-
-
-def _in_turn(first: Sequence[Policy], second: Sequence[Policy]) -> Iterator[Policy]:
-    """One of each, until there are none."""
-    for pair in zip_longest(first, second):
-        yield from (policy for policy in pair if policy is not None)

@@ -17,7 +17,7 @@ from overlap_sched.scheduler.reserve_runs import (
     unshifted,
     within_tighter_budgets,
 )
-from overlap_sched.scheduler.reserve_walks import halved, walked
+from overlap_sched.scheduler.reserve_walks import walked
 from overlap_sched.scheduler.stage import Stage, Stages
 
 ALL = Stages(
@@ -33,17 +33,21 @@ ALL = Stages(
     ),
     fitting=(
         Stage("unshifted order", "it fragments less", unshifted),
-        Stage("gate runs", "runs beside an allocator that may reserve no more than now", beside_an_allocator),
+        Stage(
+            "gate run",
+            "the best run once more, beside an allocator that may reserve no more than now",
+            beside_an_allocator,
+        ),
         Stage("repairs", "what holds the room that is lacking, moved out of the way", mended),
         Stage("tighter budgets", "less in flight leaves fewer holes", within_tighter_budgets),
         Stage("repairs", "of those", mended_there),
         Stage("original order", "it can be held itself, and may be short enough", as_it_was),
-        Stage("random walk", "orders near one that lacks little: some lack nothing", walked),
+        Stage("random walk", "to orders near the best that can be held, or to shorter ones", walked),
     ),
     at_any_price=(
         Stage("tighter budgets", "however long", tighter_at_any_price),
         Stage("repairs", "of those", mended_at_any_price),
-        Stage("halving walks", "to steps between the best and the shortest that runs", halved),
+        Stage("random walk", "to orders near the best that run", walked),
     ),
     fitted=(Stage("shorter shifts", "as far as the allocator lets them go", shifted_less_far),),
     last=(

@@ -24,7 +24,7 @@ def test_a_run_of_all_stages_is_what_schedule_makes() -> None:
         run = Graph(row).run("", 0)
         made = schedule(row.problem, Options(allocator=row.allocator))
         assert run.step_us == made.scheduled.step_us
-        assert run.fits
+        assert run.runs
         assert set(run.by_stage_s) <= set(ALL.names)
 
 

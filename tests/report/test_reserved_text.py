@@ -85,19 +85,24 @@ def test_an_order_that_its_allocator_cannot_hold_is_said_to_be_one() -> None:
 
 
 def test_what_is_not_taken_is_offered_with_what_it_needs() -> None:
-    problem = slower_network(large_layers(6, 64), 3)
+    problem = slower_network(large_layers(12, 128), 2)
     plain, expandable = (schedule(problem, Options(allocator=name)) for name in ("plain", "expandable"))
-    assert plain.order == problem.original_order
-    assert (not_held(plain), other_segments(plain)) == ("", "")
+    assert other_segments(plain) == ""
     assert not_taken(plain) == (
-        "A faster order was not taken: 1.24 ms instead of 1.56 ms, but with plain segments it needs 1.371 GiB more "
+        "A faster order was not taken: 1.64 ms instead of 1.88 ms, but with plain segments it needs 738.8 MiB more "
         "memory than the original order. allocator='none' (--allocator none) takes it, and headroom gives room."
     )
-    assert held_lines(plain)[1:] == [not_taken(plain)]
-    assert not_taken(expandable).startswith("A faster order was not taken: 1.24 ms instead of 1.28 ms, but with exp")
+    assert held_lines(plain)[1] == not_taken(plain)
+    assert not_taken(expandable).startswith("A faster order was not taken: 1.64 ms instead of 1.70 ms, but with exp")
+    assert not_held(expandable) == (
+        "Allocator (expandable segments): the new order reserves 1.836 GiB more than it may where there is no limit. No "
+        "order that was tried fits with a step within 2% of the shortest; a higher allocator_cost admits longer ones, "
+        "and headroom gives room."
+    )
     assert other_segments(expandable) == (
-        "For a job with plain segments: this order has 1 retry too many where the original order needs none and needs "
-        "1.371 GiB more than it may; allocator='plain' (--allocator plain) plans for it."
+        "For a job with plain segments: this order runs out of memory where the original order needs no retry and "
+        "needs 738.8 MiB more than it may and reserves 5.573 GiB more than it may where there is no limit; "
+        "allocator='plain' (--allocator plain) plans for it."
     )
     free = schedule(problem, Options(allocator="none"))
     assert (not_taken(free), other_segments(free)) == ("", "")
@@ -105,7 +110,7 @@ def test_what_is_not_taken_is_offered_with_what_it_needs() -> None:
 
 def test_what_lacks_a_few_mebibytes_is_taken_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     found = schedule(EXAMPLE, Options(headroom="100%", allocator="plain"))
-    monkeypatch.setattr(Reserve, "overdraft", lambda *_: Overdraft(False, 0, 9 * 2**20))
+    monkeypatch.setattr(Reserve, "overdraft", lambda *_: Overdraft(False, 0, 9 * 2**20, 9 * 2**20))
     monkeypatch.setattr(Reserve, "runs", lambda *_: True)
     assert not_held(found) == (
         "Allocator (plain segments): the new order needs 9.0 MiB more than it may, which is little enough to be taken. "

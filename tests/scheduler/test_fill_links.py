@@ -120,7 +120,7 @@ def test_none_is_taken_that_lacks_more_for_the_allocator(monkeypatch: pytest.Mon
     original = task.measured(problem.original_order)
 
     def overdraft(self: Reserve, order: Order) -> Overdraft:
-        return Overdraft(False, 0, 7 + worse * (order != original.order))
+        return Overdraft(False, 0, lacks := 7 + worse * (order != original.order), lacks)
 
     monkeypatch.setattr(Reserve, "overdraft", overdraft)
     made = fill_links(task, original, Reserve.of(task, PLAIN))

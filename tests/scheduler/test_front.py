@@ -100,12 +100,12 @@ def test_it_is_made_of_those_that_break_least(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Reserve, "lacking", noted)
     found = task.measured(order)
     broken = reserve.overdraft(order)
-    worse = Overdraft(False, 0, broken.over_bytes + 1)
+    worse = broken._replace(over_bytes=broken.over_bytes + 1)
     front = Front.of(reserve, [(broken, found), (broken, found), (worse, found)], found.step_us)
     assert len(looked) == 1
     assert [each.lacking for each in front.members] == [reserve.lacking(order).lent_bytes]
     assert front.members[0].made_from is found
     original = Reserve.of(task, PLAIN)
-    lucky = Front.of(original, [(Overdraft(False, 0, 5), found)], found.step_us)
+    lucky = Front.of(original, [(Overdraft(False, 0, 5, 5), found)], found.step_us)
     assert [each.lacking for each in lucky.members] == [5]
     assert [each.lacking for each in Front.of(original, [(NOTHING, found)], found.step_us).members] == [0]

@@ -23,7 +23,6 @@ from overlap_sched.peak_memory.allocator.run import AllocatorRun
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind
 from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, NO_LIMIT, PLAIN, allocator_named
-from overlap_sched.scheduler.admission import completion_profile
 from overlap_sched.scheduler.allocator_gate import AllocatorGate
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
@@ -32,9 +31,8 @@ from overlap_sched.scheduler.pipeline import Unfitted
 from overlap_sched.scheduler.policies import FAR, Policy
 from overlap_sched.scheduler.pool import chosen
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.reserve_runs import TIGHT, TIGHTER, tighter_runs
+from overlap_sched.scheduler.reserve_runs import COMPUTE_BINDS, TIGHT, tighter_runs
 from overlap_sched.scheduler.result import Faster
-from overlap_sched.scheduler.room import Growth
 from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
 from tests.support.examples import at_night
 from tests.support.graphs import problems
@@ -78,7 +76,7 @@ def test_every_promise_is_kept_with_an_allocator(problem: Problem, allocator: st
 def test_a_gated_run_schedules_every_node_whatever_the_limit(problem: Problem, mebibytes: int) -> None:
     problem = with_sizes_of_all_kinds(problem)
     task = task_of(problem)
-    gate = AllocatorGate(task.live_ranges, mebibytes * MIB, Growth.of(task.live_ranges, problem.original_order).by_node)
+    gate = AllocatorGate(task.live_ranges, mebibytes * MIB)
     reference = Reference(problem, problem.original_order, task.live_ranges)
     run = list_schedule(reference, task.limit, Policy(1.0, 0.1, FAR), gate=gate).made
     assert run is not None
@@ -98,26 +96,8 @@ def test_a_gate_keeps_the_allocator_from_growing() -> None:
         return requests_of(task.live_ranges, run.order).replayed(PLAIN).peak_reserved_bytes
 
     # what the reference order itself makes it grow by later is no move
-    assert original < reserved(AllocatorGate(task.live_ranges, original, {})) < 0.8 * reserved(None)
-    assert reserved(AllocatorGate(task.live_ranges, 2**50, {})) == reserved(None)
-    growth = Growth.of(task.live_ranges, problem.original_order)
-    rising = reserved(AllocatorGate(task.live_ranges, growth.inputs_bytes, growth.by_node))
-    assert original <= rising <= reserved(AllocatorGate(task.live_ranges, original, {}))
-
-
-def test_a_gate_opens_with_what_the_original_order_grows_by() -> None:
-    problem = large_layers(3)
-    task = task_of(problem, headroom="100%")
-    growth = Growth.of(task.live_ranges, problem.original_order)
-    gate = AllocatorGate(task.live_ranges, growth.inputs_bytes, growth.by_node)
-    grows = next(iter(growth.by_node))
-    memory = completion_profile(Reference(problem, problem.original_order, task.live_ranges), task.limit)
-    assert gate.admits(grows)  # by itself it may grow
-    assert not AllocatorGate(task.live_ranges, growth.inputs_bytes, {}).admits(grows)
-    assert gate.limit_bytes == growth.inputs_bytes
-    for v in range(grows + 1):
-        gate.run(v, memory)
-    assert gate.limit_bytes == growth.inputs_bytes + growth.by_node[grows]
+    assert original < reserved(AllocatorGate(task.live_ranges, original)) < 0.8 * reserved(None)
+    assert reserved(AllocatorGate(task.live_ranges, 2**50)) == reserved(None)
 
 
 def test_none_leaves_all_as_it_is() -> None:
@@ -145,8 +125,8 @@ def test_by_default_an_order_keeps_to_what_the_environment_says(monkeypatch: pyt
 
 
 def test_what_an_order_breaks_is_compared_worst_first() -> None:
-    assert NOTHING < Overdraft(False, 0, 1) < Overdraft(False, 0, 9) < Overdraft(False, 1, 0)
-    assert Overdraft(False, 9, 9) < Overdraft(True, 0, 0)
+    assert NOTHING < Overdraft(False, 0, 1, 0) < Overdraft(False, 0, 9, 0) < Overdraft(False, 0, 9, 9)
+    assert Overdraft(False, 0, 9, 9) < Overdraft(False, 1, 0, 0) < Overdraft(True, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +144,7 @@ def test_what_an_order_breaks_is_compared_worst_first() -> None:
     ],
 )
 def test_which_of_the_orders_that_were_tried_is_taken(tried: dict[float, Any], taken: float) -> None:
-    pairs = [(Overdraft(*breaks), Candidate((), step_us, 0)) for step_us, breaks in tried.items()]
+    pairs = [(Overdraft(*breaks, 0), Candidate((), step_us, 0)) for step_us, breaks in tried.items()]
     assert chosen(pairs, 100.0, 102.0, reserved_bytes=1000)[1].step_us == taken
 
 
@@ -173,11 +153,11 @@ def test_tighter_budgets_lie_between_what_the_original_order_has_live_and_its_pe
     reference = Reference(task.problem, task.problem.original_order, task.live_ranges)
     own, peak = task.live_ranges.profile(reference.order), int(task.limit)
     runs = list(tighter_runs(Reserve.of(task, PLAIN), reference, math.inf))
-    assert len(runs) == len(TIGHT) * TIGHTER
+    assert len(runs) == len(TIGHT) * len(COMPUTE_BINDS)
     orders = [run.made.order for run in runs if run.made is not None]
     assert len(orders) == len(runs)
     for k, order in enumerate(orders):
-        room = TIGHT[k // TIGHTER] * (peak - own)
+        room = TIGHT[k // len(COMPUTE_BINDS)] * (peak - own)
         assert (task.live_ranges.profile(order) <= own + room).all()
     assert len(set(orders)) > 1
 
@@ -186,7 +166,7 @@ def test_tighter_budgets_end_where_all_runs_within_one_take_too_long() -> None:
     task = task_of(large_layers(8, 64))
     reference = Reference(task.problem, task.problem.original_order, task.live_ranges)
     runs = list(tighter_runs(Reserve.of(task, PLAIN), reference, 1.0))
-    assert [run.made for run in runs] == [None] * TIGHTER
+    assert [run.made for run in runs] == [None] * len(COMPUTE_BINDS)
 
 
 def test_the_original_order_breaks_nothing_and_headroom_gives_room() -> None:
@@ -198,7 +178,7 @@ def test_the_original_order_breaks_nothing_and_headroom_gives_room() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "slower", "enough"), [at_night(12, 1, 4), (6, 3, 8)])
+@pytest.mark.parametrize(("count", "slower", "enough"), [at_night(12, 1, 4), (6, 3, 15)])
 def test_what_keeping_to_the_allocator_may_cost(count: int, slower: int, enough: int) -> None:
     """Where an order fits at that price, never more; and a higher cost gives no longer order than a lower one."""
     before_us = math.inf
@@ -218,15 +198,15 @@ def test_what_keeping_to_the_allocator_may_cost(count: int, slower: int, enough:
             before_us = fitted.step_us
 
 
-@pytest.mark.parametrize(("allocator", "step_us"), [("plain", 1560.0), ("expandable", 1280.0)])
+@pytest.mark.parametrize(("allocator", "step_us"), [("plain", 1880.0), ("expandable", 1700.0)])
 def test_by_default_an_order_that_would_not_run_is_not_taken(allocator: str, step_us: float) -> None:
-    """The best order takes 1240 us: 2 % are 25 us, and no order at that price runs where the original one does."""
-    problem = slower_network(large_layers(6, 64), 3)
+    """The best order takes 1640 us: 2 % are 33 us, and no order at that price runs where the original one does."""
+    problem = slower_network(large_layers(12, 128), 2)
     free, found = (schedule(problem, Options(allocator=name)) for name in ("none", allocator))
     reserve = Reserve.of(task_of(problem), PLAIN if allocator == "plain" else EXPANDABLE)
-    lacks_bytes = reserve.overdraft(free.order).over_bytes
+    lacks_bytes = reserve.overdraft(free.order).lacks_bytes
     assert lacks_bytes > SLIGHT_BYTES
-    assert found.faster == Faster(free.scheduled.step_us, lacks_bytes) == Faster(1240.0, lacks_bytes)
+    assert found.faster == Faster(free.scheduled.step_us, lacks_bytes) == Faster(1640.0, lacks_bytes)
     assert reserve.runs(reserve.overdraft(found.order))
     assert found.scheduled.step_us == step_us
     assert schedule(problem, Options(allocator=allocator, headroom="100%")).faster is None
@@ -235,10 +215,13 @@ def test_by_default_an_order_that_would_not_run_is_not_taken(allocator: str, ste
 def test_a_few_mebibytes_may_be_lacking() -> None:
     for reserved, most in ((1000 * MIB, 10 * MIB), (100_000 * MIB, 64 * MIB)):
         reserve = Reserve(task_of(EXAMPLE), PLAIN, reserved, reserved, 0)
-        assert reserve.runs(Overdraft(True, 9, most))  # out of memory there, for want of so little
-        assert not reserve.runs(Overdraft(False, 0, most + 1))
+        assert reserve.runs(Overdraft(True, 2, 10 * most, most))  # out of memory there, for want of so little
+        assert not reserve.runs(Overdraft(False, 0, most + 1, most + 1))
+        assert reserve.runs(Overdraft(False, 2, 10 * most, 0))  # what is reserved where there is no limit runs
+        assert not reserve.runs(Overdraft(False, 3, 0, 0))
         assert reserve.lenient.most_capacity == reserve.most_capacity + most
-        runs, not_ = Overdraft(False, 5, 0), Overdraft(False, 2, most + 1)
+        assert len(reserve.lenient.devices) == len(reserve.devices) - 1
+        runs, not_ = Overdraft(False, 2, 0, 0), Overdraft(False, 0, most + 1, most + 1)
         assert not reserve.no_worse(not_, runs)  # it has fewer retries, and needs more
         assert reserve.no_worse(not_, not_)
         assert reserve.no_worse(NOTHING, runs)

@@ -205,7 +205,7 @@ def test_a_larger_device_on_which_an_order_fails_is_looked_at_from_then_on(monke
     broken = reserve.overdraft(start.order)
     monkeypatch.setattr(Reserve, "trail", noted)
     unlucky = iter(AllocatorDevice(capacity * MIB) for capacity in (400, 401, 402, 403))
-    monkeypatch.setattr(Reserve, "looked_at", lambda self, order: (Overdraft(False, 0, 7), [next(unlucky)]))
+    monkeypatch.setattr(Reserve, "looked_at", lambda self, order: (Overdraft(False, 0, 7, 7), [next(unlucky)]))
     found = wandered(reserve, [(broken, start)], start, [], start.step_us, 200)
     assert devices == sorted(devices)
     assert devices[-1] == 1  # none lacks nothing any more, so that none is looked at again
@@ -223,7 +223,7 @@ def test_what_fits_by_luck_alone_is_no_end(monkeypatch: pytest.MonkeyPatch) -> N
     reserve = on_a_smaller_device(task, 560 * MIB)
     start = task.measured(task.problem.original_order)
     broken = reserve.overdraft(start.order)
-    monkeypatch.setattr(Reserve, "looked_at", lambda self, order: (Overdraft(False, 0, 7), []))
+    monkeypatch.setattr(Reserve, "looked_at", lambda self, order: (Overdraft(False, 0, 7, 7), []))
     found = wandered(reserve, [(broken, start)], start, [], start.step_us, 200)
     assert found
     assert all(reserve.lacking(each.order).lent_bytes == 0 for each in found)

@@ -238,7 +238,7 @@ def test_what_would_not_run_where_the_original_does_is_not_taken(
 
     def overdraft(reserve: Reserve, order: Order) -> Overdraft:
         asked.append(reserve.task.problem)
-        return Overdraft(False, 0, over_bytes) if reserve.task.problem is not BOUND else NOTHING
+        return Overdraft(False, 0, over_bytes, over_bytes) if reserve.task.problem is not BOUND else NOTHING
 
     monkeypatch.setattr(planning, "within_reserve", lambda context, reserve, best: best)
     monkeypatch.setattr(Reserve, "overdraft", overdraft)
@@ -270,7 +270,8 @@ class Fits:
             return best
 
         def overdraft(reserve: Reserve, order: Order) -> Overdraft:
-            return Overdraft(False, 0, 1_000_000 if reserve.task.problem is BOUND else lacking_bytes)
+            lacks = 1_000_000 if reserve.task.problem is BOUND else lacking_bytes
+            return Overdraft(False, 0, lacks, lacks)
 
         for module in (planning, best_of_stages):
             monkeypatch.setattr(module, "within_reserve", fitted)

@@ -90,7 +90,7 @@ def not_held(schedule: Schedule, original: Problem | None = None) -> str:
         if runs
         else "No order that was tried runs where the original order does"
     )
-    little = ", which is little enough to be taken" if runs and broken.over_bytes else ""
+    little = ", which is little enough to be taken" if runs and broken.lacks_bytes else ""
     return f"Allocator ({_title(settings)}): the new order {_words(broken)}{little}. {why}, and headroom gives room."
 
 
@@ -134,10 +134,12 @@ def _broken(schedule: Schedule, original: Problem | None, settings: AllocatorSet
 
 
 def _words(broken: Overdraft) -> str:
+    grows = broken.over_bytes > broken.lacks_bytes
     breaks = [
         "runs out of memory where the original order needs no retry" if broken.out_of_memory else "",
         f"has {_retries(broken.retries)} too many where the original order needs none" if broken.retries else "",
-        f"needs {size(broken.over_bytes)} more than it may" if broken.over_bytes else "",
+        f"needs {size(broken.lacks_bytes)} more than it may" if broken.lacks_bytes else "",
+        f"reserves {size(broken.over_bytes)} more than it may where there is no limit" if grows else "",
     ]
     return " and ".join(filter(None, breaks))
 

@@ -9,9 +9,9 @@ of an order in between stands, by its positions in both, that many percent from 
     60 %        a b f c d e                        3
 
 What comes before something in both orders does so in between, too, as each position is a weighted mean of two: an order
-in between is always valid. Whether memory admits it must be looked up. Its launches and waits are shifted as far as
-memory goes (:mod:`overlap_sched.scheduler.shift`); runs start from the shortest of these orders; and where that gains
-enough, the best of all is the next one that orders lie in between to. (Path relinking: Glover, Laguna, Martí,
+in between is always valid. Whether memory admits it must be looked up. The shortest has its launches and waits shifted as
+far as memory goes (:mod:`overlap_sched.scheduler.shift`); runs start from there; and where that gains enough, the best of
+all is the next one that orders lie in between to. (Path relinking: Glover, Laguna, Martí,
 *Fundamentals of scatter search and path relinking*, 2000.)
 """
 
@@ -63,14 +63,14 @@ def relinked(context: Context, best: Candidate) -> Candidate:
 
 
 def _round(context: Context, best: Candidate) -> Candidate:
-    """Return the best of the orders in between, of runs that start from the shortest one, and of the one given."""
+    """Return the best of the shortest order in between, of runs that start from it, and of the one given."""
     task, reference = context.task, context.reference
     limit, far = task.limit_after(best), farthest(context)
     orders = [order for percent in PARTS if task.within_budget(order := between(reference.order, best.order, percent))]
     if not orders:
         return best
-    near = [replace(with_order(task, best, order, limit, far), unshifted=order) for order in orders]
-    start = min(near, key=lambda found: (found.step_us, found.peak_bytes))
+    shortest = min(orders, key=task.step_times.of)
+    start = replace(with_order(task, best, shortest, limit, far), unshifted=shortest)
     if start.beats(best):
         best = start
     begin = Reference(task.problem, start.order, reference.live_ranges)

@@ -31,7 +31,7 @@ from overlap_sched.scheduler.result import Faster
 from overlap_sched.scheduler.shift import shift
 from overlap_sched.scheduler.stage import Context
 
-SHIFTS = (400, 100, 25, 6)
+SHIFTS = (400, 25)
 """Positions that a shift goes at most, in turn."""
 
 

@@ -21,8 +21,8 @@ GENERATED = (("70b", "fsdp=64", 10_000),)
 GENERATED_MORE = (("70b", "fsdp=32,tp=8", 36_000), ("405b", "fsdp=64,tp=8,cp=2,pp=4", 36_000))
 """Model, mesh, nodes at least; the second with ``--full``. Larger ones are measured in processes of their own."""
 
-NETWORK = ", true prices"
-"""Behind the name of a network."""
+REAL, TRUE = ", real prices", ", true prices"
+"""Behind the name of a network: as ``overlap-sched plan DUMP`` prices a graph, without contention and with it."""
 
 Tell = Callable[[str], None]
 """Hears what is being done."""
@@ -34,12 +34,14 @@ class Loaded:
 
     Attributes:
         problems: The same nodes in each. The second is measured on the plain network only.
-        true: The first with true prices (:func:`on_cluster`), and of captured graphs after fusion.
+        true: The first with true prices (:func:`on_cluster`), and where that is known after fusion.
+        real: After fusion, without contention: the main table; ``None``: not known.
         lift_s: Seconds that lifting it from FX takes; 0 where it comes from a file.
     """
 
     problems: tuple[Problem, ...]
     true: Problem
+    real: Problem | None = None
     lift_s: float = 0.0
 
 
@@ -66,8 +68,9 @@ def cases(problems: list[Path], *, full: bool = False, generated: bool = True) -
 
 
 def _file(path: Path, tell: Tell) -> Loaded:
-    problem = read_problem(path)
-    return Loaded((problem,), on_cluster(problem, CLUSTER))
+    problem, priced = read_problem(path), path.parent / "real_prices" / path.name
+    real = replace(read_problem(priced), name=problem.name) if priced.exists() else None
+    return Loaded((problem,), on_cluster(real or problem, CLUSTER), real)
 
 
 def _generated(model: str, mesh: str, nodes: int, tell: Tell) -> Loaded:
@@ -81,7 +84,7 @@ def _captured(name: str, tell: Tell) -> Loaded:
 
     stored = stored_problems(find_config(name), progress=tell)
     plain = tuple(replace(stored.problems[model], name=name) for model in ("runtime", "tracker"))
-    return Loaded(plain, replace(fused_problem(find_config(name), tell), name=name), stored.lift_s)
+    return Loaded(plain, replace(fused_problem(find_config(name), tell), name=name), lift_s=stored.lift_s)
 
 
 def generated_problem(model: str, mesh: str, nodes: int, tell: Tell) -> Problem:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Schedule real and generated graphs, and print ours beside torch's own pass, judged by one judge on the same costs.
 
-    scripts/bench.py                          several graphs, two networks, three kinds of prices, torch's pass, three headrooms,
-                                              sizes
+    scripts/bench.py                          several graphs, two networks, three kinds of prices, torch's pass,
+                                              three headrooms, sizes
     scripts/bench.py --no-torch               ours alone: a fraction of the time
     scripts/bench.py --no-sizes               without graphs of growing size
     scripts/bench.py --full                   more graphs, a million nodes

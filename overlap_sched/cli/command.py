@@ -115,7 +115,7 @@ def _report(options: argparse.Namespace) -> int:
     with progress() as tell:
         loaded, result, made = _scheduled(options, tell)
         told = report.answer(options, loaded, result, tell, made)
-    return _print(told, (result if made is None else made).fell_back is not None)
+    return _print(told, _fell_back(result, made))
 
 
 def _memory(options: argparse.Namespace) -> int:

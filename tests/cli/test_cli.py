@@ -227,6 +227,16 @@ def test_a_fallback_shows_in_the_table_and_the_explanation(problem: str, capsys:
     assert capsys.readouterr().out.count("The original order was kept: full runs before gather") == 2
 
 
+@pytest.mark.parametrize("rewrites", [(), ("--rewrites", "bucket")])
+def test_a_fallback_is_exit_code_1_of_every_command_that_schedules(
+    rewrites: tuple[str, ...], problem: str, tmp_path: Path
+) -> None:
+    page = ("--html", str(tmp_path / "page.html"))
+    with patch("overlap_sched.scheduler.pipeline.violation", fail_validation):
+        codes = {name: run(name, problem, *more, *rewrites) for name, more in (("plan", ()), ("explain", ()), ("report", page))}
+    assert codes == {"plan": 1, "explain": 1, "report": 1}
+
+
 def test_strict_fails_and_writes_nothing(problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with patch("overlap_sched.scheduler.pipeline.violation", fail_validation):
         assert run("plan", problem, "--strict", "--out", str(tmp_path / "order.json")) == 1

@@ -1,4 +1,4 @@
-"""Where compute waits for what it has just launched: independent compute from in front of the launch goes behind it.
+"""Where compute stands still: independent compute goes behind the launch it waits for, or that launch skips the queue.
 
 ::
 
@@ -7,12 +7,20 @@
 
 A run of the list scheduler decides node by node: what stands in front in the order given runs first, and that the
 launch comes late for it shows only at the wait. So behind each such launch goes as much compute as hides it, the last
-in front of it first, each with all in front of the launch that needs it. A move stays where memory admits it and the
-step becomes shorter.
+in front of it first, each with all in front of the launch that needs it.
+
+Where what is waited for was launched in time but queues on its stream, it goes in front of what is before it there, or
+that goes behind it: a long reduce_scatter, say, that nobody waits for. ::
+
+    stream    |== scatter, nobody waits ==|= gather =|          stream    |= gather =|== scatter ==|
+    compute   |== ... ==|. . . . . . . . . . . . . . |== user   compute   |== ... ==||== user
+
+A move stays where memory admits it and the step becomes shorter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice, takewhile
 
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, NodeId, Order, Position
@@ -29,8 +37,10 @@ GRAIN = 0.1
 """Compute of less than this part of the stall is not worth a move."""
 FARTHEST = 1_000
 """Compute is looked for so many positions in front of the launch."""
-MOST_NODES = 16
-"""What moves with one compute node, at most: weight gradients are needed by few."""
+MOST_NODES = 24
+"""What moves with one node, at most: weight gradients are needed by few."""
+QUEUED = 6
+"""So many collectives are passed in a queue, the last first."""
 TRIED_NODES = 1_000_000
 """A unit of effort is so many nodes of orders that are tried."""
 MOST_IN_VAIN = 60
@@ -56,7 +66,7 @@ class _StallFiller:
     def __init__(self, context: Context, best: Candidate, tries: int) -> None:
         self._task, self._nodes = context.task, context.task.problem.nodes
         self._may_be_held = holds_as_well(context.reserve, best.order)
-        _, self._after = neighbours(self._task.problem, self._task.pairs)
+        self._before, self._after = neighbours(self._task.problem, self._task.pairs)
         self._tries, self._in_vain = tries, 0
         self.step_us, self.deferred = best.step_us, set[NodeId]()
         self._take(best.order)
@@ -68,16 +78,17 @@ class _StallFiller:
             launch = self._nodes[wait].collective
             if launch is None or self._stall_us[wait] < WORTH * self.step_us:
                 continue
-            jobs = self._movable(launch, self._stall_us[wait])
-            while jobs and not self._try_behind(launch, jobs):
+            for order, moved in self._orders(launch, self._stall_us[wait]):
                 if self._tries <= 0 or self._in_vain == MOST_IN_VAIN:
                     return False
-                jobs = jobs[: len(jobs) // 2]
+                if self._try(order, moved):
+                    break
         return self.step_us < before_us * (1 - SAME_STEP)
 
     def _take(self, order: Order) -> None:
         self.order, self._position = order, positions(order)
-        self._stall_us = replay(self._task.problem, order).stall_us
+        self._timeline = replay(self._task.problem, order)
+        self._stall_us = self._timeline.stall_us
         self._trail = StepTrail(self._task.step_times, order)
 
     def _movable(self, launch: NodeId, stall_us: float) -> list[frozenset[NodeId]]:
@@ -89,7 +100,7 @@ class _StallFiller:
             if not needed.isdisjoint(self._after[v]):
                 needed.add(v)
             elif node.kind is Kind.COMPUTE and node.time_us >= GRAIN * stall_us and v not in taken:
-                moved = self._with_users(v, at)
+                moved = self._moving(v, self._after, range(at))
                 if moved and taken.isdisjoint(moved):
                     found.append(moved)
                     taken |= moved
@@ -98,25 +109,54 @@ class _StallFiller:
                         break
         return found
 
-    def _with_users(self, v: NodeId, at: Position) -> frozenset[NodeId]:
-        """A node with all in front of a position that needs it; empty where that is much."""
+    def _orders(self, launch: NodeId, stall_us: float) -> Iterator[tuple[Order, frozenset[NodeId]]]:
+        """Orders in which compute may stand still for less time, each with what goes behind the launch in it."""
+        at, jobs = self._position[launch], self._movable(launch, stall_us)
+        while jobs:
+            moved = frozenset[NodeId]().union(*jobs)
+            yield self._with_behind(launch, moved), moved
+            jobs = jobs[: len(jobs) // 2]
+        for other in self._queue(launch):
+            to = self._position[other]
+            if needs := self._moving(launch, self._before, range(to, at)):
+                yield self._with_sooner(to, needs), frozenset()
+            moved = self._moving(other, self._after, range(to, at + 1))
+            if moved and launch not in moved:
+                yield self._with_behind(launch, moved), moved
+
+    def _queue(self, launch: NodeId) -> list[NodeId]:
+        """What is on the launch's stream when it is launched: the last first."""
+        nodes, launched_us = self._nodes, self._timeline.at_us[launch]
+        before = [v for v in self.order[: self._position[launch]] if nodes[v].kind is Kind.COLLECTIVE]
+        same = (v for v in reversed(before) if nodes[v].group == nodes[launch].group)
+        return list(islice(takewhile(lambda v: self._timeline.finish_us[v] > launched_us, same), QUEUED))
+
+    def _moving(self, v: NodeId, following: Sequence[tuple[NodeId, ...]], places: range) -> frozenset[NodeId]:
+        """A node with all at some places that must move with it; empty where that is much."""
         moved, look = {v}, [v]
         while look:
-            for u in self._after[look.pop()]:
-                if self._position[u] < at and u not in moved:
+            for u in following[look.pop()]:
+                if self._position[u] in places and u not in moved:
                     if len(moved) == MOST_NODES:
                         return frozenset()
                     moved.add(u)
                     look.append(u)
         return frozenset(moved)
 
-    def _try_behind(self, launch: NodeId, jobs: Sequence[frozenset[NodeId]]) -> bool:
-        """Take the order with these right behind a launch, if memory admits it and the step is shorter."""
-        moved, at = frozenset[NodeId]().union(*jobs), self._position[launch]
-        first = min(self._position[v] for v in moved)
+    def _with_behind(self, launch: NodeId, moved: Collection[NodeId]) -> Order:
+        """The order with nodes from in front of a launch right behind it."""
+        at, first = self._position[launch], min(self._position[v] for v in moved)
         front = self.order[first:at]
         stay, go = (v for v in front if v not in moved), (v for v in front if v in moved)
-        order = (*self.order[:first], *stay, launch, *go, *self.order[at + 1 :])
+        return (*self.order[:first], *stay, launch, *go, *self.order[at + 1 :])
+
+    def _with_sooner(self, to: Position, moved: Collection[NodeId]) -> Order:
+        """The order with nodes from behind a position right before what stands there."""
+        behind = self.order[to:]
+        return (*self.order[:to], *(v for v in behind if v in moved), *(v for v in behind if v not in moved))
+
+    def _try(self, order: Order, deferred: Collection[NodeId]) -> bool:
+        """Take an order, if memory admits it and the step is shorter."""
         self._tries -= 1
         if not self._task.within_budget(order):
             return False
@@ -127,6 +167,6 @@ class _StallFiller:
         if not self._may_be_held(order):
             return False
         self.step_us, self._in_vain = step_us, 0
-        self.deferred |= moved.intersection(self._task.problem.collectives)
+        self.deferred |= {v for v in deferred if self._nodes[v].kind is Kind.COLLECTIVE}
         self._take(order)
         return True

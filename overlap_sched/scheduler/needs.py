@@ -21,8 +21,8 @@ MOST_RESERVED, MOST_CAPACITY, MOST_RETRIES = 1.03, 1.002, 1
 SMALL_BYTES, SEGMENTS_BYTES = 1024 * MIB, 40 * MIB
 """What reserves less than the first may reserve the second more."""
 SLIGHT, SLIGHT_BYTES, SLIGHT_RETRIES = 0.01, 64 * MIB, 2
-"""What lacks no more than this part of what the original order reserves, nor more than so many bytes, and has no more than
-so many retries above those it may have, may be taken."""
+"""What lacks no more than this part of what the original order reserves, nor more than so many bytes, and has no more
+than so many retries above those it may have, may be taken."""
 
 
 class Overdraft(NamedTuple):

@@ -9,10 +9,10 @@ of an order in between stands, by its positions in both, that many percent from 
     60 %        a b f c d e                        3
 
 What comes before something in both orders does so in between, too, as each position is a weighted mean of two: an order
-in between is always valid. Whether memory admits it must be looked up. The shortest has its launches and waits shifted as
-far as memory goes (:mod:`overlap_sched.scheduler.shift`); runs start from there; and where that gains enough, the best of
-all is the next one that orders lie in between to. (Path relinking: Glover, Laguna, Martí,
-*Fundamentals of scatter search and path relinking*, 2000.)
+in between is always valid. Whether memory admits it must be looked up. The shortest has its launches and waits shifted
+as far as memory goes (:mod:`overlap_sched.scheduler.shift`); runs start from there; and where that gains enough, the
+best of all is the next one that orders lie in between to. (Path relinking: Glover, Laguna, Martí, *Fundamentals of
+scatter search and path relinking*, 2000.)
 """
 
 from collections.abc import Sequence

@@ -93,6 +93,36 @@ def test_each_layer_hides_its_own_exchange() -> None:
     assert made.step_us == 10 * (40 + 50) + 20  # the last scatter begins at the end
 
 
+def queued(needs: bool = False) -> Problem:
+    """A long scatter in front of a gather on one stream; with ``needs`` the gather is of what the scatter returns."""
+    nodes = (
+        Node("x", Kind.INPUT, alloc=(0,)),
+        Node("scatter", Kind.COLLECTIVE, (0,), (1,), (0,), 50.0, "scatter", "fsdp"),
+        Node("scatter.wait", Kind.WAIT, (1,), (), (1,), collective=1),
+        Node("cast", Kind.COMPUTE, (2 if needs else 0,), (2,), (1 if needs else 0,), 5.0, "cast"),
+        Node("gather", Kind.COLLECTIVE, (3,), (3,), (2,), 20.0, "gather", "fsdp"),
+        Node("mm", Kind.COMPUTE, (0,), (4,), (0,), 30.0, "mm"),
+        Node("gather.wait", Kind.WAIT, (4,), (), (3,), collective=4),
+        Node("user", Kind.COMPUTE, (5, 6), (5,), (3, 4), 60.0, "mm"),
+        Node("output", Kind.OUTPUT, (2, 7)),
+    )
+    return Problem("queued", nodes, (Storage(1, True), *[Storage(1)] * 5), {"fsdp": Group(8, True)})
+
+
+def test_what_is_waited_for_skips_the_queue() -> None:
+    problem = queued()
+    order = tuple(problem.names(problem.original_order).index(name) for name in (
+        "x", "scatter", "cast", "gather", "mm", "gather.wait", "user", "scatter.wait", "output"
+    ))  # fmt: skip
+    assert step_by_definition(problem, list(order)) == 50 + 20 + 60
+    made = filled(problem, order, Options(headroom=99))
+    assert " ".join(problem.names(made.order)) == "x cast gather scatter mm gather.wait user scatter.wait output"
+    assert made.step_us == 5 + 30 + 60
+    assert filled(problem, order, Options(headroom=99, preserve_collective_order="group")).order == order
+    needs = queued(needs=True)
+    assert filled(needs, needs.original_order, Options(headroom=99)).order == needs.original_order
+
+
 def test_where_memory_refuses_it_nothing_is_moved() -> None:
     problem = routed(3, size=8)
     assert filled(problem, problem.original_order, Options(budget="profile")).order == problem.original_order

@@ -34,8 +34,7 @@ class Loaded:
 
     Attributes:
         problems: The same nodes in each. The second is measured on the plain network only.
-        true: The first with true prices (:func:`on_cluster`), and where that is known after fusion.
-        real: After fusion, without contention: the main table; ``None``: not known.
+        true: With true prices (:func:`on_cluster`), where that is known after fusion. real: without contention, too.
         lift_s: Seconds that lifting it from FX takes; 0 where it comes from a file.
     """
 

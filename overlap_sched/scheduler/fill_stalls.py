@@ -125,7 +125,7 @@ class _StallFiller:
                 yield self._with_behind(launch, moved), moved
 
     def _queue(self, launch: NodeId) -> list[NodeId]:
-        """What is on the launch's stream when it is launched: the last first."""
+        """List what is on the launch's stream when it is launched: the last first."""
         nodes, launched_us = self._nodes, self._timeline.at_us[launch]
         before = [v for v in self.order[: self._position[launch]] if nodes[v].kind is Kind.COLLECTIVE]
         same = (v for v in reversed(before) if nodes[v].group == nodes[launch].group)

@@ -107,7 +107,7 @@ class Reserve:
         return Overdraft(False, max(retries - MOST_RETRIES, 0), over_bytes, lacks_bytes), unlucky
 
     def _lent(self, requests: Requests, full: Mapping[AllocatorDevice, Full]) -> Callable[[AllocatorDevice], int]:
-        """How much must be lent on a device for the order to come to its end."""
+        """Count what must be lent on a device for the order to come to its end."""
 
         def lent_bytes(device: AllocatorDevice) -> int:
             if device not in full:

@@ -10,10 +10,10 @@ once (:mod:`overlap_sched.peak_memory.allocator.reserved`); the order found must
 each plus the headroom; and plus two segments where the original reserves less than 1 GiB: single ones decide there.
 Where it does not: the same order without its shift; the run that made it once more, beside an allocator that reserves
 no more than for the original order (:mod:`overlap_sched.scheduler.allocator_gate`); then the nearest of them mended
-where they fail (:mod:`overlap_sched.scheduler.repair`). Where none of these can be held within two percent of the step: runs
-within tighter budgets, between what is live in the original order at each place and its peak, as less that is in flight
-leaves fewer holes; and the original one, which can be held itself. Where even that is too long: a random walk from all
-of these (:mod:`overlap_sched.scheduler.wander`). The shortest that can be held at the price asked for
+where they fail (:mod:`overlap_sched.scheduler.repair`). Where none of these can be held within two percent of the step:
+runs within tighter budgets, between what is live in the original order at each place and its peak, as less that is in
+flight leaves fewer holes; and the original one, which can be held itself. Where even that is too long: a random walk
+from all of these (:mod:`overlap_sched.scheduler.wander`). The shortest that can be held at the price asked for
 (``Options.allocator_cost``). Where nothing can be held at that price, what loses least within it, a percent of memory
 counting as much as a percent of the step. Then shifts that go less far.
 

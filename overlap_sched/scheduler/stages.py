@@ -53,7 +53,7 @@ ALL = Stages(
     last=(
         Stage(
             "fill stalls",
-            "compute from in front of a launch that is waited for at once hides it",
+            "compute goes behind what is waited for at once, or that skips the queue",
             stalls_filled,
         ),
         Stage("fill links", "the network binds: launches moved to where the busiest link is idle", links_filled),

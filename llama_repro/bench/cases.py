@@ -60,8 +60,7 @@ def cases(problems: list[Path], *, full: bool = False, generated: bool = True) -
         return
     for name in CAPTURED + CAPTURED_MORE if full else CAPTURED:
         yield Case(name, partial(_captured, name))
-    for step in TITAN_MODELS.values():
-        yield Case(step.name, partial(_file, step.problem_file))
+    yield from (Case(step.name, partial(_file, step.problem_file)) for step in TITAN_MODELS.values())
     for model, mesh, nodes in (GENERATED + GENERATED_MORE if full else GENERATED) if generated else ():
         yield Case(f"{model}, {mesh}, {nodes:,} nodes", partial(_generated, model, mesh, nodes))
 

@@ -198,7 +198,7 @@ def test_what_keeping_to_the_allocator_may_cost(count: int, slower: int, enough:
             before_us = fitted.step_us
 
 
-@pytest.mark.parametrize(("allocator", "step_us"), [("plain", 1880.0), ("expandable", 1700.0)])
+@pytest.mark.parametrize(("allocator", "step_us"), [("plain", 1880.0), ("expandable", 1680.0)])
 def test_by_default_an_order_that_would_not_run_is_not_taken(allocator: str, step_us: float) -> None:
     """The best order takes 1640 us: 2 % are 33 us, and no order at that price runs where the original one does."""
     problem = slower_network(large_layers(12, 128), 2)

@@ -95,7 +95,7 @@ def test_what_is_not_taken_is_offered_with_what_it_needs() -> None:
     assert held_lines(plain)[1] == not_taken(plain)
     assert not_taken(expandable).startswith("A faster order was not taken: 1.64 ms instead of 1.68 ms, but with exp")
     assert not_held(expandable).startswith(
-        "Allocator (expandable segments): the new order reserves 1.836 GiB more than it may where there is no limit. No "
+        "Allocator (expandable segments): the new order reserves 1.836 GiB more than it may where there is no limit. "
     )
     assert other_segments(expandable) == (
         "For a job with plain segments: this order runs out of memory where the original order needs no retry and "

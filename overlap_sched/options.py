@@ -67,8 +67,8 @@ class Options:
         effort: How much is tried, the best kept: scheduling runs on a graph of up to 15,000 nodes, fewer on a larger
             one but one at least (default 4; 0: the original order stays). The first runs try one policy each, 7 where
             compute binds and 8 where the network does; what is left starts from the order with the lowest peak, then
-            from the best found. Where what comes out does not fit the allocator, up to three runs and half a repair
-            per unit come on top. Counted, not timed, so that all ranks get one order.
+            from the best found. Where what comes out does not fit the allocator, up to nine runs, and half a repair
+            and a walk per unit come on top. Counted, not timed, so that all ranks get one order.
         strict: Raise :class:`~overlap_sched.errors.VerificationError` where the default (``False``) warns and
             falls back to the original order.
         allocator: Whose room the order keeps to, besides the budget: it runs in what the original order makes torch's
@@ -80,8 +80,9 @@ class Options:
         allocator_cost: How much longer than the shortest that is found the step may become for the order to keep to the
             allocator, in percent (default 2). 0: nothing. Where no order keeps to it at that price, one is taken that
             lacks little (1 % of what the original order reserves, 64 MiB at most), and reports say how much. Where none
-            at that price does: the shortest that is found at any, the original order in the end, and reports say what
-            the faster one needs. 1000: all of it is kept to, whatever that costs, but never longer than the original.
+            at that price does: the shortest that runs where the original order does, whatever it would reserve on a
+            device with room; the original order in the end; and reports say what the faster one needs. 1000: all of it
+            is kept to, whatever that costs, but never longer than the original.
         concurrent_groups: Collectives of which process groups may be in flight together. ``"any"`` (default): of all.
             ``"disjoint"``: of groups that share at most one rank (where ranks are not known: of none). ``"one"``: of
             one group at a time. Between communicators on one device nothing orders what runs, and RCCL hangs with

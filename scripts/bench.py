@@ -116,9 +116,7 @@ def _rows(case: Case, options: argparse.Namespace, tell: Tell) -> Iterator[Row]:
         torchs: TorchOrders = {}
         if loaded.real is not None and "real" in options.prices:
             problem, network = slower_network(loaded.real, scale), f"x{scale:g}{REAL}"
-            torchs = _torchs(problem, f"{case.name} {network}", options, tell)
-            tell(f"{case.name} {network}: ours")
-            yield from measured(problem, network, torchs, options.effort, options.repeats)
+            yield from _on(case, problem, network, options, tell)
         for k, plain in enumerate(loaded.problems if "plain" in options.prices else ()):
             if k and scale != 1:
                 continue
@@ -130,10 +128,23 @@ def _rows(case: Case, options: argparse.Namespace, tell: Tell) -> Iterator[Row]:
         if "true" not in options.prices:
             continue
         problem, network = slower_network(loaded.true, scale), f"x{scale:g}{TRUE}"
-        torchs = _torchs(problem, f"{case.name} {network}", options, tell)
-        tell(f"{case.name} {network}: ours")
         plain = slower_network(loaded.problems[0], scale) if loaded.real is None else None  # of the same nodes
-        yield from measured(problem, network, torchs, options.effort, options.repeats, loaded.lift_s, plain)
+        yield from _on(case, problem, network, options, tell, loaded.lift_s, plain)
+
+
+def _on(
+    case: Case,
+    problem: Problem,
+    network: str,
+    options: argparse.Namespace,
+    tell: Tell,
+    lift_s: float = 0.0,
+    plain: Problem | None = None,
+) -> Iterator[Row]:
+    """All orders of a graph on one network, torch's first."""
+    torchs = _torchs(problem, f"{case.name} {network}", options, tell)
+    tell(f"{case.name} {network}: ours")
+    yield from measured(problem, network, torchs, options.effort, options.repeats, lift_s, plain)
 
 
 def _torchs(problem: Problem, name: str, options: argparse.Namespace, tell: Tell) -> TorchOrders:

@@ -9,12 +9,12 @@
 Compute that communicates by itself (``Node.launches``) is a launch among the others.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
 
-from overlap_sched.problem.model import Problem
+from overlap_sched.problem.model import Order, Problem
 from overlap_sched.problem.node import ANY_GROUP, Kind, Node, NodeId, Position
 
 Preserve = Literal["none", "group", "all"]
@@ -68,6 +68,35 @@ def positions(order: Sequence[NodeId]) -> list[Position]:
     found[np.array(order, dtype=np.int64)] = np.arange(len(order))
     places: list[Position] = found.tolist()
     return places
+
+
+def moving_with(
+    v: NodeId, following: Sequence[tuple[NodeId, ...]], position: Sequence[Position], places: range, most: int
+) -> frozenset[NodeId]:
+    """A node with all at some places that must move with it; empty where that is more than so many.
+
+    Args:
+        v: The node.
+        following: Per node, what must move with it: what it needs, or what needs it.
+        position: Per node, its place.
+        places: Those that count.
+        most: So many nodes at most, v among them.
+    """
+    moved, look = {v}, [v]
+    while look:
+        for u in following[look.pop()]:
+            if position[u] in places and u not in moved:
+                if len(moved) == most:
+                    return frozenset()
+                moved.add(u)
+                look.append(u)
+    return frozenset(moved)
+
+
+def with_sooner(order: Order, moved: Collection[NodeId], at: Position) -> Order:
+    """The order with nodes from behind a place right in front of what stands there."""
+    behind = order[at:]
+    return (*order[:at], *(v for v in behind if v in moved), *(v for v in behind if v not in moved))
 
 
 def alike(one: Sequence[NodeId], other: Sequence[NodeId]) -> int:

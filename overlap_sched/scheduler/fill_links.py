@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, NodeId, Order, Position, Problem
-from overlap_sched.problem.precedence import neighbours, positions
+from overlap_sched.problem.precedence import moving_with, neighbours, positions, with_sooner
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
 from overlap_sched.scheduler.needs import Reserve, holds_as_well
 from overlap_sched.scheduler.priority import CHEAP
@@ -157,16 +157,10 @@ class _Filler:
 
     def _brought_forward(self, v: NodeId, at: Position) -> Order | None:
         """With a node right before what is at a position, and before it what it needs, if that is little."""
-        moved, look = {v}, [v]
-        while look:
-            for u in self._before[look.pop()]:
-                if self._position[u] >= at and u not in moved:
-                    if len(moved) == MOST_NODES or not self._is_cheap(u):
-                        return None
-                    moved.add(u)
-                    look.append(u)
-        behind = self.order[at:]
-        return (*self.order[:at], *(u for u in behind if u in moved), *(u for u in behind if u not in moved))
+        moved = moving_with(v, self._before, self._position, range(at, len(self.order)), MOST_NODES)
+        if not moved or not all(self._is_cheap(u) for u in moved if u != v):
+            return None
+        return with_sooner(self.order, moved, at)
 
     def _is_cheap(self, v: NodeId) -> bool:
         node = self._task.problem.nodes[v]

@@ -18,13 +18,13 @@ that goes behind it: a long reduce_scatter, say, that nobody waits for. ::
 A move stays where memory admits it and the step becomes shorter.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import islice, takewhile
 
 from overlap_sched.judge.replay import replay
-from overlap_sched.problem import Kind, NodeId, Order, Position
-from overlap_sched.problem.precedence import neighbours, positions
+from overlap_sched.problem import Kind, NodeId, Order
+from overlap_sched.problem.precedence import moving_with, neighbours, positions, with_sooner
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate
 from overlap_sched.scheduler.needs import holds_as_well
 from overlap_sched.scheduler.result import Reason
@@ -76,9 +76,10 @@ class _StallFiller:
         before_us = self.step_us
         for wait in [v for v in self.order if self._nodes[v].kind is Kind.WAIT]:
             launch = self._nodes[wait].collective
-            if launch is None or self._stall_us[wait] < WORTH * self.step_us:
+            stall_us = self._timeline.stall_us[wait]
+            if launch is None or stall_us < WORTH * self.step_us:
                 continue
-            for order, moved in self._orders(launch, self._stall_us[wait]):
+            for order, moved in self._orders(launch, stall_us):
                 if self._tries <= 0 or self._in_vain == MOST_IN_VAIN:
                     return False
                 if self._try(order, moved):
@@ -88,7 +89,6 @@ class _StallFiller:
     def _take(self, order: Order) -> None:
         self.order, self._position = order, positions(order)
         self._timeline = replay(self._task.problem, order)
-        self._stall_us = self._timeline.stall_us
         self._trail = StepTrail(self._task.step_times, order)
 
     def _movable(self, launch: NodeId, stall_us: float) -> list[frozenset[NodeId]]:
@@ -100,7 +100,7 @@ class _StallFiller:
             if not needed.isdisjoint(self._after[v]):
                 needed.add(v)
             elif node.kind is Kind.COMPUTE and node.time_us >= GRAIN * stall_us and v not in taken:
-                moved = self._moving(v, self._after, range(at))
+                moved = moving_with(v, self._after, self._position, range(at), MOST_NODES)
                 if moved and taken.isdisjoint(moved):
                     found.append(moved)
                     taken |= moved
@@ -118,30 +118,18 @@ class _StallFiller:
             jobs = jobs[: len(jobs) // 2]
         for other in self._queue(launch):
             to = self._position[other]
-            if needs := self._moving(launch, self._before, range(to, at)):
-                yield self._with_sooner(to, needs), frozenset()
-            moved = self._moving(other, self._after, range(to, at + 1))
+            if needs := moving_with(launch, self._before, self._position, range(to, at), MOST_NODES):
+                yield with_sooner(self.order, needs, to), frozenset()
+            moved = moving_with(other, self._after, self._position, range(to, at + 1), MOST_NODES)
             if moved and launch not in moved:
                 yield self._with_behind(launch, moved), moved
 
     def _queue(self, launch: NodeId) -> list[NodeId]:
         """List what is on the launch's stream when it is launched: the last first."""
         nodes, launched_us = self._nodes, self._timeline.at_us[launch]
-        before = [v for v in self.order[: self._position[launch]] if nodes[v].kind is Kind.COLLECTIVE]
-        same = (v for v in reversed(before) if nodes[v].group == nodes[launch].group)
+        before = (v for v in reversed(self.order[: self._position[launch]]) if nodes[v].kind is Kind.COLLECTIVE)
+        same = (v for v in before if nodes[v].group == nodes[launch].group)
         return list(islice(takewhile(lambda v: self._timeline.finish_us[v] > launched_us, same), QUEUED))
-
-    def _moving(self, v: NodeId, following: Sequence[tuple[NodeId, ...]], places: range) -> frozenset[NodeId]:
-        """A node with all at some places that must move with it; empty where that is much."""
-        moved, look = {v}, [v]
-        while look:
-            for u in following[look.pop()]:
-                if self._position[u] in places and u not in moved:
-                    if len(moved) == MOST_NODES:
-                        return frozenset()
-                    moved.add(u)
-                    look.append(u)
-        return frozenset(moved)
 
     def _with_behind(self, launch: NodeId, moved: Collection[NodeId]) -> Order:
         """The order with nodes from in front of a launch right behind it."""
@@ -149,11 +137,6 @@ class _StallFiller:
         front = self.order[first:at]
         stay, go = (v for v in front if v not in moved), (v for v in front if v in moved)
         return (*self.order[:first], *stay, launch, *go, *self.order[at + 1 :])
-
-    def _with_sooner(self, to: Position, moved: Collection[NodeId]) -> Order:
-        """The order with nodes from behind a position right before what stands there."""
-        behind = self.order[to:]
-        return (*self.order[:to], *(v for v in behind if v in moved), *(v for v in behind if v not in moved))
 
     def _try(self, order: Order, deferred: Collection[NodeId]) -> bool:
         """Take an order, if memory admits it and the step is shorter."""

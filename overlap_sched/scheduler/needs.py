@@ -1,7 +1,7 @@
 """What the original order needs of the caching allocator, what another order breaks of it, and a gate for runs."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -57,8 +57,8 @@ class Reserve:
     Attributes:
         task: Whose orders are looked at. settings: Of the allocator.
         reserved_bytes: Reserved without a limit. capacity_bytes: the smallest that suffices. spare_bytes: on top.
-        runs_alone: Must an order run where the original order does, and no more? Else it must also reserve little more
-            where there is no limit.
+        limits_growth: Must an order also reserve little more where there is no limit? Else it must run where the
+            original order does, and no more.
     """
 
     task: Task
@@ -66,7 +66,7 @@ class Reserve:
     reserved_bytes: int
     capacity_bytes: int
     spare_bytes: int
-    runs_alone: bool = False
+    limits_growth: bool = True
 
     @classmethod
     def of(cls, task: Task, settings: AllocatorSettings) -> "Reserve":
@@ -89,9 +89,8 @@ class Reserve:
         """The same, and where it runs by luck alone: a larger device on which it does not."""
         requests, (smallest, original, *largest) = requests_of(self.task.live_ranges, order), self.devices
         full = dict(where_full(requests, self.devices, self.settings))
-        lacks_bytes, over_bytes = (
-            max(map(self._lent(requests, full), them), default=0) for them in ([smallest], largest)
-        )
+        lacks_bytes = _lent_bytes(requests, full.get(smallest))
+        over_bytes = max((_lent_bytes(requests, full.get(device)) for device in largest), default=0)
         retries, unlucky = 0, list[AllocatorDevice]()
         if smallest in full and not lacks_bytes:  # more memory may be worse: it must not run there by luck alone
             reserved = requests.replayed(self.settings).peak_reserved_bytes
@@ -106,19 +105,6 @@ class Reserve:
             retries = full[original].replay.allocator.retries
         return Overdraft(False, max(retries - MOST_RETRIES, 0), over_bytes, lacks_bytes), unlucky
 
-    def _lent(self, requests: Requests, full: Mapping[AllocatorDevice, Full]) -> Callable[[AllocatorDevice], int]:
-        """Count what must be lent on a device for the order to come to its end."""
-
-        def lent_bytes(device: AllocatorDevice) -> int:
-            if device not in full:
-                return 0
-            lender = full[device].replay.allocator
-            lender.most_lent_bytes = NO_LIMIT
-            full[device].go_on(requests)
-            return lender.lent_bytes
-
-        return lent_bytes
-
     def runs(self, broken: Overdraft) -> bool:
         """Does an order that breaks this run where the original order does, or with a few MiB or retries more?"""
         return broken.lacks_bytes <= self._slight_bytes and broken.retries <= SLIGHT_RETRIES
@@ -130,7 +116,7 @@ class Reserve:
     @property
     def lenient(self) -> "Reserve":
         """For orders that run where the original order does, or with those few MiB more, whatever they reserve."""
-        return replace(self, spare_bytes=self.spare_bytes + self._slight_bytes, runs_alone=True)
+        return replace(self, spare_bytes=self.spare_bytes + self._slight_bytes, limits_growth=False)
 
     @property
     def _slight_bytes(self) -> int:
@@ -159,9 +145,9 @@ class Reserve:
         """The devices that an order must run on to break nothing."""
         reserved = self.reserved_bytes
         runs = AllocatorDevice(self.most_capacity), AllocatorDevice(reserved + self.spare_bytes, MOST_RETRIES)
-        return (
-            runs if self.runs_alone else (*runs, AllocatorDevice(int(reserved * MOST_RESERVED) + self.spare_bytes, 0))
-        )
+        if not self.limits_growth:
+            return runs
+        return (*runs, AllocatorDevice(int(reserved * MOST_RESERVED) + self.spare_bytes, 0))
 
     def gate(self) -> AllocatorGate:
         """For a run: the allocator may reserve as much as for the original order."""
@@ -173,9 +159,18 @@ class Reserve:
 
     def repaired(self, found: Candidate, rooms: int) -> Candidate:
         """The candidate mended where it breaks something, as far as that can be had, by so many rooms for a request."""
-        return repaired(
-            self.task, found, None if self.runs_alone else self.growth, self._spare_bytes, self.most_capacity, rooms
-        )
+        growth = self.growth if self.limits_growth else None
+        return repaired(self.task, found, growth, self._spare_bytes, self.most_capacity, rooms)
+
+
+def _lent_bytes(requests: Requests, full: Full | None) -> int:
+    """Count what must be lent on a device that is full for the order to come to its end; ``None``: it is not full."""
+    if full is None:
+        return 0
+    lender = full.replay.allocator
+    lender.most_lent_bytes = NO_LIMIT
+    full.go_on(requests)
+    return lender.lent_bytes
 
 
 def holds_as_well(reserve: Reserve | None, order: Order) -> Callable[[Order], bool]:

@@ -50,10 +50,8 @@ class Pool:
         """The same where a few MiB more may be lacking, and no step up to that of the original order is too long."""
         original = ((NOTHING, self.original),) if self.reserve.task.within_budget(self.original.order) else ()
         lenient = self.reserve.lenient
-        made, tried = (
-            tuple((lenient.overdraft(found.order), found) for _, found in pairs)
-            for pairs in (self.made, (*self.tried, *original))
-        )
+        tried = tuple((lenient.overdraft(found.order), found) for _, found in (*self.tried, *original))
+        made = tuple(pair for pair in tried if any(pair[1] is found for _, found in self.made))
         return replace(self, reserve=lenient, most_us=self.original.step_us, made=made, tried=tried)
 
     @property

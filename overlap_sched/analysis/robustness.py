@@ -10,12 +10,14 @@ a replay of a thousand draws costs little more than one::
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from overlap_sched.cost.noise import LOG_NORMAL, Floats, Noise
 from overlap_sched.errors import OptionsError, QuantityError
+from overlap_sched.judge.contended_clock import ContendedClock
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Order, Problem
 from overlap_sched.problem.quantities import shown
@@ -107,13 +109,46 @@ def _parts(problem: Problem, order: Sequence[int], noise: Noise, draws: int, see
 
 def _one_by_one(problem: Problem, order: Sequence[int], times: Floats, row: dict[int, int]) -> Floats:
     """The same by as many replays: with contention, what runs beside what differs from draw to draw."""
+    stretches = _stretches(problem, order, row)
+    computed = np.array([times[list(stretch.rows)].sum(axis=0) for stretch in stretches]).T
+    launched = [(v, row[v]) for v in problem.collectives if v in row]
     steps = []
-    for draw in times.T:
-        nodes = (
-            node._replace(time_us=float(draw[row[v]])) if v in row else node for v, node in enumerate(problem.nodes)
-        )
-        steps.append(replay(replace(problem, nodes=tuple(nodes)), order).step_us)
+    for draw, works in zip(times.T, computed.tolist(), strict=True):
+        clock = ContendedClock(problem, {v: float(draw[k]) for v, k in launched})
+        for work_us, (_, share, event) in zip(works, stretches, strict=True):
+            clock.compute(work_us, share)
+            if event is not None and problem.nodes[event].kind is Kind.COLLECTIVE:
+                clock.launch(event)
+            elif event is not None and (collective := problem.nodes[event].collective) is not None:
+                clock.wait(collective)
+        steps.append(clock.drain())
     return np.array(steps)
+
+
+class _Stretch(NamedTuple):
+    """Compute that is slowed alike, by rows of the times, and the launch or wait behind it; ``None``: more compute."""
+
+    rows: tuple[int, ...]
+    share: float
+    event: int | None
+
+
+def _stretches(problem: Problem, order: Sequence[int], row: dict[int, int]) -> list[_Stretch]:
+    """An order as its events, with what is computed before each, and at its end."""
+    found, rows, share = [], list[int](), 1.0
+    for v in order:
+        node = problem.nodes[v]
+        if node.kind in (Kind.COLLECTIVE, Kind.WAIT):
+            found.append(_Stretch(tuple(rows), share, v))
+            rows = []
+        elif v in row:
+            own = problem.contention.share_of(node.flops, node.bytes)
+            if rows and own != share:
+                found.append(_Stretch(tuple(rows), share, None))
+                rows = []
+            rows.append(row[v])
+            share = own
+    return [*found, _Stretch(tuple(rows), share, None)]
 
 
 def _replayed(problem: Problem, order: Sequence[int], times: Floats, row: dict[int, int]) -> Floats:

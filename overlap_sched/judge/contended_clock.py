@@ -13,6 +13,8 @@ Where groups have several lanes, as many of a group are in flight, each at 1 / c
 import copy
 import math
 from collections import deque
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from overlap_sched.problem import Problem
 
@@ -32,9 +34,10 @@ class ContendedClock:
             wait for one, and behind the drain.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        """Nothing has been launched."""
+    def __init__(self, problem: Problem, times_us: Mapping[int, float] = MappingProxyType({})) -> None:
+        """Nothing has been launched; ``times_us``: what collectives take alone, where that is not as predicted."""
         contention, nodes = problem.contention, problem.nodes
+        self._alone_us = times_us
         self.clock_us = 0.0
         self.start_us: dict[int, float] = {}
         self.finish_us: dict[int, float] = {}
@@ -124,7 +127,7 @@ class ContendedClock:
 
     def _start(self, v: int) -> None:
         self.start_us[v] = self.clock_us
-        self._left_us[v] = self._nodes[v].time_us
+        self._left_us[v] = self._alone_us.get(v, self._nodes[v].time_us)
         self._count(v, 1)
 
     def _count(self, v: int, change: int) -> None:

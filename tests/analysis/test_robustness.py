@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from overlap_sched import EXAMPLE
@@ -13,6 +13,9 @@ from overlap_sched.analysis.robustness import robustness, steps_us
 from overlap_sched.cost.noise import HEAVY_TAILS, LOG_NORMAL, Noise
 from overlap_sched.errors import OptionsError, QuantityError
 from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem.contention import Contention
+from tests.judge.test_contention import contended, with_lanes
+from tests.support.contention_oracle import contended_step
 from tests.support.graphs import problems
 from tests.support.oracle import random_order, step_by_definition
 
@@ -33,6 +36,19 @@ def test_every_draw_is_a_replay_of_the_graph_with_other_times(problem: Problem, 
     times = noise.times_us([problem.nodes[v] for v in timed], 3, (seed, 0))
     expected = [step_by_definition(with_times(problem, dict(zip(timed, draw, strict=True))), order) for draw in times.T]
     assert steps_us(problem, order, noise, 3, seed) == pytest.approx(expected, rel=1e-12)
+
+
+@settings(max_examples=40)
+@example(EXAMPLE, Contention({"": 3.0}, shares={"flops": 0.0, "bytes": 2.0}, flops_per_byte=2.0), 1)
+@given(problems(), with_lanes, st.integers(0, 99))
+def test_with_contention_too(problem: Problem, contention: Contention, seed: int) -> None:
+    problem, noise = contended(problem, contention), Noise(0.5, tail=0.5)
+    order = random_order(problem, seed)
+    timed = [v for v, node in enumerate(problem.nodes) if node.time_us and node.kind is not Kind.WAIT]
+    times = noise.times_us([problem.nodes[v] for v in timed], 3, (seed, 0))
+    drawn = [with_times(problem, dict(zip(timed, draw, strict=True))) for draw in times.T]
+    expected = [float(contended_step(each, order).step_us) for each in drawn]
+    assert steps_us(problem, order, noise, 3, seed) == pytest.approx(expected, rel=1e-9)
 
 
 def test_without_errors_it_is_the_replay() -> None:

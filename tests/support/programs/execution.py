@@ -134,6 +134,11 @@ class Run:
     record: Record | None = None
     ended: bool = True
 
+    @property
+    def effects(self) -> list[int]:
+        """The operator with an effect, by the numbers it was given, as it ran: Inductor may change that (2.13)."""
+        return [number for number, _ in self.notes]
+
     def differs_from(self, other: "Run", close: bool = False) -> str | None:
         """In what; ``None``: bitwise in nothing, or to rounding."""
         if self.values.keys() != other.values.keys():

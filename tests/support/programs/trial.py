@@ -165,8 +165,8 @@ class Trial:
                 why = captured if isinstance(captured, str) else ""
             else:
                 plain = self._run(ways.by_inductor(self.functions))
-                usable = self._sound(plain)
-                why = f"as compiled: {plain.error!r} {plain.faults}"
+                usable = self._sound(plain) and plain.effects == self.reference.effects
+                why = f"as compiled: {plain.error!r} {plain.faults} effects {plain.effects}"
         if not self.world.all_do(usable):
             return Outcome(way, "torch", self._said(why))
         overlap_sched.clear_reports()

@@ -9,8 +9,9 @@ So along the frontier more memory is never a longer step::
           |        x           x <- without limit
           +---------------------- peak
 
-Budgets are tried where the frontier is known least: half way between two neighbours that differ most. The scheduler
-reaches only orders of which every beginning fits the budget when the rest follows as listed
+Live bytes alone count: what the allocator reserves is no axis of this curve, and would depend on the order that each
+run starts from. Budgets are tried where the frontier is known least: half way between two neighbours that differ most.
+The scheduler reaches only orders of which every beginning fits the budget when the rest follows as listed
 (:mod:`overlap_sched.analysis.relabel`), so what is listed decides. Within a budget it starts from::
 
     original, lowered   the original order, where it is above the budget with as little moved as brings it below
@@ -45,8 +46,9 @@ CLOSE = 0.01
 """A target is met with the least memory up to this part of the range of peaks."""
 LOWERING_STEPS = 8_000
 """Of the walk that lowers one order: what is not below the budget by then seldom gets there."""
-WORTH_LOWERING = 1e-3
-"""Relative: a point above the budget is lowered where its step is so much shorter than the best within."""
+WORTH = 1e-3
+"""A part of the step, and of the peak. Two neighbours that differ by no more in either are close enough; a point above
+the budget is lowered where its step is so much shorter than the best within."""
 
 
 def frontier(
@@ -61,7 +63,7 @@ def frontier(
 
     Args:
         problem: What to order.
-        options: How; headroom and budget are the frontier's own.
+        options: How; headroom, budget and allocator are the frontier's own.
         budgets: How many to try, three at least.
         limit_bytes: Try this budget too.
         target_us: Look for the lowest peak at which the step is no longer than that.
@@ -100,7 +102,7 @@ class FrontierSearch:
     def __init__(self, problem: Problem, options: Options, tell: Callable[[str], None]) -> None:
         """Measures the original order and looks for the lowest peak."""
         self.problem, self.tell = problem, tell
-        self.options = replace(options, budget="peak", memory_model=problem.memory_model)
+        self.options = replace(options, budget="peak", allocator="none", memory_model=problem.memory_model)
         self.points: list[Point] = []
         self.budgets: list[int] = []
         self.original = self._found(problem.original_order)
@@ -132,7 +134,7 @@ class FrontierSearch:
         made = [self._schedule_from(start, budget_bytes) for start in starts]
         above = next((point for point in self.points if point.peak_bytes > budget_bytes), None)
         best = self._best_within(budget_bytes)
-        if above is not None and (best is None or above.step_us < best.step_us * (1 - WORTH_LOWERING)):
+        if above is not None and (best is None or above.step_us < best.step_us * (1 - WORTH)):
             self._lowered(above, budget_bytes)
             best = self._best_within(budget_bytes)
         if best not in made:  # known from another budget, or lowered: what was made here is none like it
@@ -180,7 +182,9 @@ class FrontierSearch:
             tried = self.budgets[bisect.bisect_left(self.budgets, right.peak_bytes) - 1]  # the last below the right one
             begin = max(left.peak_bytes, tried)
             unknown = (right.peak_bytes - begin) * (left.step_us - right.step_us)
-            if unknown > widest and right.peak_bytes - begin > 1:
+            close = left.step_us - right.step_us <= WORTH * right.step_us
+            close = close or right.peak_bytes - begin <= max(WORTH * right.peak_bytes, 1)
+            if unknown > widest and not close:
                 widest, where = unknown, (begin + right.peak_bytes) // 2
         return where
 

@@ -65,6 +65,11 @@ def check(options: argparse.Namespace) -> None:
             f"--base {wanted.base}: the frontier starts from the original order and from the one with the lowest peak. "
             "Leave it out."
         )
+    if wanted.allocator not in (Options().allocator, "none"):
+        raise OptionsError(
+            f"--allocator {wanted.allocator}: the frontier counts live bytes. Leave it out; `overlap-sched plan` with "
+            "the headroom of a point keeps to what an allocator reserves."
+        )
     picks = options.memory_limit is not None or options.target_step is not None
     if options.out and not picks:
         raise OptionsError(

@@ -247,7 +247,7 @@ def test_a_lower_peak_found_on_the_way_is_a_budget_too(
 @pytest.mark.slow
 def test_no_cliff_on_a_real_graph() -> None:
     """From the original peak down: no budget is given up at once that moving a few nodes could meet."""
-    found = frontier(read_problem(INSTANCES / "dsv3_bw_64.json.gz", 4.0), Options(allocator="none"), budgets=6)
+    found = frontier(read_problem(INSTANCES / "dsv3_bw_64.json.gz", 4.0), budgets=6)
     original, lowest = found.original.peak_bytes, found.points[0].peak_bytes
     budgets = [original, original - 220, *(int(original * (1 - part)) for part in (0.001, 0.005, 0.01, 0.02)), lowest]
     gaps = [100 * (found.within(budget).step_us / found.bound_us - 1) for budget in budgets]
@@ -268,6 +268,6 @@ def test_no_cliff_where_the_lowest_peak_found_is_unlike_the_original(monkeypatch
     monkeypatch.setattr(module, "best_order", lambda *_: plan)
     limit = int(plan.original_bytes * 0.99)
     assert plan.peak_bytes <= limit
-    found = frontier(problem, Options(allocator="none"), budgets=4, limit_bytes=limit)
+    found = frontier(problem, budgets=4, limit_bytes=limit)
     gaps = [100 * (found.within(budget).step_us / found.bound_us - 1) for budget in (plan.original_bytes, limit)]
     assert gaps[1] - gaps[0] <= 0.5

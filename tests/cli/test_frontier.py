@@ -84,6 +84,11 @@ def test_the_order_of_a_point_and_a_picture(problem: str, tmp_path: Path) -> Non
         ),
         (["--budget", "profile"], "--budget profile: the frontier is one of peaks. Leave it out."),
         (
+            ["--allocator", "plain"],
+            "--allocator plain: the frontier counts live bytes. Leave it out; `overlap-sched plan` with the headroom of "
+            "a point keeps to what an allocator reserves.",
+        ),
+        (
             ["--base", "memory"],
             "--base memory: the frontier starts from the original order and from the one with the lowest peak. "
             "Leave it out.",

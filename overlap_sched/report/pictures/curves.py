@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MARGIN = 0.06
 """Free space around what is drawn, as a share of its range."""
+SHOWN = 1.05
+"""A frontier is drawn up to this part of the bound at least: one percent of the step is not to look like a cliff."""
 
 
 def plot_frontier(found: Frontier, path: str | Path, picked: Point | None = None) -> None:
@@ -60,7 +62,7 @@ def _draw(axes: "Axes", found: Frontier, picked: Point | None) -> None:
     original = (found.original.peak_bytes / unit_bytes, found.original.step_us / scale)
     left, right = _around(min(peaks[0], original[0]), max(peaks[-1], original[0]))
     low, high = _around(min(steps[-1], found.bound_us / scale), steps[0])
-    high += MARGIN * (high - low)  # room for a line of text
+    high = max(high + MARGIN * (high - low), found.bound_us / scale * SHOWN)  # room for a line of text
     axes.set_xlim(left, right)
     axes.set_ylim(low, high)
 

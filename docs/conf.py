@@ -1,12 +1,13 @@
 """Settings of Sphinx for these documents and the API reference; ``scripts/docs.sh`` builds both."""
 
 import re
-from importlib.metadata import version as installed_version
 from typing import Any
+
+from overlap_sched import __version__
 
 project = "overlap_sched"
 author = "The overlap_sched contributors"
-release = version = installed_version("overlap_sched")
+release = version = __version__
 
 extensions = ["myst_parser", "sphinx.ext.apidoc", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 suppress_warnings = ["ref.python"]  # `Node` and `Group` are short names that several modules have

@@ -19,6 +19,8 @@ from overlap_sched.problem.file import read_problem, write_problem
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Decision, Figures, Schedule
 
+__version__ = "0.2.0"
+
 __all__ = [
     "EXAMPLE",
     "Decision",

@@ -159,10 +159,10 @@ def test_no_two_classes_have_one_name() -> None:
 
 ROOT = PACKAGE.parent
 BUDGETS = {  # lines now, rounded up to hundreds; behind each what it has to come to
-    "overlap_sched": 52_500,  # 40,000
+    "overlap_sched": 52_600,  # 40,000; 100 more for the demo, and what says that nothing is compiled
     "overlap_sched/scheduler": 6_100,  # 3,800; 100 more for stalls filled: 5 % at real prices
     "llama_repro": 7_500,  # reached
-    "tests": 49_800,  # 34,000; 100 more for what is left to nights: a third of the run
+    "tests": 50_000,  # 34,000; 200 more for wheels built, installed and run
 }
 MODULE_OF_THE_SCHEDULER = 250  # reached
 DOCUMENTS, PAGES = 4_000, 20  # reached; records apart

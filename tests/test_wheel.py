@@ -1,8 +1,18 @@
-"""What is installed: all of overlap_sched with its data, and nothing else. What a wheel holds, without making one."""
+"""What is installed: all of overlap_sched with its data, and nothing else; that it runs where it is installed."""
 
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
+
+import overlap_sched
+from overlap_sched.cli.command import DEMO
 
 setuptools = pytest.importorskip("setuptools")
 
@@ -30,3 +40,69 @@ def test_all_of_the_package_is_installed(installed: set[str]) -> None:
 
 def test_nothing_else_is(installed: set[str]) -> None:
     assert {path.split("/")[0] for path in installed} == {"overlap_sched"}
+
+
+def build(of: str, source: Path, into: Path, **environment: str) -> Path:
+    """The source distribution or wheel of a tree; no network."""
+    script = f"import sys, setuptools.build_meta as build; print(build.build_{of}(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(into)], cwd=source, env={**os.environ, **environment}, check=True,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    return into / done.stdout.split()[-1]
+
+
+def run_installed(wheel: Path, folder: Path, *arguments: str) -> str:
+    """Install a wheel where nothing else of ours is, by name and from a folder as an index; run its command there."""
+    index = ["--no-index", "--no-deps", "--find-links", str(wheel.parent), "--target", str(folder)]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", *index, "overlap-sched"], check=True, capture_output=True
+    )
+    command = [sys.executable, "-P", "-m", "overlap_sched", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "100"}
+    return subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a source distribution unpacks to."""
+    folder = tmp_path_factory.mktemp("source")
+    junk = shutil.ignore_patterns(".*cache", ".venv*", ".git", "build", "*.egg-info", "__pycache__", "*.so", "*.pyd")
+    shutil.copytree(ROOT, folder / "tree", ignore=junk)
+    made = build("sdist", folder / "tree", folder)
+    assert made.name == f"overlap_sched-{overlap_sched.__version__}.tar.gz"
+    with tarfile.open(made) as file:
+        file.extractall(folder, filter="data")
+    return folder / made.name.removesuffix(".tar.gz")
+
+
+@pytest.mark.slow
+def test_a_source_distribution_holds_what_its_tests_and_documents_need(source: Path) -> None:
+    there = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
+    needed = {"docs/index.md", "tests/test_wheel.py", "scripts/test.sh", "CHANGELOG.md", "docs/frontier.png", "LICENSE"}
+    assert needed | {"scripts/instances/dsv3_bw_64.json.gz", "llama_repro/__init__.py", "CITATION.cff"} <= there
+
+
+@pytest.mark.slow
+def test_a_wheel_is_installed_by_name_and_plans_the_demo(source: Path, tmp_path: Path) -> None:
+    wheel = build("wheel", source, tmp_path)
+    assert "step " in (out := run_installed(wheel, tmp_path / "there", "demo"))
+    assert f"{tmp_path / 'there'}/overlap_sched/cli/shipped/demo.json.gz --html demo.html" in out.replace("\n", "")
+    with zipfile.ZipFile(wheel) as file:
+        metadata = file.read(f"overlap_sched-{overlap_sched.__version__}.dist-info/METADATA").decode()
+    assert "\n## Results\n" in metadata
+    assert re.findall(r"\]\((?!https?:)", metadata) == []
+
+
+@pytest.mark.slow
+def test_without_a_compiler_it_is_installed_and_says_what_that_costs(source: Path, tmp_path: Path) -> None:
+    shutil.rmtree(source / "build", ignore_errors=True)  # what was compiled there
+    wheel = build("wheel", source, tmp_path, CC="false", CXX="false")
+    assert "the allocator is replayed in Python: a plan takes up to twice as long" in run_installed(
+        wheel, tmp_path / "there", "--version"
+    )
+
+
+def test_the_demo_is_one_of_the_graphs_of_the_benchmark() -> None:
+    graph = ROOT / "scripts/instances/real_prices/dsv3_bw_64.json.gz"
+    assert DEMO.read_bytes() == graph.read_bytes()

@@ -5,10 +5,12 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
+from overlap_sched import __version__
 from overlap_sched.cli import calibrate, diff, explain, fit, frontier, memory, plan, report, robust, schemas, whatif
 from overlap_sched.cli.input_arguments import add_input_options, add_reading_options
 from overlap_sched.cli.parser import Parser
 from overlap_sched.options import Base, Concurrent, Options
+from overlap_sched.peak_memory.allocator.kinds import COMPILED
 
 if TYPE_CHECKING:
     Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
@@ -26,6 +28,8 @@ exit codes:
 
 All times and memory are simulated: one compute stream, one stream per process group.
 """
+
+NOT_COMPILED = "the allocator is replayed in Python: a plan takes up to twice as long as where a C compiler is"
 
 
 class _Version(argparse.Action):
@@ -66,6 +70,8 @@ def command_parser() -> Parser:
     what = "measure how fast the machines of a job compute and communicate; write a cluster file"
     calibrate.add_options(_plain(commands, "calibrate", what))
     _schema(commands)
+    what = "plan a graph that comes with the package: DeepSeek-V3-16B, backward, 64 GPUs; takes some ten seconds"
+    commands.add_parser("demo", help=what, description=what)
     return parser
 
 
@@ -161,11 +167,11 @@ def _plain(commands: "Commands", name: str, what: str) -> argparse.ArgumentParse
 
 
 def version_text() -> str:
-    """``overlap-sched 0.1.0 (Python 3.11.9, torch 2.13.0)``."""
-    torch = _installed("torch")
+    """``overlap-sched 0.2.0 (Python 3.11.9, torch 2.13.0, compiled allocator)``."""
+    torch, compiled = _installed("torch"), "compiled allocator" if COMPILED else NOT_COMPILED
     return (
-        f"overlap-sched {_installed('overlap_sched') or 'not installed'} "
-        f"(Python {platform.python_version()}, {f'torch {torch}' if torch else 'without torch'})"
+        f"overlap-sched {__version__} "
+        f"(Python {platform.python_version()}, {f'torch {torch}' if torch else 'without torch'}, {compiled})"
     )
 
 

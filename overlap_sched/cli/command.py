@@ -13,17 +13,20 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 
 from rich.console import RenderableType
 
 from overlap_sched.cli import calibrate, diff, explain, fit, frontier, memory, plan, report, robust, whatif
-from overlap_sched.cli.arguments import command_parser
+from overlap_sched.cli.arguments import NOT_COMPILED, command_parser
 from overlap_sched.cli.input import load, save
 from overlap_sched.cli.outputs import check_outputs
 from overlap_sched.cli.schemas import schema_text
 from overlap_sched.cli.source import Loaded, check_input, options_for, source_of
 from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning, VerificationError
+from overlap_sched.options import kept_allocator
+from overlap_sched.peak_memory.allocator.kinds import COMPILED
 from overlap_sched.problem import Problem
 from overlap_sched.report.console import shown
 from overlap_sched.report.progress import progress
@@ -33,6 +36,7 @@ from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.plan import Plan
 
+DEMO = Path(__file__).parent / "shipped/demo.json.gz"
 FINE, FELL_BACK, BAD_INPUT, FAILED, LIVE_BYTES_ALONE, BUG, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 4, 70, 130, 141
 Tell = Callable[[str], None]
 
@@ -76,10 +80,20 @@ def _run(options: argparse.Namespace) -> int:
     if options.command == "schema":
         print(schema_text(options.of), flush=True)
         return FINE
+    if options.command == "demo":
+        return _demo()
     if options.command != "calibrate":
         check_input(options)
         check_outputs(options)
     return _COMMANDS[options.command](options)
+
+
+def _demo() -> int:
+    """``demo``: the plan of a graph that comes with the package, and what else may be asked of it."""
+    done = _main(["plan", str(DEMO)])
+    print(f"\nOn a page: overlap-sched report {DEMO} --html demo.html")
+    print("Of a dump of your own: overlap-sched plan --help", flush=True)
+    return done
 
 
 def _calibrate(options: argparse.Namespace) -> int:
@@ -161,6 +175,8 @@ def _scheduled(options: argparse.Namespace, tell: Tell) -> tuple[Loaded, Schedul
     """Read the input and schedule it; with ``--rewrites`` also the plan that the schedule is of."""
     loaded = _read(options, tell, saves=not options.rewrites)
     wanted, many = options_for(options, loaded.problem), f"{len(loaded.problem.nodes):,} nodes"
+    if not COMPILED and kept_allocator(wanted) is not None:
+        _complain(f"note: {NOT_COMPILED}; --allocator none does without")
     if not options.rewrites:
         tell(f"scheduling {many}")
         return loaded, schedule(loaded.problem, wanted), None

@@ -85,8 +85,8 @@ def test_the_order_of_a_point_and_a_picture(problem: str, tmp_path: Path) -> Non
         (["--budget", "profile"], "--budget profile: the frontier is one of peaks. Leave it out."),
         (
             ["--allocator", "plain"],
-            "--allocator plain: the frontier counts live bytes. Leave it out; `overlap-sched plan` with the headroom of "
-            "a point keeps to what an allocator reserves.",
+            "--allocator plain: the frontier counts live bytes. Leave it out; `overlap-sched plan` with the headroom "
+            "of a point keeps to what an allocator reserves.",
         ),
         (
             ["--base", "memory"],

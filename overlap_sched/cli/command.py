@@ -7,6 +7,7 @@ on standard error, and the exit code.
 
 import argparse
 import os
+import shlex
 import sys
 import traceback
 import warnings
@@ -51,6 +52,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # names in any script, terminals in few
     options = command_parser().parse_args(arguments)
+    options.as_given = shlex.join(("overlap-sched", *(sys.argv[1:] if arguments is None else arguments)))
     try:
         with _one_line_warnings():
             return _run(options)

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from rich.console import RenderableType
 
@@ -145,7 +146,7 @@ def answer(
     if options.html:
         tell(f"writing {options.html}")
         schedule, extras = shown_fit(found)
-        write_page(schedule, options.html, extras=extras)
+        write_page(schedule, options.html, extras=replace(extras, command=options.as_given))
     if options.json:
         return found, as_json("fit", fit_figures(found))
     tables = (rewrites_table(found),) if found.best.rewrites else ()

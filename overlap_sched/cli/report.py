@@ -71,7 +71,8 @@ def answer(
         found = frontier(original, wanted, options.frontier, tell=tell)
     tell(f"writing {options.html}")
     left = () if made is None else left_of(options, loaded, made, tell)
-    write_page(result, options.html, {"prices": prices_of(options, loaded)}, Extras(made, beside, found, left=left))
+    extras = Extras(made, beside, found, left=left, command=options.as_given)
+    write_page(result, options.html, {"prices": prices_of(options, loaded)}, extras)
     return f"{options.html}: written; open it in a browser"
 
 

@@ -36,6 +36,7 @@ class Extras:
         earlier: The plan by which collectives were rewritten before this schedule was looked for: it is of the graph
             that they left, lifted anew (a plug-in's: fused, perhaps). Not both this and ``made``.
         answer: What a search for a memory limit has found, in a sentence; it says what the allocator lacks, too.
+        command: That made the page; ``""``: a program did.
         left: The step without each of the rewrites of ``made``, where that was asked for.
     """
 
@@ -45,6 +46,7 @@ class Extras:
     earlier: Plan | None = None
     answer: str | None = None
     left: tuple[Left, ...] = ()
+    command: str = ""
 
     @property
     def told(self) -> Plan | None:

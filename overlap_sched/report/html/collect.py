@@ -25,6 +25,7 @@ from overlap_sched.report.words.contention import with_contention_line
 from overlap_sched.report.words.reserved import not_held, not_taken, reserved_changes, reserved_figures, reserved_rows
 from overlap_sched.report.words.rewrites import left_rows, left_title, outcome_text, rewrites_figures
 from overlap_sched.report.words.schedule import budget_words, figures, summary_rows
+from overlap_sched.report.words.verdict import verdict
 from overlap_sched.scheduler.result import Figures, Schedule
 
 COLUMNS: tuple[str, ...] = ("original", "scheduled", "change", "limit")
@@ -53,6 +54,7 @@ def page_of(schedule: Schedule, more: Mapping[str, Any] | None = None, extras: E
         summary = _with_beside(summary, [*summary_rows(beside), *reserved_rows(reserved_changes(beside))], len(COLUMNS))
     return Page(
         figures={**figures(schedule), **rewritten, **(more or {}), "reserved": reserved_figures(reserved)},
+        verdict=verdict(schedule, original),
         columns=columns,
         summary=tuple((*row, *[""] * (1 + len(columns) - len(row))) for row in summary),
         remarks=(*_remarks(schedule, extras.answer), *_earlier(extras)),

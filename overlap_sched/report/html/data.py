@@ -146,6 +146,7 @@ class Page:
 
     Attributes:
         figures: The object that ``plan --json`` prints, as far as a schedule tells it.
+        verdict: What came of it, in a sentence or two.
         columns, summary: Headings and rows of the table of figures.
         causes: (words, microseconds, number of collectives), the most expensive first.
         graphs: That of the original order first; only one where nothing was rewritten.
@@ -156,6 +157,7 @@ class Page:
     """
 
     figures: Mapping[str, Any]
+    verdict: str
     columns: tuple[str, ...]
     summary: tuple[tuple[str, ...], ...]
     remarks: tuple[str, ...]

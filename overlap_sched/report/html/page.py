@@ -3,11 +3,13 @@
 import html
 import json
 from collections.abc import Mapping
+from datetime import date
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
+from overlap_sched import __version__
 from overlap_sched.errors import MissingExtraError
 from overlap_sched.report.files import write_file
 from overlap_sched.report.html.beside import NOTHING_ELSE, Extras
@@ -55,7 +57,8 @@ def write_page(
         OutputError: The file cannot be written.
     """
     check_html()
-    write_file(path, page_text(page_of(schedule, more, extras), bokeh_library()).encode())
+    text = page_text(page_of(schedule, more, extras), bokeh_library(), extras.command)
+    write_file(path, text.encode())
 
 
 def bokeh_library() -> Library:
@@ -67,12 +70,13 @@ def bokeh_library() -> Library:
     return Library("\n".join(scripts), __version__)
 
 
-def page_text(page: Page, library: Library) -> str:
+def page_text(page: Page, library: Library, command: str = "") -> str:
     """The page as text; what names in it say is never taken for markup."""
     script = "\n".join(_file(name) for name in SCRIPTS)
     return Template(_file("page.html")).substitute(
         title=html.escape(f"{printable(page.figures['name'])}: overlap_sched"),
         style=_file("style.css"),
+        verdict=html.escape(page.verdict),
         columns="".join(f'<th scope="col">{html.escape(name)}</th>' for name in page.columns),
         summary="\n".join(map(_table_row, page.summary)),
         remarks="\n".join(f"<p>{html.escape(line)}</p>" for line in page.remarks),
@@ -88,6 +92,9 @@ def page_text(page: Page, library: Library) -> str:
         library=library.script,
         script=f'"use strict";\n(() => {{\n{script}}})();',
         library_version=html.escape(library.version),
+        version=__version__,
+        date=date.today().isoformat(),
+        command=f" by <code>{html.escape(printable(command))}</code>" if command else "",
     )
 
 

@@ -122,6 +122,13 @@ def other_segments(schedule: Schedule, original: Problem | None = None) -> str:
     )
 
 
+def runs_as_before(schedule: Schedule, original: Problem) -> bool:
+    """Does the new order run where the original one does, by the allocator that it was to keep to?"""
+    settings = kept_allocator(schedule.options)
+    was = None if original is schedule.problem else original
+    return settings is None or _broken(schedule, was, settings)[1]
+
+
 def _broken(schedule: Schedule, original: Problem | None, settings: AllocatorSettings) -> tuple[Overdraft, bool]:
     """Return what the new order breaks of what the original order needs, and whether it runs there all the same."""
     if original is None and schedule.order == schedule.problem.original_order:

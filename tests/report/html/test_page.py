@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
+from overlap_sched import __version__
 from overlap_sched.errors import MissingExtraError
 from overlap_sched.problem import Problem
 from overlap_sched.report.html.collect import page_of
@@ -96,6 +97,16 @@ def test_the_first_table_needs_no_script(reordered: Schedule) -> None:
     )
     assert "<p>Every figure on this page is simulated, in the runtime memory model:" in text
     assert text.count("(simulated)</h2>") == 4 == text.count("<h2")
+
+
+def test_it_begins_with_a_verdict_and_ends_with_what_made_it(reordered: Schedule) -> None:
+    page = page_of(reordered)
+    text = page_text(page, LIBRARY, "overlap-sched report a<b.json")
+    assert page.verdict.startswith("The step is ")
+    assert f'</header>\n<main>\n<p id="verdict">{page.verdict}</p>\n<section aria-labelledby="time-title">' in text
+    made = r"on \d{4}-\d\d-\d\d by <code>overlap-sched report a&lt;b\.json</code>; drawn with"
+    assert re.search(f"<footer>Written by overlap_sched {re.escape(__version__)} {made}", text)
+    assert " by <code>" not in page_text(page, LIBRARY)
 
 
 def test_names_are_never_markup(odd: Problem) -> None:

@@ -42,17 +42,18 @@ class ContendedClock:
         self.start_us: dict[int, float] = {}
         self.finish_us: dict[int, float] = {}
         self._nodes = nodes
-        self._link = {name: contention.link_of(name) for name in problem.groups}
-        ops = {nodes[v].op for v in problem.collectives}
-        self._factor = {op: contention.slowdown_of(op) for op in ops}
-        self._stretch = {op: contention.stretch_of(op) for op in ops}
+        link = {name: contention.link_of(name) for name in problem.groups}
+        by_op = {nodes[v].op: (contention.stretch_of(nodes[v].op), contention.slowdown_of(nodes[v].op))
+                 for v in problem.collectives}  # fmt: skip
+        # Per collective: its group, its link, what stretches it while compute runs, and how it slows compute.
+        self._of = {v: (g := nodes[v].group or "", link[g], *by_op[nodes[v].op]) for v in problem.collectives}
         self._lanes, self._crowded = contention.lanes, contention.crowded
         self._queue: dict[str, deque[int]] = {name: deque() for name in problem.groups}  # launched, not started
         self._flying = dict.fromkeys(problem.groups, 0)  # how many are in flight, per group
         self._groups_of: dict[str, list[str]] = {}
-        for name, link in self._link.items():
-            self._groups_of.setdefault(link, []).append(name)
-        self._link_pace = dict.fromkeys(self._link.values(), 1.0)
+        for name in problem.groups:
+            self._groups_of.setdefault(link[name], []).append(name)
+        self._link_pace = dict.fromkeys(link.values(), 0.0)  # how many groups share it now, crowding included
         self._left_us: dict[int, float] = {}  # of the collectives in flight, what they would still take alone
         # Since when compute has run while nothing in flight changed (its left_us is of then); none: left_us is of now.
         self._since_us: float | None = None
@@ -69,8 +70,9 @@ class ContendedClock:
 
     def launch(self, v: int) -> None:
         """Collective v goes on its group's stream."""
-        self._catch_up()
-        group = self._nodes[v].group or ""
+        group = self._of[v][0]
+        if self._flying[group] < self._lanes or self._is_due():
+            self._catch_up()  # else nothing that is in flight changes: it only waits in the queue
         if self._flying[group] < self._lanes:
             self._start(v)
         else:
@@ -107,16 +109,19 @@ class ContendedClock:
 
     def _look_ahead(self) -> float:
         """Compute runs from here on; returns when that is."""
-        self._slowed = max(self._factor[self._nodes[v].op] for v in self._left_us)
+        self._slowed = max([self._of[v][3] for v in self._left_us])
         self._until_us = self._next_finish_us(computing=True)
         self._since_us = self.clock_us
         return self.clock_us
 
+    def _is_due(self) -> bool:
+        """Has compute come to where the next of those in flight is finished?"""
+        return self._since_us is not None and self.clock_us >= self._since_us + self._until_us
+
     def _catch_up(self) -> None:
         """Bring what is in flight to where it is, as compute has run since."""
         if self._since_us is not None:
-            at_finish = self.clock_us >= self._since_us + self._until_us
-            self._advance(self._until_us if at_finish else self.clock_us - self._since_us, computing=True)
+            self._advance(self._until_us if self._is_due() else self.clock_us - self._since_us, computing=True)
             self._since_us = None
 
     def _stall(self) -> None:
@@ -132,19 +137,22 @@ class ContendedClock:
 
     def _count(self, v: int, change: int) -> None:
         """One more or less of v's group is in flight: all of its link go at another pace."""
-        group = self._nodes[v].group or ""
+        group, link, _, _ = self._of[v]
         self._flying[group] += change
-        flying = [self._flying[name] for name in self._groups_of[self._link[group]]]
-        self._link_pace[self._link[group]] = sum(1 for count in flying if count) * self._crowded(max(flying))
+        if self._lanes == 1:
+            self._link_pace[link] += change
+        else:
+            flying = [self._flying[name] for name in self._groups_of[link]]
+            self._link_pace[link] = sum(1 for count in flying if count) * self._crowded(max(flying))
 
     def _pace(self, v: int, computing: bool) -> float:
         """How many times as long as alone collective v takes as things stand."""
-        node = self._nodes[v]
-        return self._link_pace[self._link[node.group or ""]] * (self._stretch[node.op] if computing else 1.0)
+        _, link, stretch, _ = self._of[v]
+        return self._link_pace[link] * stretch if computing else self._link_pace[link]
 
     def _next_finish_us(self, computing: bool) -> float:
         """How long until one of those in flight is finished, if none is launched before."""
-        return min(left * self._pace(v, computing) for v, left in self._left_us.items())
+        return min([left * self._pace(v, computing) for v, left in self._left_us.items()])
 
     def _advance(self, time_us: float, computing: bool) -> None:
         """Time has gone on, at most to the next finish; what is finished now makes room on its stream."""
@@ -160,6 +168,6 @@ class ContendedClock:
             del self._left_us[v]
             self._count(v, -1)
         for v in finished:
-            queue = self._queue[self._nodes[v].group or ""]
+            queue = self._queue[self._of[v][0]]
             if queue:
                 self._start(queue.popleft())

@@ -87,7 +87,7 @@ class Unfitted:
 
     @cached_property
     def fits(self) -> bool:
-        """Can the order for live bytes be held as it is? The fitted one is it, or what the last stages made beside it."""
+        """Can the order for live bytes be held as it is? The fitted one is it, or what the last stages made of it."""
         return self.reserve is None or self.reserve.overdraft(self.live.order) == NOTHING
 
     @cached_property

@@ -19,7 +19,7 @@ from overlap_sched.cost.noise import LOG_NORMAL, Floats, Noise
 from overlap_sched.errors import OptionsError, QuantityError
 from overlap_sched.judge.contended_clock import ContendedClock
 from overlap_sched.judge.replay import replay
-from overlap_sched.problem import Kind, Order, Problem
+from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.quantities import shown
 
 DRAWS = 1000
@@ -110,7 +110,7 @@ def _parts(problem: Problem, order: Sequence[int], noise: Noise, draws: int, see
 def _one_by_one(problem: Problem, order: Sequence[int], times: Floats, row: dict[int, int]) -> Floats:
     """The same by as many replays: with contention, what runs beside what differs from draw to draw."""
     stretches = _stretches(problem, order, row)
-    computed = np.array([times[list(stretch.rows)].sum(axis=0) for stretch in stretches]).T
+    computed = _computed(stretches, times).T
     launched = [(v, row[v]) for v in problem.collectives if v in row]
     steps = []
     for draw, works in zip(times.T, computed.tolist(), strict=True):
@@ -151,9 +151,15 @@ def _stretches(problem: Problem, order: Sequence[int], row: dict[int, int]) -> l
     return [*found, _Stretch(tuple(rows), share, None)]
 
 
+def _computed(stretches: Sequence[_Stretch], times: Floats) -> Floats:
+    """Add up what each stretch computes: a row per stretch, a column per draw."""
+    return np.array([times[list(stretch.rows)].sum(axis=0) for stretch in stretches])
+
+
 def _replayed(problem: Problem, order: Sequence[int], times: Floats, row: dict[int, int]) -> Floats:
-    """The step of each column of times; ``row``: of a node that takes time, its row."""
-    events, computed = _computed_before(problem, order, times, row)
+    """The step of each column of times; ``row``: of a node that takes time, its row. Nothing is slowed by anything."""
+    stretches = _stretches(problem, order, row)
+    events, computed = [s.event for s in stretches if s.event is not None], _computed(stretches, times).cumsum(axis=0)
     draws = times.shape[1]
     stalled = np.zeros(draws)
     free: dict[str | None, Floats] = {}
@@ -174,23 +180,3 @@ def _replayed(problem: Problem, order: Sequence[int], times: Floats, row: dict[i
     for end in free.values():
         np.maximum(step, end, out=step)
     return step
-
-
-def _computed_before(
-    problem: Problem, order: Sequence[int], times: Floats, row: dict[int, int]
-) -> tuple[Order, Floats]:
-    """The launches and waits in order; the compute done before each of them and, in a last row, all compute."""
-    events, between = [], [0]  # per event: where in `computing` it stands
-    computing: list[int] = []
-    for v in order:
-        if problem.nodes[v].kind in (Kind.COLLECTIVE, Kind.WAIT):
-            events.append(v)
-            between.append(len(computing))
-        elif v in row:
-            computing.append(row[v])
-    between.append(len(computing))
-    done = np.zeros((len(between), times.shape[1]))
-    for k in range(1, len(between)):
-        rows = computing[between[k - 1] : between[k]]
-        done[k] = done[k - 1] if not rows else done[k - 1] + times[rows].sum(axis=0)
-    return tuple(events), done[1:]

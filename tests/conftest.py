@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from overlap_sched import EXAMPLE, write_problem
-from tests.support.examples import NIGHTLY
+from tests.support.examples import RUN, often
 
 if TYPE_CHECKING:
     from tests.support.command import Command
@@ -32,8 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before test modules are imported: their decorators say on how many examples."""
-    if config.getoption("--nightly"):
-        os.environ[NIGHTLY] = "1"
+    nightly, fast = config.getoption("--nightly"), "not slow" in config.getoption("markexpr")
+    os.environ[RUN] = "nightly" if nightly else "fast" if fast else "whole"
+    settings.register_profile(
+        "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=often()
+    )
+    settings.load_profile("patient")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -42,10 +46,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if "nightly" in item.keywords]
         items[:] = [item for item in items if "nightly" not in item.keywords]
         config.hook.pytest_deselected(items=left_out)
-
-
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
 
 
 @pytest.fixture

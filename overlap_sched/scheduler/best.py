@@ -1,6 +1,7 @@
 """The best order by all stages, before the judges look at it."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 
 from overlap_sched.options import Options, kept_allocator
@@ -36,19 +37,26 @@ class BestOrder:
         """The same, to be fitted by other stages."""
         return replace(self, context=replace(self.context, stages=stages, seed=seed))
 
+    @cached_property
+    def offered(self) -> Candidate:
+        """The best as the last stages leave it where live bytes alone count."""
+        return self.context.through(self.context.stages.last, self.best)
+
     def chosen(self, reserve: Reserve | None) -> tuple[Candidate, int]:
-        """This, or one near it that the allocator can hold; and the peak that headroom is counted from."""
-        best, asked, last = self.best, self.context.task, self.context.stages.last
+        """That, or one near it that the allocator can hold; and the peak that headroom is counted from."""
+        best, asked = self.best, self.context.task
         if best.order != self.original.order:
-            if reserve is not None:
-                best = within_reserve(self.context, reserve, best)
-            best = replace(self.context, reserve=reserve).through(last, best)
-            if reserve is not None and best.faster is not None:  # that, too, as it would be taken
-                offered = self.context.through(last, self.best)
-                lacks_bytes = reserve.overdraft(offered.order).lacks_bytes
-                best = replace(best, faster=Faster(offered.step_us, lacks_bytes))
+            best = self.offered if reserve is None else self._held(reserve)
         kept = best.order == self.original.order and not asked.within_budget(best.order)
         return best, self.original.peak_bytes if kept else asked.base_bytes
+
+    def _held(self, reserve: Reserve) -> Candidate:
+        lacks = reserve.overdraft(self.offered.order)
+        if lacks == NOTHING:
+            return self.offered
+        held = within_reserve(self.context, reserve, self.best)
+        best = replace(self.context, reserve=reserve).through(self.context.stages.last, held)
+        return best if best.faster is None else replace(best, faster=Faster(self.offered.step_us, lacks.lacks_bytes))
 
 
 def best_order(

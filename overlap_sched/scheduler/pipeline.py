@@ -82,12 +82,12 @@ class Unfitted:
 
     @cached_property
     def quick(self) -> Schedule:
-        """The same without what takes longest: where orders are compared."""
-        return self.fitted_by(QUICK)
+        """The same without what takes longest, where anything is left to do: where orders are compared."""
+        return self.fitted if self.fits else self.fitted_by(QUICK)
 
     @cached_property
     def fits(self) -> bool:
-        """Can the order for live bytes be held as it is? The fitted one is it, or what the last stages made of it."""
+        """Can the order for live bytes be held as it is? Then it is the fitted one."""
         return self.reserve is None or self.reserve.overdraft(self.live.order) == NOTHING
 
     @cached_property

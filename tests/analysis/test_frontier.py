@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from overlap_sched import EXAMPLE, Options
 from overlap_sched.analysis import frontier as module
@@ -23,6 +23,7 @@ from overlap_sched.problem import MAX_TOTAL_BYTES, Kind, Node, Order, Problem, S
 from overlap_sched.problem.file import read_problem
 from tests.support.exact.graphs import small_graph
 from tests.support.exact.search import shortest_step
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES, peak_by_definition, step_by_definition
 
@@ -54,7 +55,7 @@ def test_of_the_example(example: Frontier) -> None:
     assert (example.bound_us, example.floor_bytes // MIB) == (120.0, 18)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(problems())
 def test_more_memory_is_never_a_longer_step(problem: Problem) -> None:
     found = frontier(problem, budgets=5)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from overlap_sched import EXAMPLE
@@ -16,6 +16,7 @@ from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.contention import Contention
 from tests.judge.test_contention import contended, with_lanes
 from tests.support.contention_oracle import contended_step
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import random_order, step_by_definition
 
@@ -28,7 +29,7 @@ def with_times(problem: Problem, times: dict[int, float]) -> Problem:
     return replace(problem, nodes=tuple(nodes))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(problems(), st.integers(0, 99), st.sampled_from([LOG_NORMAL, Noise(0.5, tail=0.5)]))
 def test_every_draw_is_a_replay_of_the_graph_with_other_times(problem: Problem, seed: int, noise: Noise) -> None:
     order = random_order(problem, seed)
@@ -38,7 +39,7 @@ def test_every_draw_is_a_replay_of_the_graph_with_other_times(problem: Problem, 
     assert steps_us(problem, order, noise, 3, seed) == pytest.approx(expected, rel=1e-12)
 
 
-@settings(max_examples=40)
+@examples(40)
 @example(EXAMPLE, Contention({"": 3.0}, shares={"flops": 0.0, "bytes": 2.0}, flops_per_byte=2.0), 1)
 @given(problems(), with_lanes, st.integers(0, 99))
 def test_with_contention_too(problem: Problem, contention: Contention, seed: int) -> None:

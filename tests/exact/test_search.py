@@ -4,7 +4,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 from overlap_sched.problem import Group, Kind, Node, Problem
 from overlap_sched.scheduler.beam_search import beam_search
@@ -12,6 +12,7 @@ from overlap_sched.scheduler.reference import Reference
 from tests.support.exact import cpsat
 from tests.support.exact.graphs import SEEDS, small_graph
 from tests.support.exact.search import TooLargeError, shortest_step
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import all_orders, peak_by_definition, step_by_definition
 
@@ -31,7 +32,7 @@ def budgets(measured: list[tuple[int, float]]) -> tuple[int, ...]:
     return peaks[0] - 1, peaks[0], peaks[len(peaks) // 2], peaks[-1]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(problems(max_steps=6))
 def test_no_order_is_shorter_and_one_is_as_short(problem: Problem) -> None:
     measured = measured_orders(problem)
@@ -47,7 +48,7 @@ def test_no_order_is_shorter_and_one_is_as_short(problem: Problem) -> None:
             assert max(peak_by_definition(problem, list(found.order))) <= budget
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(problems(max_steps=5))
 def test_constraints_say_the_same(problem: Problem) -> None:
     pytest.importorskip("ortools")
@@ -58,7 +59,7 @@ def test_constraints_say_the_same(problem: Problem) -> None:
         assert (None if found is None else found[0]) == min(steps, default=None)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(problems(max_steps=5))
 def test_what_can_be_reached_with_the_listed_order_to_fall_back_on(problem: Problem) -> None:
     orders = list(islice(all_orders(problem), MOST_ORDERS + 1))

@@ -1,7 +1,7 @@
 """The bound within a memory budget: two drawn examples, and brute force."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from overlap_sched.judge.budget_bound import budget_bound_us
 from overlap_sched.judge.liveness import peak_memory
@@ -11,6 +11,7 @@ from overlap_sched.problem import Group, Kind, Node, Problem, Storage
 from tests.support.exact.graphs import small_graphs
 from tests.support.exact.search import shortest_step
 from tests.support.exact.table import read_golden
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import all_orders
 
@@ -84,7 +85,7 @@ def test_large_graphs_have_the_bound_of_any_memory(monkeypatch: pytest.MonkeyPat
 
 
 @given(problems(max_steps=6))
-@settings(max_examples=200)
+@examples(200)
 def test_no_order_within_a_budget_beats_the_bound(problem: Problem) -> None:
     if len(problem.nodes) > 8:
         return

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from overlap_sched.judge.budget_bound import budget_bound_us
 from overlap_sched.judge.contended_bound import Chain, Losses, losses
@@ -17,6 +17,7 @@ from overlap_sched.problem import Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import Contention
 from tests.judge.test_budget_bound import tail
 from tests.judge.test_contention import contended, contentions
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import all_orders
 
@@ -152,7 +153,7 @@ def test_nor_where_collectives_go_faster_beside_compute(stretch: dict[str, float
 
 
 @given(problems(max_steps=6), contentions)
-@settings(max_examples=200)
+@examples(200)
 def test_no_order_within_a_budget_beats_the_bound(problem: Problem, contention: Contention) -> None:
     if len(problem.nodes) > 8:
         return

@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched.errors import ContentionError
@@ -48,7 +48,7 @@ def contended(problem: Problem, contention: Contention) -> Problem:
 
 
 @given(problems(), with_lanes)
-@settings(max_examples=200)
+@examples(200)
 def test_replay_is_the_exact_simulation(problem: Problem, contention: Contention) -> None:
     problem = contended(problem, contention)
     for seed in range(3):
@@ -70,7 +70,7 @@ def test_without_contention_not_a_bit_changes(problem: Problem) -> None:
 
 
 @given(problems(max_steps=6), st.one_of(st.just(NO_CONTENTION), with_lanes))
-@examples(600)
+@examples(120)
 def test_no_order_beats_the_bound(problem: Problem, contention: Contention) -> None:
     if len(problem.nodes) > 8:
         return

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from overlap_sched.judge.liveness import memory_profile, peak_memory
 from overlap_sched.judge.lower_bound import lower_bound_us
@@ -17,7 +17,7 @@ from overlap_sched.judge.validate import measure, violation
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
 from overlap_sched.problem.file import read_problem, write_problem
-from tests.support.examples import at_night
+from tests.support.examples import at_night, examples
 from tests.support.graphs import problems
 from tests.support.modules import module_at
 from tests.support.oracle import INSTANCES, JUDGE, all_orders, peak_by_definition, random_order, step_by_definition
@@ -187,7 +187,7 @@ def test_judges_agree_with_the_independent_one(name: str, scale: float) -> None:
 
 
 @given(problems(models=("runtime",)))
-@settings(max_examples=50)
+@examples(50)
 def test_judges_agree_on_small_problems_too(tmp_path_factory: pytest.TempPathFactory, problem: Problem) -> None:
     path = Path(tmp_path_factory.mktemp("problem")) / "random.json.gz"
     write_problem(problem, path)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched.judge.lower_bound import lower_bound_us
@@ -13,6 +13,7 @@ from overlap_sched.problem import Group, Kind, Node, Problem
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.file import read_problem
 from tests.judge.test_contention import contended, with_lanes
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES, all_orders
 
@@ -20,7 +21,7 @@ WINDOWS = st.sampled_from((1, 2, 3, 4, 8, 64))
 
 
 @given(problems(max_steps=6), WINDOWS, with_lanes)
-@settings(max_examples=250)
+@examples(250)
 def test_no_order_beats_it(problem: Problem, window: int, contention: Contention) -> None:
     if len(problem.nodes) > 8:
         return
@@ -30,7 +31,7 @@ def test_no_order_beats_it(problem: Problem, window: int, contention: Contention
 
 
 @given(problems(max_steps=40), WINDOWS)
-@settings(max_examples=100)
+@examples(100)
 def test_it_is_never_above_the_exact_one(problem: Problem, window: int) -> None:
     assert windowed_bound_us(problem, window) <= lower_bound_us(problem) * (1 + 1e-9)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched.peak_memory.addresses.bounds import Standing, failing_section
@@ -16,7 +16,7 @@ from overlap_sched.peak_memory.addresses.search import OutOfWorkError, Search
 from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
 from tests.peak_memory.test_addresses import lives_of, overlapping
 from tests.peak_memory.test_addresses import smallest_arena as smallest_of_all
-from tests.support.examples import at_night
+from tests.support.examples import at_night, examples
 from tests.support.minimalloc import CAPACITY, LETTERS, hard_problem
 
 BOXES = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 6), st.integers(0, 4)), min_size=1, max_size=6).map(
@@ -24,7 +24,7 @@ BOXES = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 6), st.integers(0, 
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(BOXES, st.sampled_from(RULES), st.sampled_from((0.0, 1.0)))
 def test_one_search_is_exact(ranges: list[LiveRange], rule: tuple[str, str], weight: float) -> None:
     smallest = smallest_of_all(ranges)
@@ -37,7 +37,7 @@ def test_one_search_is_exact(ranges: list[LiveRange], rule: tuple[str, str], wei
     assert fit_below(boxes, smallest - 1, 10**6)[:2] == (None, True)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(BOXES)
 def test_targets_end_at_the_smallest_arena(ranges: list[LiveRange]) -> None:
     smallest = smallest_of_all(ranges)

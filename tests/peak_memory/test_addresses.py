@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched.errors import OptionsError
@@ -12,6 +12,7 @@ from overlap_sched.peak_memory.addresses.plan import Boxes, place, plan_addresse
 from overlap_sched.peak_memory.addresses.sweep import fit_within
 from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
 from overlap_sched.problem import EXAMPLE, Problem
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import peak_by_definition, random_order
 
@@ -100,7 +101,7 @@ def test_the_checker_in_words() -> None:
     assert address_violation(EXAMPLE, order, good) == "storage 3 of mm has no offset"
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(BOXES)
 def test_sweep_is_exact(ranges: list[LiveRange]) -> None:
     smallest = smallest_arena(ranges)

@@ -4,7 +4,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from overlap_sched.errors import InfeasibleLimitError, MissingExtraError, NoSolutionError, OptionsError
@@ -18,6 +18,7 @@ from overlap_sched.peak_memory.solvers import Solver, solve
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
 from tests.peak_memory import SMALL
 from tests.peak_memory.test_orders import allowed, chain_with_updates, lowest_peak
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import peak_by_definition
 
@@ -32,7 +33,7 @@ def small_sizes(problem: Problem) -> Problem:
 
 @pytest.mark.slow
 @ortools
-@settings(SMALL, max_examples=40)
+@examples(40, SMALL)
 @given(problems(max_steps=5).map(small_sizes), SOLVERS)
 def test_program_of_the_whole_graph_is_exact(problem: Problem, solver: Solver) -> None:
     graph = memory_graph_of(problem, "group")

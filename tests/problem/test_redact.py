@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import Options, read_problem, schedule
@@ -14,6 +14,7 @@ from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.redact import redacted
 from tests.judge.test_contention import two_groups
 from tests.support.command import run
+from tests.support.examples import examples
 from tests.support.graphs import problems
 
 SECRET = Contention({"all_gather": 1.5, "our_kernel": 2.0, "": 1.25}, {"fsdp": "our rail", "ep": "our rail"})
@@ -30,7 +31,7 @@ def test_every_name_is_replaced() -> None:
         assert new.op == (old.op if old.kind is Kind.COLLECTIVE else old.kind.value if old.op else "")
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(problems(), st.booleans())
 def test_it_schedules_alike(problem: Problem, contention: bool) -> None:
     if contention:

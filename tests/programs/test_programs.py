@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.examples import NIGHTLY
+from tests.support.examples import RUN
 from tests.support.programs.broken import BROKEN
 from tests.support.programs.kinds import KINDS
 from tests.support.programs.run import run_programs
 
 pytestmark = pytest.mark.slow
-PROGRAMS, BROKEN_PROGRAMS = (1000, 25) if os.environ.get(NIGHTLY) else (60, 6)
+PROGRAMS, BROKEN_PROGRAMS = (1000, 25) if os.environ.get(RUN) == "nightly" else (60, 6)
 """To find that a scheduler is broken takes few: most of them are wrong, and to shrink those takes the time."""
 
 

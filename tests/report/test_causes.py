@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import EXAMPLE, Options, schedule
@@ -13,10 +13,11 @@ from overlap_sched.report.causes import Cause, causes, causes_text
 from overlap_sched.report.words.schedule import explanation
 from overlap_sched.scheduler.result import Schedule
 from tests.support.command import Command, run
+from tests.support.examples import examples
 from tests.support.graphs import problems
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(problems(), st.sampled_from([0, 4]), st.booleans())
 def test_they_add_up_to_the_exposed_time(problem: Problem, effort: int, contention: bool) -> None:
     if contention:

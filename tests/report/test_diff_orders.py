@@ -3,7 +3,7 @@
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import EXAMPLE
@@ -14,6 +14,7 @@ from overlap_sched.problem import Group, Kind, Node, Problem
 from overlap_sched.problem.allocator_settings import EXPANDABLE, PLAIN, VARIABLES
 from overlap_sched.report.diff.figures import Figure
 from overlap_sched.report.diff.orders import ReplayedOrder, diff_orders, moved_nodes, total_us
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import random_order
 
@@ -67,7 +68,7 @@ def test_compute_stays_where_a_launch_can_move_instead() -> None:
         assert moved_nodes(problem, before, after) == {1}
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(problems(max_steps=6), st.integers(0, 9), st.integers(10, 19))
 def test_what_moved_is_enough_and_the_least(problem: Problem, one: int, other: int) -> None:
     before, after = random_order(problem, one), random_order(problem, other)
@@ -83,7 +84,7 @@ def test_what_moved_is_enough_and_the_least(problem: Problem, one: int, other: i
         assert weight(problem, tuple(v for v in before if v not in moved)) == heaviest
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(problems(), st.integers(0, 9), st.integers(10, 19))
 def test_figures_are_those_of_the_judges(problem: Problem, one: int, other: int) -> None:
     orders = [tuple(random_order(problem, seed)) for seed in (one, other)]

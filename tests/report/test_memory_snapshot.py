@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.liveness import memory_profile
@@ -22,6 +22,7 @@ from overlap_sched.report.memory_snapshot import memory_snapshot, write_memory_s
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
 from tests.support.command import Command, run
+from tests.support.examples import examples
 from tests.support.graphs import problems
 
 # opcodes that the script of the viewer knows (torch/utils/viz/MemoryViz.js, unpickle)
@@ -95,7 +96,7 @@ def test_the_example(reordered: Schedule) -> None:
 
 
 @given(problem=problems())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_random_graphs(problem: Problem) -> None:
     if problem.memory_model == "runtime":
         check(schedule(problem, Options(headroom="10%")))

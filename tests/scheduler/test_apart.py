@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import Group, Kind, Node, Options, Problem, schedule
@@ -15,6 +15,7 @@ from overlap_sched.options import Concurrent
 from overlap_sched.report.words.together import together_figures, together_text
 from overlap_sched.scheduler.apart import clashes, kept_apart, on_one_stream
 from overlap_sched.scheduler.best import STALLS
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import random_order
 
@@ -121,7 +122,7 @@ def test_groups_that_share_through_others_are_on_one_stream() -> None:
     assert on_one_stream(step(ROW, COLUMN), "disjoint") == step(ROW, COLUMN)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(problems(), st.integers(0, 2**32 - 1), st.booleans(), st.sampled_from(STALLS))
 def test_orders_kept_apart_are_valid_hold_no_more_memory_and_satisfy_the_judge(
     problem: Problem, seed: int, defers: bool, stalls: float
@@ -137,7 +138,7 @@ def test_orders_kept_apart_are_valid_hold_no_more_memory_and_satisfy_the_judge(
             assert [v for v in made if v in problem.collectives] == launches
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(problems(), st.sampled_from(["disjoint", "one"]), st.sampled_from(["none", "group", "all"]))
 def test_schedules_keep_their_promise(problem: Problem, concurrent: Concurrent, preserve: str) -> None:
     options = Options(concurrent_groups=concurrent, preserve_collective_order=preserve, effort=1, strict=True)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import Options, read_problem, schedule
@@ -17,6 +17,7 @@ from overlap_sched.scheduler.beam_search import BeamSearchResult, beam_search
 from overlap_sched.scheduler.reference import Reference
 from tests.support.exact.search import shortest_step
 from tests.support.exact.table import DATA
+from tests.support.examples import examples
 from tests.support.graphs import problems
 
 MIB = 2**20
@@ -49,7 +50,7 @@ def test_orders_are_valid_and_within_the_budget(problem: Problem, positional: bo
 
 
 @given(problems(max_steps=6))
-@settings(max_examples=50)
+@examples(50)
 def test_nothing_is_better_than_the_optimum(problem: Problem) -> None:
     limit, _ = peak_memory(problem, problem.original_order)
     optimum = shortest_step(problem, limit)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from overlap_sched import read_problem
 from overlap_sched.judge.replay import replay
@@ -18,12 +18,13 @@ from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.policies import Policy
 from overlap_sched.scheduler.reference import Reference
 from tests.judge.test_contention import contended, contentions
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES
 
 
 @given(problems(max_steps=30), contentions)
-@settings(max_examples=100)
+@examples(100)
 def test_runs_know_the_times_that_the_judges_replay(problem: Problem, contention: Contention) -> None:
     problem = contended(problem, replace(contention, stretch={}))  # which their clock leaves out
     runs = []

@@ -4,10 +4,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched import EXAMPLE, Group, Kind, Node, Options, Problem, Storage, schedule
+from overlap_sched import Group, Kind, Node, Options, Problem, Storage, schedule
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import violation
 from overlap_sched.options import Preserve
@@ -20,6 +20,8 @@ from overlap_sched.scheduler.fill_links import MOST_IN_VAIN, IdlePlace, busiest_
 from overlap_sched.scheduler.needs import Overdraft, Reserve
 from overlap_sched.scheduler.stage import Context
 from tests.judge.test_contention import contended, contentions
+from tests.scheduler.test_reserve import large_layers
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import peak_by_definition
 from tests.support.stages import with_stage
@@ -189,7 +191,7 @@ def test_groups_of_one_link_are_busy_together() -> None:
     assert busiest_link(shared) == [1, 3]
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(problems(max_steps=30), st.sampled_from(("none", "group", "all")), contentions, st.integers(0, 12))
 def test_within_the_budget_and_never_longer(
     problem: Problem, preserve: Preserve, contention: Contention, room: int
@@ -215,5 +217,5 @@ def test_the_last_stage_knows_what_the_allocator_has(allocator: str) -> None:
         known.append(context.reserve is not None)
         return best
 
-    schedule(EXAMPLE, Options(allocator=allocator, strict=True), stages=with_stage("fill links", noted))
-    assert known == [allocator == "plain"]
+    schedule(large_layers(8, 64), Options(allocator=allocator, strict=True), stages=with_stage("fill links", noted))
+    assert known == {"none": [False], "plain": [False, True]}[allocator]  # first as if there were none

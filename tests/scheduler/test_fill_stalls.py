@@ -31,7 +31,7 @@ def filled(problem: Problem, order: Order, options: Options, reserve: Any = None
     return stalls_filled(Context(task, Reference(problem, order, task.live_ranges), ALL, reserve), found)
 
 
-@examples(600)
+@examples(120)
 @given(problems(max_steps=20), st.integers(0, 99), st.integers(0, 12), st.sampled_from(("none", "group", "all")))
 def test_within_the_budget_and_never_slower(problem: Problem, seed: int, room: int, kept: str) -> None:
     order = tuple(random_order(problem, seed)) if kept == "none" else problem.original_order

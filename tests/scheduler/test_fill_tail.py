@@ -31,7 +31,7 @@ def filled(problem: Problem, order: Order, limit: npt.NDArray[np.int64], wide: b
     return made.order, [problem.nodes[v].name for v in sorted(made.reasons) if made.reasons[v] == "deferred"]
 
 
-@examples(600)
+@examples(120)
 @given(problems(max_steps=20), st.integers(0, 99), st.integers(0, 12), st.booleans(), st.booleans())
 def test_within_the_budget_and_never_slower(problem: Problem, seed: int, room: int, flat: bool, wide: bool) -> None:
     order = tuple(random_order(problem, seed))

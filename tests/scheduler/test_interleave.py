@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_repro.bench.cases import slower_network
@@ -18,7 +18,7 @@ from overlap_sched.scheduler.chains import chains, has_chains
 from overlap_sched.scheduler.interleave import interleaved
 from overlap_sched.scheduler.reference import Reference
 from tests.support.chains import LISTINGS, forward
-from tests.support.examples import at_night
+from tests.support.examples import at_night, examples
 from tests.support.graphs import problems
 from tests.support.layers import layers
 from tests.support.oracle import INSTANCES, peak_by_definition
@@ -120,7 +120,7 @@ def test_taking_turns_takes_less_memory_than_lock_step() -> None:
     assert max(peak_by_definition(problem, list(order))) < task.base_bytes
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.data())
 def test_any_graph_within_any_budget(data: st.DataObject) -> None:
     problem = data.draw(problems(max_steps=20))
@@ -137,7 +137,7 @@ def test_any_graph_within_any_budget(data: st.DataObject) -> None:
     assert task.within_budget(order)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.data())
 def test_two_graphs_within_the_budget(data: st.DataObject) -> None:
     one, two = (data.draw(problems(max_steps=12, models=("runtime",))) for _ in range(2))

@@ -28,7 +28,7 @@ POLICIES = st.builds(
 )
 
 
-@examples(400)
+@examples(80)
 @given(problems(), POLICIES, st.integers(0, 99), st.integers(0, 9), st.booleans())
 def test_valid_and_within_the_budget_under_any_policy(
     problem: Problem, policy: Policy, seed: int, room: int, flat: bool

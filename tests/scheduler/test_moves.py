@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import Options, Problem
@@ -17,6 +17,7 @@ from overlap_sched.scheduler.candidate import Task
 from overlap_sched.scheduler.front import Front, FrontMember
 from overlap_sched.scheduler.moves import Moves, as_another, near, singles, with_moves
 from tests.scheduler.test_wander import scattered, task_of
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import random_order
 
@@ -28,7 +29,7 @@ def member_of(task: Task, order: Order, lacking_for: Sequence[int] = ()) -> tupl
 
 
 @given(problems(models=("runtime",)), st.integers(0, 2**32), st.sampled_from((0.0, 0.5, 1.0)), st.booleans())
-@settings(max_examples=50)
+@examples(50)
 def test_what_is_moved_is_valid_and_the_same_each_time(
     problem: Problem, seed: int, single: float, lacking: bool
 ) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import EXAMPLE, Group, Kind, Node, Options, Problem, Schedule, Storage, schedule
@@ -21,10 +21,10 @@ from overlap_sched.judge.validate import violation
 from overlap_sched.options import Base, headroom_bytes
 from overlap_sched.peak_memory.best import best_order
 from overlap_sched.problem.file import read_problem
-from overlap_sched.scheduler.needs import NOTHING
 from overlap_sched.scheduler.pipeline import Unfitted
 from overlap_sched.scheduler.portfolio import lowest_peak
 from overlap_sched.scheduler.stages import ALL
+from tests.scheduler.test_reserve import large_layers
 from tests.support.examples import at_night, examples
 from tests.support.graphs import problems
 from tests.support.layers import layers
@@ -72,7 +72,7 @@ def check_promises(problem: Problem, options: Options, result: Schedule) -> None
 
 
 @given(cases())
-@examples(400)
+@examples(80)
 def test_promises_hold_on_random_graphs(case: tuple[Problem, Options]) -> None:
     problem, options = case
     result = schedule(problem, options)
@@ -82,14 +82,14 @@ def test_promises_hold_on_random_graphs(case: tuple[Problem, Options]) -> None:
 
 @pytest.mark.slow
 @given(cases(max_steps=60))
-@examples(1500)
+@examples(300)
 def test_promises_hold_on_larger_random_graphs(case: tuple[Problem, Options]) -> None:
     problem, options = case
     check_promises(problem, options, schedule(problem, options))
 
 
 @given(cases(max_steps=6))
-@settings(max_examples=200)
+@examples(200)
 def test_bound_and_budget_against_every_order(case: tuple[Problem, Options]) -> None:
     problem, options = case
     if len(problem.nodes) > 8:
@@ -256,7 +256,7 @@ def test_a_broken_scheduler_costs_nothing(fault: Callable[..., object], said: st
 
 
 @given(problems(max_steps=30), st.randoms(use_true_random=False))
-@settings(max_examples=50)
+@examples(50)
 def test_a_scheduler_that_returns_nonsense_never_wins(problem: Problem, draw: object) -> None:
     """Orders at random in the scheduler's place: either they keep every promise or the original stays."""
     real = under_test.best_order
@@ -279,24 +279,23 @@ def test_a_scheduler_that_returns_nonsense_never_wins(problem: Problem, draw: ob
 
 
 @given(problems(models=("runtime",), max_steps=30), st.sampled_from(["original", "memory", "memory-peak"]))
-@settings(max_examples=30)
+@examples(30)
 def test_fitted_afterwards_is_what_schedule_makes(problem: Problem, base: Base) -> None:
     for options in (Options(base=base, allocator="plain"), Options(base=base, allocator="none")):
         afterwards, whole = Unfitted(problem, options), schedule(problem, options)
         same = replace(afterwards.fitted, schedule_s=whole.schedule_s)
         assert same == whole
         assert afterwards.live.order == schedule(problem, replace(options, allocator="none")).order
-        if afterwards.fits and afterwards.reserve is not None:  # the last stages may have gone another way to it
-            assert afterwards.reserve.overdraft(whole.order) == NOTHING
-            assert afterwards.reserve.overdraft(afterwards.quick.order) == NOTHING
+        assert not afterwards.fits or afterwards.live.order == whole.order == afterwards.quick.order
 
 
 def test_what_fails_while_it_is_fitted_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("overlap_sched.scheduler.best.within_reserve", _raise)
-    afterwards = Unfitted(EXAMPLE, Options(headroom="100%", allocator="plain"))
-    assert afterwards.live.order != EXAMPLE.original_order
+    problem = large_layers(8, 64)
+    afterwards = Unfitted(problem, Options(allocator="plain"))
+    assert afterwards.live.order != problem.original_order
     with pytest.warns(OverlapSchedWarning, match="the scheduler failed: ZeroDivisionError: a bug"):
-        assert afterwards.fitted.order == EXAMPLE.original_order
+        assert afterwards.fitted.order == problem.original_order
 
 
 @pytest.mark.slow
@@ -373,7 +372,7 @@ def test_real_graphs_under_every_option(budget: str, headroom: int | str, preser
 
 
 @given(problems(), st.sampled_from(["memory", "memory-peak"]), st.integers(0, 3))
-@settings(max_examples=40)
+@examples(40)
 def test_from_the_lowest_peak(problem: Problem, base: Any, effort: int) -> None:
     wanted = Options(base=base, effort=effort, memory_model=problem.memory_model, strict=True)
     result = schedule(problem, wanted)
@@ -387,7 +386,7 @@ def test_from_the_lowest_peak(problem: Problem, base: Any, effort: int) -> None:
 
 
 @given(problems(), st.sampled_from(["memory", "memory-peak"]), st.integers(0, 12), st.sampled_from([1, 4, 9]))
-@settings(max_examples=150)
+@examples(150)
 def test_another_base_is_never_worse_than_the_default_at_the_same_budget(
     problem: Problem, base: Any, headroom: int, effort: int
 ) -> None:

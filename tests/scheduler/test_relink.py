@@ -29,7 +29,7 @@ def test_positions_are_weighted_means() -> None:
     assert between((0, 1, 2, 3, 4, 5), (5, 0, 1, 2, 3, 4), 60) == (0, 1, 5, 2, 3, 4)
 
 
-@examples(300)
+@examples(60)
 @given(problems(max_steps=20), st.integers(0, 99), st.integers(0, 99), st.integers(0, 100))
 def test_orders_in_between_are_valid(problem: Problem, seed: int, other: int, percent: int) -> None:
     first, second = tuple(random_order(problem, seed)), tuple(random_order(problem, other))
@@ -37,7 +37,7 @@ def test_orders_in_between_are_valid(problem: Problem, seed: int, other: int, pe
     assert (between(first, second, 0), between(first, second, 100)) == (first, second)
 
 
-@examples(300)
+@examples(60)
 @given(problems(max_steps=20), st.integers(1, 3), st.integers(0, 12))
 def test_within_the_budget_and_never_longer(problem: Problem, effort: int, room: int) -> None:
     peak = max(peak_by_definition(problem, list(problem.original_order)))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import Group, Kind, Node, Options, Problem, Storage
@@ -19,6 +19,7 @@ from overlap_sched.scheduler.candidate import Task
 from overlap_sched.scheduler.repair import ROOMS, repaired
 from overlap_sched.scheduler.room import Growth, cheapest_room, out_of_memory, outgrown
 from tests.scheduler.test_reserve import large_layers
+from tests.support.examples import examples
 from tests.support.oracle import random_order
 
 LARGE = 2**40
@@ -200,7 +201,7 @@ def test_a_small_request_gets_no_room_among_large_blocks() -> None:
 
 
 @given(st.integers(0, 2**32), st.sampled_from(PRESERVE), st.integers(0, 40))
-@settings(max_examples=30)
+@examples(30)
 def test_repairs_keep_rules_budget_and_launch_order(seed: int, preserve: Preserve, headroom: int) -> None:
     problem = large_layers(4)
     live_ranges = LiveRanges(problem)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Problem
@@ -11,6 +11,7 @@ from overlap_sched.problem.contention import Contention
 from overlap_sched.scheduler.stream_times import FifoStreams, SharedStreams
 from overlap_sched.scheduler.streams import StreamTimes
 from tests.judge.test_contention import contended, two_groups, with_lanes
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import random_order
 
@@ -35,7 +36,7 @@ def run(streams: StreamTimes, problem: Problem, order: list[int]) -> list[float]
 
 
 @given(problems(), with_lanes)
-@settings(max_examples=200)
+@examples(200)
 def test_times_are_those_of_the_replay(problem: Problem, contention: Contention) -> None:
     slowed = contended(problem, replace(contention, stretch={}))  # which this clock leaves out
     for made, times in ((slowed, SharedStreams), (problem, SharedStreams), (problem, FifoStreams)):

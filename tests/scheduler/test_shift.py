@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import EXAMPLE, Options, read_problem
@@ -22,6 +22,7 @@ from overlap_sched.scheduler.policies import Policy
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.shift import _Line, shift, shifted
 from tests.judge.test_contention import contended, contentions
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES, peak_by_definition, random_order, step_by_definition
 
@@ -44,7 +45,7 @@ def test_users_of_a_storage_are_counted_alike_few_or_many(problem: Problem, seed
     assert shifted(live_ranges, order, limit) == many
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(problems(), st.integers(0, 99), st.integers(0, 12), st.booleans(), st.data())
 def test_within_the_budget_and_never_slower_whatever_the_times(
     problem: Problem, seed: int, room: int, flat: bool, data: st.DataObject
@@ -71,7 +72,7 @@ def test_within_the_budget_and_never_slower_whatever_the_times(
         assert after <= before * (1 + 1e-12)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(problems(), st.integers(0, 99))
 def test_without_a_limit_nothing_stands_between_a_wait_and_its_first_user(problem: Problem, seed: int) -> None:
     order = random_order(problem, seed)
@@ -86,7 +87,7 @@ def test_without_a_limit_nothing_stands_between_a_wait_and_its_first_user(proble
             assert node.kind is Kind.WAIT or (node.kind is Kind.COMPUTE and node.time_us == 0)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(problems(), st.integers(0, 99), st.integers(0, 8))
 def test_memory_is_counted_exactly_move_by_move(problem: Problem, seed: int, room: int) -> None:
     order = random_order(problem, seed)
@@ -145,7 +146,7 @@ def test_pairs_are_kept() -> None:
     assert kept.index(mm) < kept.index(gather)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(problems(max_steps=20), contentions, st.integers(0, 99))
 def test_under_contention_the_phase_keeps_what_it_would_make_longer(
     problem: Problem, contention: Contention, seed: int

@@ -1,18 +1,19 @@
 """Stages: whatever is left out, every promise is kept; what is left out does not run."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import Options, Problem, schedule
 from overlap_sched.judge.validate import violation
 from overlap_sched.scheduler.stages import ALL, QUICK
 from tests.scheduler.test_reserve import large_layers
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.stages import with_stage
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(problems(models=("runtime",), max_steps=20), st.sets(st.sampled_from(ALL.names)), st.integers(0, 2))
 def test_every_promise_is_kept_without_some_of_them(problem: Problem, without: set[str], seed: int) -> None:
     options = Options(allocator="plain", strict=True)

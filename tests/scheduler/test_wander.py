@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import Group, Kind, Node, Options, Problem, Storage
@@ -22,6 +22,7 @@ from overlap_sched.scheduler.moves import Moves
 from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
 from overlap_sched.scheduler.wander import BATCH, MOST, MOST_SHORTER, Trials, wandered
 from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import random_order
 
@@ -230,7 +231,7 @@ def test_what_fits_by_luck_alone_is_no_end(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @given(problems(models=("runtime",)), st.sampled_from((1.0, 1.1)), st.floats(0.3, 1.0))
-@settings(max_examples=30)
+@examples(30)
 def test_a_walk_keeps_to_budget_and_step_and_loses_nothing(problem: Problem, longer: float, part: float) -> None:
     problem = with_sizes_of_all_kinds(problem)
     task = task_of(problem, "20%")

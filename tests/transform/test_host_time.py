@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from overlap_sched import Kind, Node, Options, Problem, schedule
 from overlap_sched.cost.model import Collective
@@ -20,6 +20,7 @@ from overlap_sched.transform.rewrites import BUCKETED, Bucket, Keep, Regather, R
 from overlap_sched.transform.trial import TrialContext, nothing
 from overlap_sched.transform.variant import ProblemVariant
 from overlap_sched.transform.wanted import most_gain_us, wanted_of
+from tests.support.examples import examples
 from tests.support.gathered_twice import whole_step
 from tests.support.oracle import peak_by_definition, step_by_definition
 from tests.support.sharded import US_PER_BYTE, Wires, sharded, sharded_problems
@@ -75,7 +76,7 @@ def test_nothing_is_exposed_and_fewer_launches_are_worth_a_bucket() -> None:
 
 @pytest.mark.slow
 @given(sharded_problems())
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def test_a_plan_keeps_its_promises(problem: Problem) -> None:
     problem = on_host(problem)
     found = plan(problem, PRICES, Options(rewrites=("bucket", "split", "keep", "regather", "stream")))

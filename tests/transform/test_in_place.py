@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from overlap_sched import Kind, Node, Options, Problem
 from overlap_sched.errors import RewriteError
@@ -15,6 +15,7 @@ from overlap_sched.transform.plan import Plan, plan
 from overlap_sched.transform.records import records
 from overlap_sched.transform.rewrites import Bucket, InPlace, Rewrite, from_json, to_json
 from overlap_sched.transform.wanted import most_gain_us, wanted_of
+from tests.support.examples import examples
 from tests.support.oracle import peak_by_definition, step_by_definition
 from tests.support.puts import put_step, put_steps
 from tests.support.sharded import COPY_US_PER_BYTE, PRICES
@@ -169,7 +170,7 @@ def kept_promises(problem: Problem, found: Plan) -> None:
 
 @pytest.mark.slow
 @given(put_steps())
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_a_plan_is_never_longer_and_fits(problem: Problem) -> None:
     found = plan(problem, PRICES, replace(IN_PLACE, strict=True))
     kept_promises(problem, found)
@@ -178,7 +179,7 @@ def test_a_plan_is_never_longer_and_fits(problem: Problem) -> None:
 
 @pytest.mark.slow
 @given(put_steps())
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def test_with_buckets_a_plan_keeps_its_promises(problem: Problem) -> None:
     kept_promises(problem, plan(problem, PRICES, Options(rewrites=("bucket", "in_place"), strict=True)))
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from overlap_sched import Options, Problem
 from overlap_sched.judge.liveness import memory_profile
@@ -17,6 +17,7 @@ from overlap_sched.transform.records import records
 from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite, Split
 from overlap_sched.transform.trial import order_as_it_was
 from overlap_sched.transform.wanted import most_gain_us, wanted_of
+from tests.support.examples import examples
 from tests.support.gathered_twice import whole_step, whole_steps
 from tests.support.oracle import peak_by_definition, step_by_definition
 from tests.support.sharded import PRICES
@@ -47,7 +48,7 @@ def kept_promises(problem: Problem, found: Plan) -> None:
 
 @pytest.mark.slow
 @given(whole_steps())
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_a_plan_keeps_its_promises(problem: Problem) -> None:
     found = plan(problem, PRICES, replace(ALL, strict=True))
     kept_promises(problem, found)
@@ -56,7 +57,7 @@ def test_a_plan_keeps_its_promises(problem: Problem) -> None:
 
 
 @given(whole_steps())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_what_is_admitted_fits_as_the_judge_counts(problem: Problem) -> None:
     order, budget = problem.original_order, peak(problem)
     for gap in to_keep(problem, order, twice(problem, None)):
@@ -182,7 +183,7 @@ def test_a_large_collective_in_front_of_a_short_one_is_split() -> None:
 
 
 @given(whole_steps())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_an_order_of_what_was_rewritten_comes_back(problem: Problem) -> None:
     keeps = chained(to_keep(problem, problem.original_order, twice(problem, None)))
     after = apply(problem, keeps, PRICES)

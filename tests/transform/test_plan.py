@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from overlap_sched import Group, Kind, Node, Options, Problem, Storage, schedule
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
@@ -24,6 +24,7 @@ from overlap_sched.transform.plan import plan, plan_of_rewrites
 from overlap_sched.transform.rewrites import Bucket, Stream
 from overlap_sched.transform.trial import Trial, TrialContext, again
 from overlap_sched.transform.wanted import wanted_of
+from tests.support.examples import examples
 from tests.support.oracle import peak_by_definition, step_by_definition
 from tests.support.sharded import PRICES, RANKS, sharded, sharded_problems
 from tests.support.symbolic import meanings
@@ -37,7 +38,7 @@ BUCKETS = Options(rewrites=("bucket",))
 
 @pytest.mark.slow
 @given(sharded_problems())
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def test_a_plan_keeps_its_promises(problem: Problem) -> None:
     found = plan(problem, PRICES, ALL)
     after, order = found.schedule.problem, list(found.schedule.order)

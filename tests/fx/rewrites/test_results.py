@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
@@ -15,6 +15,7 @@ from overlap_sched.fx.rewrites import prepare, rewrite_graph
 from overlap_sched.fx.rewrites.sites import layout
 from overlap_sched.options import Options
 from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split, Stream
+from tests.support.examples import examples
 from tests.support.fx_graphs import RANKS, TIMINGS, gather, outcome, reordered, same, scatter, trace, wait
 from tests.support.rewrite_graphs import GRAPHS, described, legal, reduce, tried
 
@@ -186,7 +187,7 @@ def program(steps: list[tuple[str, int, int]], *inputs: Tensor) -> list[Tensor]:
 
 @pytest.mark.slow
 @given(programs(), st.integers(0, 10**6))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_random_graphs_with_random_rewrites(steps: list[tuple[str, int, int]], seed: int) -> None:
     shapes = ((4, 8), (4, 8), (8, 4))
     original, gm = (trace(lambda *xs: program(steps, *xs), *shapes) for _ in range(2))

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.replay import replay
@@ -18,6 +18,7 @@ from overlap_sched.report.words.reserved import reserved_changes, reserved_figur
 from overlap_sched.report.words.schedule import figures
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
+from tests.support.examples import examples
 from tests.support.graphs import problems
 
 
@@ -119,7 +120,7 @@ def test_the_example_in_memory(reordered: Schedule) -> None:
 
 
 @given(problem=problems())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_random_graphs_add_up(problem: Problem) -> None:
     found = schedule(problem, Options(headroom="10%", memory_model=problem.memory_model))
     page = page_of(found)

@@ -8,13 +8,13 @@ of it; only if all are the same do all use it. The protocol, and why it cannot c
 import hashlib
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from overlap_sched.distributed.digest import Digest
 from overlap_sched.distributed.membership import PREFIX, Membership, Store, members_of, membership_of
-from overlap_sched.distributed.protocol import InDoubtError, NotShownError, Steps, StoreCall, agreement_steps
+from overlap_sched.distributed.protocol import InDoubtError, NotShownError, StoreCall, agreement_steps
 from overlap_sched.distributed.verdict import Verdict
 from overlap_sched.errors import AgreementError
 
@@ -108,10 +108,10 @@ def agree(
         return _checked(Agreement(False, Verdict(False, str(error))), mine, strict)
     members = members_of(membership, ranks)
     name = uuid.uuid4().hex
-    limits = (timeout_s, timeout_s * ABSENT_SHARE)
+    limits = limits_of(timeout_s)
     steps = agreement_steps(mine, name, membership.rank, members, *limits, rest)
     try:
-        verdict = _run(steps, membership.store, _prefix(membership, members), limits, clock, sleep)
+        verdict: Verdict = run_steps(steps, membership.store, prefix_of(membership, members), limits, clock, sleep)
         result = Agreement(verdict.agreed, verdict, waited_s=clock() - began)
         if verdict.agreed:  # nothing that could fail comes after this
             return result
@@ -150,15 +150,20 @@ class Backoff:
         return True
 
 
-def _run(
-    steps: Steps,
+def limits_of(timeout_s: float) -> tuple[float, float]:
+    """Return the limit, and the short one, in seconds."""
+    return timeout_s, timeout_s * ABSENT_SHARE
+
+
+def run_steps(
+    steps: Generator[StoreCall, Any, Any],
     store: Store,
     prefix: str,
     limits: tuple[float, float],
     clock: Callable[[], float],
     sleep: Callable[[float], object],
-) -> Verdict:
-    """Drive one rank's steps on a real store and a real clock; what fails is thrown into them."""
+) -> Any:
+    """Drive one rank's steps on a real store and a real clock; what fails is thrown into them. Returns what they do."""
     backoff = Backoff(clock, sleep)
     result: Any = None
     fault: Exception | None = None
@@ -174,8 +179,7 @@ def _run(
             except Exception as error:  # torch's stores raise several types, none of them public
                 fault = error
     except StopIteration as done:
-        verdict: Verdict = done.value
-        return verdict
+        return done.value
 
 
 def perform(step: StoreCall, store: Store, prefix: str) -> Any:
@@ -186,7 +190,7 @@ def perform(step: StoreCall, store: Store, prefix: str) -> Any:
     return result.decode() if isinstance(result, bytes) else result
 
 
-def _prefix(membership: Membership, members: tuple[int, ...]) -> str:
+def prefix_of(membership: Membership, members: tuple[int, ...]) -> str:
     """Other members, other keys: a rank may agree with different others about different graphs."""
     if len(members) == membership.world_size:
         return f"{PREFIX}agreement/all/"

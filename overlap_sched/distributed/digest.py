@@ -22,6 +22,9 @@ from overlap_sched.problem.precedence import launched_on
 PARTS = ("operators", "sizes", "options", "costs", "order")
 """What is compared, causes first: other operators have other sizes, costs and another order as well."""
 
+LAUNCHES_KEPT = "launches kept: "
+"""How the order begins that code from a cache shows where it launches as the original does."""
+
 
 @dataclass(frozen=True)
 class Digest:

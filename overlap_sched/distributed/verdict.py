@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from overlap_sched.distributed.digest import PARTS, Digest
+from overlap_sched.distributed.digest import LAUNCHES_KEPT, PARTS, Digest
 from overlap_sched.distributed.gathered import SHOWN_RANGES, mixed, ranks_text
 
 SHOWN_GRAPHS = 2
@@ -49,6 +49,8 @@ class Verdict:
         again: Nothing is decided: the ranks are alike, but some could take this only together with more, which others
             do not have yet. All ask again, without it.
         mixed: Ranks gather different parameters; whatever is decided, torch alone would too. ``""``: not that we know.
+        negotiable: The ranks launch alike, and nothing has failed: they may still choose one new launch sequence for
+            all (:mod:`overlap_sched.distributed.negotiation`).
     """
 
     agreed: bool
@@ -60,6 +62,11 @@ class Verdict:
     as_before: bool = False
     again: bool = False
     mixed: str = ""
+    negotiable: bool = False
+
+    def followed(self, rank: int) -> str:
+        """Say what is done where the ranks have chosen the launch sequence of one of them."""
+        return str(self.reason).replace(KEPT, f"all launch as rank {rank} does")
 
     @property
     def to_mend(self) -> bool:
@@ -176,7 +183,10 @@ def _not_agreed(said: str, digests: Mapping[int, Digest], differs: Mapping[str, 
     alike = len(launches) == 1 and "" not in launches
     repairs = [_REPAIR[part] for part in differs if part in _REPAIR]
     decided = f"{said}; {KEPT}." if alike else f"{said}. {_NOT_ALIKE}"
-    return Verdict(False, " ".join([decided, *repairs]), alike, differs, shown=_identities(digests))
+    whole = not any(digest.failure or digest.order.startswith(LAUNCHES_KEPT) for digest in digests.values())
+    negotiable = alike and whole and bool(differs) and not repairs
+    reason = " ".join([decided, *repairs])
+    return Verdict(False, reason, alike, differs, shown=_identities(digests), negotiable=negotiable)
 
 
 def _identities(digests: Mapping[int, Digest]) -> tuple[str, ...]:

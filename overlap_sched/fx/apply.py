@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from overlap_sched.fx.reordering import reorder
 from overlap_sched.fx.rewrites import alike_of, prepare
 from overlap_sched.fx.rewrites.planning import may_rewrite, plan_lifted
 from overlap_sched.options import Options, check_names, on_devices
+from overlap_sched.problem import Problem
 from overlap_sched.report.units import count, duration, size
 from overlap_sched.report.words.kept import why_no_better
 from overlap_sched.report.words.reserved import held_lines
@@ -128,12 +129,22 @@ def _figures(figures: Figures) -> str:
     return f"step {duration(figures.step_us)}, {duration(figures.exposed_us)} exposed, peak {size(figures.peak_bytes)}"
 
 
-def schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options | None = None, **lift_arguments: Any) -> Report:
+Scheduler = Callable[[Problem, Options], Schedule]
+
+
+def schedule_graph(
+    gm: fx.GraphModule | fx.Graph,
+    options: Options | None = None,
+    *,
+    scheduler: Scheduler | None = None,
+    **lift_arguments: Any,
+) -> Report:
     """Reorder a graph in place so that its communication hides behind its compute, within the memory budget.
 
     Args:
         gm: A graph whose nodes have ``meta["val"]``, after AOTAutograd. A module is recompiled.
         options: How; ``None``: the defaults (zero headroom).
+        scheduler: Makes the order; ``None``: :func:`~overlap_sched.schedule`.
         **lift_arguments: What :func:`overlap_sched.fx.lift` takes, but for ``memory_model``, which is in ``options``:
             ``cost``, ``model``, ``parameters``, ``donated``, ``name``, ``groups``, ``ranks_per_node``,
             ``device_filter`` and ``fusion``.
@@ -150,7 +161,7 @@ def schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options | None = None
     check_model(lift_arguments.get("model"))
     before = list((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes)
     try:
-        return _schedule_graph(gm, options, lift_arguments)
+        return _schedule_graph(gm, options, lift_arguments, scheduler or schedule)
     except VerificationError:
         raise
     except Exception as error:  # a pass that fails must not take the compilation with it
@@ -163,7 +174,9 @@ def schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options | None = None
         return Report(name, reason=reason)
 
 
-def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_arguments: Mapping[str, Any]) -> Report:
+def _schedule_graph(
+    gm: fx.GraphModule | fx.Graph, options: Options, lift_arguments: Mapping[str, Any], scheduler: Scheduler
+) -> Report:
     began = time.perf_counter()
     lifted = lift(gm, memory_model=options.memory_model, **lift_arguments)
     lift_s = time.perf_counter() - began
@@ -188,7 +201,7 @@ def _schedule_graph(gm: fx.GraphModule | fx.Graph, options: Options, lift_argume
                 pending.commit()
                 took_s = time.perf_counter() - began
                 return replace(report, changed=True, reorder_s=took_s, rewrites=made.rewrites, made=made)
-    plan = report.schedule or schedule(lifted.problem, on_devices(options, lifted.devices))
+    plan = report.schedule or scheduler(lifted.problem, on_devices(options, lifted.devices))
     if stays(plan):
         return replace(report, schedule=plan, reason=f"{why_no_better(plan)}{_not_sized(lifted.notes)}")
     began = time.perf_counter()

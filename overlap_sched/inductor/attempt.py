@@ -1,7 +1,8 @@
 """One graph on its way through a plug-in: planned, agreed with the other ranks, or left as it was.
 
     plan -> all ranks agree                 -> use it
-         -> they differ, but launch alike   -> plan again with the launches kept, use that
+         -> they differ, but launch alike   -> choose one of their launch sequences, plan with that, and agree on it
+                                            -> else plan again with the launches kept, use that
          -> anything else                   -> the graph as it was, and why
 
 A new order of launches is used only where all ranks use the same: what fails after they have agreed on one must not
@@ -9,13 +10,15 @@ change the outcome, since a rank that fell back by itself would launch in anothe
 Where the launches are kept, that order is the original one, and any rank may fall back by itself at any time.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
-from overlap_sched.distributed import Agreement, Digest
+from overlap_sched.distributed import Agreement, Digest, Verdict
+from overlap_sched.distributed.negotiation import Choice, chosen_digest, negotiate
 from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor.agree import given_up, order_digest, shown
+from overlap_sched.inductor.agree import ask, given_up, order_digest, shown
 from overlap_sched.inductor.cached_orders import CachedOrder, decided, order_of
 from overlap_sched.inductor.console import said, warn
 from overlap_sched.inductor.gathered import by_position
@@ -24,6 +27,9 @@ from overlap_sched.inductor.reporting import GraphReport, record
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
+from overlap_sched.scheduler.follow import Proposal
+from overlap_sched.scheduler.pipeline import follow, schedule
+from overlap_sched.scheduler.result import Schedule
 
 
 @dataclass
@@ -41,6 +47,9 @@ class Attempt:
         launches: The original launch sequence; ``None``: not known.
         planned: The launch sequence of the order that was planned; ``None``: there is no such order.
         keeps: The ranks differ, but launch alike: nothing else than ``launches`` may run.
+        following: Whose order gives the launch sequence, as the ranks that differ have chosen; ``None``: nobody's.
+        asked: The options of the last plan.
+        followed: What was made so, by the proposal.
         cached: What the code carries into torch's cache; ``None``: it must not be cached, or need not be agreed on.
     """
 
@@ -52,6 +61,9 @@ class Attempt:
     launches: Launches | None = None
     planned: Launches | None = None
     keeps: bool = False
+    following: Proposal | None = None
+    asked: Options | None = None
+    followed: dict[Proposal, Schedule] = field(default_factory=dict)
     cached: CachedOrder | None = None
 
     def decided(self, plan: Callable[["Attempt"], Report]) -> Report:
@@ -68,24 +80,101 @@ class Attempt:
         if agreement is None:
             return report
         if not agreement.agreed:
-            report = self._not_agreed(report, plan, agreement)
-        self._cache(mine, agreement, report)  # does not fail: the others use the order
+            report = self._not_agreed(report, plan, agreement, mine)
+        if self.following is None:
+            self._cache(mine, agreement, report)  # does not fail: the others use the order
         return report
 
-    def _not_agreed(self, report: Report, plan: Callable[["Attempt"], Report], agreement: Agreement) -> Report:
+    def scheduled(self, problem: Problem, options: Options) -> Schedule:
+        """Schedule, as the ranks have decided by then.
+
+        Raises:
+            NotUnderstoodError: The launch sequence that was chosen cannot be had after all.
+        """
+        self.asked = options
+        if self.following is None:
+            return schedule(problem, options)
+        found = self._following(problem, self.following, options)
+        if found is None:
+            raise NotUnderstoodError("the launch sequence of another rank cannot be followed")
+        return found
+
+    def _following(self, problem: Problem, proposal: Proposal, options: Options) -> Schedule | None:
+        """As another rank proposes; what was made of the same problem is not made again."""
+        known = self.followed.get(proposal)
+        if known is not None and known.problem == problem:
+            return known
+        found = follow(problem, proposal, options)
+        if found is not None:
+            self.followed[proposal] = found
+        return found
+
+    def _not_agreed(
+        self, report: Report, plan: Callable[["Attempt"], Report], agreement: Agreement, mine: Digest
+    ) -> Report:
         """The report with all launches in their original order: whatever fails from here on may fail on one rank."""
         reason = str(agreement.reason)
         if agreement.verdict.launches_alike:
             self.keeps = True
-            if report.schedule is None:  # this rank has nothing to use, and nobody needs it to
-                return report
-            if agreement.verdict.to_mend:
+            if agreement.verdict.negotiable and self.settings.options.preserve_collective_order == "none":
+                return self._negotiated(report, plan, agreement.verdict, mine)
+            if agreement.verdict.to_mend and report.schedule is not None:
                 warn(f"overlap_sched keeps the launch order of {report.name!r}: {reason}")
             return self._launches_kept(report, plan, reason)
         if report.reason is not None and not report.changed:
             reason = f"{report.reason}; {reason}"
         warn(f"overlap_sched leaves {report.name!r} as it was: {reason}")
         return replace(report, changed=False, reason=reason)
+
+    def _negotiated(self, own: Report, plan: Callable[["Attempt"], Report], verdict: Verdict, mine: Digest) -> Report:
+        """The report of an order with the launch sequence that all ranks have chosen; else of one that keeps its own.
+
+        Whatever fails here, this rank shows it to the others, and all keep their launches.
+        """
+        alone = self.settings
+        report = kept = self._launches_kept(own, plan, str(verdict.reason))
+        try:
+            choice = self._choice(own, kept, verdict)
+            sequence: tuple[int, ...] = ()
+            if choice.proposal is not None and choice.proposer is not None:
+                self.settings = replace(alone, options=replace(alone.options, rewrites=()))
+                self.following, self.planned = choice.proposal, None
+                report = replace(plan(self), kept=verdict.followed(choice.proposer))
+                sequence = self._sequence(report)
+            shows = chosen_digest(mine, verdict, choice, sequence)
+        except Exception as error:
+            shows = chosen_digest(mine, verdict, None, failure=said(error))
+        agreement = ask(shows, self.settings)
+        if agreement is not None and agreement.agreed:  # nothing that could fail comes after this
+            return report
+        if self.following is not None:
+            self.settings, self.following, self.planned = alone, None, None
+            return self._launches_kept(own, plan, str(verdict.reason))
+        return kept
+
+    def _choice(self, own: Report, kept: Report, verdict: Verdict) -> Choice:
+        """Which launch sequence this rank and all others have chosen."""
+        problem, asked = self.problem, self.asked
+        if own.schedule is None or kept.schedule is None or problem is None or asked is None:
+            raise NotUnderstoodError("there is no order to propose")
+        options = replace(asked, preserve_collective_order="none")
+
+        def planned(proposals: Mapping[int, Proposal]) -> dict[int, float]:
+            made = {rank: self._following(problem, proposal, options) for rank, proposal in proposals.items()}
+            return {rank: math.inf if one is None else one.scheduled.step_us for rank, one in made.items()}
+
+        figures = kept.schedule.scheduled if kept.changed else kept.schedule.original
+        order = own.schedule.order if own.changed else own.schedule.problem.original_order
+        proposal = Proposal.of(own.schedule.problem, order)
+        settings = self.settings
+        return negotiate(verdict, proposal, figures.step_us, planned, settings.timeout_s, ranks=settings.ranks)
+
+    def _sequence(self, report: Report) -> tuple[int, ...]:
+        """The launches that were planned, each by its place in the original sequence."""
+        if not report.changed or self.launches is None or self.planned is None:
+            raise NotUnderstoodError(f"the launch sequence of another rank is not used: {report.reason}")
+        place = {node: k for k, node in enumerate(self.launches)}
+        return tuple(place[node] for node in self.planned)
 
     def _report_of(self, plan: Callable[["Attempt"], Report]) -> Report:
         try:
@@ -103,6 +192,8 @@ class Attempt:
 
     def _launches_kept(self, report: Report, plan: Callable[["Attempt"], Report], reason: str) -> Report:
         """The report of an order that moves no launch."""
+        if report.schedule is None:  # this rank has nothing to use, and nobody needs it to
+            return report
         if report.changed and self.planned != self.launches:
             options = replace(self.settings.options, rewrites=(), preserve_collective_order="all")
             self.settings, self.planned = replace(self.settings, options=options), None

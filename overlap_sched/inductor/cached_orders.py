@@ -23,6 +23,7 @@ from typing import Any
 from torch import fx
 
 from overlap_sched.distributed import Agreement, Digest
+from overlap_sched.distributed.digest import LAUNCHES_KEPT
 from overlap_sched.errors import AgreementError
 from overlap_sched.inductor.agree import ask, asks
 from overlap_sched.inductor.console import log, warn
@@ -91,7 +92,7 @@ def order_of(mine: Digest, agreement: Agreement, kept_order: str) -> CachedOrder
         return CachedOrder(mine, agreed=True)
     if not agreement.verdict.differs or mine.failure:  # a rank was late, the store failed
         return None
-    return CachedOrder(replace(mine, order=f"launches kept: {kept_order}"), agreed=False)
+    return CachedOrder(replace(mine, order=f"{LAUNCHES_KEPT}{kept_order}"), agreed=False)
 
 
 def note_rewrites(graph: fx.Graph) -> Callable[[CachedOrder | None], None]:

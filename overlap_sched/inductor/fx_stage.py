@@ -87,7 +87,9 @@ def _plan(
     if compiled:
         note_held(graph)
     fusion: Fusion = "inductor" if compiled else "none"
-    report = schedule_graph(gm, settings.options, name=name, fusion=fusion, **settings.costs)
+    report = schedule_graph(
+        gm, settings.options, name=name, fusion=fusion, scheduler=attempt.scheduled, **settings.costs
+    )
     if report.schedule is None and report.reason == NO_COLLECTIVES:
         attempt.key = None
         return Report(name, reason=NO_COLLECTIVES)

@@ -28,7 +28,6 @@ from overlap_sched.inductor.versions import check_torch
 from overlap_sched.options import on_devices
 from overlap_sched.report.words.kept import why_no_better
 from overlap_sched.scheduler.collector import no_collection
-from overlap_sched.scheduler.pipeline import schedule
 
 if TYPE_CHECKING:
     from overlap_sched.inductor.lift.lifting import LiftedKernels
@@ -160,7 +159,7 @@ def _plan(snodes: list[Any], kept: list[Any], attempt: Attempt, planned: Planned
     known: dict[str, Any] = {"notes": lifted.notes, "undeclared": lifted.undeclared, "sizes": lifted.sizes}
     known["lift_s"] = time.perf_counter() - began
     problem = attempt.problem = lifted.problem
-    plan = schedule(problem, on_devices(settings.options, private.V.graph.device_types))
+    plan = attempt.scheduled(problem, on_devices(settings.options, private.V.graph.device_types))
     if stays(plan):
         return Report(problem.name, plan, reason=why_no_better(plan), **known)
     began = time.perf_counter()

@@ -32,7 +32,7 @@ it shows in what waits allocate and use, never in the code that counts.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -133,6 +133,21 @@ class Problem:
         For the scheduler; the judges make their own.
         """
         return tuple(0.0 if node.kind in (Kind.COLLECTIVE, Kind.WAIT) else node.time_us for node in self.nodes)
+
+    def renumbered(self, order: Order) -> "Problem":
+        """The same with another original order, a valid one; storages keep their ids."""
+        at = dict(zip(order, range(len(order)), strict=True))
+        moved = (self.nodes[v] for v in order)
+        return replace(
+            self,
+            nodes=tuple(
+                node._replace(
+                    deps=tuple(at[u] for u in node.deps),
+                    collective=None if node.collective is None else at[node.collective],
+                )
+                for node in moved
+            ),
+        )
 
     def names(self, order: Order) -> list[str]:
         """The order as node names: what ``--out`` writes and the judge reads."""

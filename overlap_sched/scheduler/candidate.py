@@ -76,11 +76,13 @@ class Task:
         problem: What to schedule.
         options: How.
         base_bytes: The peak that headroom is counted from.
+        like: An order whose launch sequence all others keep; ``None``: they keep what the options say.
     """
 
     problem: Problem
     options: Options
     base_bytes: int
+    like: Order | None = None
 
     @cached_property
     def live_ranges(self) -> LiveRanges:
@@ -103,6 +105,8 @@ class Task:
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
         """Collectives whose launches must keep their order (``options.preserve_collective_order``)."""
+        if self.like is not None:
+            return launch_pairs(self.problem, self.like, "all")
         return launch_pairs(self.problem, self.problem.original_order, self.options.preserve_collective_order)
 
     def limit_after(self, best: Candidate) -> npt.NDArray[np.int64]:
@@ -117,6 +121,11 @@ class Task:
         """The candidate with its nodes in another valid order."""
         moved = self.measured(order)
         return replace(candidate, order=moved.order, step_us=moved.step_us, peak_bytes=moved.peak_bytes)
+
+    @property
+    def may_stay(self) -> bool:
+        """May the original order be taken? Another launch sequence may be asked for."""
+        return self.like is None and self.within_budget(self.problem.original_order)
 
     def within_budget(self, order: Order) -> bool:
         """Does a valid order keep to the budget?"""

@@ -28,6 +28,7 @@ from overlap_sched.problem import Problem
 from overlap_sched.scheduler.best import BestOrder, apart, best_order, for_live_bytes
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.explain import decisions
+from overlap_sched.scheduler.follow import Proposal, best_like
 from overlap_sched.scheduler.needs import NOTHING, Reserve
 from overlap_sched.scheduler.result import Figures, Schedule
 from overlap_sched.scheduler.stage import Stages
@@ -57,6 +58,28 @@ def schedule(problem: Problem, options: Options | None = None, *, stages: Stages
     return _judged(
         problem, options, before, lambda original: best_order(problem, options, original, stages, seed), stages, seed
     )
+
+
+def follow(problem: Problem, proposal: Proposal, options: Options | None = None) -> Schedule | None:
+    """Reorder as :func:`schedule` does, with the launch sequence of another rank's order.
+
+    Args:
+        problem: What to schedule: nearly what that rank has scheduled.
+        proposal: That rank's order.
+        options: How; ``None``: the defaults (zero headroom).
+
+    Returns:
+        ``None``: there is no such order within the budget, or it would take longer than the original one.
+
+    Raises:
+        MemoryModelError: The problem is in another memory model than ``options.memory_model``.
+        VerificationError: With ``strict=True``: what would otherwise be the reason for falling back.
+    """
+    options = options or Options()
+    _check_memory_model(problem, options)
+    before = measure(problem, problem.original_order)
+    found = best_like(Task(problem, options, max(before.profile)), proposal, QUICK)
+    return None if found is None else _judged(problem, options, before, lambda _: (found, max(before.profile)))
 
 
 class Unfitted:

@@ -48,7 +48,7 @@ class Pool:
 
     def at_any_price(self) -> "Pool":
         """The same where a few MiB more may be lacking, and no step up to that of the original order is too long."""
-        original = ((NOTHING, self.original),) if self.reserve.task.within_budget(self.original.order) else ()
+        original = ((NOTHING, self.original),) if self.reserve.task.may_stay else ()
         lenient = self.reserve.lenient
         tried = tuple((lenient.overdraft(found.order), found) for _, found in (*self.tried, *original))
         made = tuple(pair for pair in tried if any(pair[1] is found for _, found in self.made))

@@ -69,7 +69,7 @@ def as_it_was(context: Context, pool: Pool) -> Pool:
     original = pool.original
     if pool.held_us <= pool.enough_us or original.step_us > pool.most_us:
         return pool
-    if not context.task.within_budget(original.order):
+    if not context.task.may_stay:
         return pool
     return pool.with_tried([(pool.reserve.overdraft(original.order), original)])
 

@@ -44,7 +44,7 @@ BEFORE: dict[str, tuple[str, Any]] = {
     "hazards": ("overlap_sched.inductor.lift.lifting.dependencies", fails),
     "costs": ("overlap_sched.inductor.lift.lifting.KernelCosts", fails),
     "problem": ("overlap_sched.inductor.lift.lifting.Problem", fails),
-    "schedule": ("overlap_sched.inductor.scheduler_pass.schedule", fails),
+    "schedule": ("overlap_sched.inductor.attempt.schedule", fails),
     "reordered": ("overlap_sched.inductor.lift.lifting.LiftedKernels.reordered", fails),
     "missing node": ("overlap_sched.inductor.lift.lifting.LiftedKernels.reordered", a_node_short),
     "node twice": ("overlap_sched.inductor.lift.lifting.LiftedKernels.reordered", twice_the_first),
@@ -156,7 +156,7 @@ def test_warnings_that_are_errors_do_not_stop_a_job(plain: Compiled, monkeypatch
 
 FX_FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "lift": ("overlap_sched.fx.apply.lift", fails),
-    "schedule": ("overlap_sched.fx.apply.schedule", fails),
+    "schedule": ("overlap_sched.inductor.attempt.schedule", fails),
     "reorder": ("overlap_sched.fx.apply.reorder", fails),
     "all": ("overlap_sched.inductor.fx_stage.schedule_graph", fails),
     "report": ("overlap_sched.inductor.reporting.trace_structured", fails),

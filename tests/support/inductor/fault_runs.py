@@ -22,15 +22,17 @@ import torch.distributed as dist
 
 import overlap_sched
 from overlap_sched import Options
-from overlap_sched.distributed import agreement, membership
+from overlap_sched.distributed import agreement, membership, negotiation
 from tests.support.inductor.injection import ERRORS, FaultyStore, Watch
-from tests.support.inductor.models import Swapped, step
+from tests.support.inductor.models import OtherSwapped, Swapped, step
 
 CACHED = "inductor, found in a cache"
 REWRITTEN = "backend, with rewrites"
 WAYS = ("backend", "inductor", CACHED, REWRITTEN)
 DIFFERENT = ", ranks differ"
 """After a way: rank 1 has other options, so all keep their launches and plan a second time."""
+UNLIKE = "backend, graphs differ"
+"""Rank 1 has an operator more, so all launch as one of them does."""
 WIDTH = 8
 LIMIT_S = 1.0
 """How long a rank waits for one that cannot be heard; a test's backoff, not a user's."""
@@ -112,17 +114,16 @@ class Runner:
     def __init__(self, folder: Path) -> None:
         self.caches = folder / f"cache{dist.get_rank()}", folder / f"copy{dist.get_rank()}"
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.model = Swapped(WIDTH, self.ranks)
+        self.model, self.other = (kind(WIDTH, self.ranks) for kind in (Swapped, OtherSwapped))
         self.shared = membership.membership_of(None, None, None)
         assert self.shared is not None
         self.runs = 0
-        self.plain = {way: self._plain(way) for way in WAYS}
+        self.plain = {way: self._plain(way) for way in (*WAYS, UNLIKE)}
         self.plain |= {way + DIFFERENT: plain for way, plain in self.plain.items()}
 
     def _plain(self, way: str) -> tuple[list[torch.Tensor], Outcome]:
         """Results without us; the orders of the graphs as they were, from a pass that leaves all as it was."""
-        torch._dynamo.reset()
-        results = step(self.model, torch.compile(self.model, backend=_backend_of(way, plain=True)), WIDTH)
+        results = self._step(way, plain=True)
         with mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": str(self.caches[1])}):
             outcome, _, _ = self.run(Fault(way, "none", "", "", None), Options(effort=0), results)
             assert outcome.equal
@@ -148,12 +149,13 @@ class Runner:
             caught = stack.enter_context(warnings.catch_warnings(record=True))
             warnings.simplefilter("always")
             placed = replace(self.shared, store=store)  # type: ignore[type-var]
-            stack.enter_context(mock.patch.object(agreement, "membership_of", return_value=placed))
+            for module in (agreement, negotiation):
+                stack.enter_context(mock.patch.object(module, "membership_of", return_value=placed))
             stack.enter_context(watch.on())
             if here and fault.kind == "lie":
-                module = sys.modules["overlap_sched.scheduler.pipeline"]
-                right = module.best_order
-                lied = mock.patch.object(module, "best_order", lambda *a: wrong(right(*a), fault.where, self.rank))
+                pipeline: Any = sys.modules["overlap_sched.scheduler.pipeline"]
+                right = pipeline.best_order
+                lied = mock.patch.object(pipeline, "best_order", lambda *a: wrong(right(*a), fault.where, self.rank))
                 stack.enter_context(lied)
                 watch.struck = True
             headroom = "49%" if fault.differ and self.rank else "50%"
@@ -182,9 +184,10 @@ class Runner:
         )
         return outcome, watch, store
 
-    def _step(self, way: str) -> list[torch.Tensor]:
+    def _step(self, way: str, plain: bool = False) -> list[torch.Tensor]:
         torch._dynamo.reset()
-        return step(self.model, torch.compile(self.model, backend=_backend_of(way)), WIDTH)
+        model = self.other if way == UNLIKE and self.rank else self.model
+        return step(model, torch.compile(model, backend=_backend_of(way, plain)), WIDTH)
 
     @contextmanager
     def _caches(self, way: str) -> Iterator[None]:
@@ -216,7 +219,7 @@ def _backend_of(way: str, plain: bool = False) -> str | Callable[..., Any]:
 def faults(runner: Runner) -> Iterator[Fault]:
     """Every fault there is; which functions and operations there are, a run without faults shows (on any rank)."""
     turn = 0
-    for way in (*WAYS, *(way + DIFFERENT for way in WAYS)):
+    for way in (*WAYS, *(way + DIFFERENT for way in WAYS), UNLIKE):
         _, watch, store = runner.run(Fault(way, "none", "", "", None))
         seen: list[Any] = [None] * runner.ranks
         dist.all_gather_object(seen, (watch.seen, store.calls, store.standing))
@@ -225,7 +228,7 @@ def faults(runner: Runner) -> Iterator[Fault]:
             turn += 1
             error, on = ERRORS[turn % len(ERRORS)].__name__, (0, 1, None)[turn % 3]
             yield Fault(way, "function", where, error, on)
-            if way.endswith(DIFFERENT) and min(each[0].get(where, 0) for each in seen) > 1:
+            if way.endswith((DIFFERENT, UNLIKE)) and min(each[0].get(where, 0) for each in seen) > 1:
                 yield Fault(way, "function", where, error, on, 2)  # while it plans for the second time
         # Ctrl-C ends a rank's step: only where both ranks are at the same place whatever the clock says, not where one
         # of them happens to see first that both wait, or logs what rank 0 alone logs, and the other goes on with a step

@@ -125,6 +125,13 @@ class Swapped(Pair):
         return (hidden.sin().cos() @ second).sum()
 
 
+class OtherSwapped(Swapped):
+    """Another graph with the same collectives."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.sin())
+
+
 class Net(nn.Module):
     """Blocks whose gathered weights are gathered again in the backward."""
 

@@ -21,10 +21,10 @@ from torch import nn
 
 import overlap_sched
 from overlap_sched import Options
-from overlap_sched.distributed import TIMEOUT_S, agreement, broadcast_costs, membership
+from overlap_sched.distributed import TIMEOUT_S, agreement, broadcast_costs, membership, negotiation
 from overlap_sched.fx.apply import Report
 from overlap_sched.problem import Kind
-from tests.support.inductor.models import Experts, Pair, Swapped, Uneven, step
+from tests.support.inductor.models import Experts, OtherSwapped, Pair, Swapped, Uneven, step
 
 WIDTH = 16
 DIES = "dies"
@@ -55,7 +55,11 @@ class Stage:
         """A store of its own; warnings are not errors."""
         own = replace(self.membership, store=dist.PrefixStore(name, self.membership.store))
         overlap_sched.clear_reports()
-        with mock.patch.object(agreement, "membership_of", return_value=own), warnings.catch_warnings():
+        with (
+            mock.patch.object(agreement, "membership_of", return_value=own),
+            mock.patch.object(negotiation, "membership_of", return_value=own),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             yield
 
@@ -219,6 +223,10 @@ def run_scenes(stage: Stage, only: Sequence[str]) -> Iterator[tuple[str, Any]]:
         "graph, in generated code": lambda: stage.step(stage.model(Other if stage.odd else Pair), backend="inductor"),
         "moves": lambda: stage.step(stage.model(Swapped)),
         "moves, one rank with other options": lambda: stage.step(stage.model(Swapped), other if stage.odd else ROOMY),
+        "moves, one rank with another graph": lambda: stage.step(stage.model(OtherSwapped if stage.odd else Swapped)),
+        "moves, one rank with another graph, in generated code": lambda: stage.step(
+            stage.model(OtherSwapped if stage.odd else Swapped), backend="inductor"
+        ),
         "one rank fails": lambda: one_rank_fails(stage),
         "costs of rank 0": lambda: costs_of_rank_0(stage),
     }

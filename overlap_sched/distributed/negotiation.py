@@ -150,7 +150,7 @@ def _all_of(key: str, ranks: Sequence[int]) -> Generator[StoreCall, Any, dict[in
     """
     keys = [f"{key}/{r}" for r in ranks]
     while not (yield StoreCall("check", (keys,))):
-        if (yield StoreCall("pause", (False,))):
+        if (yield StoreCall("pause", (False, keys))):
             raise AgreementError(f"not all ranks have shown their {key.rsplit('/', 1)[1]} in time")
     found = {}
     for r, one in zip(ranks, keys, strict=True):

@@ -59,8 +59,8 @@ from overlap_sched.distributed.verdict import Verdict, absent, as_before, elsewh
 class StoreCall(NamedTuple):
     """One thing to do: ``call`` a store's method with ``args``, or ``pause``.
 
-    ``pause`` waits a little; it is sent ``True`` when the time limit has passed. Its argument says whether the limit
-    is the short one.
+    ``pause`` waits a little; it is sent ``True`` when the time limit has passed. Its first argument says whether the
+    limit is the short one; a second one, what is waited for: a verdict, or these keys.
     """
 
     call: str

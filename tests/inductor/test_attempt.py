@@ -7,11 +7,13 @@ from torch import fx
 
 from overlap_sched import EXAMPLE, Options, schedule
 from overlap_sched.distributed import Agreement, Digest, Verdict
+from overlap_sched.distributed.negotiation import Choice
 from overlap_sched.errors import OverlapSchedWarning, VerificationError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import attempt
 from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.scheduler.follow import Proposal
 
 A, B = (fx.Graph().placeholder(name) for name in "ab")
 REASON = "the ranks differ in tensor sizes: rank 0 against rank 1; launch order kept."
@@ -30,7 +32,7 @@ def decided(
 
     def plan(known: Attempt) -> Report:
         preserved.append(known.settings.options.preserve_collective_order)
-        known.key, known.problem, known.launches = "key", EXAMPLE, (A, B)
+        known.key, known.problem, known.launches, known.asked = "key", EXAMPLE, (A, B), Options()
         found = plans[len(preserved) - 1]
         if isinstance(found, Exception):
             raise found
@@ -93,3 +95,73 @@ def test_where_all_agree_nothing_is_planned_again(monkeypatch: pytest.MonkeyPatc
     assert preserved == ["none"]
     assert made.cached is not None
     assert made.cached.agreed
+
+
+NEGOTIABLE = Agreement(False, Verdict(False, REASON, True, {"sizes": ((0,), (1,))}, negotiable=True))
+PROPOSAL = Proposal(("collective a", "collective b"), (0, 1), (1, 0))
+
+
+def negotiated(
+    monkeypatch: pytest.MonkeyPatch,
+    choice: Any,
+    agreed: bool,
+    *plans: Any,
+    options: Options | None = None,
+) -> tuple[Report, Attempt, list[str], list[Digest]]:
+    """What becomes of it where all ranks choose so, and agree on that or not; and what this rank has shown of it."""
+    asked: list[Digest] = []
+
+    def ask(mine: Digest, settings: Settings) -> Agreement:
+        asked.append(mine)
+        return Agreement(agreed and not mine.failure, Verdict(agreed and not mine.failure))
+
+    def negotiate(*arguments: Any, **more: Any) -> Choice:
+        if isinstance(choice, Exception):
+            raise choice
+        return choice
+
+    monkeypatch.setattr(attempt, "ask", ask)
+    monkeypatch.setattr(attempt, "negotiate", negotiate)
+    return *decided(monkeypatch, NEGOTIABLE, *plans, options=options), asked
+
+
+def test_the_launches_that_the_ranks_have_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    report, made, preserved, asked = negotiated(monkeypatch, Choice(0, PROPOSAL), True, (B, A), (A, B), (B, A))
+    assert preserved == ["none", "all", "none"]
+    assert (report.changed, made.planned) == (True, (B, A))
+    assert report.kept == "the ranks differ in tensor sizes: rank 0 against rank 1; all launch as rank 0 does."
+    assert [one.order for one in asked] == ["launches of rank 0: [1, 0]"]
+    assert made.cached is None  # nothing would ask the ranks again
+
+
+@pytest.mark.parametrize(
+    ("choice", "agreed", "last", "failure"),
+    [
+        (Choice(0, PROPOSAL), False, (B, A), ""),  # another rank has failed
+        (Choice(0, PROPOSAL), True, KeyError("mm"), "KeyError: 'mm'"),  # this one has
+        (KeyError("store"), True, None, "KeyError: 'store'"),
+        (Choice(), True, None, ""),
+    ],
+)
+def test_launches_are_kept_where_there_is_no_choice(
+    monkeypatch: pytest.MonkeyPatch, choice: Any, agreed: bool, last: Any, failure: str
+) -> None:
+    plans = [(B, A), (A, B), *([] if last is None else [last, (A, B)])]
+    report, made, preserved, asked = negotiated(monkeypatch, choice, agreed, *plans)
+    assert preserved == ["none", "all", *([] if last is None else ["none", "all"])]
+    assert (report.changed, report.kept, made.planned, made.following) == (True, REASON, (A, B), None)
+    assert [one.failure for one in asked] == [failure]
+
+
+def test_where_launches_are_to_be_kept_nothing_is_negotiated(monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, asked = negotiated(
+        monkeypatch, Choice(0, PROPOSAL), True, (A, B), options=Options(preserve_collective_order="group")
+    )
+    assert asked == []
+
+
+def test_a_rank_without_an_order_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(OverlapSchedWarning, match="no order"):
+        report, _, _, asked = negotiated(monkeypatch, Choice(0, PROPOSAL), True, RuntimeError("no order"))
+    assert not report.changed
+    assert [one.failure for one in asked] == ["NotUnderstoodError: there is no order to propose"]

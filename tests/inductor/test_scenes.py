@@ -44,6 +44,8 @@ SPLITS = ["experts", "experts, in generated code"]
 """Experts whose sizes only the data knows: the graphs of all ranks are one."""
 ODD = {"graph": "operators", "options": "options", "costs": "costs"}
 """What the last rank has of its own."""
+LIKE_ONE = ["moves, one rank with another graph", "moves, one rank with another graph, in generated code"]
+"""Ranks that differ, where a better launch sequence is to be had."""
 ALSO_ODD = {
     "graph, in generated code": "operators",
     "options, in generated code": "options",
@@ -99,6 +101,18 @@ def check_launches_kept(found: Found, scene: str, differ: str) -> None:
         for kept in rank[scene]["kept"]:
             assert f"the ranks differ in {differ}: {others} against rank {last}" in kept
             assert "; launch order kept." in kept
+
+
+@pytest.mark.parametrize("scene", LIKE_ONE)
+def test_where_launches_gain_by_moving_all_launch_as_one_rank_does(two: Found, scene: str) -> None:
+    for rank in two:
+        assert rank[scene]["equal"]
+        assert rank[scene]["launches"] == two[0][scene]["launches"]
+        for moved, kept in zip(rank[scene]["moved"], rank[scene]["kept"], strict=True):
+            assert "the ranks differ in operators: rank 0 against rank 1" in kept
+            assert ("; all launch as rank " in kept) == moved
+            assert ("; launch order kept." in kept) != moved
+    assert any(two[0][scene]["moved"])
 
 
 def test_rows_that_do_not_divide_by_the_ranks(found: Found) -> None:

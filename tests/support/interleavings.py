@@ -181,7 +181,10 @@ class Checker:
             values = self._contents(store)
             if self.limit_passes:
                 yield True, store
-            if f"{values[f'at/{rank}'].decode()}/verdict" in values:
+            if step.args[1:]:
+                if set(step.args[1]) <= values.keys():
+                    yield False, store
+            elif f"{values[f'at/{rank}'].decode()}/verdict" in values:
                 yield False, store
             return
         known = (store, StoreCall(step.call, (str(step.args[0]), *step.args[1:])))

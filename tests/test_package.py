@@ -159,10 +159,10 @@ def test_no_two_classes_have_one_name() -> None:
 
 ROOT = PACKAGE.parent
 BUDGETS = {  # lines now, rounded up to hundreds; behind each what it has to come to
-    "overlap_sched": 52_600,  # 40,000; 100 more for the demo, and what says that nothing is compiled
-    "overlap_sched/scheduler": 6_100,  # 3,800; 100 more for stalls filled: 5 % at real prices
+    "overlap_sched": 53_100,  # 40,000; 500 more for ranks that differ: their steps are 10 to 30 % shorter at real prices
+    "overlap_sched/scheduler": 6_200,  # 3,800; 100 more for one rank's order followed by others
     "llama_repro": 7_500,  # reached
-    "tests": 50_000,  # 34,000; 200 more for wheels built, installed and run
+    "tests": 50_500,  # 34,000; 500 more for ranks that differ
 }
 MODULE_OF_THE_SCHEDULER = 250  # reached
 DOCUMENTS, PAGES = 4_000, 20  # reached; records apart

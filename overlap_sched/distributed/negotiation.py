@@ -39,7 +39,7 @@ Planned = Callable[[Mapping[int, Proposal]], Mapping[int, float]]
 
 
 @dataclass(frozen=True)
-class Choice:
+class LaunchChoice:
     """What all ranks have chosen.
 
     Attributes:
@@ -63,7 +63,7 @@ def proposers_of(verdict: Verdict) -> tuple[int, ...]:
 
 
 def chosen_digest(
-    mine: Digest, verdict: Verdict, choice: Choice | None, sequence: Sequence[int] = (), failure: str = ""
+    mine: Digest, verdict: Verdict, choice: LaunchChoice | None, sequence: Sequence[int] = (), failure: str = ""
 ) -> Digest:
     """Return what a rank shows that has made a choice.
 
@@ -93,7 +93,7 @@ def negotiate(
     ranks: Sequence[int] | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
-) -> Choice:
+) -> LaunchChoice:
     """Choose a launch sequence with all other ranks that have the same verdict.
 
     Args:
@@ -115,17 +115,17 @@ def negotiate(
     """
     membership = membership_of(store, rank, world_size)
     if membership is None:
-        return Choice()
+        return LaunchChoice()
     members = members_of(membership, ranks)
     steps = negotiation_steps(verdict, membership.rank, members, mine, kept_us, planned)
     prefix, limits = prefix_of(membership, members), limits_of(timeout_s)
-    choice: Choice = run_steps(steps, membership.store, prefix, limits, clock, sleep)
+    choice: LaunchChoice = run_steps(steps, membership.store, prefix, limits, clock, sleep)
     return choice
 
 
 def negotiation_steps(
     verdict: Verdict, rank: int, ranks: Sequence[int], mine: Proposal, kept_us: float, planned: Planned
-) -> Generator[StoreCall, Any, Choice]:
+) -> Generator[StoreCall, Any, LaunchChoice]:
     """The steps of one rank, as :func:`negotiate` runs them on the store; a fault is for the caller to see."""
     key, proposers = _key(verdict), proposers_of(verdict)
     if rank in proposers:
@@ -138,8 +138,8 @@ def negotiation_steps(
     slowest = [max(column) for column in zip(*map(json.loads, every.values()), strict=True)]
     best = min(range(len(slowest)), key=slowest.__getitem__)  # of equals the first: launches kept
     if best == 0 or math.isinf(slowest[best]):
-        return Choice()
-    return Choice(proposers[best - 1], proposals[proposers[best - 1]])
+        return LaunchChoice()
+    return LaunchChoice(proposers[best - 1], proposals[proposers[best - 1]])
 
 
 def _all_of(key: str, ranks: Sequence[int]) -> Generator[StoreCall, Any, dict[int, str]]:

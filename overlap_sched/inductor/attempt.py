@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from overlap_sched.distributed import Agreement, Digest, Verdict
-from overlap_sched.distributed.negotiation import Choice, chosen_digest, negotiate
+from overlap_sched.distributed.negotiation import LaunchChoice, chosen_digest, negotiate
 from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor.agree import ask, given_up, order_digest, shown
@@ -152,7 +152,7 @@ class Attempt:
             return self._launches_kept(own, plan, str(verdict.reason))
         return kept
 
-    def _choice(self, own: Report, kept: Report, verdict: Verdict) -> Choice:
+    def _choice(self, own: Report, kept: Report, verdict: Verdict) -> LaunchChoice:
         """Which launch sequence this rank and all others have chosen."""
         problem, asked = self.problem, self.asked
         if own.schedule is None or kept.schedule is None or problem is None or asked is None:

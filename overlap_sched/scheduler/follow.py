@@ -50,7 +50,7 @@ class Proposal:
 
     @classmethod
     def of(cls, problem: Problem, order: Order) -> "Proposal":
-        """What a rank shows of an order of its own."""
+        """Return what a rank shows of an order of its own."""
         return cls(_calls(problem), _launches(problem), order)
 
     @property

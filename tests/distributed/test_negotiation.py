@@ -12,7 +12,7 @@ from overlap_sched.distributed import Digest, Verdict
 from overlap_sched.distributed.digest import LAUNCHES_KEPT
 from overlap_sched.distributed.negotiation import (
     MOST_PROPOSERS,
-    Choice,
+    LaunchChoice,
     chosen_digest,
     negotiate,
     negotiation_steps,
@@ -42,7 +42,7 @@ def choosing(mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: 
     A rank that has not got this verdict keeps its launches, and does not come: that is all the same as one that dies.
     """
     verdict = judge({r: DIGESTS[r] for r in ranks})
-    choice: Choice | None
+    choice: LaunchChoice | None
     try:
         choice = yield from negotiation_steps(
             verdict, rank, ranks, proposal_of(rank), KEPT_US, lambda shown: {r: 9.0 - r for r in shown}
@@ -117,10 +117,10 @@ def test_where_there_is_nothing_to_choose(other: Digest) -> None:
     assert proposers_of(verdict) == ()
 
 
-def chosen(kept_us: Sequence[float], planned: Sequence[Mapping[int, float]]) -> list[Choice]:
+def chosen(kept_us: Sequence[float], planned: Sequence[Mapping[int, float]]) -> list[LaunchChoice]:
     """What each of several ranks, in threads, chooses; steps by proposer."""
     store, verdict = MemoryStore(), verdict_of(A, *[B] * (len(kept_us) - 1))
-    found: dict[int, Choice] = {}
+    found: dict[int, LaunchChoice] = {}
 
     def run(rank: int) -> None:
         found[rank] = negotiate(
@@ -136,18 +136,18 @@ def chosen(kept_us: Sequence[float], planned: Sequence[Mapping[int, float]]) -> 
 
 
 def test_the_slowest_rank_decides() -> None:
-    first, second = Choice(0, proposal_of(0)), Choice(1, proposal_of(1))
+    first, second = LaunchChoice(0, proposal_of(0)), LaunchChoice(1, proposal_of(1))
     assert chosen([10, 10, 10], [{0: 5, 1: 7}, {0: 9, 1: 7}, {0: 5, 1: 8}]) == [second] * 3
     assert chosen([10, 10], [{0: 5, 1: 7}, {0: 6, 1: 7}]) == [first] * 2
-    assert chosen([10, 10], [{0: 5, 1: 7}, {0: 10, 1: 10}]) == [Choice()] * 2  # nothing gained
-    assert chosen([10, 10], [{0: math.inf, 1: 7}, {0: 5, 1: math.inf}]) == [Choice()] * 2
-    assert chosen([math.inf, 10], [{0: math.inf, 1: math.inf}, {0: 5, 1: 5}]) == [Choice()] * 2
+    assert chosen([10, 10], [{0: 5, 1: 7}, {0: 10, 1: 10}]) == [LaunchChoice()] * 2  # nothing gained
+    assert chosen([10, 10], [{0: math.inf, 1: 7}, {0: 5, 1: math.inf}]) == [LaunchChoice()] * 2
+    assert chosen([math.inf, 10], [{0: math.inf, 1: math.inf}, {0: 5, 1: 5}]) == [LaunchChoice()] * 2
 
 
 def test_a_rank_alone_keeps_its_own() -> None:
     assert negotiate(
         verdict_of(A, B), proposal_of(0), 1.0, lambda _: {}, store=MemoryStore(), rank=0, world_size=1
-    ) == (Choice())
+    ) == (LaunchChoice())
 
 
 def test_a_rank_that_does_not_come() -> None:
@@ -169,13 +169,13 @@ def test_a_rank_that_does_not_come() -> None:
 
 
 def test_what_is_shown_at_the_end() -> None:
-    verdict, choice = verdict_of(A, B), Choice(1, proposal_of(1))
+    verdict, choice = verdict_of(A, B), LaunchChoice(1, proposal_of(1))
     shown_by = [chosen_digest(mine, verdict, choice, (1, 0)) for mine in (A, B)]
     assert shown_by[0].identity == shown_by[1].identity
     assert judge(dict(enumerate(shown_by))).agreed
     otherwise = chosen_digest(B, verdict, choice, (0, 1))
     failed = chosen_digest(B, verdict, None, failure="KeyError: 'mm'")
-    for other in (otherwise, failed, chosen_digest(B, verdict, Choice())):
+    for other in (otherwise, failed, chosen_digest(B, verdict, LaunchChoice())):
         assert not judge({0: shown_by[0], 1: other}).agreed
         assert proposers_of(judge({0: shown_by[0], 1: other})) == ()
     said = verdict.followed(1)

@@ -7,7 +7,7 @@ from torch import fx
 
 from overlap_sched import EXAMPLE, Options, schedule
 from overlap_sched.distributed import Agreement, Digest, Verdict
-from overlap_sched.distributed.negotiation import Choice
+from overlap_sched.distributed.negotiation import LaunchChoice
 from overlap_sched.errors import OverlapSchedWarning, VerificationError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import attempt
@@ -115,7 +115,7 @@ def negotiated(
         asked.append(mine)
         return Agreement(agreed and not mine.failure, Verdict(agreed and not mine.failure))
 
-    def negotiate(*arguments: Any, **more: Any) -> Choice:
+    def negotiate(*arguments: Any, **more: Any) -> LaunchChoice:
         if isinstance(choice, Exception):
             raise choice
         return choice
@@ -126,7 +126,7 @@ def negotiated(
 
 
 def test_the_launches_that_the_ranks_have_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    report, made, preserved, asked = negotiated(monkeypatch, Choice(0, PROPOSAL), True, (B, A), (A, B), (B, A))
+    report, made, preserved, asked = negotiated(monkeypatch, LaunchChoice(0, PROPOSAL), True, (B, A), (A, B), (B, A))
     assert preserved == ["none", "all", "none"]
     assert (report.changed, made.planned) == (True, (B, A))
     assert report.kept == "the ranks differ in tensor sizes: rank 0 against rank 1; all launch as rank 0 does."
@@ -137,10 +137,10 @@ def test_the_launches_that_the_ranks_have_chosen(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("choice", "agreed", "last", "failure"),
     [
-        (Choice(0, PROPOSAL), False, (B, A), ""),  # another rank has failed
-        (Choice(0, PROPOSAL), True, KeyError("mm"), "KeyError: 'mm'"),  # this one has
+        (LaunchChoice(0, PROPOSAL), False, (B, A), ""),  # another rank has failed
+        (LaunchChoice(0, PROPOSAL), True, KeyError("mm"), "KeyError: 'mm'"),  # this one has
         (KeyError("store"), True, None, "KeyError: 'store'"),
-        (Choice(), True, None, ""),
+        (LaunchChoice(), True, None, ""),
     ],
 )
 def test_launches_are_kept_where_there_is_no_choice(
@@ -155,13 +155,13 @@ def test_launches_are_kept_where_there_is_no_choice(
 
 def test_where_launches_are_to_be_kept_nothing_is_negotiated(monkeypatch: pytest.MonkeyPatch) -> None:
     *_, asked = negotiated(
-        monkeypatch, Choice(0, PROPOSAL), True, (A, B), options=Options(preserve_collective_order="group")
+        monkeypatch, LaunchChoice(0, PROPOSAL), True, (A, B), options=Options(preserve_collective_order="group")
     )
     assert asked == []
 
 
 def test_a_rank_without_an_order_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(OverlapSchedWarning, match="no order"):
-        report, _, _, asked = negotiated(monkeypatch, Choice(0, PROPOSAL), True, RuntimeError("no order"))
+        report, _, _, asked = negotiated(monkeypatch, LaunchChoice(0, PROPOSAL), True, RuntimeError("no order"))
     assert not report.changed
     assert [one.failure for one in asked] == ["NotUnderstoodError: there is no order to propose"]

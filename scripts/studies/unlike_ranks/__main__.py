@@ -1,0 +1,97 @@
+"""What do ranks that differ lose? Their launches kept, one of them followed, and each by itself, beside the bound.
+
+    python -m scripts.studies.unlike_ranks                     all shared instances at both prices (ten minutes)
+    python -m scripts.studies.unlike_ranks FILE.json.gz --allocator none
+
+Rank 0 has the graph; the other rank has an operator more in front of one collective in twenty, which copies what is sent,
+and storages that are 5 % larger or smaller, one in five: harsher than a last shard of fewer rows. The figure is its gap to
+the bound within its own budget, which counts no allocator. Rank 0 loses nothing where it is followed. Simulated.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+from llama_repro import INSTANCES
+from llama_repro.bench.cases import slower_network
+from llama_repro.harness.console import guarded, markdown_table
+from overlap_sched import Options, schedule
+from overlap_sched.judge.budget_bound import budget_bound_us
+from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.problem import Kind, Node, Problem, Storage
+from overlap_sched.problem.file import read_problem
+from overlap_sched.report.progress import progress
+from overlap_sched.scheduler.follow import Proposal
+from overlap_sched.scheduler.pipeline import follow
+
+HEADINGS = ("graph", "prices", "allocator", "original", "launches kept", "one is followed", "each by itself")
+EVERY, LARGER, SEED = 20, (0, 0, 0, 0, 0.05, -0.05), 1
+PAD_US = 20.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Schedule and print; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    return guarded("unlike_ranks", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    lines = []
+    with progress() as tell:
+        for path in options.problems or [
+            *sorted((INSTANCES / "real_prices").glob("*.gz")),
+            *sorted(INSTANCES.glob("*.gz")),
+        ]:
+            for scale in options.comm_scale:
+                problem = slower_network(read_problem(path), scale)
+                prices = "real" if path.parent.name == "real_prices" else "old"
+                tell(f"{problem.name} x{scale:g}")
+                for allocator in options.allocator:
+                    gaps = gaps_of(problem, unlike(problem, Random(SEED)), Options(allocator=allocator))
+                    lines.append((f"`{problem.name}` x{scale:g}", prices, allocator, *gaps))
+                    print("\t".join(lines[-1]), file=sys.stderr, flush=True)
+    print(markdown_table(HEADINGS, lines))
+    return 0
+
+
+def gaps_of(problem: Problem, other: Problem, options: Options) -> tuple[str, ...]:
+    """Of the other rank: original, kept, followed, by itself."""
+    bound_us = budget_bound_us(other, peak_memory(other, other.original_order)[0])
+    proposal = Proposal.of(problem, schedule(problem, options).order)
+    kept = schedule(other, replace(options, preserve_collective_order="all"))
+    found, alone = follow(other, proposal, options), schedule(other, options)
+    steps = (kept.original, kept.scheduled, None if found is None else found.scheduled, alone.scheduled)
+    return tuple("cannot be" if one is None else f"{(one.step_us / bound_us - 1):.2%}" for one in steps)
+
+
+def unlike(problem: Problem, random: Random) -> Problem:
+    """The problem of a rank that differs."""
+    nodes, new = list[Node](), dict[int, int]()
+    storages = [Storage(int(s.bytes * (1 + random.choice(LARGER))), s.pinned) for s in problem.storages]
+    for v, node in enumerate(problem.nodes):
+        collective = None if node.collective is None else new[node.collective]
+        moved = node._replace(deps=tuple(new[u] for u in node.deps), collective=collective)
+        if node.kind is Kind.COLLECTIVE and node.use and random.randrange(EVERY) == 0:
+            sent, *rest = node.use
+            storages.append(Storage(storages[sent].bytes, False))
+            pad = Node(f"pad_{v}", Kind.COMPUTE, op="pad", time_us=PAD_US, alloc=(len(storages) - 1,), use=(sent,))
+            nodes.append(pad)
+            moved = moved._replace(use=(len(storages) - 1, *rest))
+        new[v] = len(nodes)
+        nodes.append(moved)
+    return replace(problem, nodes=tuple(nodes), storages=tuple(storages))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("problems", nargs="*", type=Path, help="problem files")
+    parser.add_argument("--comm-scale", nargs="+", type=float, default=[1.0, 4.0], help="network as many times as slow")
+    parser.add_argument("--allocator", nargs="+", default=["none", "plain"], help="as for plan")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -159,7 +159,7 @@ def test_no_two_classes_have_one_name() -> None:
 
 ROOT = PACKAGE.parent
 BUDGETS = {  # lines now, rounded up to hundreds; behind each what it has to come to
-    "overlap_sched": 53_100,  # 40,000; 500 more for ranks that differ: their steps are 10 to 30 % shorter at real prices
+    "overlap_sched": 53_100,  # 40,000; 500 more for ranks that differ: 10 to 30 % of their steps
     "overlap_sched/scheduler": 6_200,  # 3,800; 100 more for one rank's order followed by others
     "llama_repro": 7_500,  # reached
     "tests": 50_500,  # 34,000; 500 more for ranks that differ

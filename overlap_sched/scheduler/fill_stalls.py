@@ -43,7 +43,7 @@ QUEUED = 6
 """So many collectives are passed in a queue, the last first."""
 TRIED_NODES = 1_000_000
 """A unit of effort is so many nodes of orders that are tried."""
-MOST_IN_VAIN = 60
+MOST_IN_VAIN = 300
 """So many in turn that make no step shorter are the last: where the network binds, compute stands still elsewhere."""
 
 

@@ -137,6 +137,7 @@ def test_what_is_tried_in_vain_is_counted(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(StepTrail, "of", never_shorter)
     problem = routed(60)
+    monkeypatch.setattr(fill_stalls, "MOST_IN_VAIN", 40)
     assert filled(problem, problem.original_order, Options(headroom=99)).order == problem.original_order
     assert len(tried) == fill_stalls.MOST_IN_VAIN
     tried.clear()

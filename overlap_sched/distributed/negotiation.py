@@ -15,6 +15,7 @@ What has been shown under a key stays. A rank that compiles its graph again alon
 """
 
 import base64
+import hashlib
 import json
 import math
 import time
@@ -160,7 +161,7 @@ def _all_of(key: str, ranks: Sequence[int]) -> Generator[StoreCall, Any, dict[in
 
 def _key(verdict: Verdict) -> str:
     """Ranks with one verdict meet under it."""
-    return f"negotiation/{','.join(sorted(verdict.shown))}"
+    return f"negotiation/{hashlib.sha256(' '.join(sorted(verdict.shown)).encode()).hexdigest()[:16]}"
 
 
 def _text(proposal: Proposal) -> str:

@@ -146,9 +146,8 @@ def best_like(task: Task, proposal: Proposal, stages: Stages) -> Candidate | Non
 
 def _within_budget(task: Task, order: Order, stages: Stages) -> Candidate | None:
     """The order itself; else that with less in flight where too much is live, and what runs make from there."""
-    made = task.measured(order)
     if task.within_budget(order):
-        return made
+        return replace(task.measured(order), reasons=dict.fromkeys(task.problem.collectives, "reference"))
     for low in _lower(task.problem.renumbered(order), int(task.limit.min())):
         start = tuple(order[k] for k in low)
         if task.within_budget(start):

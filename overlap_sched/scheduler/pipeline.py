@@ -78,7 +78,7 @@ def follow(problem: Problem, proposal: Proposal, options: Options | None = None)
     options = options or Options()
     _check_memory_model(problem, options)
     before = measure(problem, problem.original_order)
-    found = best_like(Task(problem, options, max(before.profile)), proposal, QUICK)
+    found = best_like(Task(problem, options, max(before.profile)), proposal, ALL)
     return None if found is None else _judged(problem, options, before, lambda _: (found, max(before.profile)))
 
 

@@ -34,7 +34,7 @@ Reason = Literal[
 ]
 """Why a collective was launched where it was:
 
-- ``reference``: it was the next node of the order that the scheduler started from;
+- ``reference``: it was the next node of the order that the scheduler started from, or of one that it followed;
 - ``latest start``: its latest start would have passed while the next compute ran;
 - ``frees memory``: the same, and it frees memory once it has completed (a reduce_scatter);
 - ``beside another``: under contention, a collective of another link is in flight, so that it slows compute no more;

@@ -108,6 +108,7 @@ def test_a_graph_with_other_nodes_gets_what_the_order_gains() -> None:
     assert found.scheduled.step_us <= 1.05 * schedule(other, options).scheduled.step_us
     assert found.scheduled.step_us < 0.7 * kept.scheduled.step_us
     assert found.scheduled.peak_bytes <= found.original.peak_bytes
+    assert "original" not in {decision.reason for decision in found.decisions}
 
 
 def test_where_it_takes_too_much_less_is_in_flight() -> None:

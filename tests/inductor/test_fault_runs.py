@@ -4,6 +4,7 @@ Runs a part of the faults that there are, evenly picked. More of them, or each o
 
     FAULT_RUNS=200 python -m pytest tests/inductor/test_fault_runs.py
     FAULT_RUNS=0 python -m pytest tests/inductor/test_fault_runs.py
+    FAULT_WAY="graphs differ" FAULT_RUNS=200 python -m pytest tests/inductor/test_fault_runs.py
 
 How many there are and what came of them was last noted in ``docs/guarantees.md``.
 """

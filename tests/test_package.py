@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -63,10 +64,16 @@ ARROWS = (
 NEEDS_TORCH = ("fx", "dump", "sharding", "distributed", "joint", "inductor", "titan")
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def imports_of(module: str) -> set[str]:
     """Modules of the package that a module imports when it is loaded: not inside functions, not for types only."""
     path = PACKAGE.parent / Path(*module.split("."))
-    tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8"))
+    tree = tree_of(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
     found: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -146,13 +153,13 @@ def functions_of(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
 def test_docstrings_of_functions_do_not_begin_as_a_question() -> None:
     """They begin with a verb ("Return what ..."), those of properties with what it is ("The ...")."""
     for path in PACKAGE.rglob("*.py"):
-        for function in functions_of(ast.parse(path.read_text(encoding="utf-8"))):
+        for function in functions_of(tree_of(path)):
             words = (ast.get_docstring(function) or "").split()
             assert words[:1] not in (["What"], ["Whether"], ["Of"]), f"{path.name}: {function.name}: {words[:5]}"
 
 
 def test_no_two_classes_have_one_name() -> None:
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
+    trees = [tree_of(path) for path in PACKAGE.rglob("*.py")]
     names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     assert [name for name, count in names.items() if count > 1] == []
 

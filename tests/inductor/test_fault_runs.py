@@ -20,7 +20,7 @@ import pytest
 from tests.support.once import filled_once
 from tests.support.ranks import run_ranks
 
-RUNS = int(os.environ.get("FAULT_RUNS", "32"))
+RUNS = int(os.environ.get("FAULT_RUNS", "40"))
 RANKS = 2
 
 pytestmark = pytest.mark.slow

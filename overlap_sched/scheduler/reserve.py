@@ -8,7 +8,7 @@ once (:mod:`overlap_sched.peak_memory.allocator.reserved`); the order found must
     run in the smallest capacity in which the original runs, plus 0.2 %;
 
 each plus the headroom; and plus two segments where the original reserves less than 1 GiB: single ones decide there.
-Where it does not: the run that made it once more, beside an allocator that reserves
+Where it does not: the same order without its shift; the run that made it once more, beside an allocator that reserves
 no more than for the original order (:mod:`overlap_sched.scheduler.allocator_gate`); then the nearest of them mended
 where they fail (:mod:`overlap_sched.scheduler.repair`). Where none of these can be held within two percent of the step:
 runs within tighter budgets, between what is live in the original order at each place and its peak, as less that is in

@@ -38,6 +38,12 @@ COMPUTE_BINDS, NETWORK_BINDS = (NEAREST, Policy(0.005, -0.2, NEXT)), (WHILE_STAL
 """Run within each: near the reference order, as that fragments least."""
 
 
+def unshifted(context: Context, pool: Pool) -> Pool:
+    """The stage: the best order as it was before single launches and waits were shifted."""
+    order, task = pool.best.unshifted, context.task
+    return pool if order is None else pool.with_made(task.remeasured(pool.best, order))
+
+
 def beside_an_allocator(context: Context, pool: Pool) -> Pool:
     """The stage: the run that made the best order, once more."""
     policy, task = pool.best.policy, context.task

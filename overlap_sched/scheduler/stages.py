@@ -14,6 +14,7 @@ from overlap_sched.scheduler.reserve_runs import (
     mended_at_any_price,
     mended_there,
     tighter_at_any_price,
+    unshifted,
     within_tighter_budgets,
 )
 from overlap_sched.scheduler.reserve_walks import walked
@@ -31,6 +32,7 @@ ALL = Stages(
         Stage("relink", "far from the bound: what a run moves too far, moved part of the way", relinked),
     ),
     fitting=(
+        Stage("unshifted order", "it fragments less", unshifted),
         Stage(
             "gate run",
             "the best run once more, beside an allocator that may reserve no more than now",

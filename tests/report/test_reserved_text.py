@@ -87,13 +87,13 @@ def test_an_order_that_its_allocator_cannot_hold_is_said_to_be_one() -> None:
 def test_what_is_not_taken_is_offered_with_what_it_needs() -> None:
     problem = slower_network(large_layers(12, 128), 2)
     plain, expandable = (schedule(problem, Options(allocator=name)) for name in ("plain", "expandable"))
-    assert not_taken(plain) == ""
-    assert other_segments(plain).startswith("For a job with expandable segments: this order has 3 retries too many ")
-    assert not_taken(expandable) == (
-        "A faster order was not taken: 1.64 ms instead of 1.68 ms, but with expandable segments it needs 120.0 MiB "
-        "more memory than the original order. allocator='none' (--allocator none) takes it, and headroom gives room."
+    assert other_segments(plain) == ""
+    assert not_taken(plain) == (
+        "A faster order was not taken: 1.64 ms instead of 1.88 ms, but with plain segments it needs 738.8 MiB more "
+        "memory than the original order. allocator='none' (--allocator none) takes it, and headroom gives room."
     )
-    assert held_lines(expandable)[1] == not_taken(expandable)
+    assert held_lines(plain)[1] == not_taken(plain)
+    assert not_taken(expandable).startswith("A faster order was not taken: 1.64 ms instead of 1.68 ms, but with exp")
     assert not_held(expandable).startswith(
         "Allocator (expandable segments): the new order reserves 1.836 GiB more than it may where there is no limit. "
     )

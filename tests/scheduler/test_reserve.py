@@ -178,7 +178,7 @@ def test_the_original_order_breaks_nothing_and_headroom_gives_room() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "slower", "enough"), [at_night(12, 1, 6), (6, 3, 30)])
+@pytest.mark.parametrize(("count", "slower", "enough"), [at_night(12, 1, 4), (6, 3, 15)])
 def test_what_keeping_to_the_allocator_may_cost(count: int, slower: int, enough: int) -> None:
     """Where an order fits at that price, never more; and a higher cost gives no longer order than a lower one."""
     before_us = math.inf

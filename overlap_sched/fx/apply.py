@@ -130,6 +130,7 @@ def _figures(figures: Figures) -> str:
 
 
 Scheduler = Callable[[Problem, Options], Schedule]
+"""Makes the order of a lifted graph: :func:`overlap_sched.schedule`, or what ranks have decided by then."""
 
 
 def schedule_graph(

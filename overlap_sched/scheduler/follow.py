@@ -65,11 +65,11 @@ def followed(problem: Problem, proposal: Proposal) -> Order | None:
 
     Whether it stays within a budget, and how long it takes, is for others to see.
     """
-    launches = _launches(problem)
-    if [problem.nodes[v].op for v in launches] != [proposal.calls[v].split(" ", 1)[1] for v in proposal.launches]:
+    calls, launches = _calls(problem), _launches(problem)
+    if [calls[v] for v in launches] != [proposal.calls[v] for v in proposal.launches]:
         return None
     position, key = positions(proposal.order), [-1.0] * len(problem.nodes)
-    for here, there in _alike(_calls(problem), launches, proposal):
+    for here, there in _alike(calls, launches, proposal):
         key[here] = float(position[there])
     for v, before in enumerate(problem.predecessors):
         if key[v] < 0:

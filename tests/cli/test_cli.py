@@ -60,11 +60,11 @@ def test_out_is_a_list_of_names_that_the_judge_can_read(problem: str, tmp_path: 
 def test_what_is_not_taken_stands_above_the_table(tmp_path: Path, cli: Command) -> None:
     path = str(tmp_path / "layers.json")
     write_problem(large_layers(12, 128), path)
-    with_allocator = "plan", path, "--comm-scale", "2", "--allocator"
-    assert cli.out(*with_allocator, "expandable").startswith("A faster order was not taken: ")
-    faster, free = cli.json(*with_allocator, "expandable")["faster"], cli.json(*with_allocator, "none")
+    assert cli.out("plan", path, "--comm-scale", "2").startswith("A faster order was not taken: ")
+    faster = cli.json("plan", path, "--comm-scale", "2")["faster"]
+    free = cli.json("plan", path, "--comm-scale", "2", "--allocator", "none")
     assert (faster["step_us"], free["faster"]) == (free["step_us"], None)
-    assert faster["lacks_bytes"] > 2**26
+    assert faster["lacks_bytes"] > 2**29
 
 
 def test_a_table_for_people(problem: str, cli: Command) -> None:

@@ -4,7 +4,7 @@
     python -m scripts.studies.unlike_ranks FILE.json.gz --allocator none
 
 Rank 0 has the graph; the other rank has an operator more in front of one collective in twenty, which copies what is sent,
-and storages that are 5 % larger or smaller, one in five: harsher than a last shard of fewer rows. The figure is its gap to
+and storages that are 5 % larger or smaller, one in three: harsher than a last shard of fewer rows. The figure is its gap to
 the bound within its own budget, which counts no allocator. Rank 0 loses nothing where it is followed. Simulated.
 """
 

@@ -16,8 +16,8 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Order, Problem
 
 TICK_US = 0.1
-SEVERAL = 1
-"""Workers: with more, the same work finds other orders each time."""
+WORKERS = 1
+"""With more, the same work finds other orders each time."""
 
 
 class Window(NamedTuple):
@@ -47,7 +47,7 @@ def shortest(problem: Problem, order: Order, window: Window, limit_bytes: int, s
     step = made.step()
     model.minimize(step)
     solver = cp_model.CpSolver()
-    solver.parameters.num_workers = SEVERAL
+    solver.parameters.num_workers = WORKERS
     solver.parameters.max_deterministic_time = seconds
     status = solver.solve(model)
     now_us = replay(problem, order).step_us
@@ -62,7 +62,7 @@ def shortest(problem: Problem, order: Order, window: Window, limit_bytes: int, s
 
 class _Model:
     def __init__(self, model: Any, problem: Problem, order: Order, window: Window) -> None:
-        self.model, self.problem, self.order = model, problem, order
+        self.model, self.problem = model, problem
         self.before, self.nodes, self.behind = (
             order[: window.first], order[window.first : window.end], order[window.end :]
         )  # fmt: skip

@@ -20,26 +20,9 @@ from tests.scheduler.test_reserve import large_layers
 from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.layers import layers
+from tests.support.unlike import unlike
 
 GROUPS = {"fsdp": Group(8, intra_node=True)}
-
-
-def unlike(problem: Problem, seed: int, every: int = 4) -> Problem:
-    """With a node more in front of some collectives, and other sizes: as where rows do not divide by the ranks."""
-    random, nodes, storages, new = Random(seed), list[Node](), list(problem.storages), dict[int, int]()
-    for v, node in enumerate(problem.nodes):
-        collective = None if node.collective is None else new[node.collective]
-        moved = node._replace(deps=tuple(new[u] for u in node.deps), collective=collective)
-        if node.kind is Kind.COLLECTIVE and node.use and random.randrange(every) == 0:
-            first, *rest = node.use
-            storages.append(Storage(problem.storages[first].bytes + random.randrange(3), False))
-            nodes.append(
-                Node(f"pad {v}", Kind.COMPUTE, op="pad", time_us=1.0, alloc=(len(storages) - 1,), use=(first,))
-            )
-            moved = moved._replace(use=(len(storages) - 1, *rest))
-        new[v] = len(nodes)
-        nodes.append(moved)
-    return replace(problem, nodes=tuple(nodes), storages=tuple(storages))
 
 
 def launches(problem: Problem, order: Sequence[int]) -> list[int]:
@@ -59,7 +42,7 @@ def test_promises_hold_and_launches_are_those_proposed(
     problem: Problem, seed: int, allocator: str, headroom: int | str
 ) -> None:
     options = Options(memory_model=problem.memory_model, allocator=allocator, headroom=headroom, strict=True)
-    other = unlike(problem, seed)
+    other = unlike(problem, Random(seed), 4, (0, 0.5, -0.5), pad_us=1.0)
     proposal = Proposal.of(other, schedule(other, options).order)
     found = follow(problem, proposal, options)
     if found is not None:
@@ -100,7 +83,7 @@ def swapped(count: int = 8) -> Problem:
 
 def test_a_graph_with_other_nodes_gets_what_the_order_gains() -> None:
     options = Options(allocator="none")
-    other = unlike(swapped(), 1, every=3)
+    other = unlike(swapped(), Random(1), 3, (0, 0.5, -0.5), pad_us=1.0)
     assert len(other.nodes) > len(swapped().nodes)
     found = follow(other, Proposal.of(swapped(), schedule(swapped(), options).order), options)
     kept = schedule(other, replace(options, preserve_collective_order="all"))

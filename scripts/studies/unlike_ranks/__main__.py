@@ -21,15 +21,15 @@ from llama_repro.harness.console import guarded, markdown_table
 from overlap_sched import Options, schedule
 from overlap_sched.judge.budget_bound import budget_bound_us
 from overlap_sched.judge.liveness import peak_memory
-from overlap_sched.problem import Kind, Node, Problem, Storage
+from overlap_sched.problem import Problem
 from overlap_sched.problem.file import read_problem
 from overlap_sched.report.progress import progress
 from overlap_sched.scheduler.follow import Proposal
 from overlap_sched.scheduler.pipeline import follow
+from tests.support.unlike import unlike
 
 HEADINGS = ("graph", "prices", "allocator", "original", "launches kept", "one is followed", "each by itself")
-EVERY, LARGER, SEED = 20, (0, 0, 0, 0, 0.05, -0.05), 1
-PAD_US = 20.0
+SEED, EVERY, LARGER = 1, 20, (0, 0, 0, 0, 0.05, -0.05)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +50,9 @@ def _run(options: argparse.Namespace) -> int:
                 prices = "real" if path.parent.name == "real_prices" else "old"
                 tell(f"{problem.name} x{scale:g}")
                 for allocator in options.allocator:
-                    gaps = gaps_of(problem, unlike(problem, Random(SEED)), Options(allocator=allocator))
+                    gaps = gaps_of(
+                        problem, unlike(problem, Random(SEED), EVERY, LARGER, pad_us=20.0), Options(allocator=allocator)
+                    )
                     lines.append((f"`{problem.name}` x{scale:g}", prices, allocator, *gaps))
                     print("\t".join(lines[-1]), file=sys.stderr, flush=True)
     print(markdown_table(HEADINGS, lines))
@@ -65,24 +67,6 @@ def gaps_of(problem: Problem, other: Problem, options: Options) -> tuple[str, ..
     found, alone = follow(other, proposal, options), schedule(other, options)
     steps = (kept.original, kept.scheduled, None if found is None else found.scheduled, alone.scheduled)
     return tuple("cannot be" if one is None else f"{(one.step_us / bound_us - 1):.2%}" for one in steps)
-
-
-def unlike(problem: Problem, random: Random) -> Problem:
-    """The problem of a rank that differs."""
-    nodes, new = list[Node](), dict[int, int]()
-    storages = [Storage(int(s.bytes * (1 + random.choice(LARGER))), s.pinned) for s in problem.storages]
-    for v, node in enumerate(problem.nodes):
-        collective = None if node.collective is None else new[node.collective]
-        moved = node._replace(deps=tuple(new[u] for u in node.deps), collective=collective)
-        if node.kind is Kind.COLLECTIVE and node.use and random.randrange(EVERY) == 0:
-            sent, *rest = node.use
-            storages.append(Storage(storages[sent].bytes, False))
-            pad = Node(f"pad_{v}", Kind.COMPUTE, op="pad", time_us=PAD_US, alloc=(len(storages) - 1,), use=(sent,))
-            nodes.append(pad)
-            moved = moved._replace(use=(len(storages) - 1, *rest))
-        new[v] = len(nodes)
-        nodes.append(moved)
-    return replace(problem, nodes=tuple(nodes), storages=tuple(storages))
 
 
 def _parser() -> argparse.ArgumentParser:

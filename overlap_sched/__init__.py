@@ -37,7 +37,7 @@ __all__ = [
     "write_problem",
 ]
 
-_FX = ("ProfileCost", "declare_operator", "lift", "reorder", "schedule_graph")
+_FX = ("ProfileCost", "declare_operator", "lift", "pinned", "reorder", "schedule_graph")
 _INDUCTOR = (
     "backend",
     "clear_reports",

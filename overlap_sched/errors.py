@@ -76,6 +76,10 @@ class InputTooLargeError(OverlapSchedError, ValueError):
     """An input is larger than the limit: its bytes once decompressed, or its nodes."""
 
 
+class PinError(OverlapSchedError, ValueError):
+    """Pins contradict each other, or the graph; or no order that keeps them keeps the budget."""
+
+
 class OrderError(OverlapSchedError, ValueError):
     """An order is not a permutation of the problem's nodes, or breaks a rule."""
 

@@ -1,12 +1,8 @@
 """What a user may ask for: one frozen dataclass; the command line and the plug-ins take the same names."""
 
 import difflib
-import math
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any, Literal, get_args
 
 from overlap_sched.errors import OptionsError
@@ -17,8 +13,10 @@ from overlap_sched.problem.allocator_settings import (
     allocator_settings,
     settings_in_environment,
 )
+from overlap_sched.problem.pins import read_pin
 from overlap_sched.problem.precedence import Preserve
 from overlap_sched.problem.quantities import shown
+from overlap_sched.problem.sizes import size_given
 
 Budget = Literal["peak", "profile"]
 Agree = Literal["digest", "none"]
@@ -29,20 +27,10 @@ RewriteKind = Literal["bucket", "coalesce_gathers", "in_place", "keep", "regathe
 _ANYWHERE: tuple[RewriteKind, ...] = ("coalesce_gathers", "keep")
 """Bitwise on every backend, without copies, without a second communicator."""
 
-_UNITS = {
-    "": 1, "b": 1,
-    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
-}  # fmt: skip
 MAX_EFFORT = 1_000_000
 """Far more than any graph has use for."""
 MAX_COST = 1_000_000
 """Percent: far more than any original order takes longer."""
-_FEWEST_BYTES = 2**20
-"""Text of a smaller number without a unit is a slip: nobody means 40 bytes by ``"40"``."""
-_MOST_GIB = 512
-"""Without its unit, a number up to here is likely to mean GiB; above, MiB."""
-_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[a-z]*)\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -104,9 +92,13 @@ class Options:
             ``"split"``: a collective becomes several, with copies; of sums the same holds. ``"stream"``: reductions go
             to a second communicator. ``"regather"``: what is held for a later use is gathered again. ``"in_place"``:
             a result is written over what it was made of, as ``index_put`` over its zeros. With these five,
-            ``budget``, ``memory_model`` and ``preserve_collective_order`` stay at their defaults. ``()``: none.
-            :func:`schedule`, which has no prices, and the command line, which names its own, rewrite nothing by
+            ``budget``, ``memory_model``, ``preserve_collective_order`` and ``pins`` stay at their defaults. ``()``:
+            none. :func:`schedule`, which has no prices, and the command line, which names its own, rewrite nothing by
             default.
+        pins: What every order keeps besides, one line of text each, as ``"in flight 256MiB: all_gather* in layers.*"``
+            (:mod:`overlap_sched.problem.pins`). All other promises stay: where no order with them is as short as the
+            original within the budget, the original stays, whether it keeps them or not, and the reason says so.
+            Nothing is rewritten then. One that is about no node of a graph means nothing there.
 
     Raises:
         OptionsError: A value is not one of those above.
@@ -124,6 +116,7 @@ class Options:
     allocator_cost: float = 2.0
     rewrites: tuple[RewriteKind, ...] = _ANYWHERE
     concurrent_groups: Concurrent = "any"
+    pins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         headroom_bytes(self.headroom, 0)
@@ -165,6 +158,10 @@ class Options:
                 f"allocator is {self.allocator!r} and memory_model is {self.memory_model!r}: only "
                 "memory_model='runtime' holds what a real allocator holds. Leave one of the two at its default."
             )
+        if not isinstance(self.pins, tuple):
+            raise OptionsError(f"pins is {self.pins!r}; it is a tuple of lines of text: pins=('apart: all_to_all*',).")
+        for pin in self.pins:
+            read_pin(pin)
         self._check_rewrites()
         if not isinstance(self.strict, bool):
             raise OptionsError(f"strict is {self.strict!r}; it is True or False.")
@@ -183,7 +180,7 @@ class Options:
                 )
 
 
-_REWRITTEN = {"budget": "peak", "memory_model": "runtime", "preserve_collective_order": "none"}
+_REWRITTEN = {"budget": "peak", "memory_model": "runtime", "preserve_collective_order": "none", "pins": ()}
 """What options mean something of a graph that is rewritten."""
 
 
@@ -225,37 +222,6 @@ def headroom_bytes(headroom: int | str, original_peak_bytes: int) -> int:
     return min(found, MAX_TOTAL_BYTES)
 
 
-def size_given(name: str, size: int | str, whole_bytes: int, meant: str) -> int:
-    """A size in bytes, as :func:`size_bytes` reads it.
-
-    Args:
-        name: Of what it is, as it was written.
-        size: What was given.
-        whole_bytes: Of which percent are.
-        meant: What could be written, for messages.
-
-    Raises:
-        OptionsError: It is no size; or text of a number without a unit that is too small to be meant in bytes.
-    """
-    bare = bare_number(size)
-    if bare:
-        raise OptionsError(f"{name} is {size!r}, {bare}")
-    found = size_bytes(size, whole_bytes)
-    if found is None:
-        raise OptionsError(f"{name} is {size!r}; write {meant}.")
-    return found
-
-
-def bare_number(size: int | str) -> str:
-    """Say what is wrong with ``"5"``, and what may be meant; ``""``: it has a unit, or as many bytes can be meant."""
-    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
-    if match is None or match[2] or not 0 < (number := Decimal(match[1])) < _FEWEST_BYTES:
-        return ""
-    likely = f"{match[1]}{'GiB' if number <= _MOST_GIB else 'MiB'}"
-    shown = likely if len(likely) <= 12 else "1GiB"
-    return f"a number without a unit. Did you mean {shown}? For bytes write {match[1][:40]}B."
-
-
 def check_names(call: str, first: str, given: Mapping[str, Any], known: Collection[str]) -> None:
     """Refuse arguments by name that a function does not take, in words that say where they belong.
 
@@ -283,15 +249,3 @@ def close_to(name: str, known: Collection[str]) -> str:
     """`` Did you mean headroom?``; ``""`` where nothing is like it."""
     near = difflib.get_close_matches(name, known, n=1)
     return f" Did you mean {near[0]}?" if near else ""
-
-
-def size_bytes(size: int | str, whole_bytes: int) -> int | None:
-    """A size in bytes, rounded down: ``"1.5kB"`` -> 1500; percent are of the whole. None: it is not a size."""
-    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-        return size
-    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
-    unit = match[2].lower() if match else ""
-    if match is None or (unit != "%" and unit not in _UNITS):
-        return None
-    number = Fraction(Decimal(match[1]))
-    return math.floor(number * whole_bytes / 100) if unit == "%" else math.floor(number * _UNITS[unit])

@@ -148,6 +148,15 @@ def _scheduler(commands: "Commands", name: str, what: str) -> argparse.ArgumentP
         help="how much longer than the shortest the step may become for that; 1000: whatever it costs, but never "
         f"longer than the original (default: {default.allocator_cost:g})",
     )
+    add(
+        "--pins",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="PIN",
+        help="what every order keeps besides: 'not before MODULE', 'not after MODULE', 'together', 'as written', "
+        "'in flight SIZE' or 'apart', each with ': NODES in MODULE' behind it",
+    )
     add("--strict", action="store_true", help="fail rather than keep the original order when verification fails")
     return parser
 

@@ -16,7 +16,7 @@ from overlap_sched.cost.cluster.file import cluster_text, read_cluster
 from overlap_sched.cost.measured.calibrated import calibrated, check_same, put_together, with_tables
 from overlap_sched.cost.measured.table import Tables
 from overlap_sched.errors import DumpGroupError, OptionsError
-from overlap_sched.options import size_bytes
+from overlap_sched.problem.sizes import size_bytes
 from overlap_sched.report.files import check_writable, write_file
 from overlap_sched.report.words.calibration import calibration_text
 

@@ -15,6 +15,7 @@ from overlap_sched.report.causes import causes
 from overlap_sched.report.words.contention import contention_figures, with_contention_line
 from overlap_sched.report.words.costs import cost_figures, cost_text
 from overlap_sched.report.words.peak import peak_text
+from overlap_sched.report.words.pins import pins_figures
 from overlap_sched.report.words.reserved import reserved_changes, reserved_lines
 from overlap_sched.report.words.rewrites import left_text, rewrites_text
 from overlap_sched.report.words.schedule import find_collective, most_exposed
@@ -106,6 +107,7 @@ def explain_figures(schedule: Schedule, collective: str | None = None, top: int 
         "step_us": schedule.scheduled.step_us,
         "exposed_us": schedule.scheduled.exposed_us,
         "fell_back": schedule.fell_back is not None,
+        "pins": pins_figures(schedule),
         "collectives": len(schedule.decisions),
         "causes": [cause._asdict() for cause in causes(schedule)],
         "most_exposed": [_record(schedule, decision) for decision in listed],

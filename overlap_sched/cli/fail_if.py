@@ -7,7 +7,7 @@ from typing import Literal, cast
 
 from overlap_sched.cli.sizes import shortened, time_us
 from overlap_sched.errors import OptionsError
-from overlap_sched.options import bare_number, size_bytes
+from overlap_sched.problem.sizes import bare_number, size_bytes
 from overlap_sched.report.diff.figures import UNITS, Figure, FigureName, change_text, largest_first
 from overlap_sched.report.units import count, printable
 

@@ -70,6 +70,11 @@ def check(options: argparse.Namespace) -> None:
             f"--allocator {wanted.allocator}: the frontier counts live bytes. Leave it out; `overlap-sched plan` with "
             "the headroom of a point keeps to what an allocator reserves."
         )
+    if wanted.pins:
+        raise OptionsError(
+            "--pins: the frontier takes orders that know of none. Leave it out; `overlap-sched plan` with the headroom "
+            "of a point keeps them."
+        )
     picks = options.memory_limit is not None or options.target_step is not None
     if options.out and not picks:
         raise OptionsError(

@@ -4,8 +4,8 @@ import argparse
 
 from overlap_sched.cli.sizes import shortened
 from overlap_sched.cost.cluster.description import MeshDimension
-from overlap_sched.options import size_bytes
 from overlap_sched.problem.limits import DEFAULT_LIMITS
+from overlap_sched.problem.sizes import size_bytes
 
 _MAX_RANKS = 2**31 - 1
 _MAX_SIZE = 2**63 - 1

@@ -16,6 +16,7 @@ from overlap_sched.report import figures, summary, write_trace
 from overlap_sched.report.files import write_order
 from overlap_sched.report.memory_snapshot import write_memory_snapshot
 from overlap_sched.report.trace.measured import MeasuredStep, read_measured_steps
+from overlap_sched.report.words.pins import pins_text
 from overlap_sched.report.words.reserved import (
     not_held,
     not_taken,
@@ -171,7 +172,7 @@ def answer(
     if made is not None:
         return tuple(filter(None, (*lacks, table, rewrites_text(made), left_text(left), together_text(result))))
     kept = "" if result.fell_back is None else f"The original order was kept: {result.fell_back}"
-    return tuple(filter(None, (*lacks, table, kept, together_text(result))))
+    return tuple(filter(None, (*lacks, table, kept, pins_text(result), together_text(result))))
 
 
 def prices_of(options: argparse.Namespace, loaded: Loaded) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from overlap_sched.options import Options, RewriteKind, close_to
 from overlap_sched.problem import MemoryModel, Problem
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
+from overlap_sched.problem.pins import pinned
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.trial import Refuses, nothing
 
@@ -24,6 +25,9 @@ FISSION = "fission"
 """A kind of ``fit --kinds``, of dumps alone: a problem file has no shapes."""
 BATCH = "batch"
 """Another one: fission of all that can be cut along the batch, where sums over it are split: rounded otherwise."""
+
+_NAMED = 8
+"""So many modules are named in an error."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,22 @@ def source_of(options: argparse.Namespace) -> Source:
 
 def options_for(options: argparse.Namespace, problem: Problem) -> Options:
     """How to schedule a problem, in its memory model unless one is given."""
-    return replace(options_of(options), memory_model=options.memory_model or problem.memory_model)
+    asked = replace(options_of(options), memory_model=options.memory_model or problem.memory_model)
+    for one in pinned(problem, asked.pins):
+        nothing_there = one.pin.rule.startswith("not ") and not one.anchors
+        if not one.nodes or nothing_there:
+            what = f"nothing computes in {one.pin.of}" if nothing_there else "it is about no node"
+            raise OptionsError(f"--pins {one.pin.text!r}: {what} of {problem.name}. {_to_pin(problem)}")
+    return asked
+
+
+def _to_pin(problem: Problem) -> str:
+    """Say what pins can name in a graph."""
+    operators = sorted({problem.nodes[v].op for v in problem.collectives})
+    modules = sorted({node.module for node in problem.nodes if node.module})
+    named = f"Its modules are {', '.join(modules[:_NAMED])}" if modules else "Its nodes have no modules"
+    more = f" and {len(modules) - _NAMED:,} more" if len(modules) > _NAMED else ""
+    return f"Its collectives are {', '.join(operators) or 'none'}. {named}{more}."
 
 
 def options_of(options: argparse.Namespace) -> Options:
@@ -145,6 +164,7 @@ def options_of(options: argparse.Namespace) -> Options:
             rewrites=rewrites,
             concurrent_groups=options.concurrent_groups,
             strict=options.strict,
+            pins=tuple(options.pins),
         )
     except OptionsError as error:
         raise OptionsError(in_flags(str(error))) from None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from overlap_sched.analysis.frontier_points import Found, StepAndPeak
 from overlap_sched.errors import OptionsError
-from overlap_sched.options import size_bytes, size_given
+from overlap_sched.problem.sizes import size_bytes, size_given
 
 _SAME = 1e-12
 

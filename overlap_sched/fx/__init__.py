@@ -12,7 +12,8 @@ from overlap_sched.fx.apply import Report, schedule_graph
 from overlap_sched.fx.costs import Cost
 from overlap_sched.fx.declared import declare_operator
 from overlap_sched.fx.lifting import Lifted, lift
+from overlap_sched.fx.pins import pinned
 from overlap_sched.fx.profile import ProfileCost
 from overlap_sched.fx.reordering import reorder
 
-__all__ = ["Cost", "Lifted", "ProfileCost", "Report", "declare_operator", "lift", "reorder", "schedule_graph"]
+__all__ = ["Cost", "Lifted", "ProfileCost", "Report", "declare_operator", "lift", "pinned", "reorder", "schedule_graph"]

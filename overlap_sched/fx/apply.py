@@ -17,6 +17,7 @@ from overlap_sched.fx.rewrites import alike_of, prepare
 from overlap_sched.fx.rewrites.planning import may_rewrite, plan_lifted
 from overlap_sched.options import Options, check_names, on_devices
 from overlap_sched.problem import Problem
+from overlap_sched.problem.pins import pin_notes
 from overlap_sched.report.units import count, duration, size
 from overlap_sched.report.words.kept import why_no_better
 from overlap_sched.report.words.reserved import held_lines
@@ -182,7 +183,8 @@ def _schedule_graph(
     lifted = lift(gm, memory_model=options.memory_model, **lift_arguments)
     lift_s = time.perf_counter() - began
     name = lifted.problem.name
-    report = Report(name, notes=lifted.notes, lift_s=lift_s, sizes=lifted.sizes, undeclared=lifted.undeclared)
+    notes = {**lifted.notes, **pin_notes(lifted.problem, options.pins)}
+    report = Report(name, notes=notes, lift_s=lift_s, sizes=lifted.sizes, undeclared=lifted.undeclared)
     if not lifted.problem.collectives and options.base == "original":
         return replace(report, reason=NO_COLLECTIVES)
     launches = [lifted.nodes[v] for v in lifted.problem.collectives]

@@ -21,6 +21,7 @@ from overlap_sched.fx.groups import carried_facts, groups_of
 from overlap_sched.fx.hazards import Ordering
 from overlap_sched.fx.inputs import Which, kept_inputs
 from overlap_sched.fx.memory import DeviceFilter, Memory, memory_of
+from overlap_sched.fx.pins import marks_of, module_of
 from overlap_sched.fx.reader import read_graph
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.sizes import carried_sizes
@@ -188,6 +189,8 @@ def _nodes(
                 flops=costs.flops[v],
                 bytes=costs.bytes[v],
                 launches=reading.communicates[v].kept if v in reading.communicates else (),
+                module=module_of(node.meta),
+                marks=marks_of(node.meta),
             )
         )
     return tuple(nodes)

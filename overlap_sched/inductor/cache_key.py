@@ -5,6 +5,7 @@ has no stable key (a user's own function of costs) is refused, and torch then co
 """
 
 import hashlib
+import sys
 from dataclasses import is_dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 import overlap_sched
 from overlap_sched.fx.declared import declarations
+from overlap_sched.fx.pins import marks_of, module_of
 from overlap_sched.inductor.agree import asks
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import kept_allocator
@@ -30,7 +32,7 @@ def settings_key(settings: Settings) -> str | None:
     try:
         parts = [_package(), torch.__version__, repr(settings.options), str(settings.ranks_per_node)]
         parts += [repr((settings.memory_limit, settings.max_slowdown)), repr(declarations())]
-        parts += [_ranks(settings), repr(kept_allocator(settings.options))]
+        parts += [_ranks(settings), repr(kept_allocator(settings.options)), _pinned(settings)]
         keys = [_part_key(part) for part in (settings.cost, settings.model, settings.where)]
         if None in keys:
             return None
@@ -50,6 +52,24 @@ def key_after(before: Any, own: str | None) -> str | None:
 def _ranks(settings: Settings) -> str:
     """Who must agree; ``""``: nobody."""
     return f"{dist.get_world_size()} ranks, {settings.ranks} agree" if asks(settings) else ""
+
+
+def _pinned(settings: Settings) -> str:
+    """What pins are about in the graph that torch is making a key of; ``""``: nothing.
+
+    Metadata of nodes is in no key of torch's, and a pass is not told which graph it is asked for. So it is looked up
+    where torch holds it: in the callers of this function.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        graph = frame.f_locals.get("gm")
+        if isinstance(graph, torch.fx.GraphModule):
+            metas = [node.meta for node in graph.graph.nodes]
+            marks = [marks_of(meta) for meta in metas]
+            modules = [module_of(meta) for meta in metas] if settings.options.pins or any(marks) else []
+            return repr((marks, modules)) if modules else ""
+    return ""
 
 
 def _part_key(part: Any) -> str | None:

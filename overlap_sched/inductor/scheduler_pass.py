@@ -26,6 +26,7 @@ from overlap_sched.inductor.read_back import Planned, read_back
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.versions import check_torch
 from overlap_sched.options import on_devices
+from overlap_sched.problem.pins import pin_notes
 from overlap_sched.report.words.kept import why_no_better
 from overlap_sched.scheduler.collector import no_collection
 
@@ -156,7 +157,11 @@ def _plan(snodes: list[Any], kept: list[Any], attempt: Attempt, planned: Planned
         attempt.key, attempt.launches = graph_key(private.V.graph.graph, settings.stage), kernel_launches(kept)
     began = time.perf_counter()
     lifted = planned.lifted = lift_kernels(snodes, name=attempt.name, **settings.costs)
-    known: dict[str, Any] = {"notes": lifted.notes, "undeclared": lifted.undeclared, "sizes": lifted.sizes}
+    known: dict[str, Any] = {
+        "notes": {**lifted.notes, **pin_notes(lifted.problem, settings.options.pins)},
+        "undeclared": lifted.undeclared,
+        "sizes": lifted.sizes,
+    }
     known["lift_s"] = time.perf_counter() - began
     problem = attempt.problem = lifted.problem
     plan = attempt.scheduled(problem, on_devices(settings.options, private.V.graph.device_types))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from overlap_sched.judge.liveness import memory_profile
+from overlap_sched.judge.pins import pin_violation
 from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.judge.together import together_violation
 from overlap_sched.options import Options, headroom_bytes
@@ -74,7 +75,7 @@ def broken_promise(
     """The first promise of the options that a valid order breaks against the original one, or ``None``.
 
     Peak (or every position of the profile) within the original plus headroom; step not longer than the
-    original; launch order kept where asked for, and process groups apart.
+    original; launch order kept where asked for, process groups apart, and pins kept.
 
     Args:
         problem: What was scheduled.
@@ -96,8 +97,10 @@ def broken_promise(
     if after_us > before_us * (1 + REPLAY_TOLERANCE):
         return f"the step takes {after_us} us, longer than the original's {before_us} us"
 
-    return launch_violation(problem, order, options.preserve_collective_order) or together_violation(
-        problem, order, options.concurrent_groups
+    return (
+        launch_violation(problem, order, options.preserve_collective_order)
+        or together_violation(problem, order, options.concurrent_groups)
+        or pin_violation(problem, order, options.pins)
     )
 
 

@@ -3,7 +3,8 @@
 ``name``; ``groups``: {name: {``size``, ``intra_node``, where known ``nodes`` and ``ranks``}};
 ``storages``: list of {``bytes``, ``pinned``}; ``nodes``
 in the original order, ids are indices: ``name``, ``kind``, ``deps``, ``alloc``, ``use``, ``us`` (microseconds,
-absent: 0), ``op``, ``flops``, ``bytes``, ``group``, ``collective``; optionally ``memory_model`` (absent: ``runtime``).
+absent: 0), ``op``, ``flops``, ``bytes``, ``group``, ``collective``, where known ``module``, ``marks`` (pins, see
+:mod:`overlap_sched.problem.pins`); optionally ``memory_model`` (absent: ``runtime``).
 Version 2 adds the ``launches`` of nodes (process groups on which compute communicates by itself, ``"*"``: any) and
 ``contention``: ``slowdown`` {operator prefix: factor on compute}, ``links`` {group: link}, where there is any
 ``stretch`` {operator prefix: factor on collectives} and ``shares`` {"flops" or "bytes": part of a slowdown} with
@@ -91,7 +92,8 @@ def _node_fields(node: Node) -> dict[str, Any]:
     fields = node._asdict()
     fields["us"] = fields.pop("time_us")
     required = ("name", "kind", "deps", "alloc", "use")
-    defaults = {"us": 0.0, "op": "", "group": None, "collective": None, "flops": 0, "bytes": 0, "launches": ()}
+    defaults = {"us": 0.0, "op": "", "group": None, "collective": None, "flops": 0, "bytes": 0}
+    defaults |= {"launches": (), "module": "", "marks": ()}
     return {name: value for name, value in fields.items() if name in required or value != defaults[name]}
 
 

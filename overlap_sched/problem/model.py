@@ -31,7 +31,7 @@ collective's output. Which memory model a problem is in is decided where it is m
 it shows in what waits allocate and use, never in the code that counts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -134,18 +134,25 @@ class Problem:
         """
         return tuple(0.0 if node.kind in (Kind.COLLECTIVE, Kind.WAIT) else node.time_us for node in self.nodes)
 
-    def renumbered(self, order: Order) -> "Problem":
-        """The same with another original order, a valid one; storages keep their ids."""
+    def renumbered(self, order: Order, pairs: Iterable[tuple[NodeId, NodeId]] = ()) -> "Problem":
+        """The same with another original order, a valid one; storages keep their ids.
+
+        Args:
+            order: It keeps the pairs.
+            pairs: Of nodes that now depend on each other: the second on the first.
+        """
         at = dict(zip(order, range(len(order)), strict=True))
-        moved = (self.nodes[v] for v in order)
+        more: dict[NodeId, list[NodeId]] = {}
+        for u, v in pairs:
+            more.setdefault(v, []).append(u)
         return replace(
             self,
             nodes=tuple(
-                node._replace(
-                    deps=tuple(at[u] for u in node.deps),
-                    collective=None if node.collective is None else at[node.collective],
+                self.nodes[v]._replace(
+                    deps=tuple(dict.fromkeys(at[u] for u in (*self.nodes[v].deps, *more.get(v, ())))),
+                    collective=None if (launch := self.nodes[v].collective) is None else at[launch],
                 )
-                for node in moved
+                for v in order
             ),
         )
 

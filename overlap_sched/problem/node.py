@@ -81,6 +81,8 @@ class Node(NamedTuple):
         bytes: Bytes read and written by a compute node; the larger side of a collective.
         launches: Of a compute node that communicates itself, or may: the process groups on which it does, or
             :data:`ANY_GROUP`. Where a launch order is kept, its place among the launches is.
+        module: The module of the model that it comes from, ``"layers.3.attention"``; ``""``: not known.
+        marks: Pins that it has itself (:mod:`overlap_sched.problem.pins`).
     """
 
     name: str
@@ -95,3 +97,5 @@ class Node(NamedTuple):
     flops: int = 0
     bytes: int = 0
     launches: tuple[str, ...] = ()
+    module: str = ""
+    marks: tuple[str, ...] = ()

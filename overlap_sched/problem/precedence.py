@@ -10,6 +10,7 @@ Compute that communicates by itself (``Node.launches``) is a launch among the ot
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from heapq import heapify, heappop, heappush
 from typing import Literal
 
 import numpy as np
@@ -60,6 +61,23 @@ def neighbours(problem: Problem, pairs: Iterable[Pair]) -> Neighbours:
             before[v] = (*before[v], u)
             after[u] = (*after[u], v)
     return before, after
+
+
+def by_key(problem: Problem, pairs: Sequence[Pair], key: Sequence[float]) -> Order | None:
+    """The nodes by their keys, each as soon as it may run; ``None``: the pairs contradict the rules of the graph."""
+    before, after = neighbours(problem, pairs)
+    left = [len(nodes) for nodes in before]
+    ready = [(key[v], v) for v, count in enumerate(left) if count == 0]
+    heapify(ready)
+    order: list[NodeId] = []
+    while ready:
+        _, v = heappop(ready)
+        order.append(v)
+        for w in after[v]:
+            left[w] -= 1
+            if left[w] == 0:
+                heappush(ready, (key[w], w))
+    return tuple(order) if len(order) == len(left) else None
 
 
 def positions(order: Sequence[NodeId]) -> list[Position]:

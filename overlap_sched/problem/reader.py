@@ -5,11 +5,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from overlap_sched.errors import InputTooLargeError, ProblemFileError, QuantityError, UnknownKeyError
+from overlap_sched.errors import InputTooLargeError, OptionsError, ProblemFileError, QuantityError, UnknownKeyError
 from overlap_sched.problem import Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.limits import Limits
 from overlap_sched.problem.node import TIMED
+from overlap_sched.problem.pins import read_pin
 from overlap_sched.problem.quantities import LONGEST_US, MAX_COUNT, check_group, shown, timeless
 
 FORMAT, FORMAT_2 = "overlap-problem/1", "overlap-problem/2"
@@ -18,7 +19,22 @@ _FILE_KEYS = ("format", "name", "memory_model", "contention", "groups", "storage
 _CONTENTION_KEYS = ("slowdown", "links", "stretch", "lanes", "crowding", "shares", "flops_per_byte")
 _GROUP_KEYS = ("size", "intra_node", "nodes", "ranks")
 _STORAGE_KEYS = ("bytes", "pinned")
-_NODE_KEYS = ("name", "kind", "deps", "alloc", "use", "us", "op", "flops", "bytes", "group", "collective", "launches")
+_NODE_KEYS = (
+    "name",
+    "kind",
+    "deps",
+    "alloc",
+    "use",
+    "us",
+    "op",
+    "flops",
+    "bytes",
+    "group",
+    "collective",
+    "launches",
+    "module",
+    "marks",
+)
 
 
 class Reader:
@@ -130,7 +146,9 @@ class Reader:
             collective=self._field(data, "collective", int, where) if data.get("collective") is not None else None,
             flops=self._count(data, "flops", where),
             bytes=self._count(data, "bytes", where),
-            launches=self._names(data, "launches", where),
+            launches=self._names(data, "launches", where, "groups"),
+            module=self._field(data, "module", str, where, ""),
+            marks=self._marks(data, where),
         )
 
     def _field(self, data: Any, name: str, kind: type, where: str, *default: Any) -> Any:
@@ -160,8 +178,17 @@ class Reader:
             raise QuantityError(f"{self.path}: {where}.{name} is {shown(value)}: it is below 2**63. Check its cost.")
         return int(value)
 
-    def _names(self, data: Any, name: str, where: str) -> tuple[str, ...]:
-        return self._all(self._field(data, name, list, where, []), str, f"{where}.{name}", "groups are named by text")
+    def _names(self, data: Any, name: str, where: str, what: str) -> tuple[str, ...]:
+        return self._all(self._field(data, name, list, where, []), str, f"{where}.{name}", f"{what} are named by text")
+
+    def _marks(self, data: Any, where: str) -> tuple[str, ...]:
+        marks = self._names(data, "marks", where, "pins")
+        for text in marks:
+            try:
+                read_pin(text)
+            except OptionsError as error:
+                raise ProblemFileError(f"{self.path}: {where}.marks: {error}") from None
+        return marks
 
     def _ids(self, data: Any, name: str, where: str) -> tuple[int, ...]:
         return self._all(self._field(data, name, list, where), int, f"{where}.{name}", "ids are integers")

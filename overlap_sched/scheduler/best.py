@@ -1,11 +1,14 @@
 """The best order by all stages, before the judges look at it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
+from overlap_sched.errors import PinError
 from overlap_sched.options import Options, kept_allocator
-from overlap_sched.problem import Order, Problem
+from overlap_sched.problem import NodeId, Order, Problem
+from overlap_sched.problem.pins import pinned
 from overlap_sched.scheduler.apart import clashes, kept_apart, on_one_stream
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.needs import NOTHING, Reserve
@@ -26,7 +29,8 @@ class BestOrder:
 
     Attributes:
         context: Of the task asked for, and the order that its runs started from.
-        original: The original order. best: by (step, peak), whatever the allocator makes of it.
+        original: The original order; where that breaks pins, what took its place. best: by (step, peak), whatever the
+            allocator makes of it.
     """
 
     context: Context
@@ -45,7 +49,7 @@ class BestOrder:
     def chosen(self, reserve: Reserve | None) -> tuple[Candidate, int]:
         """That, or one near it that the allocator can hold; and the peak that headroom is counted from."""
         best, asked = self.best, self.context.task
-        if best.order != self.original.order:
+        if best.order != asked.problem.original_order:
             best = self.offered if reserve is None else self._held(reserve)
         kept = best.order == self.original.order and not asked.within_budget(best.order)
         return best, self.original.peak_bytes if kept else asked.base_bytes
@@ -56,6 +60,8 @@ class BestOrder:
             return self.offered
         held = within_reserve(self.context, reserve, self.best)
         best = replace(self.context, reserve=reserve).through(self.context.stages.last, held)
+        if not reserve.task.may_stay and not reserve.runs(reserve.overdraft(best.order)):
+            raise PinError("no order found that keeps the pins runs where the original order does, which breaks them")
         return best if best.faster is None else replace(best, faster=Faster(self.offered.step_us, lacks.lacks_bytes))
 
 
@@ -70,31 +76,53 @@ def best_order(
 
 def for_live_bytes(problem: Problem, options: Options, original: Candidate, stages: Stages, seed: int) -> BestOrder:
     """The best by (step, peak) of all bases that are asked for."""
-    best, work = original, NO_WORK
+    start = _with_pins(Task(problem, options, original.peak_bytes), original)
+    best, work = start, NO_WORK
     contexts = [
         Context(task, Reference(task.problem, base, task.live_ranges), stages, seed=seed)
-        for task, base in _tasks(problem, options, original)
+        for task, base in _tasks(Task(problem, options, original.peak_bytes), start.order)
     ]
     for context in contexts:
-        found = _made(context, original)
+        found = _made(context, start)
         work = work.plus(found.work)
         if found.beats(best):
             best = found
-    return BestOrder(contexts[0], original, replace(best, work=work))
+    return BestOrder(contexts[0], start, replace(best, work=work))
 
 
-def _tasks(problem: Problem, options: Options, original: Candidate) -> list[tuple[Task, Order]]:
+def _with_pins(task: Task, original: Candidate) -> Candidate:
+    """The original order; where it breaks pins, one near it that keeps them within the budget.
+
+    Raises:
+        PinError: There is none, or none was found.
+    """
+    order = task.nearest
+    if order == original.order:
+        return original
+    if not task.within_budget(order):
+        order = lowest_peak(task).order
+    found = task.measured(order)
+    over_bytes = found.peak_bytes - int(task.limit.max())
+    if not task.within_budget(order):
+        raise PinError(
+            f"the original order breaks the pins, and the best order found that keeps them needs {over_bytes} bytes "
+            "more than there are. Allow more headroom, or leave pins out."
+        )
+    return found
+
+
+def _tasks(default: Task, original: Order) -> list[tuple[Task, Order]]:
     """The task asked for with the order to start from; then, where that is another, the default at the same budget."""
-    default = Task(problem, options, original.peak_bytes)
+    options = default.options
     if options.base == "original":
-        return [(default, original.order)]
+        return [(default, original)]
     plan = lowest_peak(default)
     asked = replace(default, base_bytes=plan.peak_bytes) if options.base == "memory-peak" else default
-    spare_bytes = int(asked.limit) - original.peak_bytes
+    spare_bytes = int(asked.limit) - default.base_bytes
     if spare_bytes < 0:
         return [(asked, plan.order)]
     same_budget = replace(options, base="original", headroom=spare_bytes)
-    return [(asked, plan.order), (replace(default, options=same_budget), original.order)]
+    return [(asked, plan.order), (replace(default, options=same_budget), original)]
 
 
 def phases(task: Task, base: Order, original: Candidate) -> Candidate:
@@ -134,6 +162,35 @@ def apart(task: Task, best: Candidate, original: Candidate, stages: Stages, seed
         if order is None or not task.within_budget(order):
             continue
         made = task.remeasured(found, order)
-        if made.beats(chosen) and (reserve is None or reserve.overdraft(order) <= lacks):
+        if made.beats(chosen) and task.keeps(order) and (reserve is None or reserve.overdraft(order) <= lacks):
             chosen = made
     return replace(chosen, work=best.work.plus(other.work))
+
+
+def closed_up(task: Task, best: Candidate) -> Candidate:
+    """The best order with launches that are pinned together at the place of the last of them, or of the first.
+
+    Raises:
+        PinError: The allocator cannot hold either.
+    """
+    groups = [one.nodes for one in pinned(task.problem, task.options.pins) if one.pin.rule == "together"]
+    orders = [_side_by_side(best.order, groups, at) for at in (-1, 0)] if groups else [best.order]
+    if best.order in orders:
+        return best
+    settings = kept_allocator(task.options)
+    reserve = None if settings is None else Reserve.of(task, settings)
+    fit = [order for order in orders if task.within_budget(order)]
+    found = [order for order in fit if reserve is None or reserve.runs(reserve.overdraft(order))]
+    if not found:
+        raise PinError("launched together, the collectives do not run where the original order does")
+    return min((task.remeasured(best, order) for order in found), key=lambda one: one.step_us)
+
+
+def _side_by_side(order: Order, groups: Sequence[Sequence[NodeId]], at: int) -> Order:
+    """The nodes of each group where the first of them is (0), or the last (-1)."""
+    for nodes in groups:
+        members = [v for v in order if v in nodes]
+        place = members[at] if members else None
+        rest = [[v] if v not in members else members if v == place else [] for v in order]
+        order = tuple(v for part in rest for v in part)
+    return order

@@ -8,10 +8,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from overlap_sched.errors import PinError
 from overlap_sched.options import Options, headroom_bytes
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import MAX_TOTAL_BYTES, Order, Problem
-from overlap_sched.problem.precedence import Pair, launch_pairs
+from overlap_sched.problem.pins import pin_pairs
+from overlap_sched.problem.precedence import Pair, by_key, launch_pairs, positions
 from overlap_sched.scheduler.admission import Refusal
 from overlap_sched.scheduler.policies import Policy
 from overlap_sched.scheduler.result import NO_WORK, Faster, Reason, Work
@@ -104,10 +106,32 @@ class Task:
 
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
-        """Collectives whose launches must keep their order (``options.preserve_collective_order``)."""
+        """Nodes that must run before others: launches that keep their order, and what keeps pins."""
         if self.like is not None:
-            return launch_pairs(self.problem, self.like, "all")
-        return launch_pairs(self.problem, self.problem.original_order, self.options.preserve_collective_order)
+            return (*launch_pairs(self.problem, self.like, "all"), *self.pins)
+        kept = self.options.preserve_collective_order
+        return (*launch_pairs(self.problem, self.problem.original_order, kept), *self.pins)
+
+    @cached_property
+    def pins(self) -> tuple[Pair, ...]:
+        """Those of :attr:`pairs` that keep pins."""
+        return pin_pairs(self.problem, self.options.pins)
+
+    @cached_property
+    def nearest(self) -> Order:
+        """The original order, or the nearest that keeps all :attr:`pairs`; it may be above the budget.
+
+        Raises:
+            PinError: There is none.
+        """
+        original = self.problem.original_order
+        found = original if self.keeps(original) else by_key(self.problem, self.pairs, original)
+        if found is None:
+            raise PinError(
+                f"pins contradict preserve_collective_order={self.options.preserve_collective_order!r}: no order keeps "
+                "both. Leave one of the two out."
+            )
+        return found
 
     def limit_after(self, best: Candidate) -> npt.NDArray[np.int64]:
         """The budget of what only polishes an order: no more than its peak, or that of the base, needs anyway."""
@@ -124,8 +148,16 @@ class Task:
 
     @property
     def may_stay(self) -> bool:
-        """May the original order be taken? Another launch sequence may be asked for."""
-        return self.like is None and self.within_budget(self.problem.original_order)
+        """May the original order be taken? Another launch sequence may be asked for, or pins that it breaks."""
+        original = self.problem.original_order
+        return self.like is None and self.keeps(original) and self.within_budget(original)
+
+    def keeps(self, order: Order) -> bool:
+        """Does a valid order keep all :attr:`pairs`?"""
+        if not self.pairs:
+            return True
+        position = positions(order)
+        return all(position[u] < position[v] for u, v in self.pairs)
 
     def within_budget(self, order: Order) -> bool:
         """Does a valid order keep to the budget?"""

@@ -14,7 +14,6 @@ memory than there is, the order with the lowest peak that keeps the sequence is 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 from overlap_sched.options import kept_allocator
@@ -23,7 +22,8 @@ from overlap_sched.peak_memory.memory_graph import lead_with_inputs, memory_grap
 from overlap_sched.peak_memory.repair import judged
 from overlap_sched.peak_memory.windows import lower_to
 from overlap_sched.problem import NodeId, Order, Problem
-from overlap_sched.problem.precedence import launched_on, neighbours, positions
+from overlap_sched.problem.pins import pin_pairs
+from overlap_sched.problem.precedence import Pair, by_key, launched_on, positions
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.needs import Reserve
 from overlap_sched.scheduler.reference import Reference
@@ -60,10 +60,10 @@ class Proposal:
         return tuple(sorted(range(len(self.launches)), key=lambda k: position[self.launches[k]]))
 
 
-def followed(problem: Problem, proposal: Proposal) -> Order | None:
+def followed(problem: Problem, proposal: Proposal, pairs: Sequence[Pair] = ()) -> Order | None:
     """A valid order with the launches of a proposal, as near to it as may be; ``None``: there is none.
 
-    Whether it stays within a budget, and how long it takes, is for others to see.
+    Whether it stays within a budget, and how long it takes, is for others to see. ``pairs`` of nodes keep their order.
     """
     calls, launches = _calls(problem), _launches(problem)
     if [calls[v] for v in launches] != [proposal.calls[v] for v in proposal.launches]:
@@ -75,7 +75,7 @@ def followed(problem: Problem, proposal: Proposal) -> Order | None:
         if key[v] < 0:
             key[v] = max([key[u] for u in before], default=0.0) + 0.5
     chain = [launches[k] for k in proposal.sequence]
-    return _by_key(problem, list(pairwise(chain)), key)
+    return by_key(problem, [*pairwise(chain), *pairs], key)
 
 
 def _calls(problem: Problem) -> tuple[str, ...]:
@@ -100,23 +100,6 @@ def _alike(calls: Sequence[str], launches: Sequence[NodeId], proposal: Proposal)
             yield from ((a + 1 + i + k, c + 1 + j + k) for k in range(size))
 
 
-def _by_key(problem: Problem, pairs: Sequence[tuple[NodeId, NodeId]], key: Sequence[float]) -> Order | None:
-    """The nodes by their keys, each as soon as it may run; ``None``: the pairs contradict the rules of the graph."""
-    before, after = neighbours(problem, pairs)
-    left = [len(nodes) for nodes in before]
-    ready = [(key[v], v) for v, count in enumerate(left) if count == 0]
-    heapify(ready)
-    order: list[NodeId] = []
-    while ready:
-        _, v = heappop(ready)
-        order.append(v)
-        for w in after[v]:
-            left[w] -= 1
-            if left[w] == 0:
-                heappush(ready, (key[w], w))
-    return tuple(order) if len(order) == len(left) else None
-
-
 def best_like(task: Task, proposal: Proposal, stages: Stages) -> Candidate | None:
     """The best order found with the launches of a proposal, within the budget and what an allocator can hold.
 
@@ -128,7 +111,7 @@ def best_like(task: Task, proposal: Proposal, stages: Stages) -> Candidate | Non
     Returns:
         ``None``: there is no such order, or it would take longer than the original one.
     """
-    order = followed(task.problem, proposal)
+    order = followed(task.problem, proposal, pin_pairs(task.problem, task.options.pins))
     if order is None or task.options.concurrent_groups != "any":
         return None
     task = replace(task, like=order)
@@ -148,7 +131,7 @@ def _within_budget(task: Task, order: Order, stages: Stages) -> Candidate | None
     """The order itself; else that with less in flight where too much is live, and what runs make from there."""
     if task.within_budget(order):
         return replace(task.measured(order), reasons=dict.fromkeys(task.problem.collectives, "reference"))
-    for low in _lower(task.problem.renumbered(order), int(task.limit.min())):
+    for low in _lower(task.problem.renumbered(order, task.pairs), int(task.limit.min())):
         start = tuple(order[k] for k in low)
         if task.within_budget(start):
             context = Context(task, Reference(task.problem, start, task.live_ranges), stages)

@@ -20,12 +20,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
-from overlap_sched.errors import MemoryModelError, OverlapSchedWarning, VerificationError
+from overlap_sched.errors import MemoryModelError, OverlapSchedWarning, PinError, VerificationError
+from overlap_sched.judge.pins import pin_violation
 from overlap_sched.judge.together import together
 from overlap_sched.judge.validate import JudgedOrder, broken_promise, measure, violation
 from overlap_sched.options import Options, headroom_bytes, kept_allocator
 from overlap_sched.problem import Problem
-from overlap_sched.scheduler.best import BestOrder, apart, best_order, for_live_bytes
+from overlap_sched.problem.pins import pin_pairs
+from overlap_sched.scheduler.best import BestOrder, apart, best_order, closed_up, for_live_bytes
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.follow import Proposal, best_like
@@ -50,10 +52,12 @@ def schedule(problem: Problem, options: Options | None = None, *, stages: Stages
 
     Raises:
         MemoryModelError: The problem is in another memory model than ``options.memory_model``.
+        PinError: ``options.pins``, or those that nodes have, contradict each other or the graph.
         VerificationError: With ``strict=True``: what would otherwise be the reason for falling back.
     """
     options = options or Options()
     _check_memory_model(problem, options)
+    pin_pairs(problem, options.pins)
     before = measure(problem, problem.original_order)
     return _judged(
         problem, options, before, lambda original: best_order(problem, options, original, stages, seed), stages, seed
@@ -149,8 +153,11 @@ def _judged(
     best, base_bytes, fell_back, unrestricted_us = original, original.peak_bytes, None, original.step_us
     try:
         best, base_bytes = find(original)
-        unrestricted_us, best = best.step_us, apart(Task(problem, options, base_bytes), best, original, stages, seed)
+        task, unrestricted_us = Task(problem, options, base_bytes), best.step_us
+        best = closed_up(task, apart(task, best, original, stages, seed))
         after, fell_back = _verified(problem, options, before, best, base_bytes)
+    except PinError as error:
+        fell_back = str(error)
     except Exception as error:  # a scheduler that fails must not take the training job with it
         fell_back = f"the scheduler failed: {type(error).__name__}: {error}"
         if options.strict:
@@ -187,7 +194,8 @@ def _verified(
 ) -> tuple[JudgedOrder, str | None]:
     """The order as the judges see it, and the first rule or promise that it breaks."""
     if best.order == problem.original_order:
-        return before, None
+        broken = pin_violation(problem, best.order, options.pins)
+        return before, None if broken is None else f"{broken}; no order was found that keeps it and is as short"
     broken = violation(problem, best.order)
     if broken is not None:
         return before, broken

@@ -154,8 +154,12 @@ def close_enough(task: Task) -> float:
 
 def lowest_peak(task: Task) -> MemoryPlan:
     """The order with the lowest peak found; it is within the budget wherever the original order is."""
-    options = task.options
-    return best_order(task.problem, options.preserve_collective_order, min(options.effort, MEMORY_EFFORT))
+    options, effort = task.options, min(task.options.effort, MEMORY_EFFORT)
+    if task.like is None and not task.pins:
+        return best_order(task.problem, options.preserve_collective_order, effort)
+    start = task.nearest
+    plan = best_order(task.problem.renumbered(start, task.pairs), effort=effort)
+    return replace(plan, problem=task.problem, order=tuple(start[k] for k in plan.order))
 
 
 def runs(effort: int, nodes: int) -> int:

@@ -175,12 +175,12 @@ class Draft:
         kept = sorted([s for node in there for s in node.alloc])
         new_storage = dict(zip(kept, range(len(kept)), strict=True))
         nodes = []
-        for name, kind, deps, alloc, use, time_us, op, group, collective, flops, nbytes, launches in there:
-            deps = tuple([new_id[u] for u in deps])
-            deps = deps if kind is Kind.OUTPUT else tuple(sorted(deps))
-            alloc, use = tuple([new_storage[s] for s in alloc]), tuple([new_storage[s] for s in use])
-            waited = None if collective is None else new_id[collective]
-            nodes.append(Node(name, kind, deps, alloc, use, time_us, op, group, waited, flops, nbytes, launches))
+        for node in there:
+            deps = tuple([new_id[u] for u in node.deps])
+            deps = deps if node.kind is Kind.OUTPUT else tuple(sorted(deps))
+            alloc, use = tuple([new_storage[s] for s in node.alloc]), tuple([new_storage[s] for s in node.use])
+            waited = None if node.collective is None else new_id[node.collective]
+            nodes.append(node._replace(deps=deps, alloc=alloc, use=use, collective=waited))
         used = {node.group for node in nodes if node.group is not None}
         groups = {group: facts for group, facts in self.groups.items() if group in used}
         links = {group: link for group, link in self._links.items() if group in groups}

@@ -66,6 +66,11 @@ class KernelCosts:
         found = {self._index[node] for node in getattr(member.node, "origins", ()) or () if node in self._index}
         return sorted(found)
 
+    def metas(self, snode: Any) -> list[Mapping[str, Any]]:
+        """The metadata of the FX nodes that a scheduler node came from, in the order of the graph."""
+        found = {v for member in members(snode) if member.node is not None for v in self.origins(member)}
+        return [self._reading.nodes[v].meta for v in sorted(found)]
+
     def of_collective(self, snode: Any, launch: Any) -> KernelCost:
         """The cost of a scheduler node that launches ``launch``.
 

@@ -16,6 +16,7 @@ from overlap_sched.cost.cluster.description import Cluster
 from overlap_sched.cost.cluster.placement import nodes_of_ranks
 from overlap_sched.fx.company import launch_times, one_collective_each, with_launches
 from overlap_sched.fx.costs import Cost
+from overlap_sched.fx.pins import marks_of, module_of
 from overlap_sched.fx.reader import read_graph
 from overlap_sched.fx.reading import Reading
 from overlap_sched.inductor.lift.buffers import Buffers, read_buffers
@@ -132,6 +133,7 @@ def _kernels(
         kind, launch = flow.kinds[at], flow.launch_of.get(at)
         cost_of = _cost(snode, kind, costs)
         group = None if cost_of.launch is None else costs.group_of[cost_of.launch]
+        metas = costs.metas(snode)
         inside = communication(snode, reading, costs) if kind is Kind.COMPUTE else None
         nodes.append(
             Node(
@@ -147,6 +149,8 @@ def _kernels(
                 flops=cost_of.flops,
                 bytes=cost_of.bytes,
                 launches=() if inside is None else inside.kept,
+                module=module_of(metas[0]) if metas else "",
+                marks=tuple(sorted({mark for meta in metas for mark in marks_of(meta)})),
             )
         )
     return nodes

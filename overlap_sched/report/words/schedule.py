@@ -13,6 +13,7 @@ from overlap_sched.report.causes import ROUNDING, causes, causes_text
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, count, duration, printable, size
 from overlap_sched.report.words.contention import contention_figures, with_contention_line
+from overlap_sched.report.words.pins import pins_figures, pins_text
 from overlap_sched.report.words.together import together_figures, together_rows
 from overlap_sched.scheduler.result import Decision, Schedule
 
@@ -55,6 +56,7 @@ def figures(schedule: Schedule) -> dict[str, Any]:
         **together_figures(schedule),
         "schedule_s": schedule.schedule_s,
         "fell_back": schedule.fell_back is not None,
+        "pins": pins_figures(schedule),
         "faster": None if schedule.faster is None else asdict(schedule.faster),
     }
 
@@ -121,6 +123,7 @@ def explanation(schedule: Schedule, collective: str | None = None, top: int | No
     head = [with_contention_line(summed, schedule.problem.contention)]
     if schedule.fell_back is not None:
         head.append(f"The original order was kept: {printable(schedule.fell_back)}.")
+    head += filter(None, [pins_text(schedule)])
     listed = most_exposed(schedule, top)
     parts = ["\n".join(head), causes_text(causes(schedule))]
     if listed:

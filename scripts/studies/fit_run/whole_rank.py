@@ -22,7 +22,7 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.fx import lift, schedule_graph
 from overlap_sched.fx.fitting import fit_graph
 from overlap_sched.judge.validate import measure
-from overlap_sched.options import size_bytes
+from overlap_sched.problem.sizes import size_bytes
 from scripts.studies.fit_run.memory import measured_peak
 from scripts.studies.fit_run.rank import SETTLE_S, Row, bytes_of
 from scripts.studies.fit_run.whole import Step, whole_step

@@ -35,8 +35,11 @@ def pinned(pin: str) -> AbstractContextManager[None]:
     """
     if not torch.compiler.is_compiling():
         read_pin(pin)
-        if ":" in pin:
-            raise OptionsError(f"pin {pin!r} names nodes; inside of a block it is about all of them. Write no more.")
+        alone, names, _ = pin.partition(":")
+        if names:
+            raise OptionsError(
+                f"pin {pin!r} names nodes; inside of a block it is about all of them. Write {alone.strip()!r}."
+            )
     block: AbstractContextManager[None] = annotate({MARK + pin: True})
     return block
 

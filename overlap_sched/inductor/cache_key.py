@@ -55,7 +55,7 @@ def _ranks(settings: Settings) -> str:
 
 
 def _pinned(settings: Settings) -> str:
-    """What pins are about in the graph that torch is making a key of; ``""``: nothing.
+    """Modules and marks of the graph that torch is making a key of, where there are pins; else ``""``.
 
     Metadata of nodes is in no key of torch's, and a pass is not told which graph it is asked for. So it is looked up
     where torch holds it: in the callers of this function.

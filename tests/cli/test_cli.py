@@ -23,7 +23,7 @@ KEYS = [
     "schema", "name", "nodes", "original_step_us", "step_us", "exposed_us", "bound_us", "gap_percent",
     "budget_bound_us", "gap_within_budget_percent", "original_peak_bytes",
     "peak_bytes", "headroom_bytes", "memory_model", "contention", "groups_together", "concurrent_groups",
-    "unrestricted_step_us", "schedule_s", "fell_back", "faster", "prices", "reserved",
+    "unrestricted_step_us", "schedule_s", "fell_back", "pins", "faster", "prices", "reserved",
 ]  # fmt: skip
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 

@@ -218,7 +218,7 @@ def drop(*path: Any) -> Callable[[dict[str, Any]], None]:
         (
             put("nodes", 1, "time_us", value=3),
             "nodes[1] has an unknown key 'time_us'. It may have name, kind, deps, alloc, use, us, op, flops, bytes, "
-            "group, collective, launches.",
+            "group, collective, launches, module, marks.",
         ),
         (put("storages", 0, "pined", value=True), "storages[0] has an unknown key 'pined'. Did you mean 'pinned'?"),
         (put("storages", 0, "x", value=1), "storages[0] has an unknown key 'x'. It may have bytes, pinned."),

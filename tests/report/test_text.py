@@ -42,6 +42,7 @@ def test_figures_have_exactly_the_documented_keys(reordered: Schedule) -> None:
         "unrestricted_step_us": None,
         "schedule_s": 0.25,
         "fell_back": False,
+        "pins": [],
         "faster": None,
     }
 

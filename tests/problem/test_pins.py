@@ -1,0 +1,297 @@
+"""Pins: read, held against graphs, made pairs, kept by every order; judged by what they mean."""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from overlap_sched import EXAMPLE, Group, Kind, Node, Options, Problem, Storage, read_problem, schedule, write_problem
+from overlap_sched.errors import OptionsError, OverlapSchedWarning, PinError, ProblemFileError, VerificationError
+from overlap_sched.judge.pins import pin_violation
+from overlap_sched.judge.validate import violation
+from overlap_sched.problem.pins import Pin, is_in, pin_pairs, pinned, read_pin
+from overlap_sched.problem.redact import redacted
+from overlap_sched.scheduler.candidate import Task
+from tests.scheduler.test_pipeline import check_promises
+from tests.support.examples import examples
+from tests.support.graphs import problems
+from tests.support.layers import layers
+from tests.support.oracle import all_orders, random_order
+
+OPTIONS = Options(headroom="5MiB", allocator="none")
+RULES = ("together", "as written", "apart", "in flight 4B", "in flight 8B", "not before {}", "not after {}")
+
+
+def named(problem: Problem, pin: str, options: Options = OPTIONS) -> list[str]:
+    return problem.names(schedule(problem, replace(options, pins=(pin,), strict=True)).order)
+
+
+def with_modules(problem: Problem) -> Problem:
+    """Every third node is in one of three modules; collectives have bytes."""
+    nodes = (node._replace(module=("a", "a.b", "c")[v % 3], bytes=4 + v % 2) for v, node in enumerate(problem.nodes))
+    return replace(problem, nodes=tuple(nodes))
+
+
+@st.composite
+def pins(draw: st.DrawFn) -> str:
+    rule = draw(st.sampled_from(RULES)).format(draw(st.sampled_from(("a", "c", "compute3", "a.*"))))
+    about = draw(st.sampled_from(("", ": *", ": all_gather*", ": reduce* in a", ": * in a.b", ": in c")))
+    return f"{rule}{about}"
+
+
+def test_a_pin_is_read() -> None:
+    text = "in flight 64MiB: all_gather* in layers.*"
+    assert read_pin(text) == Pin(text, "in flight", "64MiB", "all_gather*", "layers.*")
+    assert read_pin("not before layers.2") == Pin("not before layers.2", "not before", "layers.2", "*", "*")
+    assert read_pin("apart: in a").module == "a"
+
+
+@pytest.mark.parametrize("text", ["", "not", "not before", "together 3", "in flight", "beside: *", "as writte"])
+def test_what_is_none_is_told(text: str) -> None:
+    with pytest.raises(OptionsError) as told:
+        Options(pins=(text,))
+    assert str(told.value) == (
+        f"pin {text!r} is none; write 'not before MODULE', 'not after MODULE', 'together', 'as written', "
+        "'in flight SIZE' or 'apart', then ': NODES in MODULE'."
+    )
+
+
+def test_sizes_and_kinds_are_checked() -> None:
+    with pytest.raises(OptionsError, match=r"in flight, of pin 'in flight 64', is '64', a number without a unit"):
+        read_pin("in flight 64")
+    with pytest.raises(OptionsError, match="in flight, of pin 'in flight x', is 'x'; write bytes"):
+        read_pin("in flight x")
+    with pytest.raises(OptionsError, match=r"pins is 'apart'; it is a tuple of lines of text"):
+        Options(pins="apart")  # type: ignore[arg-type]
+    with pytest.raises(OptionsError, match=r"rewrites is \('bucket',\) and pins is \('apart',\)"):
+        Options(pins=("apart",), rewrites=("bucket",))
+
+
+def test_modules() -> None:
+    assert is_in("layers.3.attention", "layers.3")
+    assert is_in("layers.3", "layers.?")
+    assert is_in("", "*")
+    assert not is_in("layers.30", "layers.3")
+    assert not is_in("layers", "layers.3")
+
+
+def test_orders_of_the_example() -> None:
+    free = EXAMPLE.names(schedule(EXAMPLE, OPTIONS).order)
+    assert free.index("scatter") < free.index("full") < free.index("dgrad")
+    late = named(EXAMPLE, "not before mm: all_gather*")
+    assert late.index("mm") < late.index("gather") < free.index("scatter")
+    after = named(EXAMPLE, "not before dgrad: scatter")
+    assert after.index("dgrad") < after.index("scatter")
+    alone = named(EXAMPLE, "apart")
+    assert alone.index("full") < alone.index("scatter")
+    both = named(EXAMPLE, "together")
+    assert both.index("scatter") == both.index("gather") + 1
+    written = named(EXAMPLE, "as written")
+    assert written == EXAMPLE.names(EXAMPLE.original_order)
+
+
+def test_bytes_in_flight() -> None:
+    assert named(EXAMPLE, "in flight 16MiB") == EXAMPLE.names(schedule(EXAMPLE, OPTIONS).order)
+    less = named(EXAMPLE, "in flight 15MiB")
+    assert less.index("full") < less.index("scatter")
+    with pytest.raises(PinError) as told:
+        schedule(EXAMPLE, Options(pins=("in flight 7MiB",)))
+    assert str(told.value) == ("pin 'in flight 7MiB' cannot be kept: gather alone has 8388608 bytes. Allow as many.")
+
+
+def test_contradictions_name_both() -> None:
+    with pytest.raises(PinError) as told:
+        schedule(EXAMPLE, Options(pins=("not before mm: gather", "not after mm: gather")))
+    assert str(told.value) == (
+        "pin 'not before mm: gather' and pin 'not after mm: gather' contradict each other: mm -> gather -> mm. "
+        "Leave one of them out."
+    )
+    with pytest.raises(PinError) as told:
+        schedule(EXAMPLE, Options(pins=("not after mm: scatter", "apart")))
+    assert str(told.value) == (
+        "pin 'not after mm: scatter' contradicts the graph: wgrad -> scatter -> mm -> wgrad. Change it or leave it out."
+    )
+
+
+def test_with_launches_kept_there_may_be_no_order() -> None:
+    options = Options(pins=("not after dgrad0: gather1", "not before wgrad1: scatter0"), allocator="none", headroom=8)
+    assert schedule(layers(2), options).fell_back is None
+    three = ("not before wgrad1: scatter0", "not after dgrad0: gather1", "not after dgrad1: scatter1")
+    with pytest.warns(OverlapSchedWarning, match="pins contradict preserve_collective_order='all'"):
+        found = schedule(layers(2), replace(options, pins=three, preserve_collective_order="all"))
+    assert found.order == found.problem.original_order
+
+
+def test_what_is_never_waited_for_stays_in_flight() -> None:
+    nodes = (
+        Node("x", Kind.INPUT, alloc=(0,)),
+        Node("one", Kind.COLLECTIVE, (0,), (1,), (0,), 1.0, group="g"),
+        Node("two", Kind.COLLECTIVE, (0,), (2,), (0,), 1.0, group="g"),
+    )
+    problem = Problem("open", nodes, (Storage(1), Storage(1), Storage(1)), {"g": Group(2, True)})
+    with pytest.raises(PinError, match="one is in flight until the end, as nothing waits for it in this graph"):
+        schedule(problem, Options(pins=("apart",)))
+
+
+def test_an_original_order_that_breaks_a_pin_gives_way() -> None:
+    """The second gather comes behind the first dgrad as written."""
+    problem = layers(3)
+    pin = "not after dgrad0: gather1"
+    assert pin_violation(problem, problem.original_order, (pin,)) == (
+        f"pin {pin!r} is broken: gather1 is launched after all of dgrad0"
+    )
+    options = Options(pins=(pin,), allocator="none", headroom=20)
+    task = Task(problem, options, schedule(problem).original.peak_bytes)
+    assert not task.may_stay
+    assert task.keeps(task.nearest)
+    found = schedule(problem, replace(options, strict=True))
+    check_promises(problem, options, found)
+    assert pin_violation(problem, found.order, (pin,)) is None
+
+
+def test_where_there_is_no_room_for_it_the_original_stays_and_says_so() -> None:
+    problem = layers(2)
+    options = Options(pins=("not after dgrad0: gather1",), allocator="none")
+    gather = next(node for node in problem.nodes if node.name == "gather1")
+    size = dict.fromkeys(gather.alloc, 10_000) | dict.fromkeys(problem.nodes[0].alloc, 20_000)
+    wide = replace(
+        problem, storages=tuple(one._replace(bytes=size.get(s, 1)) for s, one in enumerate(problem.storages))
+    )
+    with pytest.warns(OverlapSchedWarning, match="the original order breaks the pins"):
+        found = schedule(wide, options)
+    assert found.order == wide.original_order
+    assert "bytes more than there are" in str(found.fell_back)
+    with pytest.raises(VerificationError, match="the original order breaks the pins"):
+        schedule(wide, replace(options, strict=True))
+
+
+@given(problems(), st.lists(pins(), min_size=1, max_size=3), st.sampled_from(["none", "plain"]), st.integers(0, 2))
+@examples(300)
+def test_every_order_keeps_its_pins(problem: Problem, texts: list[str], allocator: str, headroom: int) -> None:
+    problem = with_modules(problem)
+    kept = allocator if problem.memory_model == "runtime" else "none"
+    options = Options(
+        memory_model=problem.memory_model, pins=tuple(texts), allocator=kept, headroom=f"{40 * headroom}%"
+    )
+    try:
+        pin_pairs(problem, texts)
+    except PinError:
+        with pytest.raises(PinError):
+            schedule(problem, options)
+        return
+    try:
+        found = schedule(problem, replace(options, strict=True))
+    except VerificationError:
+        assert pin_violation(problem, problem.original_order, texts) is not None
+        return
+    check_promises(problem, options, found)
+    assert pin_violation(problem, found.order, texts) is None
+
+
+@given(problems(max_steps=7), st.lists(pins(), min_size=1, max_size=2))
+@examples(200)
+def test_pairs_are_enough_and_refused_only_with_a_reason(problem: Problem, texts: list[str]) -> None:
+    """Orders with all pairs keep all pins but "together"; of what contradicts the graph, no order keeps."""
+    problem = with_modules(problem)
+    try:
+        pairs = pin_pairs(problem, texts)
+    except PinError:
+        whole = [one for one in pinned(problem, texts) if one.pin.rule in ("as written", "together")]
+        assume(len(texts) == len(whole) == 1 and len(problem.nodes) <= 9)
+        assert all(pin_violation(problem, order, texts) is not None for order in all_orders(problem))
+        return
+    sides = [text for text in texts if not text.startswith("together")]
+    for seed in range(3):
+        order = random_order(problem, seed, pairs)
+        assert violation(problem, order) is None
+        assert pin_violation(problem, order, sides) is None
+
+
+@pytest.mark.parametrize(
+    ("pin", "order", "broken"),
+    [
+        (
+            "apart",
+            "w x gather mm wgrad scatter full dgrad grad output",
+            "scatter is launched while gather is in flight",
+        ),
+        ("together", "w x gather full mm dgrad wgrad scatter grad output", "full runs between gather and scatter"),
+        ("as written", "w x gather mm full dgrad wgrad scatter grad output", "mm runs before full"),
+        (
+            "in flight 9MiB",
+            "w x gather mm wgrad scatter full dgrad grad output",
+            "16777216 bytes are in flight behind scatter",
+        ),
+        (
+            "not before mm",
+            "w x gather mm full dgrad wgrad scatter grad output",
+            "gather is launched before anything of mm has run",
+        ),
+        (
+            "not after dgrad: red*",
+            "w x gather mm full dgrad wgrad scatter grad output",
+            "scatter is launched after all of dgrad",
+        ),
+    ],
+)
+def test_the_judge_says_what_is_broken(pin: str, order: str, broken: str) -> None:
+    ids = [next(v for v, node in enumerate(EXAMPLE.nodes) if node.name == name) for name in order.split()]
+    assert pin_violation(EXAMPLE, ids, (pin,)) == f"pin {pin!r} is broken: {broken}"
+
+
+def test_nodes_have_pins_of_their_own(tmp_path: Path) -> None:
+    """Together within each module, not across; kept in files and without names."""
+    problem = layers(4)
+    marked = replace(
+        problem,
+        nodes=tuple(
+            node._replace(module=f"layers.{int(node.name[-1]) // 2}", marks=("apart",))
+            if node.kind is Kind.COLLECTIVE
+            else node
+            for node in problem.nodes
+        ),
+    )
+    assert [len(one.nodes) for one in pinned(marked, ())] == [8]
+    together = replace(marked, nodes=tuple(n._replace(marks=("together",) if n.marks else ()) for n in marked.nodes))
+    assert [len(one.nodes) for one in pinned(together, ())] == [4, 4]
+    found = schedule(marked, Options(allocator="none", strict=True, headroom=20))
+    assert pin_violation(marked, found.order, ()) is None
+    assert pin_violation(marked, schedule(problem, found.options).order, ()) is not None
+    write_problem(marked, tmp_path / "marked.json")
+    assert read_problem(tmp_path / "marked.json") == marked
+    shown = redacted(marked)
+    assert schedule(shown, found.options).order == found.order
+    assert "layers" not in repr(shown)
+
+
+def test_redacted_pins_name_nodes_instead_of_modules() -> None:
+    nodes = tuple(
+        node._replace(marks=("not before secret.module",))
+        if node.name == "gather"
+        else node._replace(module="secret.module")
+        if node.name == "mm"
+        else node
+        for node in EXAMPLE.nodes
+    )
+    marked = replace(EXAMPLE, nodes=nodes)
+    shown = redacted(marked)
+    assert "secret" not in repr(shown)
+    assert shown.nodes[2].marks == ("not before n4",)
+    assert schedule(shown, OPTIONS).order == schedule(marked, OPTIONS).order
+    assert pin_pairs(shown, ()) == pin_pairs(marked, ()) == ((4, 2),)
+
+
+def test_a_mark_in_a_file_that_is_no_pin_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "bad.json"
+    nodes = (node._replace(marks=("near",) if node.name == "gather" else ()) for node in EXAMPLE.nodes)
+    write_problem(replace(EXAMPLE, nodes=tuple(nodes)), path)
+    with pytest.raises(ProblemFileError, match=r"nodes\[2\].marks: pin 'near' is none"):
+        read_problem(path)
+
+
+def test_pairs_of_pins_follow_each_other() -> None:
+    chain = pin_pairs(EXAMPLE, ("as written",))
+    assert chain == tuple(pairwise(v for v, n in enumerate(EXAMPLE.nodes) if n.kind not in (Kind.INPUT, Kind.OUTPUT)))

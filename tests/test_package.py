@@ -166,10 +166,10 @@ def test_no_two_classes_have_one_name() -> None:
 
 ROOT = PACKAGE.parent
 BUDGETS = {  # lines now, rounded up to hundreds; behind each what it has to come to
-    "overlap_sched": 53_100,  # 40,000; 500 more for ranks that differ: 10 to 30 % of their steps
-    "overlap_sched/scheduler": 6_200,  # 3,800; 100 more for one rank's order followed by others
+    "overlap_sched": 53_900,  # 40,000; 500 more for ranks that differ, 800 for pins
+    "overlap_sched/scheduler": 6_300,  # 3,800; 100 more for one rank's order followed by others, 100 for pins
     "llama_repro": 7_500,  # reached
-    "tests": 50_500,  # 34,000; 500 more for ranks that differ
+    "tests": 51_000,  # 34,000; 500 more for ranks that differ, 500 for pins
 }
 MODULE_OF_THE_SCHEDULER = 250  # reached
 DOCUMENTS, PAGES = 4_000, 20  # reached; records apart

@@ -58,9 +58,8 @@ def parse(given: list[str] | None = None) -> Arguments:
         raise OptionsError("--trace records real collectives, --slow-network emulates them: leave one of the two out.")
     if values["checkpoint_every"] < 0:
         raise OptionsError(f"--checkpoint-every is {values['checkpoint_every']}; it is 0 (at the end) or more.")
-    values["pins"] = tuple(values["pins"])
-    names = [option.name for option in fields(Options)]
-    return Arguments(options=Options(**{name: values.pop(name) for name in names}), **values)
+    given = {option.name: values.pop(option.name) for option in fields(Options)}
+    return Arguments(options=Options(**{**given, "pins": tuple(given["pins"])}), **values)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -121,10 +120,9 @@ def _scheduling(group: argparse._ArgumentGroup) -> None:
     )
     add("--allocator", default=default.allocator, metavar="KIND", help="keep to what it reserves: plain, expandable")
     add("--allocator-cost", type=float, default=default.allocator_cost, metavar="PERCENT", help="of the step, at most")
-    groups = get_args(Concurrent)
-    add("--concurrent-groups", default=default.concurrent_groups, choices=groups, help="as for overlap-sched plan")
+    add("--concurrent-groups", default="any", choices=get_args(Concurrent), help="as for overlap-sched plan")
     add("--rewrites", type=_kinds, default=default.rewrites, metavar="KINDS", help="as for overlap-sched plan")
-    add("--pins", nargs="+", action="extend", default=[], metavar="PIN", help="as for overlap-sched plan")
+    add("--pins", type=str, nargs="+", default=(), metavar="PIN", help="as for overlap-sched plan")
     add(
         "--costs",
         default="measured",

@@ -13,8 +13,9 @@ Behind the colon stand nodes, by name or operator, and behind ``in`` their modul
 names, and a module is all that is in it. Left out: all. A node's own pins (``Node.marks``) name no nodes: those are the
 nodes that have them; ``together`` and ``as written`` then hold within each module by itself.
 
-Each pin becomes pairs of nodes of which one must run before the other, which is more than it says: "in flight" also
-keeps the launches that it counts in order. Then every order that the scheduler makes keeps it.
+Each pin becomes pairs of nodes of which one must run before the other, so that every order that the scheduler makes
+keeps it. That can be more than it says: with "apart" launches stay in the order as written, and with "in flight" each
+comes behind the waits of those written so far before it that the bytes between would be too many.
 """
 
 import re
@@ -33,6 +34,8 @@ from overlap_sched.problem.sizes import size_given
 Rule = Literal["not before", "not after", "together", "as written", "in flight", "apart"]
 
 _RULE = re.compile(r"(not before|not after|in flight)\s+(\S+)|(together|as written|apart)")
+_MANY = 1_000
+"""Of more launches "in flight" keeps the order as written: pairs would be too many."""
 _SHOWN = 6
 """So many nodes of a ring are named."""
 
@@ -192,7 +195,9 @@ def _pairs(problem: Problem, one: Pinned) -> Iterator[Pair]:
 def _fewer_bytes(problem: Problem, launches: Sequence[NodeId], pin: Pin) -> Iterator[Pair]:
     """In the order as written, each behind the waits of as many before it as must have finished."""
     most, flying, first = size_given("in flight", pin.of, 0, "a size"), 0, 0
-    yield from pairwise(launches)
+    ends = list[NodeId]()
+    chained = len(launches) > _MANY
+    yield from pairwise(launches) if chained else ()
     for v in launches:
         nbytes = problem.nodes[v].bytes
         if nbytes > most:
@@ -201,9 +206,12 @@ def _fewer_bytes(problem: Problem, launches: Sequence[NodeId], pin: Pin) -> Iter
             )
         while flying + nbytes > most:
             gone = launches[first]
-            yield _end(problem, gone, pin), v
+            ends.append(_end(problem, gone, pin))
             flying, first = flying - problem.nodes[gone].bytes, first + 1
         flying += nbytes
+        yield from ((u, v) for u in ends)
+        if chained:
+            ends.clear()  # the launch behind it comes behind them, too
 
 
 def _end(problem: Problem, launch: NodeId, pin: Pin) -> NodeId:

@@ -56,9 +56,14 @@ def launched_on(node: Node) -> tuple[str, ...]:
 def neighbours(problem: Problem, pairs: Iterable[Pair]) -> Neighbours:
     """Per node, what must run before it and what after it: the problem's rules, and the pairs; without repeats."""
     before, after = list(problem.predecessors), list(problem.successors)
+    more: dict[NodeId, dict[NodeId, None]] = {}
     for u, v in pairs:
-        if u not in before[v]:
-            before[v] = (*before[v], u)
+        more.setdefault(v, {})[u] = None
+    for v, first in more.items():
+        known = set(before[v])
+        new = [u for u in first if u not in known]
+        before[v] = (*before[v], *new)
+        for u in new:
             after[u] = (*after[u], v)
     return before, after
 

@@ -82,8 +82,9 @@ def test_blocks_are_pinned_in_both_graphs_and_other_pins_are_other_code(ranks: N
         assert pin_violation(problem, report.report.schedule.order, ()) is None
     other, far = compiled_step("in flight 1GiB")
     assert counters["inductor"]["fxgraph_cache_hit"] == 0
-    assert [report.report.schedule.problem.nodes[1].marks for report in far] != []
-    assert any(pin_violation(a.report.schedule.problem, b.report.schedule.order, ()) for a, b in zip(apart, far, strict=True))
+    assert any(
+        pin_violation(a.report.schedule.problem, b.report.schedule.order, ()) for a, b in zip(apart, far, strict=True)
+    )
     again, none = compiled_step("apart")
     assert counters["inductor"]["fxgraph_cache_hit"] == 2
     assert none == ()

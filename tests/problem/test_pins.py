@@ -3,11 +3,13 @@
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import overlap_sched.problem.pins as pins_of
 from overlap_sched import EXAMPLE, Group, Kind, Node, Options, Problem, Storage, read_problem, schedule, write_problem
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, PinError, ProblemFileError, VerificationError
 from overlap_sched.judge.pins import pin_violation
@@ -282,6 +284,23 @@ def test_redacted_pins_name_nodes_instead_of_modules() -> None:
     assert shown.nodes[2].marks == ("not before n4",)
     assert schedule(shown, OPTIONS).order == schedule(marked, OPTIONS).order
     assert pin_pairs(shown, ()) == pin_pairs(marked, ()) == ((4, 2),)
+
+
+@given(problems(models=("runtime",)), st.sampled_from(["in flight 9B", "in flight 12B: * in a"]))
+@examples(100)
+def test_of_many_launches_bytes_in_flight_keep_the_order(problem: Problem, pin: str) -> None:
+    problem = with_modules(problem)
+    with patch.object(pins_of, "_MANY", 1):
+        try:
+            pairs = pin_pairs(problem, (pin,))
+        except PinError:
+            return
+        found = schedule(problem, Options(pins=(pin,), allocator="none"))
+    assert pin_violation(problem, random_order(problem, 0, pairs), (pin,)) is None
+    launches = pinned(problem, (pin,))[0].nodes
+    if found.fell_back is None and len(launches) > 1:
+        assert [v for v in found.order if v in launches] == list(launches)
+        assert pin_violation(problem, found.order, (pin,)) is None
 
 
 def test_a_mark_in_a_file_that_is_no_pin_is_told(tmp_path: Path) -> None:

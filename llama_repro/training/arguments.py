@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from llama_repro.training.link import LATENCY_US, check_slow_network
 from llama_repro.training.schedulers import SCHEDULERS, Scheduler
@@ -49,7 +49,8 @@ def parse(given: list[str] | None = None) -> Arguments:
     Raises:
         OptionsError: A value is out of range.
     """
-    values = vars(_parser().parse_args(given))
+    parsed = vars(_parser().parse_args(given)).items()
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in parsed}
     for name in ("batch", "sequence", "accumulate", "steps", "tp"):
         if values[name] is not None and values[name] < 1:
             raise OptionsError(f"--{name} is {values[name]}; it is 1 or more.")
@@ -58,8 +59,7 @@ def parse(given: list[str] | None = None) -> Arguments:
         raise OptionsError("--trace records real collectives, --slow-network emulates them: leave one of the two out.")
     if values["checkpoint_every"] < 0:
         raise OptionsError(f"--checkpoint-every is {values['checkpoint_every']}; it is 0 (at the end) or more.")
-    given = {option.name: values.pop(option.name) for option in fields(Options)}
-    return Arguments(options=Options(**{**given, "pins": tuple(given["pins"])}), **values)
+    return Arguments(options=Options(**{option.name: values.pop(option.name) for option in fields(Options)}), **values)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -86,7 +86,7 @@ def test_a_dump_is_lifted_in_the_memory_model_asked_for(dump: str, cli: Command)
 
 def test_a_dump_is_explained(dump: str, cli: Command) -> None:
     assert cli.out("explain", dump, "scatter", "--group", "0=64").startswith(
-        "scatter: reduce_scatter_tensor on group 0 of 64, 64.0 MiB, "
+        "scatter: reduce_scatter_tensor on group FSDP 0 of 64, 64.0 MiB, "
     )
 
 

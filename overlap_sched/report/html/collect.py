@@ -22,6 +22,7 @@ from overlap_sched.report.html.data import (
 from overlap_sched.report.memory_kinds import IN_FLIGHT, MEMORY_KINDS, flights, memory_kinds
 from overlap_sched.report.units import count, duration, printable, size
 from overlap_sched.report.words.contention import with_contention_line
+from overlap_sched.report.words.purpose import group_names
 from overlap_sched.report.words.reserved import not_held, not_taken, reserved_changes, reserved_figures, reserved_rows
 from overlap_sched.report.words.rewrites import left_rows, left_title, outcome_text, rewrites_figures
 from overlap_sched.report.words.schedule import budget_words, figures, summary_rows
@@ -39,7 +40,7 @@ def page_of(schedule: Schedule, more: Mapping[str, Any] | None = None, extras: E
     told = extras.told
     rewritten = {} if told is None else rewrites_figures(told)
     ops = tuple(dict.fromkeys(node.op for problem in problems for node in problem.nodes))
-    groups = _groups(problems)
+    groups, called = _groups(problems), {**group_names(schedule.problem), **group_names(original)}
     before, after = LiveRanges(original), LiveRanges(schedule.problem)
     runs = [
         _run(before, 0, "original", original.original_order, schedule.original),
@@ -60,9 +61,7 @@ def page_of(schedule: Schedule, more: Mapping[str, Any] | None = None, extras: E
         remarks=(*_remarks(schedule, extras.answer), *_earlier(extras)),
         budget_bytes=schedule.budget_bytes,
         ops=tuple(map(printable, ops)),
-        groups=tuple(
-            f"{printable(name)} ({size} ranks)" if size > 1 else printable(name) for name, size in groups.items()
-        ),
+        groups=tuple(f"{called[name]} ({size} ranks)" if size > 1 else called[name] for name, size in groups.items()),
         memory_kinds=MEMORY_KINDS,
         in_flight=MEMORY_KINDS.index(IN_FLIGHT),
         causes=tuple((WORDS[c.name], c.exposed_us, c.collectives) for c in causes(schedule)),

@@ -24,6 +24,7 @@ from overlap_sched.report.pictures.picture import (
 from overlap_sched.report.pictures.raster import Floats, busy_share, highest
 from overlap_sched.report.timeline import Span, Timeline, timeline
 from overlap_sched.report.units import between, change, duration, memory_unit, printable, size, time_unit
+from overlap_sched.report.words.purpose import group_names
 from overlap_sched.report.words.schedule import gap_percent
 from overlap_sched.scheduler.result import Schedule
 
@@ -199,9 +200,10 @@ def _lanes(problem: Problem, line: Timeline) -> list[_Lane]:
     busy = {name: sum(span.end_us - span.start_us for span in spans) for name, spans in line.streams.items()}
     # rounded: both orders add up the same times, each in its own order, and must show the same groups
     shown = sorted(busy, key=lambda name: -round(busy[name], 3))[:MAX_STREAMS]
+    called = group_names(problem)
     for name, spans in line.streams.items():
         if name in shown:
-            label = f"group {name}" if len(name) <= 6 else _short(name, 12)
+            label = f"group {name}" if called[name] == name and len(name) <= 6 else _short(called[name], 12)
             lanes.append(_Lane(f"{printable(label)} ({problem.groups[name].size})", spans, (), COLLECTIVE))
     if len(busy) > len(shown):
         last = lanes[-1]

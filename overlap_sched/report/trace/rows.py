@@ -12,6 +12,7 @@ from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.report.timeline import Timeline, timeline
 from overlap_sched.report.trace.events import Event, arrow, process_named, rounded_us, row_named, span
+from overlap_sched.report.words.purpose import group_names
 from overlap_sched.report.words.schedule import why_text
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.explain import decisions
@@ -49,7 +50,8 @@ def row_events(problem: Problem, pid: int, name: str, order: Sequence[int], why:
     compute, points = pid * ROWS, pid * ROWS + 1
     rows = {group: points + 1 + i for i, group in enumerate(line.streams)}
     names = {compute: "compute", points: "launches and waits"}
-    names |= {row: f"group {group} ({problem.groups[group].size} ranks)" for group, row in rows.items()}
+    called = group_names(problem)
+    names |= {row: f"group {called[group]} ({problem.groups[group].size} ranks)" for group, row in rows.items()}
     yield from process_named(pid, name)
     for row, row_name in names.items():
         yield from row_named(pid, row, row_name)

@@ -1,7 +1,7 @@
 """A schedule in words: the figures as data, a table for people, and why each collective is where it is."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +14,7 @@ from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, count, duration, printable, size
 from overlap_sched.report.words.contention import contention_figures, with_contention_line
 from overlap_sched.report.words.pins import pins_figures, pins_text
+from overlap_sched.report.words.purpose import group_names
 from overlap_sched.report.words.together import together_figures, together_rows
 from overlap_sched.scheduler.result import Decision, Schedule
 
@@ -110,10 +111,10 @@ def explanation(schedule: Schedule, collective: str | None = None, top: int | No
     Raises:
         UnknownIdError: There is no collective of that name.
     """
-    decisions = schedule.decisions
+    decisions, called = schedule.decisions, group_names(schedule.problem)
     if collective is not None:
         wanted = find_collective(schedule.problem, collective)
-        record = "\n".join(_record(schedule, d) for d in decisions if d.collective == wanted)
+        record = "\n".join(_record(schedule, d, called) for d in decisions if d.collective == wanted)
         return with_contention_line(record, schedule.problem.contention)
     exposed = sum(d.exposed_us > ROUNDING * schedule.scheduled.step_us for d in decisions)
     summed = (
@@ -132,7 +133,7 @@ def explanation(schedule: Schedule, collective: str | None = None, top: int | No
             if len(listed) == len(decisions)
             else f"The {count(len(listed), 'most exposed collective')} of {len(decisions):,} (--all shows every one):"
         )
-    return "\n\n".join([*parts, *(_record(schedule, d) for d in listed)])
+    return "\n\n".join([*parts, *(_record(schedule, d, called) for d in listed)])
 
 
 def most_exposed(schedule: Schedule, top: int | None = None) -> list[Decision]:
@@ -140,13 +141,13 @@ def most_exposed(schedule: Schedule, top: int | None = None) -> list[Decision]:
     return sorted(schedule.decisions, key=lambda d: (-d.exposed_us, d.position))[:top]
 
 
-def _record(schedule: Schedule, decision: Decision) -> str:
+def _record(schedule: Schedule, decision: Decision, called: Mapping[str, str]) -> str:
     """One decision in a few lines: what, where and why, when, and what blocked it."""
     problem = schedule.problem
     node = problem.nodes[decision.collective]
-    group = problem.groups[node.group or ""]
+    group, module = problem.groups[node.group or ""], f" in {printable(node.module)}" if node.module else ""
     lines = [
-        f"{printable(node.name)}: {printable(node.op) or 'collective'} on group {printable(node.group or '')} "
+        f"{printable(node.name)}{module}: {printable(node.op) or 'collective'} on group {called[node.group or '']} "
         f"of {group.size}, {size(node.bytes)}, {duration(node.time_us)}",
         f"  exposed {duration(decision.exposed_us)}, hidden {duration(decision.hidden_us)}{_under(problem, decision)}",
         f"  launched at position {decision.position:,} ({_moved(decision)}), at {duration(decision.launch_us)}: "

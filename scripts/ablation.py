@@ -3,6 +3,7 @@
 
     scripts/ablation.py --record ablation.jsonl                      problem files of scripts/instances
     scripts/ablation.py --record ablation.jsonl --unseen             and the graphs of scripts/reserved.py
+    scripts/ablation.py --record ablation.jsonl --unlike 0 1         and graphs a little unlike each, by seed
     scripts/ablation.py FILE.json.gz --record ablation.jsonl         other problem files
     scripts/ablation.py --record ablation.jsonl --rows dsv3 --stages "random walk" repairs --seeds 0 1
     scripts/ablation.py --record ablation.jsonl --show               only the table, also of stages that are gone by now
@@ -16,7 +17,9 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is not installed
 
@@ -29,6 +32,7 @@ from overlap_sched.problem import Problem
 from overlap_sched.problem.file import read_problem
 from overlap_sched.report.progress import progress
 from overlap_sched.scheduler.stages import ALL
+from tests.support.unlike import unlike
 
 ALLOCATORS = ("none", "plain", "expandable")
 PRICES = ("plain", "true")
@@ -73,7 +77,11 @@ def _rows(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def _problems(options: argparse.Namespace) -> Iterator[Problem]:
-    yield from map(read_problem, options.problems or sorted(INSTANCES.glob("*.json.gz")))
+    for problem in map(read_problem, options.problems or sorted(INSTANCES.glob("*.json.gz"))):
+        yield problem
+        for seed in options.unlike:
+            other = unlike(problem, Random(seed), every=10, larger=(-0.05, 0.0, 0.05), pad_us=5.0)
+            yield replace(other, name=f"unlike_{seed}_{problem.name.removeprefix('repro_')}")
     if options.unseen:
         from llama_repro.generate.unseen import UNSEEN, unseen_problems
 
@@ -86,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("problems", nargs="*", type=Path, help="problem files (default: those of scripts/instances)")
     parser.add_argument("--record", type=Path, required=True, help="runs, as JSON lines: read, and added to")
     parser.add_argument("--unseen", action="store_true", help="also the graphs traced for scripts/reserved.py")
+    parser.add_argument("--unlike", nargs="+", type=int, default=[], metavar="SEED", help="also graphs unlike them")
     parser.add_argument("--rows", nargs="+", metavar="PART", help="only rows whose names contain one of these")
     parser.add_argument("--stages", nargs="+", default=ALL.names, help="stages to leave out (default: each)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="of what is random (default: 0 1 2)")

@@ -85,6 +85,7 @@ def test_scripts_are_executable(script: str) -> None:
     assert os.access(ROOT / script, os.X_OK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", WITHOUT_TORCH)
 def test_python_scripts_run_from_any_folder(script: str, tmp_path: Path) -> None:
     """Isolated: without PYTHONPATH, and without what is in the current folder or in that of the script."""
@@ -139,6 +140,7 @@ def test_the_second_run_installs_nothing(box: Path) -> None:
     assert calls(box) == ["-m llama_repro"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", MADE_FROM)
 def test_changed_requirements_are_installed_but_torch_is_kept(box: Path, changed: str) -> None:
     run(box, "scripts/repro.sh")

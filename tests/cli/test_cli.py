@@ -57,6 +57,7 @@ def test_out_is_a_list_of_names_that_the_judge_can_read(problem: str, tmp_path: 
     assert sorted(names) == sorted(node.name for node in EXAMPLE.nodes)
 
 
+@pytest.mark.slow
 def test_what_is_not_taken_stands_above_the_table(tmp_path: Path, cli: Command) -> None:
     path = str(tmp_path / "layers.json")
     write_problem(large_layers(12, 128), path)
@@ -74,6 +75,7 @@ def test_a_table_for_people(problem: str, cli: Command) -> None:
     assert "Simulated, in the runtime memory model." in " ".join(out.split())
 
 
+@pytest.mark.slow
 def test_pictures_and_traces(problem: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot, trace = tmp_path / "out.png", tmp_path / "trace.json"
@@ -275,6 +277,7 @@ def test_names_cannot_command_the_terminal(tmp_path: Path, cli: Command) -> None
     assert "\\x1b[2J[red]x: collective on group g of 2" in out
 
 
+@pytest.mark.slow
 def test_problem_files_never_import_torch_nor_matplotlib(problem: str) -> None:
     script = textwrap.dedent("""
         import sys
@@ -289,6 +292,7 @@ def test_problem_files_never_import_torch_nor_matplotlib(problem: str) -> None:
     assert done.stdout.splitlines()[-1] == "(0, 0) []", done.stderr
 
 
+@pytest.mark.slow
 def test_a_dump_without_torch_says_what_to_install(tmp_path: Path) -> None:
     path = tmp_path / "dump.py"
     path.write_text("class Repro: ...\n")
@@ -314,6 +318,7 @@ def test_without_matplotlib_a_plot_says_what_to_install(
     )
 
 
+@pytest.mark.slow
 def test_python_m_and_a_reader_that_goes_away(problem: str) -> None:
     read, write = os.pipe()
     os.close(read)
@@ -336,6 +341,7 @@ def test_closed_streams_take_what_is_written_and_nobody_is_told(problem: str, mo
         assert run("plan", "missing") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_behind_standard_output(problem: str) -> None:
     with open("/dev/full", "w") as full:
@@ -346,6 +352,7 @@ def test_a_full_disk_behind_standard_output(problem: str) -> None:
     assert (done.returncode, done.stderr) == (2, "overlap-sched: error: [Errno 28] No space left on device\n")
 
 
+@pytest.mark.slow
 def test_a_terminal_that_knows_only_ascii(problem: str) -> None:
     done = command("plan", problem)
     ascii_only = subprocess.run(
@@ -356,6 +363,7 @@ def test_a_terminal_that_knows_only_ascii(problem: str) -> None:
     assert ascii_only.stdout.isascii()
 
 
+@pytest.mark.slow
 def test_the_same_order_under_another_hash_seed(problem: str, tmp_path: Path) -> None:
     orders = []
     for seed in ("1", "2"):

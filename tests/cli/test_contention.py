@@ -239,6 +239,7 @@ def test_names_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert command == "memory" or "groups ep and fsdp share link [red]:x:." in shown
 
 
+@pytest.mark.slow
 def test_traces_and_pictures_say_it(plain: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     trace, plot, frontier = (str(tmp_path / name) for name in ("trace.json", "plot.svg", "frontier.svg"))
@@ -265,6 +266,7 @@ def test_of_a_dump(tmp_path: Path, cli: Command) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_documented_command_has_the_documented_line() -> None:
     text = (ROOT / "docs" / "prices.md").read_text()
     words_of = shlex.split(

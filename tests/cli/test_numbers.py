@@ -47,6 +47,7 @@ def test_options(command: str, option: str, problem: str, capsys: pytest.Capture
         fine_or_told([command, problem, f"{option}={number}", "--json", *also], capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["", "%", "TiB", "us", "s"])
 def test_sizes_and_times_with_units(unit: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
     for number in NUMBERS:

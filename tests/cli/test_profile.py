@@ -84,6 +84,7 @@ def test_a_bad_trace_ends_the_command(
     )
 
 
+@pytest.mark.slow
 def test_recorded_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     assert run("plan", str(GRAPHS[1]), "--profile", *map(str, TRACES), "--json") == 0

@@ -55,6 +55,7 @@ def test_json_and_the_rewritten_graph(graph: str, tmp_path: Path, cli: Command) 
     assert plain["reserved_bytes"] == replay_allocator(rewritten, new).reserved_bytes
 
 
+@pytest.mark.slow
 def test_what_is_kept_and_gathered_again(tmp_path: Path, cli: Command) -> None:
     path = tmp_path / "step.json"
     write_problem(whole_step([16] * 4, 1.0, temporary_bytes=4000), path)
@@ -82,6 +83,7 @@ def test_what_is_written_in_place_is_told(tmp_path: Path, cli: Command) -> None:
     assert all(one["compute_us"] < 0 and one["held_bytes"] < 0 for one in found["rewrites"])
 
 
+@pytest.mark.slow
 def test_each_rewrite_left_out(graph: str, cli: Command) -> None:
     wanted = ("--rewrites", "bucket", "--headroom", "100%", "--left-out", "2")
     out = cli.out("plan", graph, *wanted)

@@ -43,6 +43,7 @@ def validator(command: str) -> Any:
     return jsonschema.Draft202012Validator(schema)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", OUTPUTS, ids=" ".join)
 def test_outputs_keep_to_their_schema(command: tuple[str, ...], problem: str, tmp_path: Path, cli: Command) -> None:
     name, *rest = command

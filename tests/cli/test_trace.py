@@ -29,6 +29,7 @@ def processes(trace: dict[str, Any]) -> list[str]:
     return [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("merge", [["--merge", *RANKS], ["--merge", RANKS[0], "--merge", RANKS[1]]])
 def test_a_real_step_stands_under_the_simulated_ones(problem: str, merge: list[str], tmp_path: Path) -> None:
     path = tmp_path / "trace.json"

@@ -15,6 +15,7 @@ from tests.support.oracle import INSTANCES
 NAMES = ("llama3_8b_bw_64_1d", "llama3_8b_bw_64_2d", "llama3_8b_fw_64_2d", "dsv3_bw_64")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_equals_the_times_of_the_instances(name: str) -> None:
     with gzip.open(INSTANCES / f"{name}.json.gz", "rt") as file:

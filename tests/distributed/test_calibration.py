@@ -393,6 +393,8 @@ def test_wrong_usage(given, said, tmp_path, capsys):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_files_are_put_together_without_torch(tmp_path, capsys):
     gathers = (CollectiveTime("all_gather", 2, 1, 1024, 5.0, 0.1, 1.0),)
     parts = (Tables(gathers), Tables(slowdowns=(SlowdownFactor("all_gather", 1.5, 0.1),)))
@@ -490,6 +492,8 @@ def test_two_ranks_measure_and_go_on_where_they_stopped(tmp_path):
     assert [one for one in again.collectives if one.kind != "all_to_all"] == kept
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_the_command_says_what_it_takes():
     shown = subprocess.run(
         [sys.executable, "-m", "overlap_sched", "calibrate", "--help"],

@@ -49,6 +49,8 @@ def test_the_digest_is_this_one_on_every_machine_and_in_every_version_of_python(
     }
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("seed", ["0", "1"])
 def test_another_process_with_other_hashes_and_without_torch_has_the_same_digest(seed: str) -> None:
     code = (

@@ -92,6 +92,8 @@ MANY_WAYS = [
 ]
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("graphs", FEW_WAYS, ids=shown)
 def test_two_ranks_whatever_the_timing(graphs: list[list[Digest]]) -> None:
     ends(graphs)
@@ -104,6 +106,8 @@ def test_two_ranks_of_which_one_may_die_whatever_the_timing(graphs: list[list[Di
     ends(graphs, deaths=1)
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize(
     "graphs",
     [[[A], [A]], [[A], [OTHER_OPTIONS]], at_night([[A, A], [A]])],
@@ -238,6 +242,8 @@ def test_somebody_late_by_a_hair_gets_both_decisions_but_never_two() -> None:
     assert decisions == {(True, True), (False, False)}
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_counters_are_even_when_nobody_dies() -> None:
     for end in ends([[A, B], [B, A]]):
         assert end.store["waiting"] == b"0"

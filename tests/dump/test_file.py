@@ -118,6 +118,8 @@ def outcome(tmp_path: Path, text: str) -> str:
     return "fine"
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_damaged_dumps_load_or_say_in_one_line_what_is_wrong(tmp_path: Path) -> None:
     chance = random.Random(0)
     outcomes = {outcome(tmp_path, damaged(TEXT, chance)) for _ in range(150)}

@@ -92,6 +92,8 @@ def test_forward_of_a_sharded_layer(world: tuple[str, str], tmp_path: Path) -> N
     )
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_partitioned_forward_and_backward_on_two_mesh_dimensions(world: tuple[str, str], tmp_path: Path) -> None:
     graphs = forward_and_backward(sharded_layer(*world), *layer_arguments(requires_grad=True))
     assert len(graphs) == 2
@@ -102,6 +104,8 @@ def test_partitioned_forward_and_backward_on_two_mesh_dimensions(world: tuple[st
         assert (dump.groups["0"].size, dump.groups["1"].size) == (RANKS, 8)
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("model", ["runtime", "tracker"])
 def test_the_problem_of_a_dump_equals_that_of_the_graph(world: tuple[str, str], tmp_path: Path, model: str) -> None:
     for gm, inputs in forward_and_backward(sharded_layer(*world), *layer_arguments(requires_grad=True)):

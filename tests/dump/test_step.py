@@ -61,6 +61,8 @@ def test_names_that_both_have(halves: tuple[Path, Path], tmp_path: Path) -> None
     assert f"{other}_backward" in names
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_saved_values_by_their_places(halves: tuple[Path, Path], tmp_path: Path) -> None:
     """Backward's inputs have other names: they are the last results of forward, in order."""
     backward = re.sub(r"\b(?!tangents)(\w+)(?=[,)])", r"\1", halves[1].read_text())

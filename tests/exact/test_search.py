@@ -48,6 +48,7 @@ def test_no_order_is_shorter_and_one_is_as_short(problem: Problem) -> None:
             assert max(peak_by_definition(problem, list(found.order))) <= budget
 
 
+@pytest.mark.slow
 @examples(15)
 @given(problems(max_steps=5))
 def test_constraints_say_the_same(problem: Problem) -> None:

@@ -86,6 +86,7 @@ def test_a_limit_in_percent_is_of_the_original_peak() -> None:
     assert by_text.best.order == by_bytes.best.order
 
 
+@pytest.mark.slow
 def test_most_random_steps_fit_and_need_rewrites_for_it() -> None:
     fitting, rewritten = 0, 0
     for seed in range(12):

@@ -61,6 +61,8 @@ def check_peaks(gm: fx.GraphModule, predicted: int, real: bool) -> None:
         assert live.most == predicted
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_fitted_steps_do_what_they_did() -> None:
     assert "Fission" in check(1)
 

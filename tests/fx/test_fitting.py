@@ -44,6 +44,8 @@ def test_a_fitted_graph() -> None:
         assert torch.equal(got, want)
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_a_limit_that_cannot_be_kept() -> None:
     gm = training_step()
     before = described(gm.graph)
@@ -103,6 +105,8 @@ def test_the_step_in_parts_along_its_batch() -> None:
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_collectives_of_a_fitted_graph_are_rewritten_within_its_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     gm = sharded_step()
     limit = int(0.9 * peak_of(gm))

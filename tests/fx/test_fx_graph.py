@@ -188,6 +188,8 @@ def test_lifting_is_deterministic_and_only_reads() -> None:
     assert names(gm) == before
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_the_traits_of_an_operator_are_found_once() -> None:
     """Work, not seconds: ten thousand nodes of few operators parse few schemas."""
     traits = importlib.import_module("overlap_sched.fx.operators").traits_of
@@ -256,6 +258,8 @@ def test_real_runs_before_and_after_are_bitwise_equal(world: list[str]) -> None:
     assert same(run(gm), expected)
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_real_runs_of_random_orders_are_bitwise_equal(world: list[str]) -> None:
     gm = trace(training_step(world), *[(8, 8)] * 4)
     expected, rng = run(gm), random.Random(1)
@@ -284,6 +288,8 @@ def test_real_two_groups(world: list[str]) -> None:
     assert same(run(gm), expected)
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_real_training_through_autograd_is_bitwise_equal(world: list[str]) -> None:
     """Forward and backward as AOTAutograd makes them, each scheduled; dropout and a running mean included."""
     reports: list[Report] = []

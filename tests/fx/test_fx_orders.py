@@ -184,6 +184,8 @@ GRAPHS: list[Callable[..., Any]] = [
 ]
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("timing", TIMINGS)
 @pytest.mark.parametrize("f", GRAPHS, ids=lambda f: f.__name__)
 def test_every_allowed_order_gives_the_same_bits(f: Callable[..., Any], timing: Timing) -> None:
@@ -195,6 +197,8 @@ def test_every_allowed_order_gives_the_same_bits(f: Callable[..., Any], timing: 
         assert same(outcome(other, timing), expected), other.code
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("f", [f for f in GRAPHS if f is not reductions_chained], ids=lambda f: f.__name__)
 def test_without_hazards_some_order_would_be_wrong(f: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The graphs above can fail: without the hazards' dependencies they do (save where data flow is all there is)."""
@@ -216,6 +220,8 @@ def launched_by_an_earlier_graph(x: Tensor, y: Tensor) -> Any:
     return results
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("hazards", [True, False])
 def test_a_collective_of_an_earlier_graph_ends_at_its_wait(hazards: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not hazards:
@@ -284,6 +290,8 @@ def test_random_programs(seed: int) -> None:
             assert same(outcome(other, timing), expected), f"{gm.code}\n{other.code}"
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("seed", range(30))
 def test_scheduled_random_programs(seed: int) -> None:
     """The scheduler's own orders, with random times: the same bits, within the peak."""

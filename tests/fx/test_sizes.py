@@ -140,6 +140,8 @@ def peaks(gm: torch.fx.GraphModule, orders: list[list[str]], rows: int) -> list[
     return [peak_memory(problem, [ids[name] for name in order])[0] for order in orders]
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_no_number_of_rows_needs_more_than_the_report_says() -> None:
     gm = traced()
     before = [node.name for node in gm.graph.nodes]
@@ -156,6 +158,8 @@ def test_no_number_of_rows_needs_more_than_the_report_says() -> None:
     assert f"  peak rests on guessed sizes: u0 ({node.name}) <= 64 as asserted" in str(report).splitlines()
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_asserts_in_the_graph_alone_are_enough() -> None:
     gm = traced()
     env = next(n.meta["val"] for n in gm.graph.nodes if isinstance(n.meta.get("val"), torch.SymInt)).node.shape_env

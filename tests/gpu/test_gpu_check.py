@@ -52,6 +52,7 @@ def test_bytes_alive_are_those_predicted_at_every_step(lifted, headroom):
     assert counted == {node: predicted[node] for node in counted}
 
 
+@pytest.mark.slow
 def test_another_order_computes_the_same_bits(lifted):
     problem = lifted.problem
     original = run(lifted, problem.original_order)
@@ -59,6 +60,7 @@ def test_another_order_computes_the_same_bits(lifted):
     assert all(torch.isfinite(gradient).all() for gradient in original if gradient is not None)
 
 
+@pytest.mark.slow
 def test_an_order_that_reads_before_the_wait_is_found_out(lifted):
     """The copy is made at the wait, so a user that runs before it sees what was there."""
     problem = lifted.problem

@@ -63,6 +63,8 @@ def large_then_small(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return large.t() @ small
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("stage", ["inductor", "post_grad", "backend"])
 def test_a_graph_without_collectives_is_ordered_for_its_peak_alone(stage: str) -> None:
     """Without asking other ranks, which may have no such graph."""
@@ -85,6 +87,8 @@ def test_a_graph_without_collectives_is_ordered_for_its_peak_alone(stage: str) -
     assert torch.equal(result, large_then_small(x, y))
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_the_backend() -> None:
     expected = run(backend="aot_eager")
     result = run(backend=overlap_sched.backend, options={"base": "memory-peak", "strict": True})
@@ -94,6 +98,8 @@ def test_the_backend() -> None:
     assert torch.equal(result, expected)
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_inductor() -> None:
     """Here torch has brought the peak down before us, by locality or by its own pass."""
     expected = run()

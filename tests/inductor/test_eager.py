@@ -53,6 +53,8 @@ def plans() -> list[Schedule]:
     return [report.report.schedule for report in overlap_sched.reports() if report.report.schedule is not None]
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_what_runs_is_what_was_planned() -> None:
     model = Net()
     compiled = torch.compile(model, backend=overlap_sched.backend, fullgraph=True)
@@ -63,6 +65,8 @@ def test_what_runs_is_what_was_planned() -> None:
     assert all(report.report.changed and report.stage == "backend" for report in overlap_sched.reports())
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_results_are_those_of_eager_execution() -> None:
     model = Net()
     expected = step(model, torch.compile(model, backend="aot_eager"))

@@ -84,6 +84,8 @@ def run(options: Options, **arguments: Any) -> tuple[Compiled, list[str]]:
     return compiled, [str(w.message) for w in caught if issubclass(w.category, OverlapSchedWarning)]
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("where", fast(BEFORE, "version", "name", "costs", "schedule", "missing node"))
 def test_before_an_order_is_settled(where: str, plain: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     target, fault = BEFORE[where]
@@ -97,6 +99,8 @@ def test_before_an_order_is_settled(where: str, plain: Compiled, monkeypatch: py
     assert all(re.search("injected|the order has", str(r.report.reason)) for r in compiled.reports)
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("where", fast(AFTER, "report", "planner"))
 def test_after_it_is_settled(where: str, ours: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     target, fault = AFTER[where]
@@ -116,12 +120,16 @@ def code_of(code: str) -> list[str]:
     return [line for line in body(code) if not line.startswith("#")]
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_what_was_warned(plain: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("overlap_sched.inductor.lift.lifting.read_buffers", fails)
     compiled, warned = run(Options())
     assert warned[0] == f"overlap_sched leaves {compiled.reports[0].name!r} as it was: InjectedError: injected"
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_a_bad_order_of_the_scheduler_is_found(plain: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     """The validator stands between: here a scheduler that runs everything backwards."""
     module = sys.modules["overlap_sched.scheduler.pipeline"]
@@ -138,6 +146,8 @@ def test_a_bad_order_of_the_scheduler_is_found(plain: Compiled, monkeypatch: pyt
     assert len(warned) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("where", ["buffers", "schedule", "node twice"])
 def test_strict_raises(where: str, ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     target, fault = BEFORE[where]
@@ -146,6 +156,8 @@ def test_strict_raises(where: str, ranks: None, monkeypatch: pytest.MonkeyPatch)
         run(Options(strict=True))
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_warnings_that_are_errors_do_not_stop_a_job(plain: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("overlap_sched.inductor.lift.lifting.read_buffers", fails)
     with warnings.catch_warnings():
@@ -163,6 +175,8 @@ FX_FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("where", fast(FX_FAULTS, "schedule", "all"))
 def test_the_backend_goes_on_too(where: str, clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Net(blocks=1)

@@ -47,17 +47,23 @@ def names(call: Any) -> list[str]:
     return [report.name for report in overlap_sched.reports()]
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_a_module_by_its_class() -> None:
     model = Plain()
     assert names(lambda: step(model, torch.compile(model))) == ["forward 0/0 of Plain", "backward 0/0 of Plain"]
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_the_module_that_is_compiled_in_place() -> None:
     model = Plain()
     model.compile()
     assert names(lambda: step(model, model)) == ["forward 0/0 of Plain", "backward 0/0 of Plain"]
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_a_method_and_a_function() -> None:
     model, x = Plain(), torch.ones(4, 32)
 
@@ -70,6 +76,8 @@ def test_a_method_and_a_function() -> None:
     assert names(calls) == ["inference 0/0 of Plain.other", "inference 1/0 of halved", "inference 2/0 of <lambda>"]
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_where_it_goes_on_after_a_graph_break() -> None:
     def call() -> None:
         with torch.no_grad():
@@ -101,6 +109,8 @@ def test_nothing_is_compiled() -> None:
     assert graph_name("forward", "inner", 3) == "forward 3 inner"
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_a_torch_that_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then less is said."""
 

@@ -60,6 +60,8 @@ def test_the_same_bits_in_less_memory(name: str) -> None:
     assert "operators more run again in backward; peak " in one.line
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_random_operators_run_once() -> None:
     step(dropping(), memory_limit="80%")
     found = overlap_sched.partitions()[0].found
@@ -68,6 +70,8 @@ def test_random_operators_run_once() -> None:
     assert not any("backward" not in name for name in drawn)
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_the_lowest_peak_within_a_step_limit() -> None:
     model = Block()
     plain = step(model)
@@ -104,12 +108,16 @@ def test_dynamic_shapes() -> None:
     assert [one.reason for one in overlap_sched.partitions()] == [None]
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_without_gradients_there_is_nothing_to_cut() -> None:
     with torch.no_grad(), overlap_sched.enabled(memory_limit="80%"):
         torch.compile(blocks(), backend=overlap_sched.backend)(torch.randn(8, 32))
     assert overlap_sched.partitions() == ()
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_a_failure_leaves_the_cut_to_torch() -> None:
     model = Block()
     plain = step(model)
@@ -122,6 +130,8 @@ def test_a_failure_leaves_the_cut_to_torch() -> None:
             step(model, memory_limit="80%", options=Options(strict=True))
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_a_cut_that_torch_refuses_is_none() -> None:
     real, calls = min_cut_rematerialization_partition, []
 
@@ -138,6 +148,8 @@ def test_a_cut_that_torch_refuses_is_none() -> None:
     assert len(calls) > 2
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_a_limit_that_nothing_keeps() -> None:
     model = Block()
     plain = step(model)

@@ -368,6 +368,8 @@ def test_gloo_has_no_coalesced_gathers() -> None:
         assert backends.forms_for(launches) == ("copied",)
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_a_rewritten_graph_counts_as_rewritten(ranks: None) -> None:
     """Its order is the plan's, so that no better one is found behind it: the report and the line say the same."""
     with overlap_sched.enabled(Options(headroom="100%", strict=True), ranks_per_node=1):

@@ -67,6 +67,8 @@ def test_gathers_over_gloo_are_safe_while_it_is_on() -> None:
     assert not routed()
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.usefixtures("not_routed")
 @pytest.mark.parametrize("stage", ["inductor", "post_grad"])
 def test_and_for_as_long_as_somebody_holds_our_options(stage: Any) -> None:

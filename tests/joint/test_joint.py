@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, fx
 from torch._functorch.aot_autograd import aot_export_joint_simple
@@ -110,6 +111,7 @@ def test_a_weight_that_is_saved_as_a_view_of_itself_stays() -> None:
     assert made.saved_bytes == 0
 
 
+@pytest.mark.slow
 def test_more_runs_again_for_a_lower_limit() -> None:
     gm = joint_graph()
     before = described(gm)

@@ -95,6 +95,7 @@ def test_no_order_within_a_budget_beats_the_bound(problem: Problem) -> None:
         assert lower_bound_us(problem) <= budget_bound_us(problem, budget) <= optimum * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_optima_of_small_graphs() -> None:
     optima = read_golden().optimal_us
     raised, all_us = 0, 0.0

@@ -152,6 +152,7 @@ def test_nor_where_collectives_go_faster_beside_compute(stretch: dict[str, float
     assert lower > 3  # it is about something
 
 
+@pytest.mark.slow
 @given(problems(max_steps=6), contentions)
 @examples(200)
 def test_no_order_within_a_budget_beats_the_bound(problem: Problem, contention: Contention) -> None:

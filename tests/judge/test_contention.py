@@ -47,6 +47,7 @@ def contended(problem: Problem, contention: Contention) -> Problem:
     return replace(problem, nodes=tuple(nodes), contention=replace(contention, links=links))
 
 
+@pytest.mark.slow
 @given(problems(), with_lanes)
 @examples(200)
 def test_replay_is_the_exact_simulation(problem: Problem, contention: Contention) -> None:

@@ -134,6 +134,7 @@ def test_growth_is_between_the_smallest_and_the_largest_of_one_effort():
     assert scale.growth([size(10, 1.0)]) == {}
 
 
+@pytest.mark.slow
 def test_a_size_is_measured_in_a_process_of_its_own(tmp_path):
     write_problem(EXAMPLE, tmp_path / "example.json")
     one = scale._in_a_process(tmp_path / "example.json", 2, 1.0)

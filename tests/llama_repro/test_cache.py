@@ -29,6 +29,7 @@ def test_a_second_run_reads_what_the_first_one_captured(cached, tiny, monkeypatc
         cache.stored_problems(find_config("tiny"), refresh=True)
 
 
+@pytest.mark.slow
 def test_true_prices_are_those_of_fused_kernels_on_a_cluster(cached, tiny, monkeypatch):
     fused, plain = cache.fused_problem(find_config("tiny")), tiny.problems["runtime"]
     assert [(n.name, n.deps, n.alloc, n.use) for n in fused.nodes] == [

@@ -112,6 +112,7 @@ def test_the_table_has_a_row_per_listing_and_network() -> None:
     assert all(float(line.split(" | ")[4].rstrip("%")) < 4.0 for line in lines[2:9])
 
 
+@pytest.mark.slow
 def test_the_table_is_of_the_committed_graphs() -> None:
     made = bench.graphs()
     assert len(made) == 6

@@ -19,6 +19,7 @@ from tests.support.routed_graphs import traced
 MODEL = MODELS["titan-deepseek3-16b-fsdp64-ep8"]
 
 
+@pytest.mark.slow
 def test_files_of_fissions_are_read_as_they_were_written(tmp_path: Path) -> None:
     found, path = expert_fissions(lift(traced())), tmp_path / "fissions.json.gz"
     write_fissions(found, path)

@@ -31,6 +31,7 @@ def test_every_scheduler_has_a_row_and_ours_keeps_its_promise_in_the_model_asked
     assert measured.entries[-2].row.step_us < original.row.step_us
 
 
+@pytest.mark.slow
 def test_a_peak_above_the_promise_is_a_failure(tiny, monkeypatch):
     real = harness.schedule
 
@@ -47,6 +48,7 @@ def test_a_peak_above_the_promise_is_a_failure(tiny, monkeypatch):
     assert broken[0].broken == f"peak {over} bytes above the original peak and the headroom"
 
 
+@pytest.mark.slow
 def test_a_pass_that_fails_is_left_out_and_said(tiny, monkeypatch):
     def failing(problem, caps):
         raise TorchPassError("no such pass")
@@ -132,12 +134,14 @@ def test_the_command_prints_a_table_and_writes_json_and_pictures(run, capsys, tm
     assert {path.name for path in plots.iterdir()} == {"tiny.png", "tiny-peaks.png"}
 
 
+@pytest.mark.slow
 def test_the_command_fails_where_a_figure_got_worse(run, undrawn, capsys, monkeypatch):
     monkeypatch.setattr(command, "worse_than_golden", lambda measured: ["heap: step_us is 2; golden 1"])
     assert run() == 1
     assert "FAILED heap: step_us is 2; golden 1" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_wrong_usage_is_told_apart(run, undrawn, capsys, tmp_path):
     with pytest.raises(SystemExit) as caught:
         command.main(["--config", "llama4"])

@@ -50,6 +50,7 @@ def test_the_graphs_are_others_than_those_of_the_benchmark() -> None:
     assert not later & (known | tabled)
 
 
+@pytest.mark.slow
 def test_later_graphs_are_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked = list[str]()
 

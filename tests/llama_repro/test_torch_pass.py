@@ -84,6 +84,7 @@ def test_an_input_that_is_no_tensor_is_not_handed_to_an_opaque_operator():
     assert ids[2].args == ([ids[1]],)
 
 
+@pytest.mark.slow
 @needs_pass
 def test_torchs_order_is_a_valid_order_of_the_problem(tiny):
     problem = tiny.problems["tracker"]

@@ -125,6 +125,7 @@ def test_the_same_answers(settings: AllocatorSettings, capacity: int, requests: 
     assert one.seen_of_what_was_copied() == other.seen_of_what_was_copied()
 
 
+@pytest.mark.slow
 @needs_compiled
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_the_same_answers_under_pressure(settings: AllocatorSettings) -> None:

@@ -94,6 +94,7 @@ def only_windows(monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
     monkeypatch.setattr(exact, "WINDOW", nodes)
 
 
+@pytest.mark.slow
 @ortools
 @pytest.mark.parametrize("solver", ["cp-sat", "highs"])
 def test_what_the_search_leaves_open_is_solved(monkeypatch: pytest.MonkeyPatch, solver: Solver) -> None:
@@ -106,6 +107,7 @@ def test_what_the_search_leaves_open_is_solved(monkeypatch: pytest.MonkeyPatch, 
     assert max(peak_by_definition(problem, list(plan.order))) == plan.peak_bytes
 
 
+@pytest.mark.slow
 @ortools
 def test_larger_graphs_are_solved_window_by_window(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = chain_with_updates(12)

@@ -252,6 +252,7 @@ def wide(n: int) -> Problem:
     return Problem("wide", tuple(nodes), tuple(storages))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True])
 def test_work_of_an_eager_order_grows_with_the_graph(backward: bool) -> None:
     steps = []

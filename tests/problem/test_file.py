@@ -310,6 +310,7 @@ def test_limits_that_nothing_can_keep(limit: dict[str, int], name: str) -> None:
         Limits(**limit)
 
 
+@pytest.mark.slow
 def test_instances_are_far_below_the_limits() -> None:
     paths = sorted((Path(__file__).parents[2] / "scripts" / "instances").glob("*.json.gz"))
     assert len(paths) == 4

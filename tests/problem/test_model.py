@@ -265,6 +265,7 @@ def chain(length: int) -> Problem:
     return Problem("chain", (gather, *body, wait), (Storage(8),), FSDP)
 
 
+@pytest.mark.slow
 def test_a_deep_chain_needs_no_recursion() -> None:
     problem = chain(5000)
     assert lower_bound_us(problem) == 4999.0

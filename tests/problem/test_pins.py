@@ -170,6 +170,7 @@ def test_where_there_is_no_room_for_it_the_original_stays_and_says_so() -> None:
         schedule(wide, replace(options, strict=True))
 
 
+@pytest.mark.slow
 @given(problems(), st.lists(pins(), min_size=1, max_size=3), st.sampled_from(["none", "plain"]), st.integers(0, 2))
 @examples(300)
 def test_every_order_keeps_its_pins(problem: Problem, texts: list[str], allocator: str, headroom: int) -> None:

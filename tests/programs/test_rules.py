@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from tests.support.programs.generate import STALE, generate
 from tests.support.programs.kinds import KINDS
 from tests.support.programs.program import Program, Step, source_of
@@ -56,6 +58,8 @@ def test_a_result_is_not_written_while_another_wait_writes_it_again() -> None:
     assert correct(Program(1, (scatters, first, Step("wait_h", (10,), (12,)), Step("half_", (9,)))))
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_a_seed_is_a_program_and_all_are_correct() -> None:
     programs = [generate(seed) for seed in range(300)]
     assert programs == [generate(seed) for seed in range(300)]

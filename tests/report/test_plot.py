@@ -39,6 +39,7 @@ def texts(tmp_path: Path) -> Iterator[list[str]]:
         yield found
 
 
+@pytest.mark.slow
 def test_says_what_it_shows(reordered: Schedule, tmp_path: Path, texts: list[str]) -> None:
     plot_schedule(reordered, tmp_path / "out.png")
     expected = (
@@ -61,6 +62,7 @@ def test_draws_a_png_of_a_readable_size(reordered: Schedule, tmp_path: Path) -> 
     assert int.from_bytes(data[16:20], "big") == 1800
 
 
+@pytest.mark.slow
 def test_exposed_waits_have_a_colour_of_their_own(reordered: Schedule, by_hand: ByHand, tmp_path: Path) -> None:
     image = pytest.importorskip("matplotlib.image")
     rgb = [int(plot.EXPOSED[i : i + 2], 16) / 255 for i in (1, 3, 5)]
@@ -73,12 +75,14 @@ def test_exposed_waits_have_a_colour_of_their_own(reordered: Schedule, by_hand: 
     assert exposed_pixels(by_hand(EXAMPLE, EXAMPLE.original_order)) > 1.5 * exposed_pixels(reordered)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["svg", "pdf"])
 def test_other_formats(reordered: Schedule, tmp_path: Path, ending: str) -> None:
     plot_schedule(reordered, tmp_path / f"out.{ending}")
     assert (tmp_path / f"out.{ending}").read_bytes()[:5] in (b"<?xml", b"%PDF-")
 
 
+@pytest.mark.slow
 def test_profile_budget_and_odd_names_and_no_time(by_hand: ByHand, odd: Problem, tmp_path: Path) -> None:
     plot_schedule(by_hand(odd, odd.original_order), tmp_path / "odd.png")
     plot_schedule(by_hand(EXAMPLE, EXAMPLE.original_order, Options(budget="profile")), tmp_path / "profile.png")
@@ -109,6 +113,7 @@ def test_an_ending_that_is_no_picture(reordered: Schedule) -> None:
     assert str(caught.value) == "out.docx: its ending does not name a picture format. End it in .png, .svg or .pdf."
 
 
+@pytest.mark.slow
 def test_names_in_scripts_that_the_font_lacks_draw_without_a_warning(tmp_path: Path) -> None:
     """Warnings are errors in tests."""
     named = replace(EXAMPLE, name="图层")

@@ -84,6 +84,7 @@ def test_an_order_that_its_allocator_cannot_hold_is_said_to_be_one() -> None:
     assert not_held(replace(loose, order=problem.original_order)) == ""
 
 
+@pytest.mark.slow
 def test_what_is_not_taken_is_offered_with_what_it_needs() -> None:
     problem = slower_network(large_layers(12, 128), 2)
     plain, expandable = (schedule(problem, Options(allocator=name)) for name in ("plain", "expandable"))

@@ -31,6 +31,7 @@ def launches(problem: Problem, order: Sequence[int]) -> list[int]:
     return [place[v] for v in order if v in place]
 
 
+@pytest.mark.slow
 @given(
     problems(max_steps=20, models=("runtime",)),
     st.integers(0, 9),

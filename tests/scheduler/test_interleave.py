@@ -155,6 +155,7 @@ def test_two_halves_end_near_the_bound(listed: Callable[[Chains], Problem], tp_u
     assert gap(listed(halves(forward(60, 50.0, tp_us), gathers_shared=False))) < 0.015
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("listing", ["one by one", "lock-step", "shuffled"])
 def test_forward_beside_backward_ends_near_the_bound(listing: str) -> None:
     assert gap(LISTINGS[listing](beside(forward(60), layers(60)))) < 0.015

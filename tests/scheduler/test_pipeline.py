@@ -88,6 +88,7 @@ def test_promises_hold_on_larger_random_graphs(case: tuple[Problem, Options]) ->
     check_promises(problem, options, schedule(problem, options))
 
 
+@pytest.mark.slow
 @given(cases(max_steps=6))
 @examples(200)
 def test_bound_and_budget_against_every_order(case: tuple[Problem, Options]) -> None:

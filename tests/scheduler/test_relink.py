@@ -65,6 +65,7 @@ def runs_there(problem: Problem) -> list[Work]:
     return made
 
 
+@pytest.mark.slow
 def test_near_the_bound_nothing_is_tried() -> None:
     assert runs_there(read_problem(FORWARD_2D)) == [NO_WORK]
 

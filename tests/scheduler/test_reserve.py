@@ -114,6 +114,7 @@ def test_two_segments_more_are_nothing_in_a_small_graph() -> None:
         assert reserve.most_capacity == int(reserve.capacity_bytes * 1.002) + spare_bytes
 
 
+@pytest.mark.slow
 def test_by_default_an_order_keeps_to_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, cost = large_layers(8, 20), 20.0
     names = ("plain", "expandable", "none")
@@ -198,6 +199,7 @@ def test_what_keeping_to_the_allocator_may_cost(count: int, slower: int, enough:
             before_us = fitted.step_us
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("allocator", "step_us"), [("plain", 1880.0), ("expandable", 1680.0)])
 def test_by_default_an_order_that_would_not_run_is_not_taken(allocator: str, step_us: float) -> None:
     """The best order takes 1640 us: 2 % are 33 us, and no order at that price runs where the original one does."""
@@ -227,6 +229,7 @@ def test_a_few_mebibytes_may_be_lacking() -> None:
         assert reserve.no_worse(NOTHING, runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allocator", ["plain", "expandable"])
 @pytest.mark.parametrize("slower", [1, 3])
 def test_whatever_it_costs_an_order_can_be_held(allocator: str, slower: int) -> None:

@@ -101,6 +101,7 @@ def test_memory_is_counted_exactly_move_by_move(problem: Problem, seed: int, roo
             assert line.during == peak_by_definition(problem, line.order.tolist())
 
 
+@pytest.mark.slow
 def test_a_real_graph_loses_little_when_times_are_wrong() -> None:
     """20 % of error on every time: the mean step is within 1 % of the prediction, and nearer than before."""
     problem = read_problem(INSTANCES / "llama3_8b_bw_64_2d.json.gz")

@@ -30,6 +30,7 @@ def trainer(monkeypatch):
         yield make
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_bit_by_bit(trainer, tmp_path):
     whole, config = trainer()
     losses = [whole.step(i) for i in range(2)]

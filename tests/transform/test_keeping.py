@@ -137,6 +137,7 @@ def test_only_gathers_of_the_same_are_pairs() -> None:
     assert names(replace(two, nodes=tuple(later))) == [["gather1f", "gather1b"]]  # what it waits for may write
 
 
+@pytest.mark.slow
 def test_what_a_graph_refuses_is_not_tried() -> None:
     def refuses(rewrite: Rewrite) -> str:
         return "" if rewrite == Keep("gather1f", "gather1b") else "no"
@@ -193,6 +194,7 @@ def test_an_order_of_what_was_rewritten_comes_back(problem: Problem) -> None:
     assert again.names(again.original_order) == after.names(after.original_order)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("headroom", [0, 64, 400])
 def test_more_kinds_make_no_step_longer(headroom: int) -> None:
     tight = whole_step([16, 48, 16, 16], 4.0)

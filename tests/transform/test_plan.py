@@ -55,6 +55,7 @@ def test_a_plan_keeps_its_promises(problem: Problem) -> None:
     assert [trial.what for trial in again.trials] == [trial.what for trial in found.trials]
 
 
+@pytest.mark.slow
 def test_what_is_rewritten_keeps_groups_apart_too() -> None:
     nodes = [node._replace(group="rows") if node.group and "scatter" in node.op else node for node in BOUND.nodes]
     two = replace(BOUND, nodes=tuple(nodes), groups={**BOUND.groups, "rows": next(iter(BOUND.groups.values()))})
@@ -163,6 +164,7 @@ def test_nothing_is_rewritten_where_compute_hides_everything() -> None:
     assert found.schedule is found.without
 
 
+@pytest.mark.slow
 def test_only_what_is_asked_for_is_used() -> None:
     kinds = {type(one) for one in plan(BOUND, PRICES, replace(BUCKETS, headroom="100%")).rewrites}
     assert kinds == {Bucket}
@@ -192,6 +194,7 @@ def test_types_that_differ_stay_apart() -> None:
     assert plan(BOUND, PRICES, BUCKETS, types).rewrites == ()
 
 
+@pytest.mark.slow
 def test_the_budget_is_that_of_the_graph_as_it_was() -> None:
     found = plan(BOUND, PRICES, ALL)
     original = max(peak_by_definition(BOUND, list(BOUND.original_order)))
@@ -340,6 +343,7 @@ def test_without_an_allocator_live_bytes_alone_count(monkeypatch: pytest.MonkeyP
     assert plan(BOUND, PRICES, replace(BUCKETS, headroom="100%", allocator="none")).rewrites
 
 
+@pytest.mark.slow
 def test_a_plan_that_breaks_its_promise_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "_broken", lambda made: "it is broken")
     with pytest.warns(OverlapSchedWarning, match="overlap_sched rewrites nothing in 'sharded': it is broken"):
@@ -349,6 +353,7 @@ def test_a_plan_that_breaks_its_promise_is_none(monkeypatch: pytest.MonkeyPatch)
         plan(BOUND, PRICES, replace(BUCKETS, strict=True))
 
 
+@pytest.mark.slow
 def test_a_search_that_fails_takes_nothing_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError("by zero")

@@ -1,5 +1,6 @@
 """Regions, where they end, and which fissions are tried first."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from tests.support.rewrite_graphs import refusal
 GROUPS = {"0": Group(2, True)}
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_the_whole_dimension_first() -> None:
     """All that stands still in the layer is in the region of its batch."""
     gm = traced("layer")

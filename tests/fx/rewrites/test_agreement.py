@@ -128,6 +128,8 @@ def test_several_at_once(name: str, model: str) -> None:
     assert check(name, SEVERAL[name], MODELS[model])
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("model", MODELS)
 def test_what_a_problem_refuses_and_a_graph_does_not_is_a_hazard(name: str, model: str) -> None:

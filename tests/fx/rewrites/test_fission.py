@@ -162,6 +162,8 @@ def test_two_ranks_over_gloo_get_the_same_bits(tmp_path: Path) -> None:
         assert nodes == len(batch(traced("layer")).nodes)
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_undone_the_graph_is_as_it_was() -> None:
     gm = traced("backward")
     before = described(gm.graph)
@@ -176,6 +178,8 @@ def refused(gm: fx.GraphModule, one: Fission) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_what_is_refused_and_why() -> None:
     gm = traced("layer")
     one = batch(gm)

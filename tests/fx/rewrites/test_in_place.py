@@ -159,6 +159,8 @@ def test_what_is_written_to_afterwards_is_written_in_place_too() -> None:
     check_results(original, gm, 4, orders=6)
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("form", ["copied", "coalesced"])
 def test_orders_of_the_problem_are_orders_of_the_graph(form: Form) -> None:
     """The zeros are gathered, too, in a bucket: the put comes behind that in every order of the rewritten problem."""

@@ -20,6 +20,8 @@ from tests.support.rewrite_graphs import by_name, described, refusal
 pytest.importorskip("torch._functorch._activation_offloading.offload_ops")
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_a_step_whose_values_go_to_the_host_gives_the_same_bits() -> None:
     gm, original = training_step(), training_step()
     lifted = lift(gm)

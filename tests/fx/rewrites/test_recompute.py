@@ -44,6 +44,8 @@ def max_bytes(gm: fx.GraphModule) -> int:
     return peak_memory(problem, problem.original_order)[0]
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("share", [0.9, 0.8, 0.75])
 def test_a_fitted_step_gives_the_same_bits_and_needs_less(share: float) -> None:
     gm, original = training_step(), training_step()

@@ -60,6 +60,8 @@ def _layouts(value: object) -> list[object]:
     return [layout(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("name", NAMES)
 def test_undone_the_graph_is_as_it_was(name: str) -> None:
     gm = GRAPHS[name]()
@@ -136,6 +138,8 @@ def test_names_that_were_undone_are_free_again() -> None:
     check_results(GRAPHS["whole"](), gm, 0)
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_an_uneven_split_puts_every_element_back() -> None:
     for parts in (2, 3, 5, 8):
         gm = GRAPHS["mixed"]()

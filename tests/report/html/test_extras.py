@@ -194,6 +194,7 @@ def graph(tmp_path: Path) -> Path:
     return tmp_path / "graph.json"
 
 
+@pytest.mark.slow
 def test_all_of_it_from_the_command(graph: Path, tmp_path: Path, cli: Command) -> None:
     order, out = tmp_path / "torch.json", tmp_path / "out.html"
     wanted = ("--rewrites", "bucket", "--headroom", "100%")

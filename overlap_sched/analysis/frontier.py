@@ -74,7 +74,7 @@ def frontier(
     """
     if budgets < 3:
         raise OptionsError(f"budgets is {budgets}; it is 3 or more: the lowest, the original and no limit.")
-    search = FrontierSearch(problem, options or Options(), tell)
+    search = FrontierSearch(problem, options or Options(), tell, budgets)
     for budget_bytes in (MAX_TOTAL_BYTES, search.original.peak_bytes, search.lowest_bytes):
         search.at(budget_bytes)  # downward: what is found above is lowered to what is below
     while search.tried < budgets and search.lowest_bytes not in search.budgets:
@@ -99,9 +99,9 @@ class FrontierSearch:
         budgets: Those tried, ascending.
     """
 
-    def __init__(self, problem: Problem, options: Options, tell: Callable[[str], None]) -> None:
+    def __init__(self, problem: Problem, options: Options, tell: Callable[[str], None], budgets: int = BUDGETS) -> None:
         """Measures the original order and looks for the lowest peak."""
-        self.problem, self.tell = problem, tell
+        self.problem, self.tell, self._most = problem, tell, budgets
         self.options = replace(options, budget="peak", allocator="none", memory_model=problem.memory_model)
         self.points: list[Point] = []
         self.budgets: list[int] = []
@@ -129,7 +129,7 @@ class FrontierSearch:
             return
         bisect.insort(self.budgets, budget_bytes)
         limit = "no limit" if budget_bytes == MAX_TOTAL_BYTES else bytes_text(budget_bytes)
-        self.tell(f"budget {self.tried}: {limit}")
+        self.tell(f"budget {self.tried} of {max(self.tried, self._most)}: {limit}")
         starts = (self._lowered(self.original, budget_bytes), self._lowest)
         made = [self._schedule_from(start, budget_bytes) for start in starts]
         above = next((point for point in self.points if point.peak_bytes > budget_bytes), None)

@@ -66,7 +66,7 @@ def whatif(
         graph = with_ranks(placed, cluster, int(varied["ranks"])) if "ranks" in varied else placed
         priced = priced_on(graph, _scaled(cluster, varied), varied.get("compute", 1.0), contention)
         points.append(WhatIfPoint(varied, schedule(priced, options)))
-        tell(f"{len(points)} variants scheduled")
+        tell(f"{len(points)} of {math.prod(map(len, vary.values()))} variants scheduled")
     return carried_over(points, vary)
 
 

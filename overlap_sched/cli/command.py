@@ -30,7 +30,7 @@ from overlap_sched.options import kept_allocator
 from overlap_sched.peak_memory.allocator.kinds import COMPILED
 from overlap_sched.problem import Problem
 from overlap_sched.report.console import shown
-from overlap_sched.report.progress import progress
+from overlap_sched.report.progress import progress, told_stages
 from overlap_sched.report.units import printable
 from overlap_sched.report.words.profile import profile_table
 from overlap_sched.scheduler.pipeline import schedule
@@ -181,7 +181,7 @@ def _scheduled(options: argparse.Namespace, tell: Tell) -> tuple[Loaded, Schedul
         _complain(f"note: {NOT_COMPILED}; --allocator none does without")
     if not options.rewrites:
         tell(f"scheduling {many}")
-        return loaded, schedule(loaded.problem, wanted), None
+        return loaded, schedule(loaded.problem, wanted, stages=told_stages(tell, f"scheduling {many}")), None
     tell(f"scheduling {many}, with rewrites")
     made = plan.rewritten(options, wanted, loaded)
     if loaded.model is None:

@@ -72,13 +72,13 @@ def answer(options: argparse.Namespace, problem: Problem, tell: Callable[[str], 
         orders.append((options.order, read_order(options.order, problem)))
     tell(f"scheduling {len(problem.nodes):,} nodes")
     orders.append(("scheduled", schedule(problem, options_for(options, problem)).order))
-    rows = []
+    rows = list[Row]()
     for by, order in orders:
-        tell(f"replaying {by}: {options.draws:,} times")
         plain, tailed = (
             robustness(problem, order, Noise(options.sigma, tail), options.draws, options.seed)
             for tail in (0.0, options.tail)
         )
+        tell(f"{len(rows) + 1} of {len(orders)} orders replayed {options.draws:,} times: {by}")
         rows.append((by, plain, tailed))
     if options.json:
         return as_json("robust", _figures(options, problem, rows))

@@ -1,12 +1,39 @@
-"""A line on the terminal for what takes longer than two seconds; silence where nobody watches."""
+"""A line on the terminal for what takes longer than two seconds; silence where nobody watches.
 
+What counts says so, as in ``budget 3 of 12: 4.2 GiB``: then the line has a bar, and how long the rest will take.
+"""
+
+import itertools
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields, replace
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+from overlap_sched.scheduler.stage import Context, Found, Stage, Stages
+from overlap_sched.scheduler.stages import ALL
+
+_COUNTED = re.compile(r"\b([\d,]+) of ([\d,]+)\b")
+
+
+class _Bar(BarColumn):
+    """Only of what counts."""
+
+    def render(self, task: Task) -> Text | ProgressBar:  # type: ignore[override]
+        return Text("") if task.total is None else super().render(task)
+
+
+class _Left(TimeRemainingColumn):
+    """Only of what counts, as soon as it can be told."""
+
+    def render(self, task: Task) -> Text:
+        return Text("") if task.time_remaining is None else Text(f"{super().render(task)} left")
 
 
 @contextmanager
@@ -20,15 +47,44 @@ def progress(console: Console | None = None, delay_s: float = 2.0) -> Iterator[C
     if not console.is_interactive:
         yield lambda text: None
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    what = TextColumn("{task.description}", markup=False)
+    columns = (SpinnerColumn(), what, _Bar(bar_width=20), TimeElapsedColumn(), _Left())
     bar = Progress(*columns, console=console, transient=True)
     task = bar.add_task("starting", total=None)
+
+    def told(text: str) -> None:
+        counted = _COUNTED.search(text)
+        done, total = (int(number.replace(",", "")) for number in counted.groups()) if counted else (0, None)
+        if counted is None and bar.tasks[task].total is not None:
+            bar.reset(task, total=None, start=False)
+            bar.start_task(task)
+        bar.update(task, description=text, completed=done, total=total)
+
     timer = threading.Timer(delay_s, bar.start)
     timer.daemon = True
     timer.start()
     try:
-        yield lambda text: bar.update(task, description=text)
+        yield told
     finally:
         timer.cancel()
         timer.join()
         bar.stop()
+
+
+def told_stages(tell: Callable[[str], None], what: str, stages: Stages = ALL) -> Stages:
+    """All stages, each of which says that it begins: ``scheduling 8,052 nodes: stage 6/21, shift``.
+
+    They take too unlike times to say what is left.
+    """
+    count, of = itertools.count(1), sum(len(getattr(stages, part.name)) for part in fields(stages))
+
+    def telling(stage: Stage[Found]) -> tuple[Stage[Found]]:
+        at = next(count)
+
+        def run(context: Context, found: Found) -> Found:
+            tell(f"{what}: stage {at}/{of}, {stage.name}")
+            return stage.run(context, found)
+
+        return (replace(stage, run=run),)
+
+    return stages.each(telling)

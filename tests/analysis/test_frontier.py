@@ -84,7 +84,7 @@ def test_budgets_are_tried_where_most_is_unknown_and_no_more_than_asked() -> Non
     few = frontier(problem, budgets=3, tell=told.append)
     assert (few.budgets, len(told)) == (3, 4)  # and one line on the lowest peak
     assert told[0] == "looking for the lowest peak"
-    assert told[1] == "budget 1: no limit"
+    assert told[1] == "budget 1 of 3: no limit"
     many = frontier(problem, budgets=9)
     assert 3 < many.budgets <= 9
     assert all(many.within(point.peak_bytes).step_us <= point.step_us for point in few.points)

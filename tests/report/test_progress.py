@@ -4,7 +4,9 @@ import threading
 import pytest
 from rich.console import Console
 
-from overlap_sched.report.progress import progress
+from overlap_sched import EXAMPLE, Options, schedule
+from overlap_sched.report.progress import progress, told_stages
+from overlap_sched.scheduler.stages import ALL
 
 
 def terminal() -> Console:
@@ -48,3 +50,31 @@ def test_a_log_file_gets_none_even_where_colours_are_forced(
     with progress(delay_s=0.0) as tell:
         tell("reading")
     assert capsys.readouterr().err == ""
+
+
+def test_what_counts_has_a_bar_and_says_what_is_left() -> None:
+    console = terminal()
+    console.width = 120
+    with progress(console, delay_s=0.0) as tell:
+        for done in range(1, 8):
+            tell(f"budget {done} of 9: 4 GiB")
+            threading.Event().wait(0.05)
+        for _ in range(200):
+            if "left" in written(console):
+                break
+            threading.Event().wait(0.02)
+        counted = written(console)
+        tell("writing order.json")
+        threading.Event().wait(0.3)
+    assert " of 9: 4 GiB" in counted
+    assert "left" in counted
+    assert "left" not in written(console).rsplit("writing order.json", 1)[1]
+
+
+def test_stages_say_that_they_begin_and_do_the_same() -> None:
+    told: list[str] = []
+    found = schedule(EXAMPLE, Options(allocator="plain"), stages=told_stages(told.append, "scheduling 10 nodes"))
+    assert found.order == schedule(EXAMPLE, Options(allocator="plain")).order
+    of = sum(len(getattr(ALL, name)) for name in ("live", "fitting", "at_any_price", "fitted", "last"))
+    assert told[0] == f"scheduling 10 nodes: stage 1/{of}, first run"
+    assert told[-1] == f"scheduling 10 nodes: stage {of}/{of}, fill links"

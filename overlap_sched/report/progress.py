@@ -26,14 +26,15 @@ class _Bar(BarColumn):
     """Only of what counts."""
 
     def render(self, task: Task) -> Text | ProgressBar:  # type: ignore[override]
-        return Text("") if task.total is None else super().render(task)
+        return super().render(task) if task.fields["counted"] else Text("")
 
 
 class _Left(TimeRemainingColumn):
     """Only of what counts, as soon as it can be told."""
 
     def render(self, task: Task) -> Text:
-        return Text("") if task.time_remaining is None else Text(f"{super().render(task)} left")
+        known = task.fields["counted"] and task.time_remaining is not None
+        return Text(f"{super().render(task)} left" if known else "")
 
 
 @contextmanager
@@ -50,15 +51,12 @@ def progress(console: Console | None = None, delay_s: float = 2.0) -> Iterator[C
     what = TextColumn("{task.description}", markup=False)
     columns = (SpinnerColumn(), what, _Bar(bar_width=20), TimeElapsedColumn(), _Left())
     bar = Progress(*columns, console=console, transient=True)
-    task = bar.add_task("starting", total=None)
+    task = bar.add_task("starting", total=None, counted=False)
 
     def told(text: str) -> None:
         counted = _COUNTED.search(text)
         done, total = (int(number.replace(",", "")) for number in counted.groups()) if counted else (0, None)
-        if counted is None and bar.tasks[task].total is not None:
-            bar.reset(task, total=None, start=False)
-            bar.start_task(task)
-        bar.update(task, description=text, completed=done, total=total)
+        bar.update(task, description=text, completed=done, total=total, counted=counted is not None)
 
     timer = threading.Timer(delay_s, bar.start)
     timer.daemon = True

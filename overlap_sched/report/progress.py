@@ -32,7 +32,7 @@ class _Bar(BarColumn):
 class _Left(TimeRemainingColumn):
     """Only of what counts, as soon as it can be told."""
 
-    max_refresh = None  # else half a second of the step before is shown
+    max_refresh = 0.0  # else half a second of the step before is shown
 
     def render(self, task: Task) -> Text:
         known = task.fields["counted"] and task.time_remaining is not None

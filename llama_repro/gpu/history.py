@@ -51,7 +51,7 @@ def replayed(events: Iterable[Mapping[str, Any]], settings: AllocatorSettings = 
     blocks = dict[int, tuple[Any, int]]()
     requests = unknown = reserved = most = segments = our_most = 0
     for event in events:
-        action, address, size, stream = event["action"], event["addr"], event["size"], event.get("stream", 0)
+        action, address, size, stream = (event.get(name, 0) for name in ("action", "addr", "size", "stream"))
         if action == "alloc":
             blocks[address] = stream, pools[stream].allocate(size)
             requests += 1

@@ -38,6 +38,7 @@ from overlap_sched.peak_memory.memory_graph import lead_with_inputs, memory_grap
 from overlap_sched.peak_memory.repair import judged
 from overlap_sched.peak_memory.windows import lower_to
 from overlap_sched.problem import MAX_TOTAL_BYTES, Order, Problem
+from overlap_sched.problem.pins import pinned
 from overlap_sched.scheduler.pipeline import schedule
 
 BUDGETS = 12
@@ -70,8 +71,10 @@ def frontier(
         tell: Hears what is being done.
 
     Raises:
-        OptionsError: ``budgets`` is below three.
+        OptionsError: ``budgets`` is below three, or there are pins.
     """
+    if pinned(problem, () if options is None else options.pins):
+        raise OptionsError("the frontier takes orders that know of no pins: leave them out, those of nodes, too.")
     if budgets < 3:
         raise OptionsError(f"budgets is {budgets}; it is 3 or more: the lowest, the original and no limit.")
     search = FrontierSearch(problem, options or Options(), tell, budgets)

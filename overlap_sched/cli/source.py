@@ -128,7 +128,7 @@ def source_of(options: argparse.Namespace) -> Source:
 def options_for(options: argparse.Namespace, problem: Problem) -> Options:
     """How to schedule a problem, in its memory model unless one is given."""
     asked = replace(options_of(options), memory_model=options.memory_model or problem.memory_model)
-    for one in pinned(problem, asked.pins):
+    for one in pinned(problem, asked.pins)[: len(asked.pins)]:  # others are of nodes, and perhaps for another graph
         nothing_there = one.pin.rule.startswith("not ") and not one.anchors
         if not one.nodes or nothing_there:
             what = f"nothing computes in {one.pin.of}" if nothing_there else "it is about no node"

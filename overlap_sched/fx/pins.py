@@ -14,13 +14,12 @@ from typing import Any
 import torch
 from torch.fx.traceback import annotate
 
-from overlap_sched.errors import OptionsError
-from overlap_sched.problem.pins import read_pin
+from overlap_sched.problem.pins import read_mark
 
 MARK = "overlap_sched: "
 """How keys of ``node.meta["custom"]`` begin that are pins: ``"overlap_sched: as written"``; values mean nothing."""
 
-_ROOT = re.compile(r"^L\['\w+'\]|^L__\w+?___")
+_ROOT = re.compile(r"^[LG]\['\w+'\]|^[LG]__\w+?___")
 _STEP = re.compile(r"(?:\._modules)?\['?(\w+)'?\]")
 
 
@@ -31,15 +30,10 @@ def pinned(pin: str) -> AbstractContextManager[None]:
         pin: One as in ``Options.pins``, without nodes: those are what runs inside.
 
     Raises:
-        OptionsError: It is none, or names nodes (where it is traced, compiling says so).
+        OptionsError: It is none, or names nodes. Where it is traced, it is found when the graph is scheduled.
     """
     if not torch.compiler.is_compiling():
-        read_pin(pin)
-        alone, names, _ = pin.partition(":")
-        if names:
-            raise OptionsError(
-                f"pin {pin!r} names nodes; inside of a block it is about all of them. Write {alone.strip()!r}."
-            )
+        read_mark(pin)
     block: AbstractContextManager[None] = annotate({MARK + pin: True})
     return block
 

@@ -65,7 +65,8 @@ def _pinned(settings: Settings) -> str:
         frame = frame.f_back
         graph = frame.f_locals.get("gm")
         if isinstance(graph, torch.fx.GraphModule):
-            metas = [node.meta for node in graph.graph.nodes]
+            parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]  # checkpointed bodies
+            metas = [node.meta for part in parts for node in part.graph.nodes]
             marks = [marks_of(meta) for meta in metas]
             modules = [module_of(meta) for meta in metas] if settings.options.pins or any(marks) else []
             return repr((marks, modules)) if modules else ""

@@ -34,7 +34,7 @@ from overlap_sched.problem.sizes import size_given
 Rule = Literal["not before", "not after", "together", "as written", "in flight", "apart"]
 
 _RULE = re.compile(r"(not before|not after|in flight)\s+(\S+)|(together|as written|apart)")
-_MANY = 1_000
+_MANY = 400
 """Of more launches "in flight" keeps the order as written: pairs would be too many."""
 _SHOWN = 6
 """So many nodes of a ring are named."""
@@ -80,15 +80,30 @@ def read_pin(text: str) -> Pin:
     """
     rule, _, about = str(text).partition(":")
     match = _RULE.fullmatch(rule.strip())
-    if not isinstance(text, str) or match is None:
+    found = _about(about.split())
+    if not isinstance(text, str) or match is None or found is None:
         raise OptionsError(
             f"pin {text!r} is none; write 'not before MODULE', 'not after MODULE', 'together', 'as written', "
             "'in flight SIZE' or 'apart', then ': NODES in MODULE'."
         )
-    nodes, _, module = f" {about.strip()} ".partition(" in ")
-    pin = Pin(text, cast(Rule, match[1] or match[3]), match[2] or "", nodes.strip() or "*", module.strip() or "*")
+    nodes, module = found
+    pin = Pin(text, cast(Rule, match[1] or match[3]), match[2] or "", nodes, module)
+    if pin.rule == "in flight" and "%" in pin.of:
+        raise OptionsError(f"in flight, of pin {text!r}, is {pin.of!r}; write bytes (67108864B), or a size as 64MiB.")
     if pin.rule == "in flight":
         size_given(f"in flight, of pin {text!r},", pin.of, 0, "bytes (67108864B) or a size with a unit (64MiB)")
+    return pin
+
+
+def read_mark(text: str) -> Pin:
+    """Read a pin of nodes, which names none.
+
+    Raises:
+        OptionsError: It is none, or names some.
+    """
+    pin, alone = read_pin(text), text.partition(":")[0].strip()
+    if ":" in text:
+        raise OptionsError(f"pin {text!r} names nodes; inside of a block it is about all of them. Write {alone!r}.")
     return pin
 
 
@@ -128,6 +143,20 @@ def is_in(module: str, pattern: str) -> bool:
     return any(fnmatchcase(".".join(parts[:k]), pattern) for k in range(1, len(parts) + 1))
 
 
+def _about(words: Sequence[str]) -> tuple[str, str] | None:
+    """``NODES in MODULE``, each of which may be left out; ``None``: it is something else."""
+    match tuple(words):
+        case ():
+            return "*", "*"
+        case ("in", module) if module != "in":
+            return "*", module
+        case (nodes,) if nodes != "in":
+            return nodes, "*"
+        case (nodes, "in", module) if "in" not in (nodes, module):
+            return nodes, module
+    return None
+
+
 def _selected(problem: Problem, pin: Pin) -> Pinned:
     here: dict[str, bool] = {}
 
@@ -148,7 +177,7 @@ def _of_nodes(problem: Problem) -> Iterator[Pinned]:
     read: dict[str, Pin] = {}
     for v, node in enumerate(problem.nodes):
         for text in node.marks:
-            pin = read[text] = read.get(text) or read_pin(text)
+            pin = read[text] = read.get(text) or read_mark(text)
             if _may_be_pinned(node, pin.rule):
                 each = pin.rule in ("together", "as written")
                 found.setdefault((text, node.module if each else ""), []).append(v)

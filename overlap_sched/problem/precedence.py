@@ -59,12 +59,15 @@ def neighbours(problem: Problem, pairs: Iterable[Pair]) -> Neighbours:
     more: dict[NodeId, dict[NodeId, None]] = {}
     for u, v in pairs:
         more.setdefault(v, {})[u] = None
+    behind: dict[NodeId, list[NodeId]] = {}
     for v, first in more.items():
         known = set(before[v])
         new = [u for u in first if u not in known]
         before[v] = (*before[v], *new)
         for u in new:
-            after[u] = (*after[u], v)
+            behind.setdefault(u, []).append(v)
+    for u, nodes in behind.items():
+        after[u] = (*after[u], *nodes)
     return before, after
 
 

@@ -10,7 +10,7 @@ from overlap_sched.problem import Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.limits import Limits
 from overlap_sched.problem.node import TIMED
-from overlap_sched.problem.pins import read_pin
+from overlap_sched.problem.pins import read_mark
 from overlap_sched.problem.quantities import LONGEST_US, MAX_COUNT, check_group, shown, timeless
 
 FORMAT, FORMAT_2 = "overlap-problem/1", "overlap-problem/2"
@@ -185,7 +185,7 @@ class Reader:
         marks = self._names(data, "marks", where, "pins")
         for text in marks:
             try:
-                read_pin(text)
+                read_mark(text)
             except OptionsError as error:
                 raise ProblemFileError(f"{self.path}: {where}.marks: {error}") from None
         return marks

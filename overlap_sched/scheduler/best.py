@@ -102,8 +102,8 @@ def _with_pins(task: Task, original: Candidate) -> Candidate:
     if not task.within_budget(order):
         order = lowest_peak(task).order
     found = task.measured(order)
-    over_bytes = found.peak_bytes - int(task.limit.max())
-    if not task.within_budget(order):
+    over_bytes = int((task.live_ranges.profile(order) - task.limit).max())
+    if over_bytes > 0:
         raise PinError(
             f"the original order breaks the pins, and the best order found that keeps them needs {over_bytes} bytes "
             "more than there are. Allow more headroom, or leave pins out."
@@ -117,7 +117,8 @@ def _tasks(default: Task, original: Order) -> list[tuple[Task, Order]]:
     if options.base == "original":
         return [(default, original)]
     plan = lowest_peak(default)
-    asked = replace(default, base_bytes=plan.peak_bytes) if options.base == "memory-peak" else default
+    lowest_bytes = min(plan.peak_bytes, default.base_bytes)  # with pins it may be higher than the original's
+    asked = replace(default, base_bytes=lowest_bytes) if options.base == "memory-peak" else default
     spare_bytes = int(asked.limit) - default.base_bytes
     if spare_bytes < 0:
         return [(asked, plan.order)]
@@ -145,6 +146,9 @@ def apart(task: Task, best: Candidate, original: Candidate, stages: Stages, seed
 
     From the best order, and from the best of the same graph with those groups on one stream; the original one where
     neither is better, or the allocator cannot hold it as well as the best.
+
+    Raises:
+        PinError: That breaks pins, and nothing else was found.
     """
     problem, options = task.problem, task.options
     if options.concurrent_groups == "any" or best.order == original.order:
@@ -156,14 +160,17 @@ def apart(task: Task, best: Candidate, original: Candidate, stages: Stages, seed
     settings = kept_allocator(options)
     reserve = None if settings is None else Reserve.of(task, settings)
     lacks = NOTHING if reserve is None else reserve.overdraft(best.order)
-    chosen = original
+    chosen = original if task.keeps(original.order) else None
     for found, stalls in product((best, other), STALLS):
         order = kept_apart(problem, found.order, clash, defers, stalls)
         if order is None or not task.within_budget(order):
             continue
         made = task.remeasured(found, order)
-        if made.beats(chosen) and task.keeps(order) and (reserve is None or reserve.overdraft(order) <= lacks):
+        better = task.keeps(order) and (chosen is None or made.beats(chosen))
+        if better and (reserve is None or reserve.overdraft(order) <= lacks):
             chosen = made
+    if chosen is None:
+        raise PinError("no order found that keeps the pins keeps process groups apart, too")
     return replace(chosen, work=best.work.plus(other.work))
 
 
@@ -174,12 +181,14 @@ def closed_up(task: Task, best: Candidate) -> Candidate:
         PinError: The allocator cannot hold either.
     """
     groups = [one.nodes for one in pinned(task.problem, task.options.pins) if one.pin.rule == "together"]
-    orders = [_side_by_side(best.order, groups, at) for at in (-1, 0)] if groups else [best.order]
+    if not groups or not task.keeps(best.order):
+        return best
+    orders = [_side_by_side(best.order, groups, at) for at in (-1, 0)]
     if best.order in orders:
         return best
     settings = kept_allocator(task.options)
     reserve = None if settings is None else Reserve.of(task, settings)
-    fit = [order for order in orders if task.within_budget(order)]
+    fit = [order for order in orders if task.keeps(order) and task.within_budget(order)]
     found = [order for order in fit if reserve is None or reserve.runs(reserve.overdraft(order))]
     if not found:
         raise PinError("launched together, the collectives do not run where the original order does")
@@ -188,9 +197,13 @@ def closed_up(task: Task, best: Candidate) -> Candidate:
 
 def _side_by_side(order: Order, groups: Sequence[Sequence[NodeId]], at: int) -> Order:
     """The nodes of each group where the first of them is (0), or the last (-1)."""
-    for nodes in groups:
-        members = [v for v in order if v in nodes]
-        place = members[at] if members else None
-        rest = [[v] if v not in members else members if v == place else [] for v in order]
-        order = tuple(v for part in rest for v in part)
-    return order
+    group_of = {v: k for k, nodes in enumerate(groups) for v in nodes}
+    members: list[list[NodeId]] = [[] for _ in groups]
+    for v in order:
+        if v in group_of:
+            members[group_of[v]].append(v)
+    moved: list[NodeId] = []
+    for v in order:
+        together = members[group_of[v]] if v in group_of else [v]
+        moved += together if v == together[at] else []
+    return tuple(moved)

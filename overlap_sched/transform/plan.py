@@ -180,6 +180,8 @@ def _rewritten(unfitted: Unfitted, looked_for: _Search) -> Plan:
 def _searched(without: Schedule, looked_for: _Search) -> Sequence[Trial]:
     """Return what was tried; nothing where the order is as good as any, or nothing can be gained."""
     problem, step_us = without.problem, without.scheduled.step_us
+    if any(node.marks for node in problem.nodes):  # they say nothing of other nodes
+        return ()
     wanted, prices = looked_for.wanted, looked_for.prices
     compute_us = least_compute_us(problem, prices, looked_for.alike, wanted)
     enough_us = compute_us * close_enough(Task(problem, without.options, without.base_bytes))

@@ -35,6 +35,7 @@ def slow(node: Any) -> float | None:
         ("L['self']._modules['layers']._modules['0']", "layers.0"),
         ("L['model'].layers[3].w", "layers.3.w"),
         ("L__self___layers", "layers"),
+        ("G['model'].layers.0", "layers.0"),
         ("L['self']", ""),
         ("", ""),
     ],
@@ -89,3 +90,17 @@ def test_a_block_takes_one_pin_without_nodes() -> None:
     )
     with pinned("apart"):
         pass
+
+
+def test_a_marked_graph_is_not_rewritten() -> None:
+    def gathers(a: Tensor, b: Tensor) -> Any:
+        return wait(gather(a)), wait(gather(b))
+
+    def rewritten(pin: str) -> bool:
+        gm = trace(gathers, (64, 64), (64, 64))
+        for node in gm.graph.nodes:
+            node.meta["custom"] = {pin: True}
+        return bool(schedule_graph(gm, Options(headroom="10MiB")).rewrites)
+
+    assert rewritten("EP")
+    assert not rewritten(MARK + "in flight 1GiB")

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
 
 import overlap_sched
 from overlap_sched import Options, pinned
@@ -34,24 +35,25 @@ class Layer(nn.Module):
 class Layers(nn.Module):
     """Three of them."""
 
-    def __init__(self, pin: str) -> None:
+    def __init__(self, pin: str, again: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.again = again
         self.layers = nn.ModuleList(Layer(pin) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            x = layer(x)
+            x = checkpoint(layer, x, use_reentrant=False) if self.again else layer(x)
         return x.square().sum()
 
 
-def compiled_step(pin: str, **changed: Any) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
+def compiled_step(pin: str, again: bool = False, **changed: Any) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
     """The results of a step, and what was reported of its graphs."""
     torch._dynamo.reset()
     counters.clear()
     overlap_sched.clear_reports()
     options = Options(strict=True, headroom="1GiB", **changed)
-    model = Layers(pin)
+    model = Layers(pin, again)
     settings = overlap_sched.inductor_options(options, model=SLOW_NETWORK)
     x = torch.linspace(-1, 1, 16 * 32).reshape(16, 32).requires_grad_()
     torch.compile(model, fullgraph=True, options=settings)(x).backward()
@@ -100,3 +102,16 @@ def test_pins_in_options_go_by_module(ranks: None, tag: None) -> None:
     forward = reports[0].report.schedule
     assert pin_violation(forward.problem, forward.order, (pin,)) is None
     assert reports[1].report.notes["pins_about_nothing"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_pins_in_what_is_recomputed_are_in_the_key_too(ranks: None, tag: None) -> None:
+    """What is checkpointed is a graph in the graph."""
+    compiled_step("apart", again=True)
+    _, reports = compiled_step("in flight 1GiB", again=True)
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 0
+    assert counters["inductor"]["fxgraph_cache_hit"] == 0
+    assert {mark for report in reports for node in report.report.schedule.problem.nodes for mark in node.marks} == {
+        "in flight 1GiB"
+    }

@@ -8,6 +8,7 @@ from torch import fx
 from overlap_sched.cost import Collective
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.lifting import Lifted
+from overlap_sched.fx.pins import marks_of
 from overlap_sched.fx.rewrites.again import check_keep, check_regather, check_stream
 from overlap_sched.fx.rewrites.apply import check_member
 from overlap_sched.fx.rewrites.backends import forms_for
@@ -33,6 +34,8 @@ def may_rewrite(launches: Sequence[fx.Node], options: Options) -> bool:
         launches: All nodes that communicate.
         options: What may be tried.
     """
+    if launches and any(marks_of(node.meta) for node in launches[0].graph.nodes):
+        return False  # pins say nothing of other nodes
     sites = [node for node in launches if node.target in LAUNCHES]
     wanted = wanted_of(options, forms_for(sites))
     mates = sum(LAUNCHES[node.target] in wanted.ops for node in sites) if wanted.forms else 0

@@ -154,6 +154,7 @@ def test_options_that_documents_name_exist(document: Path) -> None:
     assert set(_OPTION.findall(document.read_text())) <= options_somewhere()
 
 
+@pytest.mark.slow
 @named(READERS)
 def test_commands_in_documents_are_understood(document: Path) -> None:
     for language, _, text in (match.groups() for match in _BLOCK.finditer(document.read_text())):

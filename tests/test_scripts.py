@@ -319,6 +319,7 @@ def test_continuous_integration_runs_both_and_closes_with_the_whole_suite(box: P
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fail", "code", "last"),
     [

@@ -67,6 +67,7 @@ def test_more_memory_is_never_a_longer_step(problem: Problem) -> None:
     assert found == frontier(problem, budgets=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 6])
 def test_no_point_is_better_than_the_optimum_within_its_peak(seed: int) -> None:
     problem = small_graph(seed)
@@ -90,6 +91,7 @@ def test_budgets_are_tried_where_most_is_unknown_and_no_more_than_asked() -> Non
     assert all(many.within(point.peak_bytes).step_us <= point.step_us for point in few.points)
 
 
+@pytest.mark.slow
 def test_a_limit_and_a_target_are_looked_at_closely() -> None:
     problem = small_graph(6)
     coarse = frontier(problem, budgets=3)

@@ -48,6 +48,7 @@ def words(capsys: pytest.CaptureFixture[str]) -> str:
     return re.sub(r'(Scheduled in|"schedule_s":) [\d.e-]+', r"\1 0", " ".join(capsys.readouterr().out.split()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

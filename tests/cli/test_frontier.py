@@ -27,6 +27,7 @@ def test_frontier_as_json(problem: str, capsys: pytest.CaptureFixture[str]) -> N
     assert err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "answer"),
     [
@@ -65,6 +66,7 @@ def test_a_table_of_peaks_and_steps(problem: str, cli: Command) -> None:
     assert not any("picked" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_the_order_of_a_point_and_a_picture(problem: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     out, plot = tmp_path / "order.json", tmp_path / "frontier.png"

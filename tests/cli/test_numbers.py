@@ -36,6 +36,7 @@ def fine_or_told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> in
     return code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "option"), [(command, option) for command, options in OPTIONS.items() for option in options]
 )

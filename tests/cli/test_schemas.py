@@ -72,6 +72,7 @@ def test_a_plan_says_where_prices_come_from(problem: str, request: pytest.Fixtur
     assert prices(dump, "--cluster", "dgx-h200", "--comm-scale", "4") == on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_graphs_without_collectives_or_times_too(name: str, tmp_path: Path, cli: Command) -> None:
     for at, problem in enumerate((Problem("alone", (Node("mm", Kind.COMPUTE),), ()), two_groups())):

@@ -220,6 +220,8 @@ class TestSlowdown:
         assert found.stretch == 0.5
         assert times_us == [2 * 2010.0 + 5000.0, 500.0, 1000.0, 2000.0, 4000.0]
 
+    @pytest.mark.slow
+    @pytest.mark.private
     def test_the_wait_for_one_that_is_done_is_timed_right_behind_another(self, alone, monkeypatch):
         launched = []
         waited = []

@@ -303,6 +303,8 @@ def _goes_by_what_is_recorded(
     return (yield from agreement_steps(mine, name, rank, ranks, limit_s, short_limit_s))
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_the_checker_finds_that_nobody_hears_of_a_later_failure() -> None:
     graphs = [[A, A], [A, FAILED]]
     found = list(Checker(graphs, agree=_goes_by_what_is_recorded).ends())

@@ -89,6 +89,7 @@ def layers(depth: int) -> Problem:
     return Problem("layers", tuple(nodes), tuple(Storage(MIB, s == 0) for s in range(2 * depth + 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bytes_per_s", "each"), [(2e10, 2), (5e9, 25)], ids=["free", "filled"])
 def test_few_values_are_priced_for_one_that_is_chosen(bytes_per_s: float, each: int) -> None:
     """Layers tie: all get worse together, and are not all priced again. On a link that fills, prices rise, too."""

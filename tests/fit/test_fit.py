@@ -58,6 +58,7 @@ def check_point(problem: Problem, point: FitPoint) -> None:
 QUICK = Options(strict=True, effort=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("share", [0.8, 0.5])
 def test_random_steps_keep_their_limits(seed: int, share: float) -> None:

@@ -76,6 +76,8 @@ def test_the_tracker_model_is_torchs_tracker(f: Callable[..., Any]) -> None:
         check_against_torch(gm, lifted, order)
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("seed", range(10))
 def test_the_tracker_model_on_random_programs(seed: int) -> None:
     gm = trace(random_program(seed), (4, 4), (4, 4))

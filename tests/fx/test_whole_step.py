@@ -80,6 +80,8 @@ def test_recomputation_lowers_the_peak_that_is_planned_with() -> None:
     assert peaks[1] < peaks[0]
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("timing", TIMINGS)
 @pytest.mark.parametrize("make", STEPS)
 def test_a_scheduled_step_gives_the_same_results(make: Callable[[], fx.GraphModule], timing: Timing) -> None:

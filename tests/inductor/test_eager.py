@@ -79,6 +79,8 @@ def test_results_are_those_of_eager_execution() -> None:
     ] * 2
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_inference_graphs_are_scheduled_too() -> None:
     model = Net(blocks=1)
     with torch.no_grad():

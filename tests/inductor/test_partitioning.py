@@ -83,6 +83,8 @@ def test_the_lowest_peak_within_a_step_limit() -> None:
     assert found.best.peak_bytes < found.before.peak_bytes
 
 
+@pytest.mark.slow
+@pytest.mark.private
 def test_a_limit_that_torch_keeps_changes_nothing() -> None:
     step(Block(), memory_limit="100%")
     (one,) = overlap_sched.partitions()

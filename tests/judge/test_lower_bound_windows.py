@@ -20,6 +20,7 @@ from tests.support.oracle import INSTANCES, all_orders
 WINDOWS = st.sampled_from((1, 2, 3, 4, 8, 64))
 
 
+@pytest.mark.slow
 @given(problems(max_steps=6), WINDOWS, with_lanes)
 @examples(250)
 def test_no_order_beats_it(problem: Problem, window: int, contention: Contention) -> None:

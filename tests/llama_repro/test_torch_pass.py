@@ -18,6 +18,7 @@ needs_pass = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 def test_storages_of_the_rebuilt_graph_alias_as_the_problem_says(tiny):
     from torch._inductor.fx_passes.memory_estimator import MemoryTracker
 

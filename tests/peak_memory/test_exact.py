@@ -145,6 +145,7 @@ def test_a_limit_that_no_order_keeps() -> None:
     )
 
 
+@pytest.mark.slow
 @ortools
 def test_limits_hit_without_a_solution(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = chain_with_updates(40)

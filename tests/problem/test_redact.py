@@ -49,6 +49,7 @@ def test_a_real_graph_schedules_alike() -> None:
     assert schedule(redacted(problem), options).order == schedule(problem, options).order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["plan", "frontier", "robust", "explain", "memory"])
 def test_every_command_saves_what_it_read(command: str, problem: str, tmp_path: Path) -> None:
     out = tmp_path / "saved.json.gz"

@@ -55,6 +55,7 @@ def test_says_what_it_shows(reordered: Schedule, tmp_path: Path, texts: list[str
     assert [text for text in expected if text not in texts] == []
 
 
+@pytest.mark.slow
 def test_draws_a_png_of_a_readable_size(reordered: Schedule, tmp_path: Path) -> None:
     plot_schedule(reordered, tmp_path / "out.png")
     data = (tmp_path / "out.png").read_bytes()

@@ -52,6 +52,7 @@ def test_a_log_file_gets_none_even_where_colours_are_forced(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_what_counts_has_a_bar_and_says_what_is_left() -> None:
     console = terminal()
     console.width = 120

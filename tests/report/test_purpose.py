@@ -13,6 +13,7 @@ from overlap_sched.scheduler.pipeline import schedule
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "names"),
     [

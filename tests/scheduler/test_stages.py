@@ -28,6 +28,7 @@ def test_without_any_the_original_order_stays() -> None:
     assert schedule(problem, stages=ALL.without(*ALL.names)).order == problem.original_order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["first run", "gate run", "fill links"])
 def test_what_is_left_out_does_not_run(name: str) -> None:
     ran = list[str]()

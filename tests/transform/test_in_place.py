@@ -184,6 +184,7 @@ def test_with_buckets_a_plan_keeps_its_promises(problem: Problem) -> None:
     kept_promises(problem, plan(problem, PRICES, Options(rewrites=("bucket", "in_place"), strict=True)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tables", [[400] * 3, [20] * 4, [200] * 6, [10, 300, 40]])
 def test_with_buckets_no_step_is_longer(tables: list[int]) -> None:
     """Of random graphs some are, by less than a percent: neither search goes through all that the other one tries."""

@@ -230,6 +230,7 @@ def test_every_trial_says_what_became_of_it() -> None:
     assert all(trial.order for trial in best)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("over_bytes", "taken"), [(0, True), (1000, True), (10_000, True), (10_001, False), (10_000_000, False)]
 )
@@ -283,6 +284,7 @@ class Fits:
         monkeypatch.setattr(Reserve, "of", lambda task, settings: Reserve(task, settings, 100_000_000, 100_000_000, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lacking_bytes", "without", "rewritten", "taken"),
     [

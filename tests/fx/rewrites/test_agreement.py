@@ -122,6 +122,8 @@ def test_every_site(name: str, model: str) -> None:
     assert sum(agreed) >= (5 if name == "hazards" else len(sites))
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("name", SEVERAL)
 @pytest.mark.parametrize("model", MODELS)
 def test_several_at_once(name: str, model: str) -> None:

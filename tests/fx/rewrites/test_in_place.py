@@ -86,6 +86,8 @@ def beside(write: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tenso
     return f
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize("op", COPYING)
 def test_both_halves_agree_and_bits_stay(op: str) -> None:
     shapes = ((4, COLUMNS), (4, COLUMNS))

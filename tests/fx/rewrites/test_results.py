@@ -108,6 +108,8 @@ def test_waits_of_waits_are_in_nobodys_way() -> None:
 GATHERS = ("all_gather_into_tensor", "all_gather_into_tensor_1", "all_gather_into_tensor_2")
 
 
+@pytest.mark.slow
+@pytest.mark.private
 @pytest.mark.parametrize(
     "rewrite",
     [

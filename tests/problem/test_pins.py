@@ -364,6 +364,28 @@ def test_kept_apart_and_together_it_is_either_or() -> None:
     assert pin_violation(problem, kept.order, options.pins) is None
 
 
+def test_launched_together_other_pins_count_too() -> None:
+    """In front of m both would be hidden, but b may not be launched there."""
+    nodes = (
+        Node("x", Kind.INPUT, alloc=(0,)),
+        Node("a", Kind.COLLECTIVE, (0,), (1,), (0,), 0.0, group="g"),
+        Node("m", Kind.COMPUTE, (0,), (2,), (0,), 10.0),
+        Node("b", Kind.COLLECTIVE, (0,), (3,), (0,), 10.0, group="g"),
+        Node("wait_a", Kind.WAIT, (1,), (), (0, 1), collective=1),
+        Node("wait_b", Kind.WAIT, (3,), (), (0, 3), collective=3),
+    )
+    problem = Problem("both", nodes, (Storage(1),) * 4, {"g": Group(2, True)})
+    found = schedule(problem, Options(pins=("together", "not before m: b"), allocator="none", strict=True))
+    assert problem.names(found.order)[:4] == ["x", "m", "a", "b"]
+
+
+def test_a_module_has_begun_with_the_first_of_its_nodes_and_ends_with_the_last() -> None:
+    nodes = (n._replace(module="m" if n.name in ("mm", "dgrad", "wgrad") else "") for n in EXAMPLE.nodes)
+    problem = replace(EXAMPLE, nodes=tuple(nodes))
+    assert pin_pairs(problem, ("not before m: gather",)) == ((4, 2),)
+    assert pin_pairs(problem, ("not after m: gather",)) == ((2, 6),)
+
+
 def test_marks_name_no_nodes(tmp_path: Path) -> None:
     marked = replace(EXAMPLE, nodes=tuple(n._replace(marks=("apart: all*",)) for n in EXAMPLE.nodes))
     with pytest.raises(OptionsError, match=r"pin 'apart: all\*' names nodes; inside of a block .* Write 'apart'"):

@@ -20,6 +20,7 @@ from overlap_sched.judge.validate import violation
 from overlap_sched.options import Base, Concurrent
 from overlap_sched.problem.pins import Pin, is_in, pin_pairs, pinned, read_pin
 from overlap_sched.problem.redact import redacted
+from overlap_sched.scheduler.best import closed_up
 from overlap_sched.scheduler.candidate import Task
 from overlap_sched.transform.plan import plan
 from tests.scheduler.test_pipeline import check_promises
@@ -375,8 +376,11 @@ def test_launched_together_other_pins_count_too() -> None:
         Node("wait_b", Kind.WAIT, (3,), (), (0, 3), collective=3),
     )
     problem = Problem("both", nodes, (Storage(1),) * 4, {"g": Group(2, True)})
-    found = schedule(problem, Options(pins=("together", "not before m: b"), allocator="none", strict=True))
+    options = Options(pins=("together", "not before m: b"), allocator="none", strict=True)
+    found = schedule(problem, options)
     assert problem.names(found.order)[:4] == ["x", "m", "a", "b"]
+    task = Task(problem, options, found.original.peak_bytes)
+    assert closed_up(task, task.measured(problem.original_order)).order == found.order
 
 
 def test_a_module_has_begun_with_the_first_of_its_nodes_and_ends_with_the_last() -> None:

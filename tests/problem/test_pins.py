@@ -376,7 +376,7 @@ def test_launched_together_other_pins_count_too() -> None:
         Node("wait_b", Kind.WAIT, (3,), (), (0, 3), collective=3),
     )
     problem = Problem("both", nodes, (Storage(1),) * 4, {"g": Group(2, True)})
-    options = Options(pins=("together", "not before m: b"), allocator="none", strict=True)
+    options = Options(pins=("together", "not before m: b"), allocator="none", strict=True, headroom=4)
     found = schedule(problem, options)
     assert problem.names(found.order)[:4] == ["x", "m", "a", "b"]
     task = Task(problem, options, found.original.peak_bytes)

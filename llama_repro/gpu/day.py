@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,7 +26,7 @@ from rich.console import Console
 from llama_repro.capture.configs import LlamaConfig, find_config
 from llama_repro.capture.trace import captured
 from llama_repro.gpu.check import ORDERS, check
-from llama_repro.gpu.history import MOST_EVENTS, Replayed, replayed
+from llama_repro.gpu.history import MOST_EVENTS, replayed
 from llama_repro.gpu.measure import counted_run, node_times_us
 from llama_repro.gpu.plugin import check_plugin
 from llama_repro.gpu.program import Program
@@ -81,7 +82,7 @@ def allocator(device: torch.device, config: LlamaConfig) -> Said:
     """Torch's caching allocator beside its replay, on what the graph asks for."""
     lifted = _lifted(config)
     program = Program(lifted, lifted.problem.original_order)
-    found: Replayed = replayed(_history(program, lifted, device, config))
+    found = replayed(_history(program, lifted, device, config))
     if not found.requests:
         return Said(asdict(found), "nothing was recorded: there is no GPU")
     same = "as much" if found.same else "NOT as much"
@@ -206,6 +207,7 @@ def _run(name: str, out: Path) -> int:
     return int(any("failed" in said for said in record["parts"].values()))
 
 
+@cache
 def _lifted(config: LlamaConfig) -> Lifted:
     with captured(config) as graphs:
         return lift(graphs.backward, name=f"{config.name}_bwd")

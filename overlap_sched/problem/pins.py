@@ -88,9 +88,11 @@ def read_pin(text: str) -> Pin:
         )
     nodes, module = found
     pin = Pin(text, cast(Rule, match[1] or match[3]), match[2] or "", nodes, module)
-    if pin.rule == "in flight" and "%" in pin.of:
-        raise OptionsError(f"in flight, of pin {text!r}, is {pin.of!r}; write bytes (67108864B), or a size as 64MiB.")
     if pin.rule == "in flight":
+        if "%" in pin.of:  # of what?
+            raise OptionsError(
+                f"in flight, of pin {text!r}, is {pin.of!r}; write bytes (67108864B), or a size as 64MiB."
+            )
         size_given(f"in flight, of pin {text!r},", pin.of, 0, "bytes (67108864B) or a size with a unit (64MiB)")
     return pin
 

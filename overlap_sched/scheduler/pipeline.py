@@ -57,7 +57,7 @@ def schedule(problem: Problem, options: Options | None = None, *, stages: Stages
     """
     options = options or Options()
     _check_memory_model(problem, options)
-    pin_pairs(problem, options.pins)
+    pin_pairs(problem, options.pins)  # what contradicts itself is the user's error, no reason to fall back
     before = measure(problem, problem.original_order)
     return _judged(
         problem, options, before, lambda original: best_order(problem, options, original, stages, seed), stages, seed

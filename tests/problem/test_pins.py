@@ -348,17 +348,21 @@ def test_of_many_launches_bytes_in_flight_keep_the_order(problem: Problem, pin: 
         assert pin_violation(problem, found.order, (pin,)) is None
 
 
-def test_kept_apart_and_together_it_is_either_or() -> None:
-    """Launched together they are in flight together: the original stays, and says why."""
+def compute_between(groups: tuple[str, str], sent: int, us: float) -> Problem:
+    """Two launches with compute of 10 us between them; the second sends what a node has made, and takes some time."""
     nodes = (
         Node("x", Kind.INPUT, alloc=(0,)),
-        Node("a", Kind.COLLECTIVE, (0,), (1,), (0,), 0.0, group="one"),
+        Node("a", Kind.COLLECTIVE, (0,), (1,), (0,), 0.0, group=groups[0]),
         Node("m", Kind.COMPUTE, (0,), (2,), (0,), 10.0),
-        Node("b", Kind.COLLECTIVE, (2,), (3,), (2,), 1.0, group="two"),
+        Node("b", Kind.COLLECTIVE, (sent,), (3,), (sent,), us, group=groups[1]),
         Node("wait_a", Kind.WAIT, (1,), (), (0, 1), collective=1),
-        Node("wait_b", Kind.WAIT, (3,), (), (2, 3), collective=3),
+        Node("wait_b", Kind.WAIT, (3,), (), (sent, 3), collective=3),
     )
-    problem = Problem("both", nodes, (Storage(1),) * 4, {"one": Group(2, True), "two": Group(2, True)})
+    return Problem("between", nodes, (Storage(1),) * 4, dict.fromkeys(groups, Group(2, True)))
+
+
+def test_groups_kept_apart_are_launched_together_where_they_were_in_flight_together() -> None:
+    problem = compute_between(("one", "two"), sent=2, us=1.0)
     options = Options(pins=("together",), headroom=4, allocator="none")
     assert schedule(problem, options).fell_back is None
     kept = schedule(problem, replace(options, concurrent_groups="disjoint", strict=True))
@@ -367,15 +371,7 @@ def test_kept_apart_and_together_it_is_either_or() -> None:
 
 def test_launched_together_other_pins_count_too() -> None:
     """In front of m both would be hidden, but b may not be launched there."""
-    nodes = (
-        Node("x", Kind.INPUT, alloc=(0,)),
-        Node("a", Kind.COLLECTIVE, (0,), (1,), (0,), 0.0, group="g"),
-        Node("m", Kind.COMPUTE, (0,), (2,), (0,), 10.0),
-        Node("b", Kind.COLLECTIVE, (0,), (3,), (0,), 10.0, group="g"),
-        Node("wait_a", Kind.WAIT, (1,), (), (0, 1), collective=1),
-        Node("wait_b", Kind.WAIT, (3,), (), (0, 3), collective=3),
-    )
-    problem = Problem("both", nodes, (Storage(1),) * 4, {"g": Group(2, True)})
+    problem = compute_between(("g", "g"), sent=0, us=10.0)
     options = Options(pins=("together", "not before m: b"), allocator="none", strict=True, headroom=4)
     found = schedule(problem, options)
     assert problem.names(found.order)[:4] == ["x", "m", "a", "b"]

@@ -3,6 +3,7 @@
 | class | here | said by torch besides |
 | --- | --- | --- |
 | launches, waits, communicates on the compute stream | ``LAUNCHES``, ``WAITS``, ``BLOCKING``, ``FAMILIES`` | |
+| frees what another one has made | ``FREES`` | |
 | may communicate: of a namespace that is not torch's | ``TORCH`` | |
 | draws random numbers | ``RANDOM`` | ``Tag.nondeterministic_seeded`` |
 | writes | ``WRITES`` | aliases in the schema |
@@ -32,13 +33,21 @@ LAUNCHES = {
     "c10d_functional": FUNCTIONAL + POINT_TO_POINT,
     "symm_mem": ("_low_contention_all_gather", "_low_contention_reduce_scatter"),
     "ao": HOST_COPIES,
+    "dc": ("allgather_param", "reduce_grad"),
 }
 WAITS = {
     "_c10d_functional": ("wait_tensor", "wait_tensors"),
     "c10d_functional": ("wait_tensor",),
     "ao": ("wait_tensor",),
+    "dc": ("end_backward", "wait_allgather"),  # the former flushes what is left in the buckets of gradients
     "overlap_sched": ("wait_tensors",),  # in dumps that an older torch reads, see overlap_sched.dump.operators
 }
+MEANT = {"allgather_param": "all_gather_into_tensor", "reduce_grad": "reduce_scatter_tensor"}
+"""What DeepSpeed's collectives (``dc``: DeepCompile, ``csrc/compile`` of 0.19.8) are by torch's names."""
+COPIES_INPUT = frozenset({"dc::reduce_grad"})
+"""Collectives that copy what they are given into a bucket: it is free when they return."""
+FREES = {"dc::release_param": "dc::allgather_param"}
+"""Operators that free what another one of the same numbers (graph, parameter) has made, once all of these have run."""
 BLOCKING = {
     # waits for its work before it returns (torch/csrc/distributed/c10d/Functional.cpp)
     "_dtensor": ("shard_dim_alltoall",),
@@ -57,8 +66,10 @@ BLOCKING = {
 
 FAMILIES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
 """Nothing in these namespaces computes: what names a process group communicates."""
-WHOLE_FAMILIES = ("c10d", "symm_mem")
+WHOLE_FAMILIES = ("c10d", "dc", "symm_mem")
 """What is not listed of these communicates, too: it waits for other ranks, or reads and writes their memory."""
+LOCAL = frozenset({"dc::free_tensors", "dc::release_param"})
+"""But for these."""
 
 TORCH = frozenset({
     "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_inductor_test", "_native", "_native_aot",
@@ -66,9 +77,11 @@ TORCH = frozenset({
     "flex_gemm", "flex_lib", "fsdp", "inductor", "inductor_prims", "mempool", "mkl", "mkldnn", "mkldnn_prepacked",
     "onednn", "onnx", "onnx_symbolic", "prims", "profiler", "quantization", "quantized", "quantized_decomposed",
     "rngprims", "sparse", "spmd_types", "static_runtime", "streams", "symm_mem",
+    "dc",  # of DeepSpeed
     "overlap_sched",  # stand-ins of dumps, see overlap_sched.dump.operators
 })  # fmt: skip
-"""Namespaces of operators that torch itself registers (2.11 to 2.15). What communicates among them is listed above."""
+"""Namespaces of operators that torch itself registers (2.11 to 2.15), and others that are known. What communicates
+among them is listed above."""
 
 RANDOM = frozenset({"inductor_prims::inductor_reserve_rng_state", "quantized::dropout"})
 """Draw random numbers, or move the generator on, without the tag for it."""
@@ -112,3 +125,5 @@ SYNCS = frozenset({
 
 FENCES = ("mempool", "streams")
 """Namespaces whose operators change on which stream, or out of which pool, what follows runs."""
+LAST = frozenset({"dc::end_backward"})
+"""Operators that end what a graph does: nothing may pass them."""

@@ -7,7 +7,18 @@ from typing import Any, NamedTuple
 import torch
 from torch._ops import OpOverload
 
-from overlap_sched.fx.catalogue import BLOCKING, FAMILIES, LAUNCHES, POINT_TO_POINT, TORCH, WAITS, WHOLE_FAMILIES
+from overlap_sched.fx.catalogue import (
+    BLOCKING,
+    COPIES_INPUT,
+    FAMILIES,
+    LAUNCHES,
+    LOCAL,
+    MEANT,
+    POINT_TO_POINT,
+    TORCH,
+    WAITS,
+    WHOLE_FAMILIES,
+)
 from overlap_sched.fx.declared import declared
 
 
@@ -27,15 +38,17 @@ class Comm(NamedTuple):
 
     Attributes:
         role: See :class:`Role`.
-        op: Its name without namespace and overload: ``"all_gather_into_tensor"``.
+        op: Its name without namespace and overload, where torch has one of the kind that: ``"all_gather_into_tensor"``.
         point_to_point: Sends or receives: must meet its partner, so it keeps its order among its group's collectives.
         known: Whether it is listed or declared, or is taken for communication by its family and its arguments.
+        copies: Copies what it is given: that is free when it returns, not only behind the wait.
     """
 
     role: Role
     op: str
     point_to_point: bool = False
     known: bool = True
+    copies: bool = False
 
 
 _GROUP_NAME = re.compile(r"(?:.*_)?(?:process_)?(?:group|pg)(?:_name)?s?")
@@ -57,12 +70,13 @@ def comm_of(op: OpOverload) -> Comm | None:
     for role, family in ((Role.LAUNCH, LAUNCHES), (Role.WAIT, WAITS), (Role.BLOCKING, BLOCKING)):
         for name in family.get(op.namespace, ()):
             if getattr(getattr(torch.ops, op.namespace), name, None) is op.overloadpacket:
-                return Comm(role, name, name in POINT_TO_POINT)
+                copies = op._schema.name in COPIES_INPUT
+                return Comm(role, MEANT.get(name, name), name in POINT_TO_POINT, copies=copies)
     arguments, said = op._schema.arguments, None
     if op.namespace in FAMILIES:
         communicates = any(argument.name in ("group_name", "ranks") for argument in arguments)
     elif op.namespace in TORCH:
-        communicates = op.namespace in WHOLE_FAMILIES
+        communicates = op.namespace in WHOLE_FAMILIES and op._schema.name not in LOCAL
     else:
         said = declared(op._schema.name)
         communicates = any(map(names_a_group, arguments)) if said is None else said

@@ -15,7 +15,7 @@ from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
 from overlap_sched.fx.collectives import Role, is_undeclared, names_a_group
-from overlap_sched.fx.groups import group_of, live_ranks, name_and_group
+from overlap_sched.fx.groups import SHARED, group_of, live_ranks, name_and_group
 from overlap_sched.fx.operator_traits import arguments_of
 from overlap_sched.fx.operators import is_higher_order, traits_of
 from overlap_sched.fx.wrappers import bodies_of
@@ -150,7 +150,7 @@ def _groups_of_call(
     """The process groups that a collective names; empty: it names none, or one that cannot be found."""
     arguments, given = op._schema.arguments, arguments_of(op, args, kwargs)
     named = [group_of(given.get(a.name)) for a in arguments if names_a_group(a)]
-    if not named and (op.namespace == "ao" or any(a.name == "ranks" for a in arguments)):
+    if not named and (op.namespace in SHARED or any(a.name == "ranks" for a in arguments)):
         return (name_and_group(node),)
     groups = tuple(group for group in named if group is not None)
     return groups if len(groups) == len(named) else ()

@@ -100,7 +100,7 @@ def _reads_and_writes(r: Reading, v: int, shared: set[int]) -> tuple[list[int], 
     if traits.role is not Role.WAIT:
         return reads, []
     for launch in r.ends.get(v, ()):
-        reads += [s for s in r.takes[launch] if s in shared and s not in reads]
+        reads += [s for s in r.held_in_flight(launch) if s in shared and s not in reads]
     return reads, [s for s in r.takes[v] if s in shared]
 
 

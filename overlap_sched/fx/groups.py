@@ -15,6 +15,8 @@ from overlap_sched.fx.wrappers import call_of
 from overlap_sched.problem import Group
 from overlap_sched.transform.host import OUT
 
+SHARED = {"ao": OUT, "dc": "dc"}
+"""By namespace of operators that name no process group: how theirs is called."""
 GROUPS_KEY = "overlap_sched_groups"
 """Key of ``gm.meta`` under which a graph read from a file carries its process groups:
 ``{name: (size, ranks or None)}``."""
@@ -92,10 +94,11 @@ def _argument(node: fx.Node, name: str) -> Any:
 def name_and_group(node: fx.Node) -> tuple[str, Any]:
     """The name of a collective's group; with the process group itself where the graph carries it.
 
-    Of a copy to or from the host: the stream that all of them share.
+    Of a copy to or from the host, and of DeepSpeed's collectives, which name none: the one that all of them share.
     """
-    if getattr(node.target, "namespace", "") == "ao":
-        return OUT, None
+    shared = SHARED.get(getattr(node.target, "namespace", ""))
+    if shared is not None:
+        return shared, None
     call = call_of(node)
     given = arguments_of(call.target, call.args, call.kwargs)
     named = (given.get(a.name) for a in call.target._schema.arguments if names_a_group(a))

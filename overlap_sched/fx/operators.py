@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
-from overlap_sched.fx.catalogue import FENCES, RANDOM, SYNCS, VIEWS, WRITES
+from overlap_sched.fx.catalogue import FENCES, LAST, RANDOM, SYNCS, VIEWS, WRITES
 from overlap_sched.fx.collectives import Comm, Role, comm_of, is_undeclared
 from overlap_sched.fx.hazards import Ordering
 from overlap_sched.fx.operator_traits import Arg, OperatorTraits
@@ -92,6 +92,8 @@ def traits_of_collective(op: OpOverload, comm: Comm) -> OperatorTraits:
 
 def _ordering_of_collective(op: OpOverload, comm: Comm) -> Ordering:
     """Return the ordering; blocks may do unseen things: symmetric operators write into memory of other ranks."""
+    if op._schema.name in LAST:
+        return Ordering.FENCE
     if op.namespace == "c10d":  # they return a handle: nothing in the graph shows when they end
         return Ordering.BARRIER
     unseen = comm.role is Role.BLOCKING and (op.namespace == "symm_mem" or not comm.known)

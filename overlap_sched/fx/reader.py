@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from overlap_sched.fx.catalogue import SHAPES
+from overlap_sched.fx.catalogue import FREES, SHAPES
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.communication import communicating
 from overlap_sched.fx.hazards import Ordering
@@ -47,6 +47,8 @@ class _Reader:
         self.attributes: dict[Any, tuple[int, ...]] = {}
         self.in_flight: dict[int, list[int]] = {}
         self.launched: dict[int, int] = {}
+        self.made: dict[tuple[str, tuple[Any, ...]], tuple[int, ...]] = {}
+        """By operator and numbers: what it has made, which another one frees."""
         self.waited: dict[int, dict[int, int]] = {}
         """Per value that comes from a wait or is a view of one: per storage, that wait."""
 
@@ -77,6 +79,17 @@ class _Reader:
             r.notes["undeclared_alias"] += 1
         if self.launched and not self.launched.keys().isdisjoint(takes):
             self._look(v, kind)
+        if isinstance(node.target, OpOverload) and node.target.namespace == "dc":
+            self._frees(v, node)
+
+    def _frees(self, v: int, node: fx.Node) -> None:
+        """Have what frees a storage by the numbers that it was made with use that storage: it lives until then."""
+        name, numbers = node.target._schema.name, tuple(node.args[1:3])
+        if name in FREES.values():
+            self.made[name, numbers] = self.reading.outs[v]
+        elif name in FREES:
+            made = self.made.get((FREES[name], numbers), ())
+            self.reading.takes[v] = tuple(dict.fromkeys([*self.reading.takes[v], *made]))
 
     def _look(self, v: int, kind: str) -> None:
         """Note which outputs of collectives a node takes by a value that no wait has given.

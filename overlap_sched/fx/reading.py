@@ -77,6 +77,11 @@ class Reading:
         """Ids of all collectives that run on their own streams."""
         return [v for v, t in enumerate(self.traits) if t.role is Role.LAUNCH]
 
+    def held_in_flight(self, v: int) -> tuple[int, ...]:
+        """Roots that a collective reads until its wait."""
+        comm = self.traits[v].comm
+        return () if comm is not None and comm.copies else self.takes[v]
+
     def looked_at(self, v: int) -> tuple[int, ...]:
         """Ids of the nodes that a node takes, but for those that it only comes after."""
         only = self.order_only.get(v, ())

@@ -24,9 +24,9 @@ from overlap_sched.report.units import count, duration, from_to, size
 from overlap_sched.report.words.sizes import sizes_assumed
 from overlap_sched.scheduler.result import Figures
 
-Stage = Literal["inductor", "post_grad", "backend", "titan"]
+Stage = Literal["inductor", "post_grad", "backend", "titan", "deepspeed"]
 """Where a graph was scheduled: Inductor's scheduler nodes; the FX graph before lowering; the FX graph that runs, of
-``backend="overlap_sched"`` or of torchtitan."""
+``backend="overlap_sched"``, of torchtitan or of DeepSpeed."""
 
 KEPT = 256
 _reports: "deque[GraphReport]" = deque(maxlen=KEPT)

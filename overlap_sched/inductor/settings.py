@@ -33,7 +33,7 @@ class Settings:
     Attributes:
         options: How to schedule.
         stage: ``"inductor"`` (default): after fusion, where an order survives to the generated code. ``"post_grad"``:
-            on the FX graph before lowering. ``"backend"``, ``"titan"``: on the FX graph that runs.
+            on the FX graph before lowering. ``"backend"``, ``"titan"``, ``"deepspeed"``: on the FX graph that runs.
         cost: Microseconds of an FX node, or ``None`` to leave it to ``model``. With a function torch compiles without
             its caches, unless it has a ``uuid()``.
         model: Cost model; by default see ``cluster``.

@@ -1,0 +1,140 @@
+"""Our pass of DeepCompile's list, its contract, and how it is registered.
+
+    zero3_compile      writes gathers, releases and reductions into the graph, and measures it
+    overlap_sched      decides the order
+    selective_gather   may come behind it: keeps parameters that need not be released
+
+DeepCompile's ``prefetch`` moves the same gathers, by its own rule: a schedule has one of the two.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch.distributed as dist
+from torch import fx
+
+from overlap_sched.deepspeed.values import called, zero3_values
+from overlap_sched.errors import OptionsError
+from overlap_sched.fx.groups import GROUPS_KEY, SHARED
+from overlap_sched.inductor.console import warn
+from overlap_sched.inductor.eager import options_from
+from overlap_sched.inductor.fx_stage import schedule_fx
+from overlap_sched.inductor.settings import Settings
+from overlap_sched.inductor.switch import current_settings
+from overlap_sched.options import Options
+
+NAME = "overlap_sched"
+"""How the pass is called in a schedule of ``engine.compile``."""
+REQUIRES = "z3_gather_release"
+"""What ``zero3_compile`` provides (``deepspeed.compile.passes.contract.CAP_Z3_GATHER_RELEASE``)."""
+COMPETING = "prefetch"
+"""DeepCompile's own pass that moves gathers."""
+GROUP = SHARED["dc"]
+_UNMEASURED = "deepcompile_profile_incomplete"
+"""In a node's metadata where DeepCompile could not measure the whole graph (``profilers/graph_profile.py``)."""
+
+
+def register(options: Options | Mapping[str, Any] | None = None, **how: Any) -> None:
+    """Register the pass with DeepSpeed as ``"overlap_sched"``; again: with the new options.
+
+    Call it on every rank before ``engine.compile``, with the same arguments.
+
+    Args:
+        options: How to schedule, or fields of it by name; by default what :func:`overlap_sched.enable` was given, else
+            the defaults.
+        **how: ``cost``, ``model``, ``ranks_per_node``, ``cluster``, ``timeout_s``, as of :func:`overlap_sched.enable`.
+
+    Raises:
+        OptionsError: There is no such option, it cannot have this value, or DeepSpeed is missing or has no DeepCompile.
+    """
+    settings = current_settings() or Settings()
+    if options is not None:
+        settings = replace(settings, options=options_from(options))
+    unknown = sorted(set(how) - {"cost", "model", "ranks_per_node", "cluster", "timeout_s"})
+    if unknown:
+        raise OptionsError(
+            f"register() has no argument {unknown[0]!r}. "
+            "There are options, cost, model, ranks_per_node, cluster and timeout_s."
+        )
+    settings = replace(settings, stage="deepspeed", notes=(), **how)
+    try:
+        register_compile_pass = import_module("deepspeed.compile.backend").register_compile_pass
+        contract = import_module("deepspeed.compile.passes.contract").PassContract
+    except (ImportError, AttributeError) as error:
+        raise OptionsError(
+            f"there is no DeepCompile with contracts of passes here ({error}). pip install 'deepspeed>=0.19.8'."
+        ) from error
+    needs, not_with = frozenset({REQUIRES}), frozenset({COMPETING})
+    register_compile_pass(
+        NAME, partial(order_pass, settings=settings), contract(requires=needs, conflicts_with=not_with)
+    )
+
+
+def order_pass(
+    gm: fx.GraphModule,
+    graph_id: int,
+    graph_order: Sequence[tuple[int, bool]],
+    profiling_results: Mapping[int, Any],
+    create_inputs_fn: Any,
+    mem_budget: float,
+    param_manager: Any,
+    bwd: bool,
+    *,
+    settings: Settings,
+) -> fx.GraphModule:
+    """Reorder a graph of ZeRO-3 in place, or leave it as it was; the same on all ranks. Returns ``gm``.
+
+    The arguments are those of every pass of DeepCompile (``deepspeed/compile/backend.py:run_opt_passes``); what is read
+    of them is the graph, the process group of ``profiling_results[graph_id]``, and whether it is a backward. Compute
+    takes as long as DeepCompile has measured, which is the mean over all ranks and so the same on each; where that is
+    not complete, and for collectives, which it measures by when they were launched, the cost model says it.
+
+    Raises:
+        VerificationError, AgreementError: With ``strict``, instead of a fallback.
+    """
+    ranks = _ranks_of(getattr(profiling_results.get(graph_id), "process_group", None))
+    if ranks:
+        settings = replace(settings, ranks=ranks)
+        gm.meta[GROUPS_KEY] = {GROUP: (len(ranks), ranks)}
+    if settings.cost is None and _is_measured(gm.graph):
+        settings = replace(settings, cost=measured)
+    try:
+        with zero3_values(gm.graph):
+            schedule_fx(gm, settings, "backward" if bwd else "forward")
+    finally:
+        gm.meta.pop(GROUPS_KEY, None)
+    return gm
+
+
+def measured(node: fx.Node) -> float | None:
+    """Return the microseconds that DeepCompile has measured for a node that computes; ``None``: nothing, or not that.
+
+    Raises:
+        CostError: What was measured is no time.
+    """
+    milliseconds = node.meta.get("device_time")
+    if called(node) or node.op != "call_function" or not isinstance(milliseconds, int | float) or not milliseconds:
+        return None
+    return float(milliseconds) * 1e3
+
+
+measured.source = "profile"  # type: ignore[attr-defined]
+
+
+def _is_measured(graph: fx.Graph) -> bool:
+    nodes = list(graph.nodes)
+    return any(map(measured, nodes)) and not any(_UNMEASURED in node.meta for node in nodes)
+
+
+def _ranks_of(group: Any) -> tuple[int, ...]:
+    """The ranks over which parameters are sharded; none: there is no process group, so nobody to agree with."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return ()
+    try:
+        return tuple(dist.get_process_group_ranks(dist.group.WORLD if group is None else group))
+    except Exception as error:
+        warn("overlap_sched does not know the ranks that share these parameters, and takes all", error)
+        return tuple(range(dist.get_world_size()))

@@ -1,0 +1,218 @@
+"""DeepCompile's graphs of ZeRO-3: what their operators do, and that every order that we admit gives the same."""
+
+import json
+import operator
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+
+from overlap_sched import Options
+from overlap_sched.deepspeed.graph_pass import measured, order_pass
+from overlap_sched.deepspeed.values import zero3_values
+from overlap_sched.fx import lift
+from overlap_sched.fx.reordering import reorder
+from overlap_sched.inductor import clear_reports, reports
+from overlap_sched.inductor.settings import Settings
+from overlap_sched.problem import Group, Kind, Problem
+from tests.support.deepspeed.graphs import Backend
+from tests.support.deepspeed.operators import STATE, start
+from tests.support.deepspeed.ranks import Block, shards_of, step
+from tests.support.ranks import run_ranks
+
+EIGHT = {"dc": Group(8, True)}
+
+
+def as_it_is(gm: fx.GraphModule, bwd: bool) -> None:
+    """Leave DeepCompile's order."""
+
+
+def ours(gm: fx.GraphModule, bwd: bool, **how: Any) -> fx.GraphModule:
+    return order_pass(gm, 7, [(7, True)], {}, None, 0.0, None, bwd, settings=Settings(stage="deepspeed", **how))
+
+
+@pytest.fixture(scope="module")
+def backward() -> fx.GraphModule:
+    """The backward graph of two blocks."""
+    found: list[fx.GraphModule] = []
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = nn.Sequential(Block(16), Block(16))
+    start(shards_of(model, 0, 1))
+    backend = Backend({id(one): k for k, one in enumerate(model.parameters())}, lambda gm, bwd: found.append(gm))
+    torch.compile(model, backend=backend, fullgraph=True)(torch.randn(8, 16)).sum().backward()
+    return found[1]
+
+
+def problem_of(gm: fx.GraphModule) -> Problem:
+    with zero3_values(gm.graph):
+        return lift(gm, groups=EIGHT).problem
+
+
+def test_gathers_and_reductions_are_collectives_of_one_group(backward: fx.GraphModule) -> None:
+    problem = problem_of(backward)
+    launches = [node for node in problem.nodes if node.kind is Kind.COLLECTIVE]
+    gathers = [node for node in launches if node.op == "all_gather_into_tensor"]
+    assert len(gathers) == sum(node.name.startswith("allgather_param") for node in problem.nodes) == 8
+    assert len(launches) - len(gathers) == sum(node.op == "reduce_scatter_tensor" for node in launches) == 12
+    assert {node.group for node in launches} == {"dc"}
+    assert all(node.time_us > 0 and node.bytes in (64, 256, 4096) for node in launches)
+    waits = [problem.nodes[node.collective] for node in problem.nodes if node.collective is not None]
+    assert sorted(map(id, waits)) == sorted(map(id, launches))
+
+
+def test_a_parameter_lives_from_its_gather_to_its_last_release(backward: fx.GraphModule) -> None:
+    problem = problem_of(backward)
+    for gather in (node for node in problem.nodes if node.name.startswith("allgather_param")):
+        (storage,) = gather.alloc
+        assert problem.storages[storage].bytes == gather.bytes
+        users = [node for node in problem.nodes if storage in node.use]
+        assert users[-1].name.startswith("release_param")
+
+
+def test_a_gradient_is_free_once_it_is_in_the_bucket(backward: fx.GraphModule) -> None:
+    problem = problem_of(backward)
+    last_use = {storage: node.name for node in problem.nodes for storage in node.use}
+    made = {s: node.name for node in problem.nodes for s in node.alloc}
+    gradients = {s for node in problem.nodes if node.name.startswith("reduce_grad") for s in node.use}
+    assert {made[s].split("_")[0] for s in gradients} == {"mm", "sum", "native"}
+    assert "end" not in {last_use[s].split("_")[0] for s in gradients}
+
+
+def test_nothing_passes_the_end_of_backward(backward: fx.GraphModule) -> None:
+    problem = problem_of(backward)
+    names = [node.name for node in problem.nodes]
+    end = names.index("end_backward_default")
+    before = {end}
+    for v in reversed(range(end)):  # all that it must come after, at any distance
+        if any(v in problem.nodes[u].deps for u in before):
+            before.add(v)
+    unordered = [names[v] for v in range(end) if v not in before and problem.nodes[v].kind is not Kind.INPUT]
+    assert unordered == []
+
+
+def test_values_are_given_back(backward: fx.GraphModule) -> None:
+    kept = [node.meta.get("val", "none") for node in backward.graph.nodes]
+    with zero3_values(backward.graph):
+        inside = [node.meta.get("val", "none") for node in backward.graph.nodes]
+    behind = [node.meta.get("val", "none") for node in backward.graph.nodes]
+    assert not all(map(operator.is_, kept, inside))
+    assert all(map(operator.is_, kept, behind))
+
+
+def test_an_operator_that_is_not_known_keeps_its_place_among_launches(backward: fx.GraphModule) -> None:
+    gm = fx.GraphModule(backward, fx.Graph())
+    gm.graph.graph_copy(backward.graph, names := {})
+    output = backward.graph.output_node()
+    gm.graph.output(fx.map_arg(output.args[0], lambda node: names[node]))
+    second = [node for node in gm.graph.nodes if node.name.startswith("allgather_param")][1]
+    with gm.graph.inserting_before(second):
+        gm.graph.call_function(torch.ops.dc.offload_tensor.default, (second.args[0], 7, 99))
+    problem = problem_of(gm)
+    offload = next(v for v, node in enumerate(problem.nodes) if node.name.startswith("offload_tensor"))
+    launches = [v for v, node in enumerate(problem.nodes) if node.kind is Kind.COLLECTIVE]
+    assert any(offload in problem.nodes[v].deps for v in launches)
+    assert {v for v in launches if v < offload} <= set(problem.nodes[offload].deps)
+
+
+def shuffled(problem: Problem, random: Random) -> list[int]:
+    """Any order that keeps the dependencies."""
+    left = [len(set(node.deps)) for node in problem.nodes]
+    after: list[list[int]] = [[] for _ in problem.nodes]
+    for v, node in enumerate(problem.nodes):
+        for u in set(node.deps):
+            after[u].append(v)
+    ready, order = [v for v, count in enumerate(left) if not count], []
+    while ready:
+        v = ready.pop(random.randrange(len(ready)))
+        order.append(v)
+        for u in after[v]:
+            left[u] -= 1
+            if not left[u]:
+                ready.append(u)
+    return order
+
+
+def gathered_and_freed(nodes: list[fx.Node], problem: Problem, order: list[int]) -> list[list[Any]]:
+    """What a problem says of parameters in an order: gathered, and freed behind their last use."""
+    number = {s: nodes[v].args[2] for v, n in enumerate(problem.nodes) if "allgather_param" in n.name for s in n.alloc}
+    last = {s: v for v in order for s in problem.nodes[v].use if s in number}
+    told: list[list[Any]] = []
+    for v in order:
+        node = problem.nodes[v]
+        told += [["gather", number[s]] for s in node.alloc if s in number]
+        told += [["free", number[s]] for s in node.use if last.get(s) == v]
+    return told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_every_admitted_order_gives_the_same(seed: int) -> None:
+    random, told = Random(seed), []
+
+    def shuffle(gm: fx.GraphModule, bwd: bool) -> None:
+        with zero3_values(gm.graph):
+            lifted = lift(gm, groups=EIGHT)
+        order = shuffled(lifted.problem, random)
+        told.extend(gathered_and_freed(list(lifted.nodes), lifted.problem, order))
+        last = {lifted.nodes[v]: None for v in reversed(order)}  # a wait of several: where its last one stands
+        reorder(gm, list(last)[::-1])
+
+    first, second = step(as_it_is, 0, 1), step(shuffle, 0, 1)
+    assert first["graphs"] != second["graphs"]
+    assert (first["losses"], first["gradients"]) == (second["losses"], second["gradients"])
+    assert second["left"] == ([], 0, 0)
+    ran = [list(one) for one in second["told"] if one[0] in ("gather", "free")]
+    assert ran == told * 2  # storages are gathered and freed where the problem says so, in both steps
+
+
+@pytest.mark.slow
+def test_two_ranks_train_alike(tmp_path: Path) -> None:
+    run_ranks("tests.support.deepspeed.ranks", tmp_path, ranks=2)
+    found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    for one in found:
+        assert one["theirs"]["losses"] == one["ours"]["losses"]
+        assert one["theirs"]["gradients"] == one["ours"]["gradients"]
+        assert one["ours"]["left"] == [[], 0, 0]
+        assert one["theirs"]["graphs"] != one["ours"]["graphs"]
+    assert found[0]["ours"]["graphs"] == found[1]["ours"]["graphs"]
+    assert found[0]["ours"]["told"] == found[1]["ours"]["told"]
+
+
+def test_times_are_those_that_deepcompile_has_measured(backward: fx.GraphModule) -> None:
+    product = next(node for node in backward.graph.nodes if node.name == "mm")
+    gather = next(node for node in backward.graph.nodes if node.name == "allgather_param_default")
+    for node in (product, gather):
+        node.meta["device_time"] = 0.25  # ms
+    try:
+        assert (measured(product), measured(gather)) == (250.0, None)
+    finally:
+        for node in (product, gather):
+            del node.meta["device_time"]
+
+
+def test_a_failure_leaves_the_graph_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: Any, **__: Any) -> Callable[..., Any]:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr("overlap_sched.inductor.fx_stage.schedule_graph", fails)
+    clear_reports()
+    first, second = step(as_it_is, 0, 1), step(ours, 0, 1)
+    assert first == second
+    assert [report.reason for report in (one.report for one in reports())] == ["RuntimeError: out of luck"] * 2
+
+
+def test_options_are_kept_to() -> None:
+    clear_reports()
+    step(partial(ours, options=Options(headroom=0)), 0, 1)
+    after = [one.report for one in reports()]
+    assert all(one.changed and one.schedule is not None for one in after)
+    assert all(one.schedule.scheduled.peak_bytes <= one.schedule.original.peak_bytes for one in after)
+    assert STATE.gathered == {}

@@ -1,0 +1,1 @@
+"""DeepCompile on a CPU: its operators over gloo, and graphs with them."""

@@ -20,11 +20,10 @@ from overlap_sched.deepspeed.values import called, zero3_values
 from overlap_sched.errors import OptionsError
 from overlap_sched.fx.groups import GROUPS_KEY, SHARED
 from overlap_sched.inductor.console import warn
-from overlap_sched.inductor.eager import options_from
 from overlap_sched.inductor.fx_stage import schedule_fx
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import current_settings
-from overlap_sched.options import Options
+from overlap_sched.options import Options, check_names
 
 NAME = "overlap_sched"
 """How the pass is called in a schedule of ``engine.compile``."""
@@ -32,34 +31,28 @@ REQUIRES = "z3_gather_release"
 """What ``zero3_compile`` provides (``deepspeed.compile.passes.contract.CAP_Z3_GATHER_RELEASE``)."""
 COMPETING = "prefetch"
 """DeepCompile's own pass that moves gathers."""
+HOW = ("cost", "model", "ranks_per_node", "cluster", "timeout_s")
+"""What may be given besides options."""
 GROUP = SHARED["dc"]
 _UNMEASURED = "deepcompile_profile_incomplete"
 """In a node's metadata where DeepCompile could not measure the whole graph (``profilers/graph_profile.py``)."""
 
 
-def register(options: Options | Mapping[str, Any] | None = None, **how: Any) -> None:
+def register(options: Options | None = None, **how: Any) -> None:
     """Register the pass with DeepSpeed as ``"overlap_sched"``; again: with the new options.
 
     Call it on every rank before ``engine.compile``, with the same arguments.
 
     Args:
-        options: How to schedule, or fields of it by name; by default what :func:`overlap_sched.enable` was given, else
-            the defaults.
+        options: How to schedule; by default as :func:`overlap_sched.enable` was told, else the defaults.
         **how: ``cost``, ``model``, ``ranks_per_node``, ``cluster``, ``timeout_s``, as of :func:`overlap_sched.enable`.
 
     Raises:
-        OptionsError: There is no such option, it cannot have this value, or DeepSpeed is missing or has no DeepCompile.
+        OptionsError: There is no such argument, it cannot have this value, or there is no DeepCompile here.
     """
+    check_names("register", "", how, HOW)
     settings = current_settings() or Settings()
-    if options is not None:
-        settings = replace(settings, options=options_from(options))
-    unknown = sorted(set(how) - {"cost", "model", "ranks_per_node", "cluster", "timeout_s"})
-    if unknown:
-        raise OptionsError(
-            f"register() has no argument {unknown[0]!r}. "
-            "There are options, cost, model, ranks_per_node, cluster and timeout_s."
-        )
-    settings = replace(settings, stage="deepspeed", notes=(), **how)
+    settings = replace(settings, options=options or settings.options, stage="deepspeed", notes=(), **how)
     try:
         register_compile_pass = import_module("deepspeed.compile.backend").register_compile_pass
         contract = import_module("deepspeed.compile.passes.contract").PassContract

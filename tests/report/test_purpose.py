@@ -57,8 +57,8 @@ def test_a_gradient_that_is_reduced_is_of_data_parallel() -> None:
     assert names_of(longer) == {"3": "tensor 3"}
 
 
-def test_a_second_communicator_is_for_the_same_and_what_is_not_known_says_nothing() -> None:
-    assert group_names({"0": "FSDP", "0/2": "FSDP", "9": "other"}) == {"0": "FSDP 0", "0/2": "FSDP 0/2", "9": "group 9"}
+def test_a_second_communicator_is_for_the_same_and_what_is_not_known_says_so() -> None:
+    assert group_names({"0": "FSDP", "0/2": "FSDP", "9": "other"}) == {"0": "FSDP 0", "0/2": "FSDP 0/2", "9": "other 9"}
 
 
 @pytest.mark.parametrize(("op", "purpose"), [("send", "other"), ("", "other"), ("offload", "host"), ("reload", "host")])

@@ -65,5 +65,7 @@ def test_what_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
         "order runs.",
     )
     assert (told(fit, True).came, told(fit, False).came) == ("runs", "fails")
-    assert told(fit, True).sentence.endswith(", and it fits into 21.0 MiB.")
+    assert told(fit, True).sentence.endswith(
+        " and 22.0 MiB reserved without a limit (as before), and it fits into 21.0 MiB."
+    )
     assert told(fit, False).sentence.endswith(", but it does not fit into 21.0 MiB.")

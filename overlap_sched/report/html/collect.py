@@ -75,7 +75,7 @@ def page_of(schedule: Schedule, more: Mapping[str, Any] | None = None, extras: E
         budget_bytes=schedule.budget_bytes,
         ops=tuple(map(printable, ops)),
         modules=tuple(map(printable, modules)),
-        groups=tuple(f"{called[name]} of {sizes[name]}" if sizes[name] > 1 else called[name] for name in groups),
+        groups=tuple(f"{called[name]} ({sizes[name]} ranks)" if sizes[name] > 1 else called[name] for name in groups),
         colours={
             "compute": COMPUTE,
             "exposed": EXPOSED,
@@ -163,7 +163,7 @@ def _groups(problems: Sequence[Problem]) -> dict[str, int]:
 
 
 def _modules(problems: Sequence[Problem]) -> tuple[str, ...]:
-    """Of all nodes; none where none is known."""
+    """The modules of all nodes; none where none is known."""
     return tuple(dict.fromkeys(node.module for problem in problems for node in problem.nodes if node.module))
 
 

@@ -133,8 +133,8 @@ def _rewrites_section(page: Page) -> str:
     if page.figures["without_rewrites_for_live_bytes"]:
         step += " by live bytes alone, hardly ever less in what the allocator can hold"
     found = (
-        " A click on one finds it in the streams, where what rewrites made, and what they made it of, has a colour of "
-        "its own."
+        " A click on one finds it in the streams, where what rewrites made, and what they made it of, is marked "
+        "in a colour of its own."
         if any(one.node >= 0 for one in page.rewrites)
         else ""
     )

@@ -35,7 +35,7 @@ def group_purposes(problem: Problem) -> dict[str, Purpose]:
 
 
 def group_names(purposes: Mapping[str, Purpose]) -> dict[str, str]:
-    """Per process group its name with what it is for: ``"FSDP 0"``, ``"tensor 137"``, ``"group 7"``: it is not known.
+    """Per process group its name with what it is for: ``"FSDP 0"``, ``"tensor 137"``, ``"other 7"``.
 
     A name of more than digits says what it is for itself.
     """
@@ -43,9 +43,7 @@ def group_names(purposes: Mapping[str, Purpose]) -> dict[str, str]:
 
 
 def _named(name: str, what: Purpose) -> str:
-    if not name.removesuffix(second_group("")).isdecimal():
-        return printable(name)
-    return f"{'group' if what == 'other' else what} {name}"
+    return f"{what} {name}" if name.removesuffix(second_group("")).isdecimal() else printable(name)
 
 
 def by_purpose(names: Iterable[str], purposes: Mapping[str, Purpose]) -> list[str]:

@@ -59,7 +59,8 @@ def verdict(
         )
     step = _compared(before.step_us, after.step_us, "as long as before", "shorter", "longer")
     memory = _memory("live", before.peak_bytes, after.peak_bytes)
-    memory += "" if held is None else f" and {_memory('reserved', held.original_bytes, held.new_bytes)}"
+    reserves = "reserved" if fits is None else "reserved without a limit"
+    memory += "" if held is None else f" and {_memory(reserves, held.original_bytes, held.new_bytes)}"
     came, end = _end(schedule, original, fits)
     return _short(
         came,

@@ -79,7 +79,7 @@ def test_nodes_by_column(reordered: Schedule) -> None:
     assert [page.ops[at] for at in page.graphs[0].nodes.op[:3]] == ["", "", "all_gather_into_tensor"]
     assert page.graphs[0].nodes.group == (-1, -1, 0, -1, -1, -1, -1, 0, -1, -1)
     assert page.graphs[0].nodes.collective == (-1, -1, -1, 2, -1, -1, -1, -1, 7, -1)
-    assert page.groups == ("fsdp of 8",)
+    assert page.groups == ("fsdp (8 ranks)",)
 
 
 def test_modules_where_they_are_known(reordered: Schedule) -> None:
@@ -95,7 +95,7 @@ def test_one_colour_per_purpose(by_hand: ByHand) -> None:
     nodes = tuple(Node(f"c{k}", Kind.COLLECTIVE, time_us=1.0, op=op, group=str(k)) for k, op in enumerate(ops))
     four = Problem("four", nodes, (), {str(k): Group(1 + k, True) for k in range(4)})
     page = page_of(by_hand(four, four.original_order))
-    assert page.groups == ("FSDP 2 of 3", "expert 1 of 2", "expert 3 of 4", "group 0")
+    assert page.groups == ("FSDP 2 (3 ranks)", "expert 1 (2 ranks)", "expert 3 (4 ranks)", "other 0")
     colours = dict(page.legend)
     assert list(colours) == ["compute", "exposed: compute stalls", "FSDP", "expert parallel", "other collectives"]
     fsdp, expert, other = list(colours.values())[2:]
@@ -171,4 +171,4 @@ def test_random_graphs_add_up(problem: Problem) -> None:
 def test_names_that_bite(odd: Problem) -> None:
     page = page_of(schedule(odd))
     assert page.graphs[0].nodes.name[2:4] == ("a\\nb", "漢字")
-    assert page.groups == ("g $1$ of 2", "h of 2")
+    assert page.groups == ("g $1$ (2 ranks)", "h (2 ranks)")

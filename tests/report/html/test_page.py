@@ -110,6 +110,21 @@ def test_it_begins_with_a_verdict_and_ends_with_what_made_it(reordered: Schedule
     assert re.search(r"on \d{4}-\d\d-\d\d\. Drawn with", page_text(page, LIBRARY))
 
 
+def test_the_columns_of_the_table_of_collectives_fit_a_window_of_1400_pixels() -> None:
+    """By their widths in rem of 16 pixels: all but ``why``, which is given 16 rem at least."""
+    folder = Path(sys.modules[write_page.__module__].__file__ or "").parent / "page_files"
+    columns = re.findall(r'^  \["(\w[\w, ]*)", ', (folder / "tables.js").read_text(), re.MULTILINE)
+    style = (folder / "style.css").read_text()
+    assert len(columns) == 9
+    assert re.search(r"#collectives \{ table-layout: fixed; width: 100%; min-width: (\d+)rem; \}", style)
+    (usual,) = re.findall(r"#collectives tr\.head th \{ width: ([\d.]+)rem; \}", style)
+    widths = dict.fromkeys(range(1, 10), float(usual))
+    for rule, rem in re.findall(r"^(#collectives tr\.head th:.*) \{ width: ([\d.]+)rem; \}", style, re.MULTILINE):
+        widths |= dict.fromkeys([int(at) for at in re.findall(r"\((\d)\)", rule)] or [1], float(rem))
+    widths[1 + columns.index("why")] = 16.0
+    assert sum(widths.values()) <= (1400 - 2 * 16) / 16
+
+
 def test_names_are_never_markup(odd: Problem) -> None:
     bad = "</script><script>alert(1)</script><!--<script>"
     nodes = tuple(node._replace(name=f"{bad}{v}") for v, node in enumerate(odd.nodes))

@@ -4,6 +4,7 @@ const LEFT = 110, MAX_LINKS = 60, LETTERS = 17; // of a row's label
 const SAMPLE = 2; // pixels of a memory picture that become one
 const EDGED = 5; // pixels: what is wider has an edge
 const HIGH = 0.8, LEAST = 0.2; // of a row; of a bar's height, for merged blocks
+const FOOT = 0.35; // of the bar of a collective that was rewritten: the rest has the colour of its group
 const P = Bokeh.Plotting;
 const [unitUs, unit] = timeUnit(endUs);
 const mostBytes = Math.max(data.budget_bytes, ...data.runs.map((run) => run.peak_bytes)) || 1;
@@ -27,7 +28,7 @@ const source = (...names) => new Bokeh.ColumnDataSource({ data: Object.fromEntri
 function streamsFigure(run) {
   const rows = run.rows.length, height = rows > 8 ? 16 : 26;
   const figure = newFigure(height * rows + 40, new Bokeh.Range1d({ start: rows - 0.4, end: -0.6 }), null);
-  const names = ["compute", ...data.groups].map((name) => (name.length > LETTERS ? `${name.slice(0, LETTERS - 1)}…` : name));
+  const names = ["compute", ...data.groups.map((name) => name.replace(/ ranks\)$/, ")"))].map((name) => (name.length > LETTERS ? `${name.slice(0, LETTERS - 1)}…` : name));
   figure.yaxis.ticker = new Bokeh.FixedTicker({ ticks: names.map((_, row) => row) });
   figure.yaxis.major_label_overrides = new Map(names.map((name, row) => [row, name]));
   figure.ygrid.visible = false;
@@ -83,14 +84,18 @@ function drawStreams(run, { spans, links }, from, to, pixel) {
     for (const [kind, of] of Object.entries(row)) {
       for (const block of blocks(of, from, to, pixel)) {
         const high = HIGH * Math.max(block.share, LEAST); // stalls hang from the top of their row, all else stands on it
-        columns.top.push(kind === "exposed" ? y - HIGH / 2 : y + HIGH / 2 - high);
-        columns.bottom.push(kind === "exposed" ? y - HIGH / 2 + high : y + HIGH / 2);
-        columns.left.push(block.start / unitUs);
-        columns.right.push(block.right / unitUs);
-        columns.colour.push(kind === "collective" ? COLOURS.groups[y - 1] : COLOURS[kind]);
-        columns.edge.push(block.end - block.start > EDGED * pixel ? 1 : 0);
-        columns.what.push(words(run, kind, block));
-        columns.times.push(`${duration(block.end - block.start)} from ${duration(block.start)}`);
+        const bar = (colour, share) => {
+          columns.top.push(kind === "exposed" ? y - HIGH / 2 : y + HIGH / 2 - share * high);
+          columns.bottom.push(kind === "exposed" ? y - HIGH / 2 + high : y + HIGH / 2);
+          columns.left.push(block.start / unitUs);
+          columns.right.push(block.right / unitUs);
+          columns.colour.push(colour);
+          columns.edge.push(block.end - block.start > EDGED * pixel ? 1 : 0);
+          columns.what.push(words(run, kind, block));
+          columns.times.push(`${duration(block.end - block.start)} from ${duration(block.start)}`);
+        };
+        bar(y ? COLOURS.groups[y - 1] : COLOURS[kind], 1);
+        if (y && kind === "rewritten") bar(COLOURS.rewritten, FOOT);
         if (y) inView.push(block);
       }
     }

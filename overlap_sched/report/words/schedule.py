@@ -188,7 +188,7 @@ def _moved(decision: Decision) -> str:
 
 
 def blocked_by(problem: Problem, decision: Decision) -> str:
-    """What keeps a collective from being launched sooner."""
+    """Say what keeps a collective from being launched sooner."""
     holder = "" if decision.held_node is None else printable(problem.nodes[decision.held_node].name)
     if decision.held_by == "nothing":
         return "nothing"

@@ -74,7 +74,7 @@ def _short(came: Came, sentence: str) -> InShort:
 
 
 def _end(schedule: Schedule, original: Problem, fits: bool | None) -> tuple[Came, str]:
-    """Whether it runs, where that was asked."""
+    """Say whether it runs, where that was asked."""
     if fits is not None:
         limit = size(schedule.budget_bytes)
         return ("runs", f", and it fits into {limit}") if fits else ("fails", f", but it does not fit into {limit}")
@@ -86,7 +86,7 @@ def _end(schedule: Schedule, original: Problem, fits: bool | None) -> tuple[Came
 
 
 def _held(schedule: Schedule, reserved: Mapping[str, ReservedChange]) -> ReservedChange | None:
-    """What the allocator that the order was to keep to makes of it, else plain segments; ``None``: not replayed."""
+    """Return what the allocator to keep to makes of the order, else plain segments; ``None``: not replayed."""
     settings = kept_allocator(schedule.options) or PLAIN
     return next((reserved[name] for name, shown in settings_shown().items() if shown == settings and reserved), None)
 

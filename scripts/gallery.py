@@ -66,7 +66,7 @@ JOBS = (
         f"{INSTANCES}/llama3_8b_bw_64_1d.json.gz",
         ("plan {problem} --effort 1", "explain {problem} --effort 1 --top 2"),
         "report {problem} --effort 1 --frontier 4",
-        caption="Streams and memory, original and scheduled. Red: the compute stream stalls.",
+        caption="Streams and memory, original and scheduled. Orange red: the compute stream stalls.",
     ),
     Job(
         "A mixture of experts, from a dump",
@@ -77,7 +77,7 @@ JOBS = (
         f"{INSTANCES}/dsv3_bw_64.json.gz",
         ("plan {problem} --effort 1", "explain {problem} --effort 1 --top 2"),
         scheme="dark",
-        caption="Streams and memory, original and scheduled: three process groups under one compute stream.",
+        caption="Streams and memory, original and scheduled: FSDP (green) and experts (purple) beside compute.",
     ),
     Job(
         "A torchtitan run",
@@ -88,7 +88,7 @@ JOBS = (
         f"{TITAN}/titan-llama3-8b-fsdp8-tp8.json.gz",
         ("plan {problem} --effort 1 --rewrites bucket,stream", "explain {problem} --effort 1 --peak"),
         "report {problem} --effort 1 --rewrites bucket,stream",
-        caption="Streams and memory, original and scheduled. What was rewritten has a colour of its own.",
+        caption="Streams and memory, original and scheduled. What was rewritten stands on orange.",
     ),
     Job(
         "A job that did not fit",

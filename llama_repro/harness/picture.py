@@ -1,4 +1,4 @@
-"""Two pictures of a graph: ours before and after, and memory over time under each scheduler."""
+"""Two pictures of a graph: ours before and after, and memory over time: the original order, torch's and ours."""
 
 from pathlib import Path
 from typing import Any
@@ -7,24 +7,15 @@ import numpy as np
 
 from llama_repro.harness.judge import DEFAULT_CAPS, ORIGINAL
 from llama_repro.harness.measure import HEAPS, OURS, Measured
-from overlap_sched.report.pictures.picture import (
-    AFTER,
-    BEFORE,
-    COLLECTIVE,
-    EXPOSED,
-    INK,
-    LIMIT,
-    new_figure,
-    write_picture,
-)
+from overlap_sched.report.colours import AFTER, BEFORE, EXPOSED, INK, LIMIT
+from overlap_sched.report.pictures.picture import new_figure, write_picture
 from overlap_sched.report.pictures.raster import highest
 from overlap_sched.report.pictures.schedule import BINS, plot_schedule
 from overlap_sched.report.timeline import timeline
 from overlap_sched.report.units import change, duration, size
 
-_HEAPS = dict(zip(HEAPS, (EXPOSED, "#E69F00", "#CC79A7"), strict=True))
-_COLOURS = {ORIGINAL: BEFORE, **_HEAPS, DEFAULT_CAPS: COLLECTIVE, next(iter(OURS)): AFTER}
-"""Of each order that is drawn. Okabe and Ito's palette."""
+_RIVALS = (DEFAULT_CAPS, *HEAPS)
+"""The first that was run is drawn beside ours: torch's own, else the heap."""
 
 
 def draw(measured: Measured, folder: Path) -> list[Path]:
@@ -45,8 +36,11 @@ def _draw_peaks(measured: Measured, path: Path) -> None:
     figure = new_figure(12, 5.4)
     axes = figure.subplots()
     peak = measured.entries[0].rows[model].peak_bytes
+    names = {entry.name for entry in measured.entries}
+    rival = next(name for name in _RIVALS if name in names)
+    colours = {ORIGINAL: BEFORE, rival: EXPOSED, next(iter(OURS)): AFTER}
     for entry in measured.entries:
-        if entry.name not in _COLOURS or (entry.name in OURS and entry.model != model):
+        if entry.name not in colours or (entry.name in OURS and entry.model != model):
             continue
         line, row = timeline(problem, entry.order), entry.rows[model]
         edges = np.linspace(0.0, line.step_us, BINS + 1)
@@ -56,13 +50,13 @@ def _draw_peaks(measured: Measured, path: Path) -> None:
             label += f" ({change(peak, row.peak_bytes)})"
             style = {"baseline": None, "linewidth": 1.3}
         heights = highest(line.memory, edges) / 2**30
-        axes.stairs(heights, edges / 1e3, color=_COLOURS[entry.name], label=label, **style)
+        axes.stairs(heights, edges / 1e3, color=colours[entry.name], label=label, **style)
     axes.axhline(peak / 2**30, color=LIMIT, linewidth=1, linestyle="--", label="peak of the original order")
     axes.set_xlim(0, max(entry.row.step_us for entry in measured.entries) / 1e3)
     axes.set_ylim(0, 1.3 * axes.get_ylim()[1])
     axes.set_xlabel("time (ms), simulated: one compute stream, one stream per process group", color=INK)
     axes.set_ylabel(f"memory (GiB), {model} model", color=INK)
-    axes.set_title(f"{problem.name}: memory under each scheduler", loc="left", weight="bold", color=INK)
+    axes.set_title(f"{problem.name}: memory over the step", loc="left", weight="bold", color=INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="upper left", ncols=2, frameon=False, fontsize=9)
     write_picture(figure, path, tight=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from rich.console import RenderableType
 
+from overlap_sched.cli.plan import times_of
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.sizes import limit_bytes, shortened
 from overlap_sched.cli.source import BATCH, FISSION, Loaded
@@ -146,7 +147,8 @@ def answer(
     if options.html:
         tell(f"writing {options.html}")
         schedule, extras = shown_fit(found)
-        write_page(schedule, options.html, extras=replace(extras, command=options.as_given))
+        made_by = {"command": options.as_given, "times": times_of(options, loaded)}
+        write_page(schedule, options.html, extras=replace(extras, **made_by))
     if options.json:
         return found, as_json("fit", fit_figures(found))
     tables = (rewrites_table(found),) if found.best.rewrites else ()

@@ -16,6 +16,7 @@ from overlap_sched.report import figures, summary, write_trace
 from overlap_sched.report.files import write_order
 from overlap_sched.report.memory_snapshot import write_memory_snapshot
 from overlap_sched.report.trace.measured import MeasuredStep, read_measured_steps
+from overlap_sched.report.units import count
 from overlap_sched.report.words.pins import pins_text
 from overlap_sched.report.words.reserved import (
     not_held,
@@ -125,6 +126,15 @@ def repriced(options: argparse.Namespace) -> str:
         "order, too: rewritten ones have no times in the file, and compare with no others. --cluster FILE_OR_NAME says "
         "otherwise; without --rewrites the file's own times count"
     )
+
+
+def times_of(options: argparse.Namespace, loaded: Loaded, *, rewrites: bool = False) -> str:
+    """Say for a page where its times come from; ``rewrites``: were the collectives of a problem file priced anew?"""
+    if loaded.priced_for is None:
+        anew = f", collectives predicted for {options.cluster or CLUSTER}" if rewrites else ""
+        return f"of the problem file{anew}"
+    measured = f", {count(len(options.profile), 'trace')} of a profiler where they have them" if options.profile else ""
+    return f"predicted for {loaded.priced_for['cluster'] or loaded.priced_for['device']}{measured}"
 
 
 def _priced(options: argparse.Namespace, loaded: Loaded) -> tuple[Problem, Prices]:

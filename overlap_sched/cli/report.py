@@ -7,7 +7,7 @@ from pathlib import Path
 
 from overlap_sched.analysis.frontier import BUDGETS, frontier
 from overlap_sched.cli.frontier import MAX_BUDGETS
-from overlap_sched.cli.plan import add_rewrites, check_left_out, left_of, prices_of
+from overlap_sched.cli.plan import add_rewrites, check_left_out, left_of, prices_of, times_of
 from overlap_sched.cli.source import Loaded
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.order_file import read_order
@@ -71,7 +71,8 @@ def answer(
         found = frontier(original, wanted, options.frontier, tell=tell)
     tell(f"writing {options.html}")
     left = () if made is None else left_of(options, loaded, made, tell)
-    extras = Extras(made, beside, found, left=left, command=options.as_given)
+    times = times_of(options, loaded, rewrites=made is not None)
+    extras = Extras(made, beside, found, left=left, command=options.as_given, times=times)
     write_page(result, options.html, {"prices": prices_of(options, loaded)}, extras)
     return f"{options.html}: written; open it in a browser"
 

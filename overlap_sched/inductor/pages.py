@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from overlap_sched.analysis.frontier import frontier
-from overlap_sched.fx.apply import Report
-from overlap_sched.inductor.reporting import reports
+from overlap_sched.inductor.reporting import GraphReport, reports
 from overlap_sched.report.files import make_folder
 from overlap_sched.report.html.beside import Extras
 from overlap_sched.report.html.page import check_html, write_page
@@ -26,14 +25,16 @@ def write_pages(folder: str | Path, budgets: int = 0) -> tuple[Path, ...]:
     """
     check_html()
     make_folder(folder)
-    scheduled = [one.report for one in reports() if one.report.schedule is not None]
+    scheduled = [one for one in reports() if one.report.schedule is not None]
     return tuple(_written(one, Path(folder) / f"graph{number}.html", budgets) for number, one in enumerate(scheduled))
 
 
-def _written(report: Report, path: Path, budgets: int) -> Path:
-    plan, made = report.schedule, report.made
+def _written(one: GraphReport, path: Path, budgets: int) -> Path:
+    plan, made = one.report.schedule, one.report.made
     assert plan is not None
     found = frontier(plan.problem, budgets=budgets) if budgets else None
     own = made is not None and made.schedule is plan
-    write_page(plan, path, extras=Extras(made if own else None, frontier=found, earlier=None if own else made))
+    times = f"predicted for {one.priced_for}" if one.priced_for else ""
+    extras = Extras(made if own else None, frontier=found, earlier=None if own else made, times=times)
+    write_page(plan, path, extras=extras)
     return path

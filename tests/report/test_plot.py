@@ -49,7 +49,8 @@ def test_says_what_it_shows(reordered: Schedule, tmp_path: Path, texts: list[str
         "memory (MiB), runtime model",
         "time (us), simulated: one compute stream, one stream per process group",
         "original order", "scheduled order", "budget: original peak + 5.0 MiB", "lower bound 120.0 us",
-        "original: 190.0 us", "scheduled: 120.0 us", "compute", "group fsdp (8)", "exposed wait",
+        "original: 190.0 us", "scheduled: 120.0 us", "compute", "group fsdp (8)", "FSDP",
+        "exposed: compute stalls",
         "mm", "wgrad", "dgrad", "gather", "scatter", "57.9 %", "91.7 %",
     )  # fmt: skip
     assert [text for text in expected if text not in texts] == []

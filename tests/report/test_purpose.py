@@ -6,11 +6,15 @@ from pathlib import Path
 import pytest
 
 from overlap_sched import EXAMPLE, Group, Kind, Node, Problem, Storage, read_problem
-from overlap_sched.report.words.purpose import group_names
+from overlap_sched.report.words.purpose import Purpose, by_purpose, group_names, group_purposes
 from overlap_sched.report.words.schedule import explanation
 from overlap_sched.scheduler.pipeline import schedule
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def names_of(problem: Problem) -> dict[str, str]:
+    return group_names(group_purposes(problem))
 
 
 @pytest.mark.slow
@@ -23,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
     ],
 )
 def test_groups_of_real_graphs(file: str, names: dict[str, str]) -> None:
-    assert group_names(read_problem(ROOT / f"{file}.json.gz")) == names
+    assert names_of(read_problem(ROOT / f"{file}.json.gz")) == names
 
 
 def numbered(problem: Problem) -> Problem:
@@ -32,8 +36,8 @@ def numbered(problem: Problem) -> Problem:
 
 
 def test_a_name_says_what_it_is_for_by_itself() -> None:
-    assert group_names(EXAMPLE) == {"fsdp": "fsdp"}
-    assert group_names(numbered(EXAMPLE)) == {"7": "FSDP 7"}
+    assert names_of(EXAMPLE) == {"fsdp": "fsdp"}
+    assert names_of(numbered(EXAMPLE)) == {"7": "FSDP 7"}
 
 
 def test_a_gradient_that_is_reduced_is_of_data_parallel() -> None:
@@ -45,12 +49,27 @@ def test_a_gradient_that_is_reduced_is_of_data_parallel() -> None:
         Node("output", Kind.OUTPUT, (11,), (), (10,)),
     ]
     problem = Problem("data", tuple(nodes), (Storage(1),) * 11, {"3": Group(4, True)})
-    assert group_names(problem) == {"3": "data 3"}
+    assert names_of(problem) == {"3": "data 3"}
     more = [Node(f"more{k}", Kind.COMPUTE, (11 + k,), (11 + k,), (10 + k,), 1.0) for k in range(8)]
     longer = replace(
         problem, nodes=(*nodes[:-1], *more, Node("output", Kind.OUTPUT, (19,))), storages=(Storage(1),) * 19
     )
-    assert group_names(longer) == {"3": "tensor 3"}
+    assert names_of(longer) == {"3": "tensor 3"}
+
+
+def test_a_second_communicator_is_for_the_same_and_what_is_not_known_says_so() -> None:
+    assert group_names({"0": "FSDP", "0/2": "FSDP", "9": "other"}) == {"0": "FSDP 0", "0/2": "FSDP 0/2", "9": "other 9"}
+
+
+@pytest.mark.parametrize(("op", "purpose"), [("send", "other"), ("", "other"), ("offload", "host"), ("reload", "host")])
+def test_what_is_neither_gathered_nor_reduced(op: str, purpose: Purpose) -> None:
+    nodes = (node._replace(op=op if node.group else node.op) for node in EXAMPLE.nodes)
+    assert group_purposes(replace(EXAMPLE, nodes=tuple(nodes))) == {"fsdp": purpose}
+
+
+def test_groups_of_one_purpose_stand_together_in_their_order() -> None:
+    purposes: dict[str, Purpose] = {"a": "expert", "b": "other", "c": "FSDP", "d": "tensor", "e": "FSDP"}
+    assert by_purpose(purposes, purposes) == ["c", "e", "d", "a", "b"]
 
 
 def test_an_explanation_names_group_and_module() -> None:

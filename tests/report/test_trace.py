@@ -17,6 +17,7 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.peak_memory.allocator.reserved import replay_allocator
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Order, Problem, Storage
 from overlap_sched.problem.file import read_problem
+from overlap_sched.report.colours import PURPOSES, TRACE_COMPUTE, TRACE_EXPOSED
 from overlap_sched.report.trace.file import trace_document, write_trace
 from overlap_sched.report.words.reserved import settings_shown
 from overlap_sched.scheduler.pipeline import schedule as scheduled
@@ -110,7 +111,7 @@ def test_the_example_event_by_event(reordered: Schedule, tmp_path: Path) -> None
     found = events(reordered, tmp_path)
     check(reordered, found)
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in found if e["name"] == "thread_name"}
-    rows = ((0, "compute"), (1, "launches and waits"), (2, "group fsdp (8 ranks)"))
+    rows = ((0, "compute"), (1, "launches and waits"), (2, "fsdp (8 ranks)"))
     assert names == {(p, 1000 * p + row): name for p in (1, 2) for row, name in rows}
     assert [e["args"]["name"] for e in found if e["name"] == "process_name"] == [
         "original (simulated)",
@@ -122,6 +123,13 @@ def test_the_example_event_by_event(reordered: Schedule, tmp_path: Path) -> None
         ("launch gather", 2001): (0, 0), ("launch scatter; wait full", 2001): (80, 0), ("wait grad", 2001): (120, 0),
         ("gather", 2002): (0, 40), ("scatter", 2002): (80, 40),
     }  # fmt: skip
+
+
+def test_colours_are_those_of_the_purpose(reordered: Schedule, tmp_path: Path) -> None:
+    found = {e["name"]: e.get("cname") for e in events(reordered, tmp_path) if e["ph"] == "X" and e["pid"] == 2}
+    assert (found["mm"], found["exposed: grad"]) == (TRACE_COMPUTE, TRACE_EXPOSED)
+    assert found["gather"] == found["scatter"] == PURPOSES["FSDP"].trace
+    assert found["wait grad"] is None
 
 
 def test_arrows_from_launch_over_the_collective_to_the_wait(reordered: Schedule, tmp_path: Path) -> None:

@@ -5,30 +5,51 @@ from dataclasses import replace
 import pytest
 
 from overlap_sched import EXAMPLE, Options, Problem, Schedule, schedule
-from overlap_sched.report.words.verdict import verdict
+from overlap_sched.report.words.reserved import reserved_changes
+from overlap_sched.report.words.verdict import InShort, verdict
 
 
-def of(problem: Problem = EXAMPLE, **options: object) -> str:
-    return verdict(schedule(problem, Options(**options)), problem)  # type: ignore[arg-type]
+def told(found: Schedule, fits: bool | None = None) -> InShort:
+    return verdict(found, found.problem, reserved_changes(found), fits)
+
+
+def of(problem: Problem = EXAMPLE, **options: object) -> InShort:
+    return told(schedule(problem, Options(**options)))  # type: ignore[arg-type]
 
 
 def test_shorter_in_the_same_memory() -> None:
-    assert of(allocator="none") == (
-        "The step is 21.1 % shorter: 150.0 us instead of 190.0 us, 25.0 % above the lower bound. "
-        "The peak of live memory is 21.0 MiB, the same as before."
+    """Whether it runs was not asked."""
+    assert of(allocator="none") == InShort(
+        "reordered",
+        "Reordered",
+        "The step takes 150.0 us instead of 190.0 us (21.1 % shorter; 25.0 % above the lower bound) with a peak of "
+        "21.0 MiB live (as before) and 22.0 MiB reserved (as before).",
     )
 
 
 def test_with_more_memory() -> None:
-    assert of(headroom="5MiB", allocator="plain") == (
-        "The step is 36.8 % shorter: 120.0 us instead of 190.0 us, 0.0 % above the lower bound. "
-        "The peak of live memory is 26.0 MiB, 23.8 % more. It runs where the original order runs."
+    assert of(headroom="5MiB", allocator="plain") == InShort(
+        "runs",
+        "Runs",
+        "The step takes 120.0 us instead of 190.0 us (36.8 % shorter; 0.0 % above the lower bound) with a peak of "
+        "26.0 MiB live (23.8 % more) and 42.0 MiB reserved (90.9 % more), and it runs where the original order runs.",
     )
 
 
 def test_the_original_order_stays() -> None:
     alone = replace(EXAMPLE, nodes=tuple(node._replace(time_us=0.0) for node in EXAMPLE.nodes))
-    assert of(alone).startswith("The original order stays: a step of 0.0 us, 0.0 % above the lower bound, a peak of ")
+    assert of(alone) == InShort(
+        "kept",
+        "Original order kept",
+        "The original order stays: a step of 0.0 us, 0.0 % above the lower bound, a peak of 21.0 MiB live and 22.0 MiB "
+        "reserved.",
+    )
+
+
+def test_another_memory_model_knows_nothing_of_the_allocator() -> None:
+    assert (
+        "reserved" not in of(replace(EXAMPLE, memory_model="tracker"), memory_model="tracker", headroom="5MiB").sentence
+    )
 
 
 def test_what_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +57,15 @@ def test_what_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     found: Schedule = schedule(EXAMPLE)
     fit = replace(found, scheduled=replace(found.scheduled, step_us=209.0, peak_bytes=6 * 2**20))
     monkeypatch.setattr("overlap_sched.report.words.verdict.runs_as_before", lambda *_: False)
-    assert verdict(fit, EXAMPLE) == (
-        "The step is 10.0 % longer: 209.0 us instead of 190.0 us, 74.2 % above the lower bound. The peak of live "
-        "memory is 6.0 MiB, 71.4 % less. It may run out of memory where the original order runs."
+    assert told(fit) == InShort(
+        "fails",
+        "May run out of memory",
+        "The step takes 209.0 us instead of 190.0 us (10.0 % longer; 74.2 % above the lower bound) with a peak of "
+        "6.0 MiB live (71.4 % less) and 22.0 MiB reserved (as before), but it may run out of memory where the original "
+        "order runs.",
     )
+    assert (told(fit, True).came, told(fit, False).came) == ("runs", "fails")
+    assert told(fit, True).sentence.endswith(
+        " and 22.0 MiB reserved without a limit (as before), and it fits into 21.0 MiB."
+    )
+    assert told(fit, False).sentence.endswith(", but it does not fit into 21.0 MiB.")

@@ -37,6 +37,8 @@ class Extras:
             that they left, lifted anew (a plug-in's: fused, perhaps). Not both this and ``made``.
         answer: What a search for a memory limit has found, in a sentence; it says what the allocator lacks, too.
         command: That made the page; ``""``: a program did.
+        times: Where its times come from (``"predicted for dgx-h100"``); ``""``: not known.
+        fits: Does it fit into the memory limit of a search? ``None``: that was not asked.
         left: The step without each of the rewrites of ``made``, where that was asked for.
     """
 
@@ -47,6 +49,8 @@ class Extras:
     answer: str | None = None
     left: tuple[Left, ...] = ()
     command: str = ""
+    times: str = ""
+    fits: bool | None = None
 
     @property
     def told(self) -> Plan | None:
@@ -90,7 +94,10 @@ def shown_fit(found: Fit) -> tuple[Schedule, Extras]:
         for rewrite, cost in zip(found.best.rewrites, costs(found), strict=True)
     )
     return best, Extras(
-        Plan(found.best.rewrites, best, without, records), frontier=found.points, answer=answer_line(found)
+        Plan(found.best.rewrites, best, without, records),
+        frontier=found.points,
+        answer=answer_line(found),
+        fits=None if found.limit_bytes is None else found.fits,
     )
 
 

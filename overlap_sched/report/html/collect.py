@@ -8,6 +8,17 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Order, Problem
 from overlap_sched.report.causes import WORDS, causes
+from overlap_sched.report.colours import (
+    AFTER,
+    BEFORE,
+    BESIDE,
+    COMPUTE,
+    EXPOSED,
+    MEMORY,
+    PURPOSES,
+    REWRITTEN,
+    stream_legend,
+)
 from overlap_sched.report.html.beside import NOTHING_ELSE, Extras, original_problem, schedule_of
 from overlap_sched.report.html.collectives import collective_rows, marked_nodes, rewrite_rows
 from overlap_sched.report.html.data import (
@@ -22,7 +33,7 @@ from overlap_sched.report.html.data import (
 from overlap_sched.report.memory_kinds import IN_FLIGHT, MEMORY_KINDS, flights, memory_kinds
 from overlap_sched.report.units import count, duration, printable, size
 from overlap_sched.report.words.contention import with_contention_line
-from overlap_sched.report.words.purpose import group_names
+from overlap_sched.report.words.purpose import by_purpose, group_names, group_purposes
 from overlap_sched.report.words.reserved import not_held, not_taken, reserved_changes, reserved_figures, reserved_rows
 from overlap_sched.report.words.rewrites import left_rows, left_title, outcome_text, rewrites_figures
 from overlap_sched.report.words.schedule import budget_words, figures, summary_rows
@@ -40,7 +51,9 @@ def page_of(schedule: Schedule, more: Mapping[str, Any] | None = None, extras: E
     told = extras.told
     rewritten = {} if told is None else rewrites_figures(told)
     ops = tuple(dict.fromkeys(node.op for problem in problems for node in problem.nodes))
-    groups, called = _groups(problems), {**group_names(schedule.problem), **group_names(original)}
+    purposes = {**group_purposes(schedule.problem), **group_purposes(original)}
+    called, sizes = group_names(purposes), _groups(problems)
+    groups, modules = by_purpose(sizes, purposes), _modules(problems)
     before, after = LiveRanges(original), LiveRanges(schedule.problem)
     runs = [
         _run(before, 0, "original", original.original_order, schedule.original),
@@ -55,18 +68,28 @@ def page_of(schedule: Schedule, more: Mapping[str, Any] | None = None, extras: E
         summary = _with_beside(summary, [*summary_rows(beside), *reserved_rows(reserved_changes(beside))], len(COLUMNS))
     return Page(
         figures={**figures(schedule), **rewritten, **(more or {}), "reserved": reserved_figures(reserved)},
-        verdict=verdict(schedule, original),
+        verdict=verdict(schedule, original, reserved, extras.fits),
         columns=columns,
         summary=tuple((*row, *[""] * (1 + len(columns) - len(row))) for row in summary),
         remarks=(*_remarks(schedule, extras.answer), *_earlier(extras)),
         budget_bytes=schedule.budget_bytes,
         ops=tuple(map(printable, ops)),
-        groups=tuple(f"{called[name]} ({size} ranks)" if size > 1 else called[name] for name, size in groups.items()),
+        modules=tuple(map(printable, modules)),
+        groups=tuple(f"{called[name]} ({sizes[name]} ranks)" if sizes[name] > 1 else called[name] for name in groups),
+        colours={
+            "compute": COMPUTE,
+            "exposed": EXPOSED,
+            "rewritten": REWRITTEN,
+            "orders": [BEFORE, AFTER, BESIDE],
+            "groups": [PURPOSES[purposes[name]].colour for name in groups],
+            "memory": [MEMORY[kind] for kind in MEMORY_KINDS],
+        },
+        legend=tuple(stream_legend(purposes.values(), rewritten=bool(told and told.rewrites))),
         memory_kinds=MEMORY_KINDS,
         in_flight=MEMORY_KINDS.index(IN_FLIGHT),
         causes=tuple((WORDS[c.name], c.exposed_us, c.collectives) for c in causes(schedule)),
         graphs=tuple(
-            PageGraph(_nodes(problem, ops, tuple(groups)), _storages(ranges), marked_nodes(problem, other, extras))
+            PageGraph(_nodes(problem, ops, groups, modules), _storages(ranges), marked_nodes(problem, other, extras))
             for problem, other, ranges in zip(problems, problems[::-1], (before, after), strict=False)
         ),
         runs=tuple(runs),
@@ -139,14 +162,20 @@ def _groups(problems: Sequence[Problem]) -> dict[str, int]:
     }
 
 
-def _nodes(problem: Problem, ops: tuple[str, ...], groups: tuple[str, ...]) -> PageNodes:
+def _modules(problems: Sequence[Problem]) -> tuple[str, ...]:
+    """The modules of all nodes; none where none is known."""
+    return tuple(dict.fromkeys(node.module for problem in problems for node in problem.nodes if node.module))
+
+
+def _nodes(problem: Problem, ops: Sequence[str], groups: Sequence[str], modules: Sequence[str]) -> PageNodes:
     nodes = problem.nodes
-    op_at, group_at = ({name: at for at, name in enumerate(names)} for names in (ops, groups))
+    op_at, group_at, module_at = ({name: at for at, name in enumerate(names)} for names in (ops, groups, modules))
     return PageNodes(
         name=tuple(printable(node.name) for node in nodes),
         kind=tuple(node.kind.value for node in nodes),
         op=tuple(op_at[node.op] for node in nodes),
         group=tuple(-1 if node.group is None else group_at[node.group] for node in nodes),
+        module=tuple(module_at.get(node.module, -1) for node in nodes),
         collective=tuple(-1 if node.collective is None else node.collective for node in nodes),
     )
 

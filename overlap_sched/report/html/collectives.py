@@ -9,7 +9,7 @@ from overlap_sched.report.html.beside import Extras
 from overlap_sched.report.html.data import CollectiveRow, RewriteRow
 from overlap_sched.report.units import printable
 from overlap_sched.report.words.rewrites import record_text
-from overlap_sched.report.words.schedule import most_exposed, refusal, why_text
+from overlap_sched.report.words.schedule import blocked_by, launched_because, most_exposed, refusal
 from overlap_sched.scheduler.result import Decision, Schedule
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Regather, Rewrite, Split, Stream
@@ -35,7 +35,8 @@ def collective_rows(schedule: Schedule, original: Problem, extras: Extras) -> tu
             causes=tuple(
                 (number[name], us) for name, us in stalls_by_cause(problem, after, d, last_us).items() if us > 0
             ),
-            why=_why(problem, d),
+            why=f"blocked by {blocked_by(problem, d)}",
+            more=_more(problem, d),
         )
         for d in most_exposed(schedule)
     )
@@ -100,6 +101,6 @@ def _exposed_us(problem: Problem, run: Replay, collectives: tuple[int, ...]) -> 
     return sum(run.stall_us[w] for c in collectives for w in problem.waits.get(c, ()))
 
 
-def _why(problem: Problem, decision: Decision) -> str:
+def _more(problem: Problem, decision: Decision) -> str:
     refused = "" if decision.over_position is None else f"; {refusal(problem, decision, decision.over_position)}"
-    return f"{why_text(problem, decision)}{refused}"
+    return f"launched there because: {launched_because(decision)}{refused}"

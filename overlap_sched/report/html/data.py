@@ -5,16 +5,17 @@ unrounded. What the page stacks and lists at an instant it counts from live rang
 :mod:`overlap_sched.judge.liveness`: a storage is live from position ``first`` to ``last`` of an order, both included.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from overlap_sched.problem import Order
+from overlap_sched.report.words.verdict import InShort
 
 
 @dataclass(frozen=True)
 class PageNodes:
-    """Columns, indexed by node id; ``op`` and ``group`` count in lists of their own (group -1: none).
+    """Columns, indexed by node id; ``op``, ``group`` and ``module`` count in lists of their own (-1: none, not known).
 
     ``collective`` is, of a wait, the id of its collective (-1: not a wait, or launched before this graph).
     """
@@ -23,6 +24,7 @@ class PageNodes:
     kind: tuple[str, ...]
     op: tuple[int, ...]
     group: tuple[int, ...]
+    module: tuple[int, ...]
     collective: tuple[int, ...]
 
 
@@ -87,7 +89,7 @@ class CollectiveRow:
         earlier: By how many positions it is launched sooner than originally (negative: later).
         original_exposed_us, exposed_us, hidden_us: stalls at its waits, before and after; time under compute.
         causes: Of its stalls: (number in :attr:`Page.causes`, microseconds).
-        why: Why it is launched there, and what kept it from being hidden better, in words.
+        why: What kept it from being hidden better, on a line. more: Why it is launched there, and what memory refused.
     """
 
     node: int
@@ -100,6 +102,7 @@ class CollectiveRow:
     hidden_us: float
     causes: tuple[tuple[int, float], ...]
     why: str
+    more: str
 
 
 @dataclass(frozen=True)
@@ -146,8 +149,12 @@ class Page:
 
     Attributes:
         figures: The object that ``plan --json`` prints, as far as a schedule tells it.
-        verdict: What came of it, in a sentence or two.
+        verdict: What came of it.
         columns, summary: Headings and rows of the table of figures.
+        groups: By what they are for, in the order of rows.
+        colours: By name; ``groups``, ``memory`` and ``orders`` are lists: as :attr:`groups`, :attr:`memory_kinds` and
+            :attr:`runs`.
+        legend: (words, colour) of the streams.
         causes: (words, microseconds, number of collectives), the most expensive first.
         graphs: That of the original order first; only one where nothing was rewritten.
         runs: The original order, the scheduled one, and one beside them if there is one.
@@ -157,13 +164,16 @@ class Page:
     """
 
     figures: Mapping[str, Any]
-    verdict: str
+    verdict: InShort
     columns: tuple[str, ...]
     summary: tuple[tuple[str, ...], ...]
     remarks: tuple[str, ...]
     budget_bytes: int
     ops: tuple[str, ...]
+    modules: tuple[str, ...]
     groups: tuple[str, ...]
+    colours: Mapping[str, str | Sequence[str]]
+    legend: tuple[tuple[str, str], ...]
     memory_kinds: tuple[str, ...]
     in_flight: int
     causes: tuple[tuple[str, float, int], ...]

@@ -57,7 +57,7 @@ def write_page(
         OutputError: The file cannot be written.
     """
     check_html()
-    text = page_text(page_of(schedule, more, extras), bokeh_library(), extras.command)
+    text = page_text(page_of(schedule, more, extras), bokeh_library(), extras.command, extras.times)
     write_file(path, text.encode())
 
 
@@ -70,13 +70,15 @@ def bokeh_library() -> Library:
     return Library("\n".join(scripts), __version__)
 
 
-def page_text(page: Page, library: Library, command: str = "") -> str:
+def page_text(page: Page, library: Library, command: str = "", times: str = "") -> str:
     """The page as text; what names in it say is never taken for markup."""
     script = "\n".join(_file(name) for name in SCRIPTS)
     return Template(_file("page.html")).substitute(
         title=html.escape(f"{printable(page.figures['name'])}: overlap_sched"),
         style=_file("style.css"),
-        verdict=html.escape(page.verdict),
+        came=page.verdict.came,
+        badge=html.escape(page.verdict.badge),
+        verdict=html.escape(page.verdict.sentence),
         columns="".join(f'<th scope="col">{html.escape(name)}</th>' for name in page.columns),
         summary="\n".join(map(_table_row, page.summary)),
         remarks="\n".join(f"<p>{html.escape(line)}</p>" for line in page.remarks),
@@ -95,6 +97,7 @@ def page_text(page: Page, library: Library, command: str = "") -> str:
         version=__version__,
         date=date.today().isoformat(),
         command=f" by <code>{html.escape(printable(command))}</code>" if command else "",
+        times=f" Times: {html.escape(printable(times))}." if times else "",
     )
 
 
@@ -130,8 +133,8 @@ def _rewrites_section(page: Page) -> str:
     if page.figures["without_rewrites_for_live_bytes"]:
         step += " by live bytes alone, hardly ever less in what the allocator can hold"
     found = (
-        " A click on one finds it in the streams, where what rewrites made, and what they made it of, has a colour of "
-        "its own."
+        " A click on one finds it in the streams, where what rewrites made, and what they made it of, is marked "
+        "in a colour of its own."
         if any(one.node >= 0 for one in page.rewrites)
         else ""
     )

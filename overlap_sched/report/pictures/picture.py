@@ -1,4 +1,4 @@
-"""What all pictures share: colours, an empty figure, and how it becomes a file."""
+"""What all pictures share: an empty figure, and how it becomes a file. Colours: :mod:`overlap_sched.report.colours`."""
 
 import io
 import warnings
@@ -10,10 +10,6 @@ from overlap_sched.report.files import write_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-# Okabe and Ito's palette: colour-blind readers can tell it apart (jfly.uni-koeln.de/color)
-COMPUTE, COLLECTIVE, EXPOSED, AFTER = "#56B4E9", "#009E73", "#D55E00", "#0072B2"
-BEFORE, LIMIT, IDLE, INK = "#B8B8B8", "#000000", "#F1F1F1", "#222222"
 
 FORMATS = ("png", "svg", "pdf")
 

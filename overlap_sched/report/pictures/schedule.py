@@ -1,6 +1,6 @@
 """The picture: memory over time and who is busy when, original against scheduled."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -8,23 +8,22 @@ import numpy as np
 
 from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.problem import Problem
-from overlap_sched.report.pictures.picture import (
+from overlap_sched.report.colours import (
     AFTER,
     BEFORE,
-    COLLECTIVE,
     COMPUTE,
     EXPOSED,
     IDLE,
     INK,
     LIMIT,
-    check_plot,
-    new_figure,
-    write_picture,
+    PURPOSES,
+    stream_legend,
 )
+from overlap_sched.report.pictures.picture import check_plot, new_figure, write_picture
 from overlap_sched.report.pictures.raster import Floats, busy_share, highest
 from overlap_sched.report.timeline import Span, Timeline, timeline
 from overlap_sched.report.units import between, change, duration, memory_unit, printable, size, time_unit
-from overlap_sched.report.words.purpose import group_names
+from overlap_sched.report.words.purpose import Purpose, by_purpose, group_names, group_purposes
 from overlap_sched.report.words.schedule import gap_percent
 from overlap_sched.scheduler.result import Schedule
 
@@ -65,13 +64,16 @@ def plot_schedule(schedule: Schedule, path: str | Path) -> None:
     check_plot(path)
     before = timeline(schedule.problem, schedule.problem.original_order)
     after = timeline(schedule.problem, schedule.order)
-    lanes = len(_lanes(schedule.problem, before)) + len(_lanes(schedule.problem, after))
+    purposes = group_purposes(schedule.problem)
+    lanes = sum(len(_lanes(schedule.problem, line, purposes)) for line in (before, after))
     figure = new_figure(12, 5.2 + 0.33 * lanes)
-    _draw(figure, schedule, before, after, lanes)
+    _draw(figure, schedule, before, after, purposes, lanes)
     write_picture(figure, path)
 
 
-def _draw(figure: "Figure", schedule: Schedule, before: Timeline, after: Timeline, lanes: int) -> None:
+def _draw(
+    figure: "Figure", schedule: Schedule, before: Timeline, after: Timeline, purposes: Mapping[str, Purpose], lanes: int
+) -> None:
     end_us = max(before.step_us, after.step_us) or 1.0
     scale, unit = time_unit(end_us)
     edges = _edges(before, after, end_us)
@@ -83,7 +85,7 @@ def _draw(figure: "Figure", schedule: Schedule, before: Timeline, after: Timelin
     bound_us = schedule.lower_bound_us
     _title(figure, schedule, bound_us)
     _memory(top, schedule, before, after, edges, scale)
-    _streams(streams, schedule.problem, (("original", before), ("scheduled", after)), edges, scale)
+    _streams(streams, schedule.problem, (("original", before), ("scheduled", after)), purposes, edges, scale)
     line = {"color": LIMIT, "linewidth": 1, "linestyle": ":"}
     for axes, highest_y in ((top, top.get_ylim()[1] * 0.88), (streams, -0.8)):
         axes.vlines(bound_us / scale, axes.get_ylim()[0], highest_y, label=f"lower bound {duration(bound_us)}", **line)
@@ -149,14 +151,19 @@ def _memory(axes: "Axes", schedule: Schedule, before: Timeline, after: Timeline,
 
 
 def _streams(
-    axes: "Axes", problem: Problem, orders: Sequence[tuple[str, Timeline]], edges: Floats, scale: float
+    axes: "Axes",
+    problem: Problem,
+    orders: Sequence[tuple[str, Timeline]],
+    purposes: Mapping[str, Purpose],
+    edges: Floats,
+    scale: float,
 ) -> None:
     """Lower panel: per order a heading, the compute stream, and a row per process group."""
     y = 0.0
     for heading, line in orders:
         y -= 0.8
         axes.text(0, y + 0.15, f"{heading}: {duration(line.step_us)}", fontsize=10, weight="bold", color=INK)
-        lanes = _lanes(problem, line)
+        lanes = _lanes(problem, line, purposes)
         named = sum(len(lane.busy) + len(lane.exposed) for lane in lanes) <= MAX_LABELS
         for lane in lanes:
             y -= 1.0
@@ -165,9 +172,10 @@ def _streams(
                 _names(axes, problem, lane, y + HEIGHT / 2, edges[-1], scale)
     axes.set_ylim(y - 0.15, 0.1)
     axes.set_yticks([])
-    for colour, label in ((COMPUTE, "compute"), (COLLECTIVE, "collective"), (EXPOSED, "exposed wait")):
+    legend = stream_legend(purposes.values())
+    for label, colour in legend:
         axes.bar(0, 0, color=colour, label=label)
-    axes.legend(loc="upper right", ncols=3, frameon=False, fontsize=9, borderaxespad=0.0)
+    axes.legend(loc="upper right", ncols=len(legend), frameon=False, fontsize=9, borderaxespad=0.0)
     axes.text(1.005, -0.65, "busy", transform=axes.get_yaxis_transform(), fontsize=9, color=INK)
 
 
@@ -194,17 +202,24 @@ def _names(axes: "Axes", problem: Problem, lane: _Lane, y: float, end_us: float,
                           color=ink, parse_math=False)  # fmt: skip
 
 
-def _lanes(problem: Problem, line: Timeline) -> list[_Lane]:
-    """The compute stream, then the process groups, each with a label; at most ``MAX_STREAMS`` groups."""
+def _lanes(problem: Problem, line: Timeline, purposes: Mapping[str, Purpose]) -> list[_Lane]:
+    """The compute stream, then the process groups by purpose, each with a label; at most ``MAX_STREAMS`` groups."""
     lanes = [_Lane("compute", line.compute, line.exposed, COMPUTE)]
     busy = {name: sum(span.end_us - span.start_us for span in spans) for name, spans in line.streams.items()}
     # rounded: both orders add up the same times, each in its own order, and must show the same groups
     shown = sorted(busy, key=lambda name: -round(busy[name], 3))[:MAX_STREAMS]
-    called = group_names(problem)
-    for name, spans in line.streams.items():
+    called = group_names(purposes)
+    for name in by_purpose(line.streams, purposes):
         if name in shown:
             label = f"group {name}" if called[name] == name and len(name) <= 6 else _short(called[name], 12)
-            lanes.append(_Lane(f"{printable(label)} ({problem.groups[name].size})", spans, (), COLLECTIVE))
+            lanes.append(
+                _Lane(
+                    f"{printable(label)} ({problem.groups[name].size})",
+                    line.streams[name],
+                    (),
+                    PURPOSES[purposes[name]].colour,
+                )
+            )
     if len(busy) > len(shown):
         last = lanes[-1]
         lanes[-1] = last._replace(label=f"{last.label}\n+ {len(busy) - len(shown)} not shown")

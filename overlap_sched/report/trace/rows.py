@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.problem import Kind, Problem
+from overlap_sched.report.colours import PURPOSES, TRACE_COMPUTE, TRACE_EXPOSED
 from overlap_sched.report.timeline import Timeline, timeline
 from overlap_sched.report.trace.events import Event, arrow, process_named, rounded_us, row_named, span
-from overlap_sched.report.words.purpose import group_names
+from overlap_sched.report.words.purpose import Purpose, by_purpose, group_names, group_purposes
 from overlap_sched.report.words.schedule import why_text
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.explain import decisions
@@ -48,17 +49,18 @@ def row_events(problem: Problem, pid: int, name: str, order: Sequence[int], why:
     """The process and its rows by name, then what is in the rows; ``why``: a record of each collective."""
     line, run = timeline(problem, order), replay(problem, order)
     compute, points = pid * ROWS, pid * ROWS + 1
-    rows = {group: points + 1 + i for i, group in enumerate(line.streams)}
+    purposes = group_purposes(problem)
+    rows = {group: points + 1 + i for i, group in enumerate(by_purpose(line.streams, purposes))}
     names = {compute: "compute", points: "launches and waits"}
-    called = group_names(problem)
-    names |= {row: f"group {called[group]} ({problem.groups[group].size} ranks)" for group, row in rows.items()}
+    called = group_names(purposes)
+    names |= {row: f"{called[group]} ({problem.groups[group].size} ranks)" for group, row in rows.items()}
     yield from process_named(pid, name)
     for row, row_name in names.items():
         yield from row_named(pid, row, row_name)
     arrows = _arrows(problem, pid, run)
     yield from _compute(problem, pid, compute, line)
     yield from _points(problem, pid, points, order, run, arrows)
-    yield from _streams(problem, pid, rows, line, {d.collective: d for d in why}, arrows)
+    yield from _streams(problem, pid, rows, line, purposes, {d.collective: d for d in why}, arrows)
 
 
 def _arrows(problem: Problem, pid: int, run: Replay) -> list[_Arrow]:
@@ -76,13 +78,13 @@ def _compute(problem: Problem, pid: int, row: int, line: Timeline) -> Iterator[E
     for at in line.compute:
         node = problem.nodes[at.node]
         args = {"op": node.op, "flops": node.flops, "bytes": node.bytes, "id": at.node}
-        yield span(pid, row, node.name, "compute", at.start_us, at.end_us, args)
+        yield {**span(pid, row, node.name, "compute", at.start_us, at.end_us, args), "cname": TRACE_COMPUTE}
     for at in line.exposed:
         wait = problem.nodes[at.node]
         launched = "" if wait.collective is None else problem.nodes[wait.collective].name
         args = {"waits_for": launched, "id": at.node}
         event = span(pid, row, f"exposed: {wait.name}", "exposed", at.start_us, at.end_us, args)
-        yield {**event, "cname": "terrible"}  # red in chrome://tracing; Perfetto colours by name
+        yield {**event, "cname": TRACE_EXPOSED}
 
 
 def _points(
@@ -128,6 +130,7 @@ def _streams(
     pid: int,
     rows: Mapping[str, int],
     line: Timeline,
+    purposes: Mapping[str, Purpose],
     why: Mapping[int, Decision],
     arrows: Sequence[_Arrow],
 ) -> Iterator[Event]:
@@ -138,8 +141,10 @@ def _streams(
     for group, row in rows.items():
         for at in line.streams[group]:
             node = problem.nodes[at.node]
-            args = {"op": node.op, "bytes": node.bytes, "id": at.node, **_why(problem, why[at.node])}
-            yield span(pid, row, node.name, "collective", at.start_us, at.end_us, args)
+            args = {"op": node.op, "bytes": node.bytes, "id": at.node, "module": node.module, "for": purposes[group]}
+            args |= _why(problem, why[at.node])
+            event = span(pid, row, node.name, "collective", at.start_us, at.end_us, args)
+            yield {**event, "cname": PURPOSES[purposes[group]].trace}
             for one in through.get(at.node, ()):
                 if one.end == one.launch:
                     yield arrow("f", pid, row, _ARROW, one.id, at.start_us)

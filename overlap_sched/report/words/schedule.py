@@ -14,7 +14,7 @@ from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, count, duration, printable, size
 from overlap_sched.report.words.contention import contention_figures, with_contention_line
 from overlap_sched.report.words.pins import pins_figures, pins_text
-from overlap_sched.report.words.purpose import group_names
+from overlap_sched.report.words.purpose import group_names, group_purposes
 from overlap_sched.report.words.together import together_figures, together_rows
 from overlap_sched.scheduler.result import Decision, Schedule
 
@@ -111,7 +111,7 @@ def explanation(schedule: Schedule, collective: str | None = None, top: int | No
     Raises:
         UnknownIdError: There is no collective of that name.
     """
-    decisions, called = schedule.decisions, group_names(schedule.problem)
+    decisions, called = schedule.decisions, group_names(group_purposes(schedule.problem))
     if collective is not None:
         wanted = find_collective(schedule.problem, collective)
         record = "\n".join(_record(schedule, d, called) for d in decisions if d.collective == wanted)
@@ -158,7 +158,7 @@ def _record(schedule: Schedule, decision: Decision, called: Mapping[str, str]) -
             if decision.collective in problem.waits
             else "nothing in this graph waits for it"
         ),
-        f"  blocked by {_blocked_by(problem, decision)}",
+        f"  blocked by {blocked_by(problem, decision)}",
     ]
     if decision.over_position is not None:
         lines.append(f"  {refusal(problem, decision, decision.over_position)}")
@@ -167,9 +167,12 @@ def _record(schedule: Schedule, decision: Decision, called: Mapping[str, str]) -
 
 def why_text(problem: Problem, decision: Decision) -> str:
     """Why a collective is launched where it is, and what blocks it, on one line."""
-    if decision.reason == "original":
-        return f"where the original order has it; blocked by {_blocked_by(problem, decision)}"
-    return f"{_WHY[decision.reason]}; blocked by {_blocked_by(problem, decision)}"
+    return f"{launched_because(decision)}; blocked by {blocked_by(problem, decision)}"
+
+
+def launched_because(decision: Decision) -> str:
+    """Why a collective is launched where it is."""
+    return "where the original order has it" if decision.reason == "original" else _WHY[decision.reason]
 
 
 def _under(problem: Problem, decision: Decision) -> str:
@@ -184,7 +187,8 @@ def _moved(decision: Decision) -> str:
     return f"originally {decision.original_position:,}: {abs(by):,} {'earlier' if by > 0 else 'later'}"
 
 
-def _blocked_by(problem: Problem, decision: Decision) -> str:
+def blocked_by(problem: Problem, decision: Decision) -> str:
+    """Say what keeps a collective from being launched sooner."""
     holder = "" if decision.held_node is None else printable(problem.nodes[decision.held_node].name)
     if decision.held_by == "nothing":
         return "nothing"

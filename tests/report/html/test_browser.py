@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import pytest
 
 from overlap_sched.analysis.frontier import frontier
 from overlap_sched.options import Options
+from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.problem.file import read_problem, write_problem
 from overlap_sched.report.html.beside import ExtraOrder, Extras
 from overlap_sched.report.html.page import write_page
@@ -36,7 +38,7 @@ if CHROMIUM is None:
     pytest.skip("no Chromium is installed", allow_module_level=True)
 
 SCRIPTS = Path(__file__).parents[3] / "overlap_sched" / "report" / "html" / "page_files"
-WIDE, NARROW, ZOOMED = 1500, 400, 640
+WIDE, DESK, NARROW, ZOOMED = 1500, 1400, 400, 640
 """Pixels of width; a window of 1,280 pixels at 200 % zoom has 640."""
 
 
@@ -179,8 +181,8 @@ def test_a_click_on_a_collective_says_why(example: Opened) -> None:
     example.wait("#selected", "scatter: ran")
     assert example.text("#selected") == (
         "scatter: ran from 150.0 us to 190.0 us (original), 80.0 us to 120.0 us (scheduled); exposed 40.0 us, now "
-        "10.0 us. Launched there because: its latest start would have passed while the next compute ran; blocked by "
-        "nothing."
+        "10.0 us. Blocked by nothing; launched there because: its latest start would have passed while the next "
+        "compute ran."
     )
     assert example.text("#collectives tr.chosen button") == "scatter"
 
@@ -239,6 +241,46 @@ def test_sort_and_filter(example: Opened) -> None:
     example.tab.fill("#filter", "")
     example.tab.select_option("#cause", "0")
     assert names(example) == ["scatter"]
+
+
+def shown_with_names(browser: Any, folder: Path, problem: Problem) -> Opened:
+    write_page(schedule(problem), folder / "out.html")
+    page = opened(browser, folder / "out.html", DESK)
+    assert page.tab.evaluate("document.documentElement.scrollWidth") <= DESK
+    assert page.complaints == []
+    return page
+
+
+def test_no_column_is_cut_and_why_is_one_line_with_the_rest_on_demand(browser: Any, tmp_path: Path) -> None:
+    """Names, modules and groups as long as they come."""
+    long = "transformer_decoder.layers.31.feed_forward.experts.expert_bias_" * 2
+    nodes = (node._replace(name=f"{long}{node.name}", module=long) for node in EXAMPLE.nodes)
+    page = shown_with_names(browser, tmp_path, replace(EXAMPLE, nodes=tuple(nodes)))
+    tables = "[...document.querySelectorAll('.scroll')].map((one) => one.scrollWidth - one.clientWidth)"
+    assert set(page.tab.evaluate(tables)) == {0}
+    cells = "[...document.querySelectorAll('#collectives td')].map((one) => one.scrollWidth - one.clientWidth)"
+    assert max(page.tab.evaluate(cells)) <= 0
+    assert page.text("#collectives small >> nth=0") == f"reduce_scatter_tensor in {long}"
+    row = page.tab.locator("#collectives details").first
+    closed = row.bounding_box()["height"]
+    assert closed <= 28
+    row.locator("summary").click()
+    assert row.bounding_box()["height"] > closed
+    assert row.inner_text().startswith("blocked by ")
+    page.tab.close()
+
+
+def test_very_many_groups_and_none(browser: Any, tmp_path: Path) -> None:
+    nodes = tuple(Node(f"c{v}", Kind.COLLECTIVE, time_us=1.0, op="send", group=str(v)) for v in range(300))
+    many = Problem("many", nodes, (), {str(v): Group(2, True) for v in range(300)})
+    page = shown_with_names(browser, tmp_path, many)
+    assert page.tab.locator("#streams-1").bounding_box()["y"] < 900
+    assert page.text("#legend").split() == ["compute", "exposed:", "compute", "stalls", "other", "collectives"]
+    page.tab.close()
+    page = shown_with_names(browser, tmp_path, Problem("alone", (Node("mm", Kind.COMPUTE, time_us=1.0),), (), {}))
+    assert page.text("#count") == "0 of 0"
+    assert page.text("#causes") == "Nothing is exposed in the scheduled order."
+    page.tab.close()
 
 
 def test_light_and_dark(browser: Any, reordered: Schedule, tmp_path: Path) -> None:

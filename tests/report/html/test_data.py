@@ -9,7 +9,7 @@ from hypothesis import given
 from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.replay import replay
 from overlap_sched.options import Options
-from overlap_sched.problem import EXAMPLE, Problem
+from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.report.causes import causes
 from overlap_sched.report.html.collect import page_of
 from overlap_sched.report.html.data import Page, PageRun
@@ -18,6 +18,7 @@ from overlap_sched.report.words.reserved import reserved_changes, reserved_figur
 from overlap_sched.report.words.schedule import figures
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
+from tests.report.conftest import ByHand
 from tests.support.examples import examples
 from tests.support.graphs import problems
 
@@ -81,11 +82,40 @@ def test_nodes_by_column(reordered: Schedule) -> None:
     assert page.groups == ("fsdp (8 ranks)",)
 
 
+def test_modules_where_they_are_known(reordered: Schedule) -> None:
+    assert set(page_of(reordered).graphs[0].nodes.module) == {-1}
+    nodes = (node._replace(module="layers.\n0" if node.group else "") for node in EXAMPLE.nodes)
+    page = page_of(replace(reordered, problem=replace(EXAMPLE, nodes=tuple(nodes))))
+    assert page.modules == ("layers.\\n0",)
+    assert page.graphs[0].nodes.module == (-1, -1, 0, -1, -1, -1, -1, 0, -1, -1)
+
+
+def test_one_colour_per_purpose(by_hand: ByHand) -> None:
+    ops = ("send", "all_to_all_single", "all_gather_into_tensor", "all_to_all_single")
+    nodes = tuple(Node(f"c{k}", Kind.COLLECTIVE, time_us=1.0, op=op, group=str(k)) for k, op in enumerate(ops))
+    four = Problem("four", nodes, (), {str(k): Group(1 + k, True) for k in range(4)})
+    page = page_of(by_hand(four, four.original_order))
+    assert page.groups == ("FSDP 2 (3 ranks)", "expert 1 (2 ranks)", "expert 3 (4 ranks)", "other 0")
+    colours = dict(page.legend)
+    assert list(colours) == ["compute", "exposed: compute stalls", "FSDP", "expert parallel", "other collectives"]
+    fsdp, expert, other = list(colours.values())[2:]
+    assert page.colours["groups"] == [fsdp, expert, expert, other]
+    assert [page.groups[g] for g in page.graphs[0].nodes.group] == [page.groups[k] for k in (3, 1, 0, 2)]
+
+
+def test_no_groups_at_all(by_hand: ByHand) -> None:
+    alone = Problem("alone", (Node("mm", Kind.COMPUTE, time_us=1.0),), (), {})
+    page = page_of(by_hand(alone, alone.original_order))
+    assert (page.groups, page.colours["groups"], page.collectives, page.modules) == ((), [], (), ())
+    assert [words for words, _ in page.legend] == ["compute", "exposed: compute stalls"]
+
+
 def test_a_row_per_collective_the_most_exposed_first(reordered: Schedule) -> None:
     first, second = page_of(reordered).collectives
     assert (first.node, first.earlier, first.original_exposed_us, first.exposed_us) == (7, 2, 40.0, 10.0)
     assert (second.node, second.earlier, second.original_exposed_us, second.exposed_us) == (2, 0, 40.0, 0.0)
-    assert first.why == "its latest start would have passed while the next compute ran; blocked by nothing"
+    assert first.why == "blocked by nothing"
+    assert first.more == "launched there because: its latest start would have passed while the next compute ran"
     assert first.causes == ((0, 10.0),)
     assert second.causes == ()
 
@@ -96,10 +126,10 @@ def test_why_says_what_memory_refused(reordered: Schedule) -> None:
         for d in reordered.decisions
     )
     row = page_of(replace(reordered, decisions=decisions)).collectives[0]
-    assert row.why == (
-        "its latest start would have passed while the next compute ran; blocked by memory: launched sooner, it would "
-        "not have fitted into the budget; memory refused an earlier launch: 1.0 MiB (1,048,576 bytes) over the budget "
-        "while dgrad runs (position 5 of the original order)"
+    assert row.why == "blocked by memory: launched sooner, it would not have fitted into the budget"
+    assert row.more == (
+        "launched there because: its latest start would have passed while the next compute ran; memory refused an "
+        "earlier launch: 1.0 MiB (1,048,576 bytes) over the budget while dgrad runs (position 5 of the original order)"
     )
 
 
@@ -141,4 +171,4 @@ def test_random_graphs_add_up(problem: Problem) -> None:
 def test_names_that_bite(odd: Problem) -> None:
     page = page_of(schedule(odd))
     assert page.graphs[0].nodes.name[2:4] == ("a\\nb", "漢字")
-    assert page.groups == ("h (2 ranks)", "g $1$ (2 ranks)")
+    assert page.groups == ("g $1$ (2 ranks)", "h (2 ranks)")

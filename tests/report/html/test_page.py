@@ -101,12 +101,28 @@ def test_the_first_table_needs_no_script(reordered: Schedule) -> None:
 
 def test_it_begins_with_a_verdict_and_ends_with_what_made_it(reordered: Schedule) -> None:
     page = page_of(reordered)
-    text = page_text(page, LIBRARY, "overlap-sched report a<b.json")
-    assert page.verdict.startswith("The step is ")
-    assert f'</header>\n<main>\n<p id="verdict">{page.verdict}</p>\n<section aria-labelledby="time-title">' in text
-    made = r"on \d{4}-\d\d-\d\d by <code>overlap-sched report a&lt;b\.json</code>; drawn with"
+    text = page_text(page, LIBRARY, "overlap-sched report a<b.json", "of a <cluster>")
+    assert page.verdict.sentence.startswith("The step takes 120.0 us instead of 190.0 us ")
+    said = f'<p id="verdict" class="runs"><strong>Runs</strong> {page.verdict.sentence}</p>'
+    assert f'</header>\n<main>\n{said}\n<section aria-labelledby="time-title">' in text
+    made = r"on \d{4}-\d\d-\d\d by <code>overlap-sched report a&lt;b\.json</code>\. Times: of a &lt;cluster&gt;\. Drawn"
     assert re.search(f"<footer>Written by overlap_sched {re.escape(__version__)} {made}", text)
-    assert " by <code>" not in page_text(page, LIBRARY)
+    assert re.search(r"on \d{4}-\d\d-\d\d\. Drawn with", page_text(page, LIBRARY))
+
+
+def test_the_columns_of_the_table_of_collectives_fit_a_window_of_1400_pixels() -> None:
+    """By their widths in rem of 16 pixels: all but ``why``, which is given 16 rem at least."""
+    folder = Path(sys.modules[write_page.__module__].__file__ or "").parent / "page_files"
+    columns = re.findall(r'^  \["(\w[\w, ]*)", ', (folder / "tables.js").read_text(), re.MULTILINE)
+    style = (folder / "style.css").read_text()
+    assert len(columns) == 9
+    assert re.search(r"#collectives \{ table-layout: fixed; width: 100%; min-width: (\d+)rem; \}", style)
+    (usual,) = re.findall(r"#collectives tr\.head th \{ width: ([\d.]+)rem; \}", style)
+    widths = dict.fromkeys(range(1, 10), float(usual))
+    for rule, rem in re.findall(r"^(#collectives tr\.head th:.*) \{ width: ([\d.]+)rem; \}", style, re.MULTILINE):
+        widths |= dict.fromkeys([int(at) for at in re.findall(r"\((\d)\)", rule)] or [1], float(rem))
+    widths[1 + columns.index("why")] = 16.0
+    assert sum(widths.values()) <= (1400 - 2 * 16) / 16
 
 
 def test_names_are_never_markup(odd: Problem) -> None:
@@ -122,7 +138,7 @@ def test_names_are_never_markup(odd: Problem) -> None:
 def test_the_library_and_the_scripts_are_in_it(reordered: Schedule) -> None:
     text = page_text(page_of(reordered), LIBRARY)
     assert "// draws" in text
-    assert "drawn with Bokeh 9.9 (BSD-3-Clause)" in text
+    assert "Drawn with Bokeh 9.9 (BSD-3-Clause)" in text
     folder = Path(sys.modules[write_page.__module__].__file__ or "").parent / "page_files"
     assert sorted(path.name for path in folder.iterdir()) == sorted([*SCRIPTS, "page.html", "style.css"])
     for name in SCRIPTS:
@@ -183,6 +199,6 @@ def test_with_the_library_that_is_installed(reordered: Schedule, tmp_path: Path)
     bokeh = pytest.importorskip("bokeh", reason="bokeh is not installed")
     write_page(reordered, tmp_path / "out.html")
     text = (tmp_path / "out.html").read_text(encoding="utf-8")
-    assert f"drawn with Bokeh {bokeh.__version__}" in text
+    assert f"Drawn with Bokeh {bokeh.__version__}" in text
     elements = Parsed(text).elements
     assert not [(tag, of) for tag, of in elements if LOADING & set(of)]

@@ -52,6 +52,8 @@ const runs = data.runs.map((run) => {
   return { ...run, ...graphs[run.graph], rows: spansOf(run), kinds, live, position };
 });
 
+// A node's name, and the module that it is of where that is known.
+const inModule = ({ name, module }, v) => (module[v] < 0 ? name[v] : `${name[v]} in ${data.modules[module[v]]}`);
 // Of a collective of the scheduled graph, those of another run's graph that it stands for: itself, where they are one.
 const idsIn = (run, c) => (run.graph === data.runs[SCHEDULED].graph ? [c] : rowOf.get(c).before);
 const named = (run) => (["original", "scheduled"].includes(run.title) ? `the ${run.title} order` : run.title);

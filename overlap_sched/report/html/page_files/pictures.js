@@ -1,10 +1,10 @@
 // Two timelines and two memory pictures on one time axis, drawn by Bokeh.
-const COLOURS = { compute: "#56B4E9", collective: "#009E73", exposed: "#FF3D00", rewritten: "#E69F00" };
-const KINDS = ["#999999", "#882255", "#44AA99", "#DDCC77", "#6655CC", "#CC6677", "#BBDDEE"];
-const LEFT = 110, MAX_LINKS = 60;
+const COLOURS = data.colours, KINDS = COLOURS.memory;
+const LEFT = 110, MAX_LINKS = 60, LETTERS = 17; // of a row's label
 const SAMPLE = 2; // pixels of a memory picture that become one
 const EDGED = 5; // pixels: what is wider has an edge
 const HIGH = 0.8, LEAST = 0.2; // of a row; of a bar's height, for merged blocks
+const FOOT = 0.35; // of the bar of a collective that was rewritten: the rest has the colour of its group
 const P = Bokeh.Plotting;
 const [unitUs, unit] = timeUnit(endUs);
 const mostBytes = Math.max(data.budget_bytes, ...data.runs.map((run) => run.peak_bytes)) || 1;
@@ -28,7 +28,7 @@ const source = (...names) => new Bokeh.ColumnDataSource({ data: Object.fromEntri
 function streamsFigure(run) {
   const rows = run.rows.length, height = rows > 8 ? 16 : 26;
   const figure = newFigure(height * rows + 40, new Bokeh.Range1d({ start: rows - 0.4, end: -0.6 }), null);
-  const names = ["compute", ...data.groups].map((name) => (name.length > 15 ? `${name.slice(0, 14)}…` : name));
+  const names = ["compute", ...data.groups.map((name) => name.replace(/ ranks\)$/, ")"))].map((name) => (name.length > LETTERS ? `${name.slice(0, LETTERS - 1)}…` : name));
   figure.yaxis.ticker = new Bokeh.FixedTicker({ ticks: names.map((_, row) => row) });
   figure.yaxis.major_label_overrides = new Map(names.map((name, row) => [row, name]));
   figure.ygrid.visible = false;
@@ -48,7 +48,7 @@ function memoryFigure(run) {
   const tops = data.memory_kinds.map((_, kind) => `top${kind}`);
   const stack = source("x", "zero", ...tops);
   const areas = tops.map((top, kind) => figure.varea_step({ x: { field: "x" }, y1: { field: kind ? tops[kind - 1] : "zero" },
-    y2: { field: top }, step_mode: "after", fill_color: KINDS[kind % KINDS.length], fill_alpha: 0.9, source: stack }));
+    y2: { field: top }, step_mode: "after", fill_color: KINDS[kind], fill_alpha: 0.9, source: stack }));
   const budget = new Bokeh.Span({ location: data.budget_bytes / unitBytes, dimension: "width", line_dash: "dashed", line_width: 2 });
   const here = new Bokeh.Span({ location: 0, dimension: "height", line_color: "#AA00CC", line_width: 2, visible: false });
   figure.add_layout(budget);
@@ -64,7 +64,7 @@ memories[memories.length - 1].figure.xaxis.axis_label = `time (${unit}), simulat
 function words({ nodes }, kind, block) {
   if (block.count > 1) return `${count(block.count)} nodes (${kind}), ${fixed(100 * block.share, 0)} % of the time here`;
   if (kind === "exposed") return `exposed: stalls at ${nodes.name[block.node]}`;
-  return `${nodes.name[block.node]} (${data.ops[nodes.op[block.node]]})`;
+  return `${inModule(nodes, block.node)} (${data.ops[nodes.op[block.node]]})`;
 }
 
 // A wait's end of its link: when compute has both reached it and may go on.
@@ -84,14 +84,18 @@ function drawStreams(run, { spans, links }, from, to, pixel) {
     for (const [kind, of] of Object.entries(row)) {
       for (const block of blocks(of, from, to, pixel)) {
         const high = HIGH * Math.max(block.share, LEAST); // stalls hang from the top of their row, all else stands on it
-        columns.top.push(kind === "exposed" ? y - HIGH / 2 : y + HIGH / 2 - high);
-        columns.bottom.push(kind === "exposed" ? y - HIGH / 2 + high : y + HIGH / 2);
-        columns.left.push(block.start / unitUs);
-        columns.right.push(block.right / unitUs);
-        columns.colour.push(COLOURS[kind]);
-        columns.edge.push(block.end - block.start > EDGED * pixel ? 1 : 0);
-        columns.what.push(words(run, kind, block));
-        columns.times.push(`${duration(block.end - block.start)} from ${duration(block.start)}`);
+        const bar = (colour, share) => {
+          columns.top.push(kind === "exposed" ? y - HIGH / 2 : y + HIGH / 2 - share * high);
+          columns.bottom.push(kind === "exposed" ? y - HIGH / 2 + high : y + HIGH / 2);
+          columns.left.push(block.start / unitUs);
+          columns.right.push(block.right / unitUs);
+          columns.colour.push(colour);
+          columns.edge.push(block.end - block.start > EDGED * pixel ? 1 : 0);
+          columns.what.push(words(run, kind, block));
+          columns.times.push(`${duration(block.end - block.start)} from ${duration(block.start)}`);
+        };
+        bar(y ? COLOURS.groups[y - 1] : COLOURS[kind], 1);
+        if (y && kind === "rewritten") bar(COLOURS.rewritten, FOOT);
         if (y) inView.push(block);
       }
     }

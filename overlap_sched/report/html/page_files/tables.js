@@ -27,13 +27,13 @@ const swatch = (colour) => element("span", null, { class: "swatch", style: `back
 const title = (run) => named(run).replace(/^the /, "");
 
 function legend() {
-  const entries = [["compute", COLOURS.compute], ["collective", COLOURS.collective], ["exposed: compute stalls", COLOURS.exposed],
-    ...(data.rewrites.length ? [["rewritten, or made of what was", COLOURS.rewritten]] : []),
-    ...data.memory_kinds.map((name, kind) => [`memory: ${name}`, KINDS[kind % KINDS.length]])];
-  for (const [name, colour] of entries) {
-    const entry = element("li", null);
-    entry.append(swatch(colour), name);
-    $("legend").append(entry);
+  const kinds = data.memory_kinds.map((name, kind) => [name, KINDS[kind]]).filter((_, kind) => runs.some((run) => run.kinds[kind].some(Boolean)));
+  for (const [list, entries] of [["legend", data.legend], ["memory-legend", kinds]]) {
+    for (const [name, colour] of entries) {
+      const entry = element("li", null);
+      entry.append(swatch(colour), name);
+      $(list).append(entry);
+    }
   }
   runs.forEach((run, r) => {
     $(`streams-title-${r}`).textContent = `Streams, ${title(run)}: step ${duration(run.step_us)}, exposed ${duration(run.exposed_us)}`;
@@ -52,7 +52,7 @@ function showLive(r, p) {
     `(position ${count(p)} of ${count(run.order.length)}, at ${duration(run.at_us[p])})`;
   const kinds = data.memory_kinds.map((name, kind) => {
     const named = element("th", null, { scope: "row" });
-    named.append(swatch(KINDS[kind % KINDS.length]), name);
+    named.append(swatch(KINDS[kind]), name);
     return row([named, element("td", size(run.kinds[kind][p]))]);
   });
   $("live-kinds").replaceChildren(element("caption", "By kind"), ...kinds);
@@ -62,7 +62,7 @@ function showLive(r, p) {
   const listed = live.slice(0, STORAGES).map((s) => {
     const { bytes: of, kind, maker } = storages;
     const kindName = data.memory_kinds[flying.has(s) ? data.in_flight : kind[s]];
-    return row([element("td", nodes.name[maker[s]], { class: "words" }), element("td", size(of[s])), element("td", kindName, { class: "words" }),
+    return row([element("td", inModule(nodes, maker[s]), { class: "words" }), element("td", size(of[s])), element("td", kindName, { class: "words" }),
       element("td", `${count(run.first[s])} to ${count(run.last[s])}`)]);
   });
   const title = live.length > STORAGES ? `The ${STORAGES} largest of ${count(live.length)} storages` : `${live.length} storages`;
@@ -80,22 +80,24 @@ function causesTable() {
 }
 
 // What each column is called, what it sorts by, what it shows, and whether that is words.
-const group = (c) => data.groups[nodes.group[c.node]], op = (c) => data.ops[nodes.op[c.node]];
+const group = (c) => data.groups[nodes.group[c.node]], module = (c) => data.modules[nodes.module[c.node]] ?? "", op = (c) => data.ops[nodes.op[c.node]];
 const COLUMNS = [
   ["collective", (c) => nodes.name[c.node], (c) => nodes.name[c.node], "words"],
   ["exposed, scheduled", (c) => c.exposed_us, (c) => duration(c.exposed_us), ""],
   ["exposed, original", (c) => c.original_exposed_us, (c) => duration(c.original_exposed_us), ""],
-  ["why", (c) => c.why, (c) => c.why, "words long"],
+  ["why", (c) => c.why, (c) => c.why, "words why"],
   ["hidden", (c) => c.hidden_us, (c) => duration(c.hidden_us), ""],
   ["launched", (c) => c.earlier, (c) => moved(c.earlier), ""],
   ["time", (c) => c.time_us, (c) => duration(c.time_us), ""],
   ["size", (c) => c.bytes, (c) => size(c.bytes), ""],
-  ["operator", op, op, "words"],
   ["group", group, group, "words"],
 ];
+// What stands below a name: the operator, and the module where it is known.
+const about = (c) => [op(c), module(c)].filter(Boolean).join(" in ");
+const sentence = (words) => words.slice(0, 1).toUpperCase() + words.slice(1);
 const moved = (by) => (by === 0 ? "as originally" : `${count(Math.abs(by))} ${by > 0 ? "earlier" : "later"}`);
 
-const EXPOSED = 1;
+const EXPOSED = 1, WHY = 3, GROUP = 8;
 
 const table = { column: EXPOSED, descending: true, all: false, chosen: -1 };
 const made = new Map();
@@ -104,11 +106,17 @@ function rowOfTable(c) {
     made.set(c.node, row(COLUMNS.map(([, , cell, kind], at) => {
       const loud = at === EXPOSED && c.exposed_us > 1e-9 * endUs ? "loud" : "";
       const named = element("td", null, { class: `${kind} ${loud}`.trim() });
-      if (at > 0) {
-        named.append(element("div", cell(c)));
-        return named;
+      if (at === 0) {
+        named.append(element("button", cell(c), { type: "button", "data-node": String(c.node) }), element("small", about(c)));
+      } else if (at === WHY) {
+        const rest = element("details", null);
+        rest.append(element("summary", c.why, { title: `${c.why}; ${c.more}` }), c.more);
+        named.append(rest);
+      } else if (at === GROUP) {
+        named.append(swatch(COLOURS.groups[nodes.group[c.node]]), cell(c));
+      } else {
+        named.append(cell(c));
       }
-      named.append(element("button", cell(c), { type: "button", "data-node": String(c.node) }));
       return named;
     })));
   }
@@ -119,7 +127,7 @@ function rowOfTable(c) {
 function drawTable() {
   const text = $("filter").value.trim().toLowerCase(), cause = $("cause").value;
   const found = data.collectives.filter((c) => (cause === "" || c.causes.some(([at]) => at === Number(cause)))
-    && [nodes.name[c.node], op(c), group(c), c.why].some((words) => words.toLowerCase().includes(text)));
+    && [nodes.name[c.node], op(c), module(c), group(c), c.why, c.more].some((words) => words.toLowerCase().includes(text)));
   const by = COLUMNS[table.column][1], sign = table.descending ? -1 : 1;
   found.sort((a, b) => { const x = by(a), y = by(b); return sign * (x < y ? -1 : x > y ? 1 : 0); });
   const shown = table.all ? found : found.slice(0, ROWS);
@@ -152,11 +160,11 @@ function choose(c) {
     });
     streams[r].chosen.data = segments(ends);
   });
-  const { exposed_us, original_exposed_us, why } = rowOf.get(c);
+  const { exposed_us, original_exposed_us, why, more } = rowOf.get(c);
   const times = runs.map((run) => [run, ...span(run, c)]).filter(([, from]) => from < Infinity)
     .map(([run, from, to]) => `${duration(from)} to ${duration(to)} (${run.title})`).join(", ");
-  $("selected").textContent = `${nodes.name[c]}: ran from ${times}; exposed ${duration(original_exposed_us)}, now ${duration(exposed_us)}. ` +
-    `Launched there because: ${why}.`;
+  $("selected").textContent = `${inModule(nodes, c)}: ran from ${times}; exposed ${duration(original_exposed_us)}, now ${duration(exposed_us)}. ` +
+    `${sentence(why)}; ${more}.`;
   drawTable();
 }
 

@@ -103,6 +103,18 @@ def check_launches_kept(found: Found, scene: str, differ: str) -> None:
             assert "; launch order kept." in kept
 
 
+def test_ranks_that_launch_differently_keep_each_its_own_launches(two: Found) -> None:
+    for rank in two:
+        scene = rank["one rank launches more"]
+        assert scene["equal"]
+        assert scene["moved"] == [False, False]
+        assert scene["changed"][1]
+        assert "Their launch sequences differ too" in scene["kept"][0]
+        assert scene["kept"][0].endswith("so each rank keeps its own launch order.")
+    launches = [rank["one rank launches more"]["launches"][0] for rank in two]
+    assert len(launches[1]) == len(launches[0]) + 1
+
+
 @pytest.mark.parametrize("scene", LIKE_ONE)
 def test_where_launches_gain_by_moving_all_launch_as_one_rank_does(two: Found, scene: str) -> None:
     for rank in two:
@@ -188,9 +200,9 @@ def test_a_rank_that_dies(found: Found) -> None:
     last = len(found) - 1
     for rank in found[:-1]:
         scene = rank["dies"]
-        assert scene["changed"][:1] == [False]
+        assert (scene["changed"][:1], scene["moved"][:1]) == ([True], [False])
         missing = f"rank {last} did not publish an order for graph 'forward 0/0 of Pair' within"
         rewrites = "overlap_sched rewrites no collective of 'forward 0/0 of Pair'"
         assert any(line.startswith(f"{rewrites}: {missing} 2 s. Such a rank died") for line in scene["said"])
-        assert scene["reasons"][0].startswith(f"{missing} 0.2 s (instead of 2 s, as not all ranks came the last time).")
+        assert scene["kept"][0].startswith(f"{missing} 0.2 s (instead of 2 s, as not all ranks came the last time).")
         assert scene["error"]  # of gloo, in the first collective

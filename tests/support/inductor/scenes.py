@@ -39,6 +39,18 @@ class Other(Pair):
         return super().forward(x.sin())
 
 
+class Lonely(Pair):
+    """With a collective besides, on a group of this rank alone: an expert that others have not."""
+
+    def __init__(self, width: int, ranks: int, alone: str) -> None:
+        super().__init__(width, ranks)
+        self.alone = alone
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        functional = torch.ops._c10d_functional
+        return super().forward(x + functional.wait_tensor(functional.all_reduce(x.detach(), "sum", self.alone)))
+
+
 class Stage:
     """Where scenes take place."""
 
@@ -171,6 +183,12 @@ def stages_of_a_pipeline(stage: Stage) -> dict[str, Any]:
     return stage.step(kind(WIDTH, size, groups[mine].group_name), ranks=halves[mine])
 
 
+def one_rank_launches_more(stage: Stage) -> dict[str, Any]:
+    """The odd rank has a collective of its own, so launch sequences differ: each keeps its own, and moves the rest."""
+    groups = [dist.new_group([rank]) for rank in range(stage.ranks)]
+    return stage.step(Lonely(WIDTH, stage.ranks, groups[stage.rank].group_name) if stage.odd else stage.model())
+
+
 def one_rank_fails(stage: Stage) -> dict[str, Any]:
     """The odd rank cannot lift its graphs: it runs them as they are, the others keep their launches."""
     model = stage.model()
@@ -228,6 +246,7 @@ def run_scenes(stage: Stage, only: Sequence[str]) -> Iterator[tuple[str, Any]]:
             stage.model(OtherSwapped if stage.odd else Swapped), backend="inductor"
         ),
         "one rank fails": lambda: one_rank_fails(stage),
+        "one rank launches more": lambda: one_rank_launches_more(stage),
         "costs of rank 0": lambda: costs_of_rank_0(stage),
     }
     for name, scene in scenes.items():

@@ -82,7 +82,7 @@ def _plan(
         reorder(gm, before)
     name = attempt.name = graph_name(graph, kind)
     if asks(settings):
-        attempt.key, attempt.launches = graph_key(graph, settings.stage), launches_in(before)
+        attempt.key, attempt.launches = graph_key(graph, settings.met_under), launches_in(before)
     compiled = settings.stage == "post_grad"  # by Inductor, and not run as FX
     if compiled:
         note_held(graph)

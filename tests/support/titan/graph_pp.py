@@ -5,8 +5,13 @@ it sends from ``_forward_chunk_states``, and GraphPP ends in an ``AttributeError
 stage has the cache again, and what is put into it is also put where torch sends from.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
+from unittest import mock
 
+from torch import fx
 from torch.distributed.pipelining.stage import PipelineStage
 
 
@@ -25,6 +30,42 @@ class _ForwardCache(dict[int, Any]):
     def pop(self, microbatch: int, *default: Any) -> Any:
         self.stage._forward_chunk_states.pop(microbatch, None)
         return super().pop(microbatch, *default)
+
+
+@contextmanager
+def stages_seen(look: Callable[[fx.GraphModule], Any]) -> Iterator[dict[str, Any]]:
+    """Inside, look at each graph of a stage when it first runs; by what it is: ``"fw 0"``, ``"multiplex 3"``."""
+    from torchtitan.experiments.graph_trainer.graph_pp import graph_builder
+
+    seen: dict[str, Any] = {}
+    execute = graph_builder._execute_graph_module
+
+    def run(gm: fx.GraphModule, inputs: list[Any]) -> tuple[Any, ...]:
+        about = gm.graph.output_node().meta
+        name = f"{about['graph_pp_callable']} {about['graph_pp_stage_index']}"
+        if name not in seen:
+            seen[name] = look(gm)
+        return execute(gm, inputs)
+
+    with mock.patch.object(graph_builder, "_execute_graph_module", run):
+        yield seen
+
+
+def turns(gm: fx.GraphModule) -> int:
+    """How often the order of a multiplexed graph changes from the backward to the forward or back; concatenated: once.
+
+    What is computed from inputs of the backward is backward. What is computed from no input belongs to neither.
+    """
+    backward: dict[fx.Node, bool] = {}
+    sequence = []
+    for node in gm.graph.nodes:
+        before = [backward[one] for one in node.all_input_nodes if one in backward]
+        if node.op == "placeholder":
+            backward[node] = node.name.startswith("bw_")
+        elif before and node.op != "output":
+            backward[node] = any(before)
+            sequence.append(backward[node])
+    return sum(one != other for one, other in pairwise(sequence))
 
 
 def with_forward_cache() -> None:

@@ -94,6 +94,8 @@ def _plan(
         attempt.key = None
         return Report(name, reason=NO_COLLECTIVES)
     attempt.problem = None if report.schedule is None else report.schedule.problem
+    if attempt.problem is None and not attempt.launches:  # it fails here, but no other rank will ask
+        attempt.key = None
     if attempt.problem is not None and not attempt.problem.collectives:  # other ranks may have no such graph
         attempt.key = None
     if attempt.key is not None:

@@ -105,7 +105,7 @@ class Settings:
 
     @property
     def met_under(self) -> str:
-        """What of the settings is in the name under which the ranks meet."""
+        """The part of the settings in the name under which the ranks meet."""
         return f"{self.stage} {self.graph}".rstrip()
 
     @property

@@ -78,7 +78,7 @@ def _row(plain: dict[str, Any], ours: dict[str, Any]) -> str:
 
 
 def _pipelined() -> bool:
-    """Figures are sums over the graphs of a kind: those that ran, of all four stages."""
+    """Figures are sums over the graphs of a kind: those that ran and communicate, of all four stages."""
     print("| schedule | graphs | losses of 3 steps | step, predicted | exposed, predicted | turns |")
     print("| --- | --- | --- | --- | --- | --- |")
     differs = False
@@ -91,7 +91,7 @@ def _pipelined() -> bool:
         plain, ours = ({**job[0]["stages"], **job[2]["stages"]} for job in (found["plain"], found["ours"]))
         for kind, called in KINDS.items():
             names = [name for name in ours if name.split()[0] == kind]
-            if names:
+            if any(plain[name]["exposed_us"] for name in names):
                 told = " | ".join(_from_to(names, plain, ours, what) for what in ("step_us", "exposed_us", "turns"))
                 losses = "equal to the last bit" if same else "DIFFER"
                 print(f"| {schedule} | {len(names)} x {called} | {losses} | {told} |", flush=True)
@@ -100,7 +100,9 @@ def _pipelined() -> bool:
 
 def _from_to(names: list[str], plain: dict[str, Any], ours: dict[str, Any], what: str) -> str:
     before, after = (sum(stages[name][what] for name in names) for stages in (plain, ours))
-    return f"{before:.0f} -> {after:.0f}" if what == "turns" else f"{before / 1e3:.3f} -> {after / 1e3:.3f} ms"
+    if what == "turns":
+        return f"{before} -> {after}" if before else ""
+    return f"{before / 1e3:.3f} -> {after / 1e3:.3f} ms"
 
 
 def _timed(gb_per_s: float, record: Path | None) -> int:

@@ -92,8 +92,9 @@ def test_options_of_the_command_line(config: Any) -> None:
     from overlap_sched.titan.chosen import settings_of
 
     assert settings_of(config).options == Options()
-    config.override.imports = ["other.one", ("overlap_sched.titan.options", {"headroom": "1GiB", "effort": 2})]
-    assert settings_of(config).options == Options(headroom="1GiB", effort=2)
+    given = {"headroom": "1GiB", "rewrites": ["bucket"]}
+    config.override.imports = ["other.one", ("overlap_sched.titan.options", given)]
+    assert settings_of(config).options == Options(headroom="1GiB", rewrites=("bucket",))
     assert settings_of(config).stage == "titan"
 
 

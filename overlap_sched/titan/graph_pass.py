@@ -31,8 +31,8 @@ def overlap_sched_pass(gm: fx.GraphModule, example_inputs: Any = None, *, settin
     """Fit the graph of a training step where that is asked for, and reorder it; in place, or it stays as it was.
 
     A step of GraphTrainer, or a graph of one stage of GraphPP, which is not fitted. All ranks that have it do the same.
-    Its name is what ``--compile.disable_passes overlap_sched_pass`` turns off. ``gm`` is the
-    graph as torchtitan's own passes have left it; it comes back. ``example_inputs`` are not needed.
+    Its name is what ``--compile.disable_passes overlap_sched_pass`` turns off. ``gm`` is the graph as torchtitan's own
+    passes have left it; it comes back. ``example_inputs`` are not needed.
 
     Raises:
         VerificationError, AgreementError: With ``strict``, instead of a fallback.

@@ -31,6 +31,18 @@ def test_a_pipeline_of_experts(titan: None, tmp_path: Path) -> None:
     check_one_rank_fails(found["dual_plain"], found["dual"], found["fault"])
 
 
+def test_two_ranks_of_a_pipeline(titan: None, tmp_path: Path) -> None:
+    """PP 2: each rank agrees with itself, and no graph communicates."""
+    models = {"dual": LLAMA + DUAL_PIPE, "zero": LLAMA + ZERO_BUBBLE}
+    found = train(tmp_path, [Job(f"{name}{len(o)}", model + o) for o in ((), OURS) for name, model in models.items()])
+    for name in models:
+        plain, ours = found[f"{name}0"], found[f"{name}{len(OURS)}"]
+        assert losses(ours) == losses(plain)
+        for rank in ours:
+            assert rank["warned"] == []
+            assert {report["reason"] for report in rank["reports"]} == {"the graph has no collectives"}
+
+
 @pytest.mark.nightly
 def test_a_pipeline_without_experts(titan: None, tmp_path: Path) -> None:
     """PP 2 x FSDP 2: only gathers and reductions communicate, each with nothing beside it."""

@@ -166,7 +166,7 @@ def test_no_two_classes_have_one_name() -> None:
 
 ROOT = PACKAGE.parent
 BUDGETS = {  # lines now, rounded up to hundreds; behind each what it has to come to
-    "overlap_sched": 54_300,  # 40,000; 500 more for ranks that differ, 800 for pins, 300 for GraphPP
+    "overlap_sched": 54_200,  # 40,000; 500 more for ranks that differ, 800 for pins, 200 for GraphPP
     "overlap_sched/scheduler": 6_300,  # 3,800; 100 more for one rank's order followed by others, 100 for pins
     "llama_repro": 7_800,  # 7,500; 300 more for a day with a GPU
     "tests": 52_400,  # 34,000; 500 more for ranks that differ, 600 each for pins, a GPU and frameworks, GraphPP

@@ -50,8 +50,7 @@ class Settings:
             given.
         max_slowdown: Or for the lowest peak within this: 0.05 for five percent. ``None``: see above.
         notes: What was switched off for it; goes into the reports.
-        graph: Which graph this is, where a job has several that may be alike: the ranks meet under it. The same on all
-            of ``ranks``; ``""``: graphs are told apart by their operators alone.
+        graph: Ranks meet under it, where a job has graphs that may be alike; ``""``: their operators tell them apart.
     """
 
     options: Options = field(default_factory=Options)

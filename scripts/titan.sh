@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Train torchtitan's debug models with its GraphTrainer on CPU ranks, with overlap_sched and without; one table.
+# --pipelines: instead, its pipeline parallelism GraphPP.
 # --slow-network GB/S [--record OUT.json]: instead, steps of the debug Llama over an emulated link, timed.
 # Uses the active environment if it has torchtitan, else .venv-torch-2.15.0, which it makes (some minutes, 6 GB).
 set -euo pipefail

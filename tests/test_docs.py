@@ -103,7 +103,7 @@ def prose(path: Path) -> str:
 def options_somewhere() -> frozenset[str]:
     """Options of the command, of the scripts, and of the few tools that documents call."""
     places = [*ROOT.glob("overlap_sched/cli/*.py"), *ROOT.glob("scripts/*"), *ROOT.glob("llama_repro/**/*.py")]
-    places += ROOT.glob("scripts/studies/*/*.py")
+    places += [*ROOT.glob("scripts/studies/*/*.py"), ROOT / "tests/support/titan/compare.py"]
     text = "\n".join(path.read_text() for path in places if path.is_file())
     others = {"--help", "--nproc-per-node", "--no-deps", "--index-url", "--fix"}  # argparse, torchrun, pip, pip, ruff
     others |= {"--nightly"}  # our tests

@@ -82,7 +82,7 @@ def _plan(
         reorder(gm, before)
     name = attempt.name = graph_name(graph, kind)
     if asks(settings):
-        attempt.key, attempt.launches = graph_key(graph, settings.stage), launches_in(before)
+        attempt.key, attempt.launches = graph_key(graph, settings.met_under), launches_in(before)
     compiled = settings.stage == "post_grad"  # by Inductor, and not run as FX
     if compiled:
         note_held(graph)
@@ -94,6 +94,8 @@ def _plan(
         attempt.key = None
         return Report(name, reason=NO_COLLECTIVES)
     attempt.problem = None if report.schedule is None else report.schedule.problem
+    if attempt.problem is None and not attempt.launches:  # it fails here, but no other rank will ask
+        attempt.key = None
     if attempt.problem is not None and not attempt.problem.collectives:  # other ranks may have no such graph
         attempt.key = None
     if attempt.key is not None:

@@ -127,7 +127,10 @@ def _prepare(
     """Plan what this rank would do by itself."""
     graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     if asks(settings):
-        known.key, known.launches = graph_key(graph, "rewrites"), launch_digest(launches_in(graph.nodes))
+        known.key, known.launches = (
+            graph_key(graph, f"rewrites {settings.graph}".rstrip()),
+            launch_digest(launches_in(graph.nodes)),
+        )
     known.name = graph_name(graph, kind)
     compiled = settings.stage in ("inductor", "post_grad")
     if compiled:

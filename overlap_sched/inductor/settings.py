@@ -50,6 +50,7 @@ class Settings:
             given.
         max_slowdown: Or for the lowest peak within this: 0.05 for five percent. ``None``: see above.
         notes: What was switched off for it; goes into the reports.
+        graph: Ranks meet under it, where a job has graphs that may be alike; ``""``: their operators tell them apart.
     """
 
     options: Options = field(default_factory=Options)
@@ -63,6 +64,7 @@ class Settings:
     memory_limit: int | str | None = None
     max_slowdown: float | None = None
     notes: tuple[str, ...] = ()
+    graph: str = ""
 
     def __post_init__(self) -> None:
         """Reads the cluster's file, now and not in the middle of a job; raises as :func:`read_cluster` does.
@@ -99,6 +101,11 @@ class Settings:
     def costs(self) -> dict[str, Any]:
         """The arguments with which a graph is lifted."""
         return {"cost": self.cost, "model": self.model, "ranks_per_node": self.ranks_per_node, "cluster": self.where}
+
+    @property
+    def met_under(self) -> str:
+        """The part of the settings in the name under which the ranks meet."""
+        return f"{self.stage} {self.graph}".rstrip()
 
     @property
     def where(self) -> Cluster | None:

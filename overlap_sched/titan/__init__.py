@@ -7,6 +7,9 @@ Options of :class:`overlap_sched.Options` go with the first: ``'overlap_sched.ti
 A module of configs of your own needs only ``import overlap_sched.titan``.
 
 - :mod:`~overlap_sched.titan.pipeline`: torchtitan's list of passes with ours in its place.
+- :mod:`~overlap_sched.titan.stages`: the same for the pipelines of GraphPP.
+- :mod:`~overlap_sched.titan.stage_graph`: what is to be known of one graph there.
+- :mod:`~overlap_sched.titan.listed`: where our pass stands in a list.
 - :mod:`~overlap_sched.titan.graph_pass`: our pass, which fits a step to a limit, and orders it; inside Inductor where
   that compiles the whole graph.
 - :mod:`~overlap_sched.titan.chosen`: the options of a job.

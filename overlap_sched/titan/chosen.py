@@ -37,7 +37,8 @@ def with_given(settings: Settings, given: Mapping[str, Any]) -> Settings:
         OptionsError: There is no such option, or it cannot have this value.
     """
     limits = {name: given[name] for name in _LIMITS if name in given}
-    others = {name: value for name, value in given.items() if name not in limits}
+    rest = {name: value for name, value in given.items() if name not in limits}
+    others = {name: tuple(value) if isinstance(value, list) else value for name, value in rest.items()}  # of JSON
     if limits:
         memory_limit, max_slowdown = (limits.get(name) for name in _LIMITS)
         settings = replace(settings, memory_limit=memory_limit, max_slowdown=max_slowdown)

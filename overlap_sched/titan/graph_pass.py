@@ -17,6 +17,7 @@ from overlap_sched.inductor.switch import enabled
 from overlap_sched.report.units import count, duration, from_to, size
 from overlap_sched.report.words.fit import lacking_line
 from overlap_sched.titan.chosen import plug_in_arguments
+from overlap_sched.titan.stage_graph import hold_inputs, stage_name, strangers
 
 GraphPass = Callable[..., fx.GraphModule]
 """A pass of GraphTrainer: ``(gm, example_inputs) -> gm``."""
@@ -29,14 +30,31 @@ _MARK = "overlap_sched"
 def overlap_sched_pass(gm: fx.GraphModule, example_inputs: Any = None, *, settings: Settings) -> fx.GraphModule:
     """Fit the graph of a training step where that is asked for, and reorder it; in place, or it stays as it was.
 
-    All ranks do the same. Its name is what ``--compile.disable_passes overlap_sched_pass`` turns off. ``gm`` is the
-    graph as torchtitan's own passes have left it; it comes back. ``example_inputs`` are not needed.
+    A step of GraphTrainer, or a graph of one stage of GraphPP, which is not fitted. All ranks that have it do the same.
+    Its name is what ``--compile.disable_passes overlap_sched_pass`` turns off. ``gm`` is the graph as torchtitan's own
+    passes have left it; it comes back. ``example_inputs`` are not needed.
 
     Raises:
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
     """
-    rewrite_and_schedule(gm, fit_step(gm, settings), "training step")
+    name = stage_name(gm)
+    if not name:
+        rewrite_and_schedule(gm, fit_step(gm, settings), "training step")
+    elif _among(gm, name, settings):
+        hold_inputs(gm)
+        rewrite_and_schedule(gm, replace(settings, graph=name), name)
     return mark(gm)
+
+
+def _among(gm: fx.GraphModule, name: str, settings: Settings) -> bool:
+    """Tell whether a graph of a pipeline communicates only among the ranks that are asked; else say that it stays."""
+    try:
+        others = [] if settings.ranks is None else strangers(gm, settings.ranks)
+    except Exception:  # scheduling fails at the same place, and tells the other ranks
+        return True
+    if others:
+        warn(f"overlap_sched leaves {name!r} as it was: it communicates with ranks {others}, which hold other stages")
+    return not others
 
 
 def fit_step(gm: fx.GraphModule, settings: Settings) -> Settings:

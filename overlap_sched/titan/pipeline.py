@@ -9,23 +9,21 @@ what stays where ours is not used: so no job launches later, or holds more memor
 With ``inductor_compilation="full"`` Inductor would order the graph anew: there our plug-in runs inside of it.
 """
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from difflib import get_close_matches
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
-from torchtitan.experiments.graph_trainer.cudagraph import cudagraph_pass
-from torchtitan.experiments.graph_trainer.inductor_passes import full_inductor_compilation_pass
-from torchtitan.experiments.graph_trainer.passes import construct_default_graph_passes, final_inductor_compile_passes
+from torchtitan.experiments.graph_trainer.passes import construct_default_graph_passes
 from torchtitan.experiments.graph_trainer.registry import PASS_PIPELINE_REGISTRY
 
-from overlap_sched.inductor.console import warn
+from overlap_sched.inductor.console import said, warn
 from overlap_sched.inductor.gloo import safe_gathers_with
-from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import enabled
 from overlap_sched.titan.chosen import plug_in_arguments, settings_of
-from overlap_sched.titan.graph_pass import GraphPass, inside_inductor, is_marked, overlap_sched_pass
+from overlap_sched.titan.graph_pass import GraphPass, is_marked
+from overlap_sched.titan.listed import with_ours
+from overlap_sched.titan.stages import order_stages
 
 NAME = "overlap_sched"
 """What ``--compile.pass_pipeline`` names."""
@@ -49,7 +47,7 @@ def passes_of(traced: Any, config: Any, *, parallel_dims: Any = None) -> list[Gr
     try:
         safe_gathers_with(traced)  # gloo only; the trainer holds the step for as long as its graph runs
         if not config.compile.precompile_artifact_dir:
-            return with_ours(default, config)
+            return with_ours(default, config.compile, settings_of(config))
         if not is_marked(traced.gm):
             warn(
                 f"overlap_sched did nothing: the artifact in {config.compile.precompile_artifact_dir!r} was made "
@@ -61,46 +59,38 @@ def passes_of(traced: Any, config: Any, *, parallel_dims: Any = None) -> list[Gr
     return default
 
 
-def with_ours(passes: Sequence[GraphPass], config: Any) -> list[GraphPass]:
-    """A list of torchtitan's passes with ours before the first that compiles.
-
-    Raises:
-        OptionsError: See :func:`~overlap_sched.titan.chosen.settings_of`; a trainer has found that at its start.
-    """
-    settings = settings_of(config)
-    final = final_inductor_compile_passes(config.compile, use_cudagraph=True)
-    compiling = {_function(each) for each in [*final, cudagraph_pass]}
-    place = next((k for k, each in enumerate(passes) if _function(each) in compiling), len(passes))
-    before, after = list(passes[:place]), list(passes[place:])
-    if after and _function(after[0]) is full_inductor_compilation_pass:
-        if settings.fits:
-            warn("overlap_sched keeps no limit in this job: it fits no step that Inductor compiles as a whole.")
-        return [*before, _inside_inductor(after[0], settings), *after[1:]]
-    return [*before, partial(overlap_sched_pass, settings=settings), *after]
-
-
 def start(trainer: Any) -> None:
     """When a trainer is built: switch the plug-in on where torch.compile is used; say where nothing of ours will run.
 
     With ``--compile.mode jit`` torchtitan overwrites Inductor's settings while it builds the model
     (``jit_backend.get_compile_backend_with_passes``); what it compiles, it compiles in the first step.
     """
-    chosen = trainer.config.compile
+    chosen, pipelined = trainer.config.compile, trainer.parallel_dims.pp_enabled
     cause = None
-    if trainer.parallel_dims.pp_enabled:
-        cause = "with pipeline parallelism GraphTrainer uses no pass pipeline"
-    elif chosen.mode == "jit" and chosen.backend == "inductor":
+    if chosen.mode == "jit" and not pipelined and chosen.backend == "inductor":
         if settings_of(trainer.config).fits:
             warn("overlap_sched keeps no limit in this job: with --compile.mode jit there is no whole step to fit.")
         switched_on = ExitStack()
         switched_on.enter_context(enabled(**plug_in_arguments(settings_of(trainer.config))))
         trainer.overlap_sched = switched_on  # on for as long as the trainer is there
+    elif pipelined and chosen.mode != "aot_fx_trace":
+        cause = "with pipeline parallelism it needs --compile.mode aot_fx_trace"
     elif chosen.mode != "aot_fx_trace":
         cause = "it needs --compile.mode aot_fx_trace, or jit with --compile.backend inductor"
     elif not chosen.enable_passes:
         cause = "--compile.enable_passes is off"
+    elif pipelined:
+        cause = _stages_ordered(trainer)
     if cause is not None:
         warn(f"overlap_sched does nothing in this job: {cause}.")
+
+
+def _stages_ordered(trainer: Any) -> str | None:
+    """Have the graphs of a pipeline's stages ordered; returns why they will not be."""
+    try:
+        return order_stages(trainer, settings_of(trainer.config))
+    except Exception as error:  # without us the job runs as well
+        return f"its pipeline is not what we know ({said(error)})"
 
 
 def tell_if_not_chosen(trainer_class: type) -> None:
@@ -129,14 +119,3 @@ def not_chosen(chosen: str) -> str | None:
     close = get_close_matches(chosen, PASS_PIPELINE_REGISTRY, n=1)
     meant = f". Did you mean {close[0]!r}?" if close else f". There are {', '.join(map(repr, PASS_PIPELINE_REGISTRY))}."
     return f"torchtitan knows no pass pipeline {chosen!r} and takes its default{meant}"
-
-
-def _inside_inductor(full: GraphPass, settings: Settings) -> GraphPass:
-    """For torchtitan a pass is a function with a name, or a ``partial`` of one."""
-    if isinstance(full, partial):
-        return partial(inside_inductor(full.func, settings), *full.args, **full.keywords)
-    return inside_inductor(full, settings)
-
-
-def _function(graph_pass: Any) -> Any:
-    return graph_pass.func if isinstance(graph_pass, partial) else graph_pass

@@ -14,8 +14,10 @@ from typing import Any
 
 from torchtitan.experiments.graph_trainer import passes, precompile_main
 
+from overlap_sched.titan.chosen import settings_of
 from overlap_sched.titan.graph_pass import GraphPass
-from overlap_sched.titan.pipeline import NAME, with_ours
+from overlap_sched.titan.listed import with_ours
+from overlap_sched.titan.pipeline import NAME
 
 
 @contextmanager
@@ -25,7 +27,7 @@ def chosen_pipeline() -> Iterator[None]:
 
     def compile_time_passes(traced: Any, config: Any, **how: Any) -> list[GraphPass]:
         found: list[GraphPass] = torchtitans(traced, config, **how)
-        return with_ours(found, config) if config.compile.pass_pipeline == NAME else found
+        return with_ours(found, config.compile, settings_of(config)) if config.compile.pass_pipeline == NAME else found
 
     passes.compile_time_passes = compile_time_passes
     try:

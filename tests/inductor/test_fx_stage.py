@@ -1,14 +1,16 @@
 """How FX graphs are priced, by what runs them."""
 
+from typing import Any
 from unittest import mock
 
 import pytest
 
+from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report
 from overlap_sched.inductor import fx_stage
 from overlap_sched.inductor.reporting import Stage
 from overlap_sched.inductor.settings import Settings
-from tests.support.fx_graphs import trace
+from tests.support.fx_graphs import C10D, trace, wait
 
 
 @pytest.mark.parametrize(
@@ -19,3 +21,20 @@ def test_only_what_inductor_compiles_is_priced_by_its_kernels(stage: Stage, fusi
     with mock.patch.object(fx_stage, "schedule_graph", return_value=nothing) as scheduled:
         fx_stage.schedule_fx(trace(lambda x: x + 1, (4, 4)), Settings(stage=stage))
     assert scheduled.call_args.kwargs["fusion"] == fusion
+
+
+@pytest.mark.parametrize("communicates", [True, False])
+def test_a_rank_that_fails_asks_only_about_graphs_that_others_ask_about(communicates: bool) -> None:
+    """It would wait for its whole limit: no other rank comes to speak of a graph without collectives."""
+
+    def step(x: Any) -> Any:
+        return wait(C10D.all_reduce(x, "sum", "0")) if communicates else x + 1
+
+    with (
+        mock.patch.object(fx_stage, "asks", return_value=True),
+        mock.patch("overlap_sched.fx.apply.lift", side_effect=ZeroDivisionError("injected")),
+        mock.patch("overlap_sched.inductor.attempt.decided", return_value=None) as asked,
+        pytest.warns(OverlapSchedWarning, match="as it was: ZeroDivisionError: injected$"),
+    ):
+        fx_stage.schedule_fx(trace(step, (4, 4)), Settings(stage="titan"))
+    assert asked.called is communicates

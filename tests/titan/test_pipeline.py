@@ -92,8 +92,9 @@ def test_options_of_the_command_line(config: Any) -> None:
     from overlap_sched.titan.chosen import settings_of
 
     assert settings_of(config).options == Options()
-    config.override.imports = ["other.one", ("overlap_sched.titan.options", {"headroom": "1GiB", "effort": 2})]
-    assert settings_of(config).options == Options(headroom="1GiB", effort=2)
+    given = {"headroom": "1GiB", "rewrites": ["bucket"]}
+    config.override.imports = ["other.one", ("overlap_sched.titan.options", given)]
+    assert settings_of(config).options == Options(headroom="1GiB", rewrites=("bucket",))
     assert settings_of(config).stage == "titan"
 
 
@@ -123,11 +124,11 @@ def test_a_wrong_option_is_found_when_the_job_starts(config: Any) -> None:
 
 
 def test_without_us_the_job_runs_as_well(config: Any) -> None:
-    from overlap_sched.titan import pipeline
+    from overlap_sched.titan import listed
 
     said = "^overlap_sched leaves torchtitan's passes as they are: KeyError: 'injected'$"
     with (
-        mock.patch.object(pipeline, "final_inductor_compile_passes", side_effect=KeyError("injected")),
+        mock.patch.object(listed, "final_inductor_compile_passes", side_effect=KeyError("injected")),
         pytest.warns(OverlapSchedWarning, match=said),
     ):
         theirs, found = both(config)
@@ -187,7 +188,8 @@ def trainer(config: Any, pp: bool = False) -> Any:
 @pytest.mark.parametrize(
     ("pp", "fields", "cause"),
     [
-        (True, {}, "with pipeline parallelism GraphTrainer uses no pass pipeline"),
+        (True, {"mode": "jit"}, "with pipeline parallelism it needs --compile.mode aot_fx_trace"),
+        (True, {"enable_passes": False}, "--compile.enable_passes is off"),
         (False, {"mode": "jit"}, "it needs --compile.mode aot_fx_trace, or jit with --compile.backend inductor"),
         (False, {"mode": None}, "it needs --compile.mode aot_fx_trace, or jit with --compile.backend inductor"),
         (False, {"enable_passes": False}, "--compile.enable_passes is off"),

@@ -1,6 +1,7 @@
 """Train with torchtitan's GraphTrainer on CPU ranks, with our pass and without; one table (``scripts/titan.sh``).
 
 scripts/titan.sh                                      losses, predicted figures, orders
+scripts/titan.sh --pipelines                          the same of GraphPP, per kind of graph
 scripts/titan.sh --slow-network 0.1 [--record FILE]   measured steps over an emulated link of that many GB/s
 """
 
@@ -17,12 +18,22 @@ from llama_repro.harness.record import provenance, write_record
 from llama_repro.training.link import check_slow_network
 from overlap_sched.report.files import check_writable
 from tests.support.ranks import run_ranks
-from tests.support.titan.jobs import DEEPSEEK, EP, LLAMA, OURS, TP, Job, train
+from tests.support.titan.jobs import DEEPSEEK, DUAL_PIPE, EP, LLAMA, OURS, TP, ZERO_BUBBLE, Job, train
 
 MODELS = {
     "Llama-3 debug, FSDP 2": (2, LLAMA),
     "DeepSeek-v3 debug, FSDP 2, EP 2": (2, DEEPSEEK + EP),
     "Llama-3 debug, FSDP 2 x TP 2": (4, LLAMA + TP),
+}
+PIPELINES = {"DualPipeV": DUAL_PIPE, "ZBVZeroBubble": ZERO_BUBBLE}
+KINDS = {
+    "multiplex": "forward beside a backward",
+    "fw": "forward",
+    "full_bw": "backward",
+    "bw_di": "backward to inputs",
+    "bw_dw": "backward to weights",
+    "unshard": "gathers of weights",
+    "reduce_grad": "reductions of gradients",
 }
 
 
@@ -30,8 +41,11 @@ def main() -> None:
     """Print a table; an error where a loss differs."""
     parser = argparse.ArgumentParser("titan.sh", description="torchtitan's debug models on CPU ranks.")
     parser.add_argument("--slow-network", type=float, metavar="GB/S", help="time steps over an emulated link")
+    parser.add_argument("--pipelines", action="store_true", help="DeepSeek-v3's debug model in a pipeline of GraphPP")
     parser.add_argument("--record", type=Path, metavar="OUT.json", help="of times: write them, when and on what")
     options = parser.parse_args()
+    if options.pipelines:
+        sys.exit(_pipelined())
     if options.slow_network is None:
         sys.exit(_compared())
     sys.exit(guarded("titan", lambda: _timed(options.slow_network, options.record)))
@@ -61,6 +75,34 @@ def _row(plain: dict[str, Any], ours: dict[str, Any]) -> str:
         f"{before['peak_bytes'] / 2**20:.1f} -> {after['peak_bytes'] / 2**20:.1f} MiB | "
         f"{plain['between']} -> {ours['between']}"
     )
+
+
+def _pipelined() -> bool:
+    """Figures are sums over the graphs of a kind: those that ran and communicate, of all four stages."""
+    print("| schedule | graphs | losses of 3 steps | step, predicted | exposed, predicted | turns |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    differs = False
+    for schedule, pipeline in PIPELINES.items():
+        arguments = DEEPSEEK + EP + pipeline
+        with tempfile.TemporaryDirectory() as folder:
+            found = train(Path(folder), [Job("plain", arguments), Job("ours", arguments + OURS)], ranks=4)
+        same = all(a["losses"] == b["losses"] for a, b in zip(found["plain"], found["ours"], strict=True))
+        differs |= not same
+        plain, ours = ({**job[0]["stages"], **job[2]["stages"]} for job in (found["plain"], found["ours"]))
+        for kind, called in KINDS.items():
+            names = [name for name in ours if name.split()[0] == kind]
+            if any(plain[name]["exposed_us"] for name in names):
+                told = " | ".join(_from_to(names, plain, ours, what) for what in ("step_us", "exposed_us", "turns"))
+                losses = "equal to the last bit" if same else "DIFFER"
+                print(f"| {schedule} | {len(names)} x {called} | {losses} | {told} |", flush=True)
+    return differs
+
+
+def _from_to(names: list[str], plain: dict[str, Any], ours: dict[str, Any], what: str) -> str:
+    before, after = (sum(stages[name][what] for name in names) for stages in (plain, ours))
+    if what == "turns":
+        return f"{before} -> {after}" if before else ""
+    return f"{before / 1e3:.3f} -> {after / 1e3:.3f} ms"
 
 
 def _timed(gb_per_s: float, record: Path | None) -> int:

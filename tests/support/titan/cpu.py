@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from tests.support.titan.graph_pp import with_forward_cache, with_whole_parameters
+
 GPU_ONLY = ("cudagraph_pass",)
 """Passes of torchtitan's default list that cannot run without a GPU."""
 
@@ -27,6 +29,8 @@ def on_cpu() -> None:
         _without_timeouts()
         _with_gpu_rates()
         _without_migration()
+        with_forward_cache()
+        with_whole_parameters()
 
 
 def _device() -> Any:

@@ -9,6 +9,8 @@
     order    names of the nodes of the graph that runs, in its order
     between  compute kernels between the launch of each collective and its wait, all together
     regions  calls of code that Inductor has compiled
+    stages   per graph of GraphPP that has run: its order; its step and what of it is exposed, replayed (us); `between`;
+             how often it changes from a backward to a forward and back
     reports  what overlap_sched says of each graph
     warned   its warnings
 """
@@ -29,6 +31,7 @@ import torch.distributed as dist
 from torch import fx
 
 from tests.support.titan.cpu import annotate_regions, on_cpu
+from tests.support.titan.graph_pp import stages_seen, turns
 
 
 def main() -> None:
@@ -72,6 +75,7 @@ def trained(arguments: list[str]) -> dict[str, Any]:
         mock.patch.object(MetricsProcessor, "log", keep_losses),
         mock.patch.object(graph_trainer, "run_traced", keep_graph),
         mock.patch("torchtitan.trainer.time.sleep"),
+        stages_seen(played) as stages,
         warnings.catch_warnings(record=True) as said,
     ):
         warnings.simplefilter("always", overlap_sched.errors.OverlapSchedWarning)
@@ -82,9 +86,22 @@ def trained(arguments: list[str]) -> dict[str, Any]:
         "order": [node.name for node in nodes],
         "between": between(graphs[0]) if graphs else 0,
         "regions": sum(hasattr(node.target, "__wrapped__") for node in nodes),
+        "stages": stages,
         "reports": [report.to_json() for report in overlap_sched.reports()],
         "warned": [str(one.message) for one in said if one.category is overlap_sched.errors.OverlapSchedWarning],
     }
+
+
+def played(gm: fx.GraphModule) -> dict[str, Any]:
+    """A graph as it ran, played through by the judge."""
+    from overlap_sched.fx import lift
+    from overlap_sched.judge.replay import replay
+
+    problem = lift(gm).problem
+    found = replay(problem, problem.original_order)
+    order = [node.name for node in gm.graph.nodes]
+    times = {"step_us": found.step_us, "exposed_us": found.exposed_us}
+    return {"order": order, **times, "between": between(gm), "turns": turns(gm)}
 
 
 def between(gm: fx.GraphModule) -> int:

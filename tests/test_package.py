@@ -44,10 +44,10 @@ MODULES = sorted(
 ARROWS = (
     ("problem",),
     ("judge",),
-    ("pipeline",),
     ("peak_memory",),
     ("scheduler",),
     ("cost",),
+    ("pipeline",),
     ("analysis",),
     ("transform",),
     ("fit",),
@@ -167,15 +167,15 @@ def test_no_two_classes_have_one_name() -> None:
 
 ROOT = PACKAGE.parent
 BUDGETS = {  # lines now, rounded up to hundreds; behind each what it has to come to
-    # 40,000; 2,200 more for pipelined jobs, 500 for ranks that differ, 800 for pins, 100 for what groups are for
-    "overlap_sched": 56_200,
+    # 40,000; 2,800 more for pipelined jobs, 500 for ranks that differ, 800 for pins, 100 for what groups are for
+    "overlap_sched": 56_800,
     "overlap_sched/scheduler": 6_300,  # 3,800; 100 more for one rank's order followed by others, 100 for pins
     "llama_repro": 7_800,  # 7,500; 300 more for a day with a GPU
-    # 34,000; 1,000 more for pipelined jobs, 500 for ranks that differ, 600 for pins, 600 for a GPU, frameworks, marks
-    "tests": 52_800,
+    # 34,000; 1,400 more for pipelined jobs, 500 for ranks that differ, 600 for pins, 600 for a GPU, frameworks, marks
+    "tests": 53_200,
 }
 MODULE_OF_THE_SCHEDULER = 250  # reached
-DOCUMENTS, PAGES = 4_070, 20  # 4,000: 70 more for ten lines of each framework; records apart
+DOCUMENTS, PAGES = 4_130, 20  # 4,000: 70 more for ten lines of each framework, 60 for pipelined jobs; records apart
 
 
 def lines_of(paths: Iterable[Path]) -> int:

@@ -208,7 +208,7 @@ def test_torchs_runtime_trains_with_them(tmp_path: Path, torch_schedules: Module
 
     waits = "WAIT_REDUCE_GRAD" in torch_schedules._ComputationType.__members__  # 2.15
     forms: list[CsvFormat] = ["compute_only", "compute_comms_waits" if waits else "compute_comms"]
-    for name in ("gpipe", "1f1b", "interleaved-1f1b:2", "zb-h1", "zbv", "dualpipev"):
+    for name in ("gpipe", "1f1b", "interleaved:2", "zb-h1", "zbv", "dualpipev"):
         job, schedule = one_way(name, 2, BATCHES)
         assert violation(job, schedule) is None
         plain = name.replace(":", "-")

@@ -24,7 +24,7 @@ def figures(
 
     F, I, W: of one stage as the schedule has it.
     """
-    job = uniform(ranks, micro_batches, {"zbv": 2, "dualpipev": 2, "interleaved-1f1b:2": 2}.get(name, 1), f, i, w)
+    job = uniform(ranks, micro_batches, {"zbv": 2, "dualpipev": 2, "interleaved:2": 2}.get(name, 1), f, i, w)
     job, schedule = laid_out(job, BY_NAME[name])
     object.__setattr__(job, "pair_factor", factor)
     replay = replay_pipeline(job, schedule)
@@ -60,7 +60,7 @@ def test_gpipe_and_1f1b(ranks: int, micro_batches: int, f: float, i: float, w: f
 def test_interleaved_1f1b(ranks: int, rounds: int) -> None:
     """Narayanan et al. 2021, section 2.2.2: t_pb = (p - 1)(t_f + t_b) / v, t of all v chunks of a rank."""
     micro_batches = rounds * ranks
-    bubble, _, peaks = figures("interleaved-1f1b:2", ranks, micro_batches, f=1.0, i=2.0, w=1.0)
+    bubble, _, peaks = figures("interleaved:2", ranks, micro_batches, f=1.0, i=2.0, w=1.0)
     assert bubble == [(ranks - 1) * 2 * (1.0 + 3.0) / 2] * ranks
     assert peaks == [min(ranks + 2 * (ranks - 1 - r) + 1, 2 * micro_batches) for r in range(ranks)]
 
@@ -127,7 +127,7 @@ def test_what_a_schedule_cannot_have() -> None:
     assert refused("zbv", 4, 1) == (
         "uniform: 4 stages cannot be joined to 8 of one size, which 4 ranks need. Give a multiple of 8 stages."
     )
-    assert refused("interleaved-1f1b:3", 2, 2) == (
+    assert refused("interleaved:3", 2, 2) == (
         "uniform: 4 stages cannot be joined to 6 of one size, which 2 ranks need. Give a multiple of 6 stages."
     )
 

@@ -36,7 +36,7 @@ class NamedSchedule:
 def interleaved_in(chunks: int) -> NamedSchedule:
     """Interleaved 1F1B with so many stages per rank."""
     return NamedSchedule(
-        f"interleaved-1f1b:{chunks}",
+        f"interleaved:{chunks}",
         f"1F1B with {chunks} stages per rank, dealt out in turn",
         lambda job: looped(job, chunks),
         lambda ranks, micro_batches: interleaved(ranks, chunks, micro_batches),

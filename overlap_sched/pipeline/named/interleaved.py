@@ -20,7 +20,7 @@ def interleaved(ranks: int, chunks: int, micro_batches: int) -> PipelineSchedule
         warm_ups = [(chunks - 1) * ranks + 2 * (ranks - 1 - rank) for rank in range(ranks)]
     full = -(-micro_batches // ranks) * ranks
     orders = (_rank(rank, ranks, chunks, full, warm_up) for rank, warm_up in enumerate(warm_ups))
-    return PipelineSchedule("interleaved-1f1b", tuple(only(order, below(micro_batches)) for order in orders))
+    return PipelineSchedule("interleaved", tuple(only(order, below(micro_batches)) for order in orders))
 
 
 def _rank(rank: int, ranks: int, chunks: int, micro_batches: int, warm_up: int) -> Iterator[Item]:

@@ -5,8 +5,7 @@ Formats (:data:`CsvFormat`), the first two named as there (``torch/distributed/p
 
 - ``compute_only``: F, B, I, W and pairs; torch adds sends, receives and reductions. Cells may be empty.
 - ``compute_comms``: with them; nothing is added. A reduction also scales a stage's gradients there: each stage has one.
-- ``compute_comms_waits``: the same with a wait for each send and reduction, which torch 2.15 wants and 2.13 does not
-know.
+- ``compute_comms_waits``: the same with a wait for each send and reduction; torch 2.15 wants them, 2.13 has none.
 
 Of files that torch wrote, ``UNSHARD`` and ``RESHARD`` (of stages that ``fully_shard`` shards) and waits are read over.
 """

@@ -1,5 +1,6 @@
 """``overlap-sched pipeline``."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,18 @@ def test_graphs(job: str, cli: Command) -> None:
     graph = '{ problem = "stage.json" }'
     Path(job).write_text(ONE_STAGE.replace('{ time = "1ms" }', graph).replace('{ time = "2ms" }', graph))
     assert cli.json("pipeline", job, "--schedules", "1f1b")["schedules"][0]["step_us"] == 4 * 190.0
+
+
+@pytest.mark.slow
+def test_dumps_are_priced_for_the_cluster(job: str, dump: str, cli: Command) -> None:
+    graph = f"{{ problem = {json.dumps(dump)} }}"
+    Path(job).write_text(ONE_STAGE.replace('{ time = "1ms" }', graph))
+    alone = cli.json("plan", dump, "--effort", "0")["original_step_us"]
+    assert cli.json("pipeline", job, "--schedules", "1f1b")["schedules"][0]["step_us"] == 2 * (alone + 2000.0)
+    Path(job).write_text(Path(job).read_text().replace("ranks = 1", 'ranks = 1\ncluster = "dgx-a100"'))
+    slower = cli.json("plan", dump, "--effort", "0", "--cluster", "dgx-a100")["original_step_us"]
+    assert cli.json("pipeline", job, "--schedules", "1f1b")["schedules"][0]["step_us"] == 2 * (slower + 2000.0)
+    assert slower > alone
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,13 @@ For stage s let F be its forward, D the least time until its gradient goes on (I
 backward (B or I + W); with all transfers between ranks on the way::
 
     head(s)   F of the stages in front of s
-    tail(s)   D of the stages in front of s, but T of the first one, then its reduction and step; T - D where s is the
-    first
+    tail(s)   D of the stages in front of s, but T of the first one, then its reduction and step; of the first T - D
 
     step >= (a) one micro-batch: head + F + D + tail of the last stage of its route
             (b) per stage: head(s) + F and D of all its micro-batches + tail(s)
             (c) per rank: least head + F and D of all its stages + least tail
-            (d) per rank: least head + F and T of all its stages + the steps of its stages, or the least of a
-            reduction and
-                step, or, where no stage has halves, the least way of a gradient to the first stage
+            (d) per rank: least head + F and T of all its stages + the steps of its stages, or the least of a reduction
+                and step, or, where no stage has halves, the least way of a gradient to the first stage
 
 A forward and a backward that run together (a pair) may take less than both: per forward, the most that any pair saves
 is taken off (b), (c) and (d). In (b) to (d) nothing runs on a rank before its least head, and all that is counted

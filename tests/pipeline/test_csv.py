@@ -195,6 +195,7 @@ def test_torch_reads_and_lowers_ours(name: str, tmp_path: Path, torch_schedules:
 
 
 @pytest.mark.slow
+@pytest.mark.private
 def test_torchs_runtime_trains_with_them(tmp_path: Path, torch_schedules: ModuleType) -> None:
     """Two gloo ranks, eight layers. Losses and weights are bitwise those of torch's own 1F1B where backward is whole.
 

@@ -198,3 +198,15 @@ class InfeasibleLimitError(OverlapSchedError, ValueError):
 
 class NoSolutionError(OverlapSchedError, RuntimeError):
     """The exact search ended at its limits: neither an order as low as asked for, nor a proof that there is none."""
+
+
+class PipelineError(OverlapSchedError, ValueError):
+    """A pipelined job or a schedule of it breaks a rule of :mod:`overlap_sched.pipeline`."""
+
+
+class PipelineFileError(PipelineError):
+    """A file of a pipelined job or of its schedule cannot be read: not there, not TOML or CSV, or an unknown key."""
+
+
+class PipelineMemoryError(PipelineError):
+    """A pipelined job does not fit: a rank needs more memory than it has."""

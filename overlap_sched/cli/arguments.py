@@ -6,8 +6,21 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from overlap_sched import __version__
-from overlap_sched.cli import calibrate, diff, explain, fit, frontier, memory, plan, report, robust, schemas, whatif
-from overlap_sched.cli.input_arguments import add_input_options, add_reading_options
+from overlap_sched.cli import (
+    calibrate,
+    diff,
+    explain,
+    fit,
+    frontier,
+    memory,
+    pipeline,
+    plan,
+    report,
+    robust,
+    schemas,
+    whatif,
+)
+from overlap_sched.cli.input_arguments import add_input_options, add_limits, add_reading_options
 from overlap_sched.cli.parser import Parser
 from overlap_sched.options import Base, Concurrent, Options
 from overlap_sched.peak_memory.allocator.kinds import COMPILED
@@ -69,6 +82,11 @@ def command_parser() -> Parser:
     _differ(commands)
     what = "measure how fast the machines of a job compute and communicate; write a cluster file"
     calibrate.add_options(_plain(commands, "calibrate", what))
+    staged = _plain(
+        commands, "pipeline", "compare schedules of a pipelined job: step, bubble, memory of each rank, bound"
+    )
+    pipeline.add_options(staged)
+    add_limits(staged.add_argument_group("limits of the input"))
     _schema(commands)
     what = "plan a graph that comes with the package: DeepSeek-V3-16B, backward, 64 GPUs; takes some ten seconds"
     commands.add_parser("demo", help=what, description=what)

@@ -19,7 +19,7 @@ from types import ModuleType
 
 from rich.console import RenderableType
 
-from overlap_sched.cli import calibrate, diff, explain, fit, frontier, memory, plan, report, robust, whatif
+from overlap_sched.cli import calibrate, diff, explain, fit, frontier, memory, pipeline, plan, report, robust, whatif
 from overlap_sched.cli.arguments import NOT_COMPILED, command_parser
 from overlap_sched.cli.input import load, save
 from overlap_sched.cli.outputs import check_outputs
@@ -84,8 +84,9 @@ def _run(options: argparse.Namespace) -> int:
         return FINE
     if options.command == "demo":
         return _demo()
-    if options.command != "calibrate":
+    if options.command not in ("calibrate", "pipeline"):
         check_input(options)
+    if options.command != "calibrate":
         check_outputs(options)
     return _COMMANDS[options.command](options)
 
@@ -163,6 +164,13 @@ def _fit(options: argparse.Namespace) -> int:
     if _print(told, found.fell_back is not None) == FELL_BACK:
         return FELL_BACK
     return FINE if found.fits else LIVE_BYTES_ALONE
+
+
+def _pipeline(options: argparse.Namespace) -> int:
+    pipeline.check(options)
+    with progress() as tell:
+        told = pipeline.answer(options, tell)
+    return _print(told)
 
 
 def _answered(command: ModuleType, options: argparse.Namespace) -> int:
@@ -266,4 +274,5 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "memory": _memory,
     "diff": _diff,
     "calibrate": _calibrate,
+    "pipeline": _pipeline,
 }

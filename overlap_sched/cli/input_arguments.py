@@ -28,7 +28,7 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     _profile(parser.add_argument_group("measured times"))
     _dumps(parser.add_argument_group("only for a dump"))
     _cluster(parser.add_argument_group("where a dump runs"))
-    _limits(parser.add_argument_group("limits of the input"))
+    add_limits(parser.add_argument_group("limits of the input"))
 
 
 def _times(group: argparse._ArgumentGroup) -> None:
@@ -142,7 +142,8 @@ def _cluster(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _limits(group: argparse._ArgumentGroup) -> None:
+def add_limits(group: argparse._ArgumentGroup) -> None:
+    """How large an input may be."""
     default = DEFAULT_LIMITS
     group.add_argument(
         "--max-input-bytes",

@@ -18,9 +18,10 @@ _OUTPUTS = {
     "trace": "--trace",
     "memory_snapshot": "--memory-snapshot",
     "addresses": "--addresses",
+    "csv": "--csv",
     "save_problem": "--save-problem",
 }
-_INPUTS = {"problem": "the input", "order": "--order", "beside": "--beside"}
+_INPUTS = {"problem": "the input", "job": "the input", "order": "--order", "beside": "--beside"}
 
 
 def check_outputs(options: argparse.Namespace) -> None:

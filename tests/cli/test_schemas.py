@@ -10,6 +10,7 @@ from overlap_sched import write_problem
 from overlap_sched.cli.schemas import COMMANDS, as_json, schema_text
 from overlap_sched.errors import QuantityError
 from overlap_sched.problem import Kind, Node, Problem
+from tests.cli.test_pipeline import ONE_STAGE
 from tests.judge.test_contention import two_groups
 from tests.support.command import Command, run
 
@@ -75,6 +76,8 @@ def test_a_plan_says_where_prices_come_from(problem: str, request: pytest.Fixtur
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_graphs_without_collectives_or_times_too(name: str, tmp_path: Path, cli: Command) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(ONE_STAGE)
     for at, problem in enumerate((Problem("alone", (Node("mm", Kind.COMPUTE),), ()), two_groups())):
         path = tmp_path / f"{at}.json"
         write_problem(problem, path)
@@ -82,6 +85,7 @@ def test_graphs_without_collectives_or_times_too(name: str, tmp_path: Path, cli:
             "costs": ("explain", str(path), "--costs"),
             "fit": ("fit", str(path), "--max-slowdown", "0%"),
             "diff": ("diff", "original", "original", "--problem", str(path)),
+            "pipeline": ("pipeline", str(job)),
         }
         validator(name).validate(cli.json(*others.get(name, (name, str(path)))))
 

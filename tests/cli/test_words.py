@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.command import Command
 
-COMMANDS = "plan, frontier, fit, robust, whatif, explain, report, memory, diff, calibrate, schema, demo"
+COMMANDS = "plan, frontier, fit, robust, whatif, explain, report, memory, diff, calibrate, pipeline, schema, demo"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from overlap_sched.errors import ClusterError
+from overlap_sched.problem.sizes import bare_number, size_bytes
 
 _Choice = TypeVar("_Choice", bound=str)
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z/]*)\s*")
@@ -80,6 +81,17 @@ class TomlTable:
         except ValueError as error:
             raise self.error(key, f"is {shown(value)}: it {error}") from None
 
+    def size(self, key: str, default: int | None = None) -> int:
+        """A size in bytes, as people write it."""
+        value = self._value(key, "a size with its unit", default)
+        bare = bare_number(value) if isinstance(value, int | str) else ""
+        if bare:
+            raise self.error(key, f"is {shown(value)}, {bare}")
+        found = size_bytes(value, 0) if isinstance(value, int) or "%" not in str(value) else None
+        if found is None:
+            raise self.error(key, f'is {shown(value)}; write a size with its unit: "80GB" or "24GiB".')
+        return found
+
     def whole(self, key: str, default: int | None = None) -> int:
         """A whole number, 0 or more."""
         value = self._value(key, "a whole number", default)
@@ -104,8 +116,16 @@ class TomlTable:
 
     def numbers(self, key: str) -> list[float]:
         """A list of finite numbers, 0 or more."""
-        whole = TomlTable({str(k): one for k, one in enumerate(self.items(key))}, self._where, f"{self._name}{key}.")
+        whole = self.listed(key)
         return [whole.number(k) for k in whole.keys]
+
+    def listed(self, key: str) -> "TomlTable":
+        """A list as a table, by index."""
+        return TomlTable({str(k): one for k, one in enumerate(self.items(key))}, self._where, f"{self._name}{key}.")
+
+    def is_list(self, key: str) -> bool:
+        """Tell whether it is a list, where it may be something else, too."""
+        return isinstance(self._data.get(key), list)
 
     def is_text(self, key: str) -> bool:
         """Tell whether it is text, where it may be a table, too."""

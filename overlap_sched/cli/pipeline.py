@@ -1,0 +1,184 @@
+"""``overlap-sched pipeline``: its options, and what it answers."""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from overlap_sched.cli.input import is_dump, load
+from overlap_sched.cli.schemas import as_json
+from overlap_sched.cli.source import Source
+from overlap_sched.errors import OptionsError, PipelineMemoryError
+from overlap_sched.pipeline.action import parts
+from overlap_sched.pipeline.compare import PlannedPipeline, RankShortage, compare_schedules, named, named_schedules
+from overlap_sched.pipeline.csv_file import CsvFormat, schedule_csv
+from overlap_sched.pipeline.job import PipelineJob
+from overlap_sched.pipeline.job_file import GraphSource, read_job
+from overlap_sched.problem import Problem
+from overlap_sched.problem.limits import Limits
+from overlap_sched.report.files import write_file
+from overlap_sched.report.table import captioned_table
+from overlap_sched.report.units import count, duration, memory_unit, printable, size
+from overlap_sched.report.words.schedule import gap_percent
+
+MOST_RANKS = 16
+"""Of which the table shows each one's peak; ``--json`` has all."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's own options."""
+    add = parser.add_argument
+    add("job", metavar="JOB.toml", help="a pipelined job: its stages, ranks, micro-batches, links and memory limits")
+    add(
+        "--schedules",
+        default="",
+        metavar="NAMES",
+        help="compare these, joined by commas: gpipe, 1f1b, interleaved:V (V stages per rank), zb-h1, zbv, dualpipe, "
+        "dualpipev (default: all that the job can have)",
+    )
+    add("--csv", metavar="OUT.csv", help="write one schedule as torch.distributed.pipelining reads it (_load_csv)")
+    add("--schedule", default="", metavar="NAME", help="the schedule that --csv writes")
+    add(
+        "--csv-format",
+        choices=get_args(CsvFormat),
+        default="compute_only",
+        help="of --csv: compute alone, to which torch adds sends and receives (default); with them; or with them and "
+        "the waits that torch 2.15 asks for",
+    )
+    add("--json", action="store_true", help="print the figures as one JSON object (`overlap-sched schema pipeline`)")
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuse options that cannot be, before anything is read."""
+    if bool(options.csv) != bool(options.schedule):
+        raise OptionsError("--csv writes one schedule: give both --csv OUT.csv and --schedule NAME.")
+    for name in (*_split(options.schedules), *_split(options.schedule)):
+        named(name)
+
+
+def answer(options: argparse.Namespace, tell: Callable[[str], None]) -> str | tuple[RenderableType, ...]:
+    """Plan the schedules; what to print: JSON, or tables and notes."""
+    limits = Limits(options.max_input_bytes, options.max_nodes)
+
+    def read_graph(source: GraphSource) -> Problem:
+        tell(f"reading {source.path}")
+        path = str(source.path)
+        of_dump = Source(path, cluster=source.cluster, groups=dict(source.groups), limits=limits)
+        return load(of_dump if is_dump(path) else Source(path, limits=limits), tell).problem
+
+    tell(f"reading {options.job}")
+    job = read_job(options.job, read_graph, limits)
+    wanted = [named(name) for name in _split(options.schedules)] or list(named_schedules(job))
+    tell(f"planning {count(len(wanted), 'schedule')}")
+    planned, cannot = compare_schedules(job, wanted)
+    _check_fits(job, planned)
+    if options.csv:
+        tell(f"writing {options.csv}")
+        _write_csv(options, job)
+    if options.json:
+        return as_json("pipeline", _figures(job, planned, cannot))
+    notes = tuple(f"{name}: {why}" for name, why in cannot.items())
+    short = [(one.name, lack) for one in planned if (lack := one.shortage) is not None]
+    lacking = tuple(f"{name} does not fit: {_lack(lack)}." for name, lack in short)
+    tables = (_table(job, planned), "", _peaks_table(planned)) if planned else ()
+    return (*tables, *("\n" + "\n".join(lines) for lines in (lacking, notes) if lines))
+
+
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def _write_csv(options: argparse.Namespace, job: PipelineJob) -> None:
+    (chosen,), _ = compare_schedules(job, [named(options.schedule)])
+    if chosen.shortage is not None:
+        raise PipelineMemoryError(f"{job.name}: {chosen.name} does not fit: {_lack(chosen.shortage)}.")
+    text = schedule_csv(chosen.job, chosen.schedule, chosen.replay, options.csv_format)
+    write_file(options.csv, text.encode())
+
+
+def _check_fits(job: PipelineJob, planned: Sequence[PlannedPipeline]) -> None:
+    """Raise where no schedule fits, with what the nearest lacks."""
+    lacks = {one.name: one.shortage for one in planned}
+    short = {name: lack for name, lack in lacks.items() if lack is not None}
+    if planned and len(short) == len(planned):
+        name, lack = min(short.items(), key=lambda one: one[1].bytes)
+        raise PipelineMemoryError(
+            f"{job.name}: no schedule fits. With {name}, the nearest, {_lack(lack)}. Raise memory_limit, or take "
+            "more ranks or smaller micro-batches."
+        )
+
+
+def _lack(lack: RankShortage) -> str:
+    at = " beside ".join(map(str, parts(lack.item)))
+    return f"rank {lack.rank} lacks {lack.bytes:,} bytes ({size(lack.bytes)}) at {at}"
+
+
+def _table(job: PipelineJob, planned: Sequence[PlannedPipeline]) -> Table:
+    table = captioned_table(
+        title=f"{printable(job.name)}: {count(len(job.stages), 'stage')}, {count(job.ranks, 'rank')}, "
+        f"micro-batches: {job.micro_batches:,}",
+        caption="Simulated. Bubble: the idle part of all ranks together. Exposed: of the rank that waits longest for "
+        "transfers and reductions. Peak: of the rank that holds most. Bound: no schedule with these stages on these "
+        "ranks is shorter.",
+        numbers=("step", "bubble", "exposed", "peak", "bound", "gap"),
+        first="schedule",
+    )
+    for one in planned:
+        table.add_row(
+            one.name,
+            duration(one.replay.step_us),
+            f"{100 * one.replay.bubble:.1f} %",
+            duration(max(one.replay.exposed_us)),
+            size(max(peak.bytes for peak in one.peaks)),
+            duration(one.bound_us),
+            f"{gap_percent(one.replay.step_us, one.bound_us):.2f} %",
+        )
+    return table
+
+
+def _peaks_table(planned: Sequence[PlannedPipeline]) -> Table | str:
+    ranks = len(planned[0].peaks)
+    if ranks > MOST_RANKS:
+        return f"Peaks of all {ranks} ranks: --json."
+    unit, name = memory_unit(max(peak.bytes for one in planned for peak in one.peaks))
+    numbers = [f"rank {rank}" if rank == 0 else str(rank) for rank in range(ranks)]
+    table = captioned_table(f"Peak memory by rank, {name}", "", numbers, "schedule")
+    for one in planned:
+        table.add_row(one.name, *(f"{peak.bytes / unit:.2f}" for peak in one.peaks))
+    return table
+
+
+def _figures(job: PipelineJob, planned: Sequence[PlannedPipeline], cannot: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "name": job.name,
+        "stages": len(job.stages),
+        "ranks": job.ranks,
+        "micro_batches": job.micro_batches,
+        "memory_limit_bytes": None if job.memory_limit_bytes is None else list(job.memory_limit_bytes),
+        "schedules": [_schedule_figures(one) for one in planned],
+        "cannot": [{"name": name, "why": why} for name, why in cannot.items()],
+    }
+
+
+def _schedule_figures(one: PlannedPipeline) -> dict[str, Any]:
+    short = one.shortage
+    return {
+        "name": one.name,
+        "step_us": one.replay.step_us,
+        "bound_us": one.bound_us,
+        "gap_percent": gap_percent(one.replay.step_us, one.bound_us),
+        "bubble": one.replay.bubble,
+        "ranks": [
+            {
+                "busy_us": one.replay.busy_us[rank],
+                "bubble_us": one.replay.bubble_us[rank],
+                "exposed_us": one.replay.exposed_us[rank],
+                "peak_bytes": peak.bytes,
+                "peak_at": str(peak.item),
+            }
+            for rank, peak in enumerate(one.peaks)
+        ],
+        "lacks": None if short is None else {"rank": short.rank, "bytes": short.bytes, "at": str(short.item)},
+    }

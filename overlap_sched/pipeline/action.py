@@ -1,0 +1,91 @@
+"""What a rank of a pipeline does, one thing at a time; the letters are those of ``torch.distributed.pipelining``.
+
+The words, on two stages and one micro-batch::
+
+    rank 0   0F0 0SEND_F0                          0RECV_B0 0B0     F: forward, B: whole backward
+    rank 1           1RECV_F0 1F0 1I0 1SEND_B0 1W0                  I: gradient of the input, W: of the weights
+
+B is I and W in one. ``3F7`` is the forward of stage 3 for micro-batch 7. A :class:`Pair` is a forward and a backward
+that run together, multiplexed: ``(3F7;3B2)OVERLAP_F_B``.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias
+
+
+class ActionKind(StrEnum):
+    """What an action is: its name in torch's files; ``STEP`` is ours alone."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    INPUT_GRADIENT = "I"
+    WEIGHT_GRADIENT = "W"
+    SEND_FORWARD = "SEND_F"
+    RECEIVE_FORWARD = "RECV_F"
+    SEND_BACKWARD = "SEND_B"
+    RECEIVE_BACKWARD = "RECV_B"
+    REDUCE = "REDUCE_GRAD"
+    STEP = "STEP"
+
+
+COMPUTE = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
+SENDS = (ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD)
+RECEIVES = (ActionKind.RECEIVE_FORWARD, ActionKind.RECEIVE_BACKWARD)
+UPDATES = (ActionKind.REDUCE, ActionKind.STEP)
+"""Once per stage, for all micro-batches."""
+
+
+class Action(NamedTuple):
+    """One action.
+
+    Attributes:
+        kind: See :class:`ActionKind`.
+        stage: Index of its stage in the job. Of a send, the stage that sends; of a receive, the one that receives.
+        micro_batch: Which one; ``None`` for :data:`UPDATES`.
+    """
+
+    kind: ActionKind
+    stage: int
+    micro_batch: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{'' if self.micro_batch is None else self.micro_batch}"
+
+
+class Pair(NamedTuple):
+    """A forward and a whole backward, of stages of one rank, that run together."""
+
+    forward: Action
+    backward: Action
+
+    def __str__(self) -> str:
+        return f"({self.forward};{self.backward})OVERLAP_F_B"
+
+
+Item: TypeAlias = Action | Pair
+"""What has one place in the order of a rank."""
+
+
+def parts(item: Item) -> tuple[Action, ...]:
+    """The actions of an item: one, or the two of a pair."""
+    return (item.forward, item.backward) if isinstance(item, Pair) else (item,)
+
+
+def forward(stage: int, micro_batch: int) -> Action:
+    """``F``."""
+    return Action(ActionKind.FORWARD, stage, micro_batch)
+
+
+def backward(stage: int, micro_batch: int) -> Action:
+    """``B``."""
+    return Action(ActionKind.BACKWARD, stage, micro_batch)
+
+
+def input_gradient(stage: int, micro_batch: int) -> Action:
+    """``I``."""
+    return Action(ActionKind.INPUT_GRADIENT, stage, micro_batch)
+
+
+def weight_gradient(stage: int, micro_batch: int) -> Action:
+    """``W``."""
+    return Action(ActionKind.WEIGHT_GRADIENT, stage, micro_batch)

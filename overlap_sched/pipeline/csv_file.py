@@ -1,0 +1,142 @@
+"""Schedules as torch's CSV: a row per rank, a cell per item, read there by ``_PipelineScheduleRuntime._load_csv``.
+
+Formats (:data:`CsvFormat`), the first two named as there (``torch/distributed/pipelining/schedules.py``,
+``_dump_csv``):
+
+- ``compute_only``: F, B, I, W and pairs; torch adds sends, receives and reductions. Cells may be empty.
+- ``compute_comms``: with them; nothing is added. A reduction also scales a stage's gradients there: each stage has one.
+- ``compute_comms_waits``: the same with a wait for each send and reduction; torch 2.15 wants them, 2.13 has none.
+
+Of files that torch wrote, ``UNSHARD`` and ``RESHARD`` (of stages that ``fully_shard`` shards) and waits are read over.
+"""
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from overlap_sched.errors import PipelineError, PipelineFileError
+from overlap_sched.pipeline.action import SENDS, UPDATES, Action, ActionKind, Item, parts
+from overlap_sched.pipeline.action_text import read_item
+from overlap_sched.pipeline.check import MAX_ACTIONS
+from overlap_sched.pipeline.job import PipelineJob
+from overlap_sched.pipeline.replay import PipelineReplay
+from overlap_sched.pipeline.schedule import PipelineSchedule
+from overlap_sched.pipeline.transfers import with_transfers
+from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
+from overlap_sched.problem.unpack import CutShortError, DamagedError, read_unpacked
+
+CsvFormat = Literal["compute_only", "compute_comms", "compute_comms_waits"]
+
+_READ_OVER = re.compile(r"\d+(UNSHARD|RESHARD|WAIT_REDUCE_GRAD|WAIT_SEND_[FB]\d+)")
+_OF_WEIGHTS = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT)
+
+
+def schedule_csv(job: PipelineJob, schedule: PipelineSchedule, replay: PipelineReplay, form: CsvFormat) -> str:
+    """The schedule as torch reads it; the step of the optimizer, which is the training loop's, is left out.
+
+    Args:
+        job: What the schedule is of.
+        schedule: Valid.
+        replay: Of it. Sends, receives and waits are in the order of its times.
+        form: See the head of this module.
+
+    Raises:
+        PipelineError: torch cannot have such a job: it sends from each stage to that of the next number.
+    """
+    if [route.stages for route in job.routes] != [tuple(range(len(job.stages)))]:
+        raise PipelineError(
+            f"{job.name}: torch's schedules go through stages 0, 1, 2, ... one way; this job has "
+            f"{len(job.routes)} {'route' if len(job.routes) == 1 else 'routes'} that do not. Choose another schedule."
+        )
+    with_sends = schedule if form == "compute_only" else with_transfers(job, schedule, replay)
+    orders = [[item for item in order if not _updates(item)] for order in with_sends.orders]
+    rows = [[str(item) for item in order] for order in orders]
+    if form != "compute_only":
+        rows = [_cells(order, replay, form == "compute_comms_waits") for order in orders]
+    out = io.StringIO(newline="")
+    csv.writer(out).writerows(rows)
+    return out.getvalue()
+
+
+def read_schedule_csv(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> PipelineSchedule:
+    """The schedule in a file of either format; its name is the file's.
+
+    Raises:
+        PipelineFileError: The file cannot be read, or a cell is no action.
+        PipelineError: It has more actions than a job may have.
+        InputTooLargeError: It is larger than the limit.
+    """
+    try:
+        text = read_unpacked(path, limits).decode("utf-8")
+    except OSError as error:
+        raise PipelineFileError(f"{path}: cannot be read ({error.strerror}). Name a CSV file of actions.") from None
+    except (UnicodeDecodeError, CutShortError, DamagedError):
+        raise PipelineFileError(f"{path}: is not text. A schedule is CSV, a row of actions per rank.") from None
+    return replace(parse_schedule_csv(text, str(path)), name=Path(path).name)
+
+
+def parse_schedule_csv(text: str, where: str) -> PipelineSchedule:
+    """The schedule in a text; ``where``: how errors name it. Raises as :func:`read_schedule_csv`."""
+    orders: list[tuple[Item, ...]] = []
+    count = 0
+    for rank, row in enumerate(csv.reader(io.StringIO(text, newline=""))):
+        order: list[Item] = []
+        for column, cell in enumerate(row):
+            if not cell.strip() or _READ_OVER.fullmatch(cell.strip()):
+                continue
+            try:
+                order.append(read_item(cell))
+            except PipelineFileError as error:
+                raise PipelineFileError(f"{where}: row {rank + 1}, cell {column + 1}: {error}") from None
+        count += len(order)
+        if count > MAX_ACTIONS:
+            raise PipelineError(f"{where}: has more than {MAX_ACTIONS:,} actions. Write fewer micro-batches.")
+        orders.append(tuple(order))
+    return PipelineSchedule(where, tuple(orders))
+
+
+def _updates(item: Item) -> bool:
+    return isinstance(item, Action) and item.kind in UPDATES
+
+
+def _cells(order: Sequence[Item], replay: PipelineReplay, waits: bool) -> list[str]:
+    """A row with a reduction behind each stage's last gradient of weights, sends first; perhaps with waits.
+
+    A send is waited for in front of the first item that starts when it is over; a reduction in front of the next one,
+    or at the end, as torch's ``_add_reduce_grad`` does where it defers.
+    """
+    starts = {run.item: run.start_us for _, run in replay.ran}
+    ends = {_send(one.action): one.end_us for one in replay.sent}
+    left = Counter(action.stage for item in order for action in parts(item) if action.kind in _OF_WEIGHTS)
+    cells: list[str] = []
+    sending: list[tuple[float, str]] = []
+    reducing, due = list[str](), list[str]()  # waited for later; begun when what has been made is sent
+    for item in (*order, None):
+        sends = isinstance(item, Action) and item.kind in SENDS
+        for stage in [] if sends else due:
+            cells += [*reducing, f"{stage}REDUCE_GRAD"]
+            reducing = [f"{stage}WAIT_REDUCE_GRAD"]
+        due = due if sends else []
+        if item is None:
+            break
+        over = [wait for end_us, wait in sending if end_us <= starts.get(item, -1.0)]
+        sending = [(end_us, wait) for end_us, wait in sending if wait not in over]
+        cells += [*over, str(item)]
+        if isinstance(item, Action) and sends:
+            sending.append((ends[item], str(item).replace("SEND", "WAIT_SEND")))
+        for action in parts(item):
+            left[action.stage] -= action.kind in _OF_WEIGHTS
+            if action.kind in _OF_WEIGHTS and not left[action.stage]:
+                due.append(str(action.stage))
+    cells += [*(wait for _, wait in sending), *reducing]
+    return cells if waits else [cell for cell in cells if "WAIT" not in cell]
+
+
+def _send(action: Action) -> Action:
+    ahead = action.kind is ActionKind.FORWARD
+    return action._replace(kind=ActionKind.SEND_FORWARD if ahead else ActionKind.SEND_BACKWARD)

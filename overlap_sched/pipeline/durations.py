@@ -1,0 +1,35 @@
+"""What items and transfers of a job take, for the planner; the judge looks it up by itself."""
+
+from overlap_sched.pipeline.action import Action, ActionKind, Item, Pair
+from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
+
+_BLOCK = {
+    ActionKind.FORWARD: "forward",
+    ActionKind.BACKWARD: "backward",
+    ActionKind.INPUT_GRADIENT: "input_gradient",
+    ActionKind.WEIGHT_GRADIENT: "weight_gradient",
+    ActionKind.REDUCE: "reduce",
+    ActionKind.STEP: "step",
+}
+
+
+def block_of(job: PipelineJob, action: Action) -> PipelineBlock:
+    """Look up what an action takes; its stage has such an action."""
+    block = getattr(job.stages[action.stage], _BLOCK[action.kind])
+    assert isinstance(block, PipelineBlock), f"stage {action.stage} has no {_BLOCK[action.kind]}"
+    return block
+
+
+def item_us(job: PipelineJob, item: Item) -> float:
+    """The time of an item on its stream, in microseconds."""
+    if not isinstance(item, Pair):
+        return block_of(job, item).time_us
+    one, other = (block_of(job, action).time_us for action in item)
+    known = job.pair_us.get((item.forward.stage, item.backward.stage))
+    return max(one, other, job.pair_factor * (one + other) if known is None else known)
+
+
+def transfer_us(job: PipelineJob, action: Action, receiver: int) -> float:
+    """The time that the output of an action takes to another rank."""
+    link = job.links.get((job.rank_of[action.stage], receiver), job.link)
+    return link.latency_us + block_of(job, action).output_bytes / link.bytes_per_s * 1e6

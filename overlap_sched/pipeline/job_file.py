@@ -1,0 +1,168 @@
+"""Read a job from TOML (``overlap-pipeline/1``); described in ``docs/commands.md``.
+
+Files are not trusted: every key, type, unit and range is checked, and an error says what, where and what to write.
+"""
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+from overlap_sched.cost.cluster.description import Cluster
+from overlap_sched.cost.cluster.file import read_cluster
+from overlap_sched.cost.cluster.toml_table import TomlTable
+from overlap_sched.errors import ClusterError, PipelineFileError
+from overlap_sched.pipeline.blocks import GraphBlock, graph_block
+from overlap_sched.pipeline.check import MAX_ACTIONS
+from overlap_sched.pipeline.job import PipelineJob, PipelineLink, PipelineStage, Route
+from overlap_sched.pipeline.stage_table import stage_of
+from overlap_sched.problem import Problem
+from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
+from overlap_sched.problem.unpack import CutShortError, DamagedError, read_unpacked
+
+FORMAT = "overlap-pipeline/1"
+
+
+@dataclass(frozen=True)
+class GraphSource:
+    """A graph that a job names: its file, and for a dump the cluster that it is priced for and its process groups."""
+
+    path: Path
+    cluster: str | None
+    groups: tuple[tuple[str, int], ...]
+
+
+ReadGraph = Callable[[GraphSource], Problem]
+
+
+def read_job(path: str | Path, read_graph: ReadGraph, limits: Limits = DEFAULT_LIMITS) -> PipelineJob:
+    """A job, its stages dealt out to the ranks in turn.
+
+    Args:
+        path: The file.
+        read_graph: Reads the graphs that it names, by paths from its folder.
+        limits: How large it may be.
+
+    Raises:
+        PipelineFileError: It cannot be read, or a key is missing, unknown, or of another kind.
+        PipelineError: What it says is no job.
+        InputTooLargeError: It is larger than the limit.
+        OverlapSchedError: Of a graph or cluster that it names.
+    """
+    try:
+        text = read_unpacked(path, limits).decode("utf-8")
+    except OSError as error:
+        raise PipelineFileError(f"{path}: cannot be read ({error.strerror}). Name a TOML file of a job.") from None
+    except (UnicodeDecodeError, CutShortError, DamagedError):
+        raise PipelineFileError(f"{path}: is not text. A job is TOML in UTF-8.") from None
+    return parse_job(text, str(path), Path(path).parent, read_graph)
+
+
+def parse_job(text: str, where: str, folder: Path, read_graph: ReadGraph) -> PipelineJob:
+    """The job in a text; ``where``: how errors name it. Raises as :func:`read_job`."""
+    try:
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise PipelineFileError(f"{where}: is not TOML: {error}.") from None
+    try:
+        return _job(TomlTable(data, where, ""), folder, read_graph)
+    except (ClusterError, PipelineFileError) as error:
+        raise PipelineFileError(str(error)) from None
+
+
+def _job(table: TomlTable, folder: Path, read_graph: ReadGraph) -> PipelineJob:
+    table.choice("format", (FORMAT,))
+    ranks, batches = table.whole("ranks"), table.whole("micro_batches")
+    named = table.text("cluster", "") or None
+    groups = table.table("groups") if "groups" in table else TomlTable({}, "", "")
+    sizes = tuple((name, groups.whole(name)) for name in groups.keys)
+
+    @cache
+    def block(path: str, parameter_bytes: int | None) -> GraphBlock:
+        return graph_block(read_graph(GraphSource(folder / path, named, sizes)), parameter_bytes)
+
+    stages: list[PipelineStage] = []
+    for one in table.tables("stage"):
+        repeat = one.whole("repeat", 1)
+        if len(stages) + repeat > MAX_ACTIONS:
+            raise one.error("repeat", f"makes more than {MAX_ACTIONS:,} stages.")
+        stages += [stage_of(one, block)] * repeat
+        one.done()
+    if not stages:
+        raise table.error("stage", "is missing; write [[stage]] above each stage.")
+    if not 1 <= ranks <= len(stages) or len(stages) % ranks:
+        raise table.error("ranks", f"is {ranks}, and there are {len(stages)} stages: give a multiple of the ranks.")
+    link, links = _links(table, ranks, None if named is None else read_cluster(_near(folder, named)))
+    job = PipelineJob(
+        name=table.text("name", folder.name or "job"),
+        stages=_with_outputs(stages),
+        rank_of=tuple(stage % ranks for stage in range(len(stages))),
+        ranks=ranks,
+        routes=(Route(tuple(range(len(stages))), range(batches)),),
+        link=link,
+        links=links,
+        memory_limit_bytes=_limits(table, ranks),
+        pair_factor=table.number("pair", 1.0),
+    )
+    table.done()
+    return job
+
+
+def _near(folder: Path, named: str) -> str:
+    """A cluster's file beside the job; else its name."""
+    beside = folder / named
+    return str(beside) if beside.is_file() else named
+
+
+def _with_outputs(stages: list[PipelineStage]) -> tuple[PipelineStage, ...]:
+    """Stages whose backward sends back as much as their forward has received, where the file does not say."""
+    found = stages[:1]
+    for before, stage in pairwise(stages):
+        received = before.forward.output_bytes
+        blocks = {name: getattr(stage, name) for name in ("backward", "input_gradient")}
+        known = {name: block for name, block in blocks.items() if block is not None and block.output_bytes == 0}
+        found.append(replace(stage, **{name: replace(block, output_bytes=received) for name, block in known.items()}))
+    return tuple(found)
+
+
+def _limits(table: TomlTable, ranks: int) -> tuple[int, ...] | None:
+    if "memory_limit" not in table:
+        return None
+    if not table.is_list("memory_limit"):
+        return (table.size("memory_limit"),) * ranks
+    listed = table.listed("memory_limit")
+    found = tuple(listed.size(key) for key in listed.keys)
+    if len(found) != ranks:
+        raise table.error("memory_limit", f"lists {len(found)} sizes for {ranks} ranks: give one, or one per rank.")
+    return found
+
+
+def _links(
+    table: TomlTable, ranks: int, cluster: Cluster | None
+) -> tuple[PipelineLink, Mapping[tuple[int, int], PipelineLink]]:
+    link, links = PipelineLink(), dict[tuple[int, int], PipelineLink]()
+    if cluster is not None:
+        inside = PipelineLink(cluster.inside.latency_us, cluster.inside.bytes_per_s)
+        across = cluster.across
+        link = inside if across is None else PipelineLink(across.latency_us, across.card_bytes_per_s)
+        node = table.whole("ranks_per_node", 1)
+        if not 1 <= node <= cluster.ranks_per_node:
+            raise table.error("ranks_per_node", f"is {node}; a node of {cluster.name} has {cluster.ranks_per_node}.")
+        near = [(a, b) for a in range(ranks) for b in range(a - a % node, a - a % node + node) if a != b < ranks]
+        links = dict.fromkeys(near, inside)
+    if "link" in table:
+        link, links = _link(table.table("link")), {}
+    for one in table.tables("links"):
+        ends = one.whole("from"), one.whole("to")
+        if not (ends[0] < ranks and ends[1] < ranks and ends[0] != ends[1]):
+            raise one.error("to", f"makes a link from rank {ends[0]} to rank {ends[1]}; ranks are 0 to {ranks - 1}.")
+        links[ends] = _link(one)
+    return link, links
+
+
+def _link(table: TomlTable) -> PipelineLink:
+    link = PipelineLink(table.quantity("latency", "time", 0.0), table.quantity("bandwidth", "bandwidth"))
+    table.done()
+    return link

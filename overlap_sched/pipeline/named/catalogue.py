@@ -1,0 +1,74 @@
+"""The named schedules by name: how each lays out a job, and what makes it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from overlap_sched.errors import PipelineError
+from overlap_sched.pipeline.job import PipelineJob
+from overlap_sched.pipeline.layout import folded, looped, mirrored
+from overlap_sched.pipeline.named.dual_pipe import dual_pipe, dual_pipe_v
+from overlap_sched.pipeline.named.interleaved import interleaved
+from overlap_sched.pipeline.named.one_at_a_time import gpipe, one_f_one_b, zb_h1
+from overlap_sched.pipeline.named.zbv import zbv
+from overlap_sched.pipeline.schedule import PipelineSchedule
+from overlap_sched.pipeline.updates import with_updates
+
+
+@dataclass(frozen=True)
+class NamedSchedule:
+    """One of them.
+
+    Attributes:
+        name: On the command line.
+        what: In a line.
+        lay_out: Puts the stages of a model where the schedule wants them.
+        make: From ranks and micro-batches.
+        halves: It runs the two halves of backward apart.
+    """
+
+    name: str
+    what: str
+    lay_out: Callable[[PipelineJob], PipelineJob]
+    make: Callable[[int, int], PipelineSchedule]
+    halves: bool = False
+
+
+def interleaved_in(chunks: int) -> NamedSchedule:
+    """Interleaved 1F1B with so many stages per rank."""
+    return NamedSchedule(
+        f"interleaved:{chunks}",
+        f"1F1B with {chunks} stages per rank, dealt out in turn",
+        lambda job: looped(job, chunks),
+        lambda ranks, micro_batches: interleaved(ranks, chunks, micro_batches),
+    )
+
+
+NAMED = (
+    NamedSchedule("gpipe", "all forwards, then all backwards", looped, gpipe),
+    NamedSchedule("1f1b", "one forward, one backward", looped, one_f_one_b),
+    NamedSchedule("zb-h1", "1F1B with weight gradients deferred", looped, zb_h1, halves=True),
+    NamedSchedule(
+        "zbv", "two stages per rank, down and up again, weight gradients in the gaps", folded, zbv, halves=True
+    ),
+    NamedSchedule(
+        "dualpipe", "two directions, forward beside backward; parameters twice", mirrored, dual_pipe, halves=True
+    ),
+    NamedSchedule("dualpipev", "DualPipe over stages that go down and up again", folded, dual_pipe_v, halves=True),
+)
+"""All but the interleaved ones, which :func:`interleaved_in` makes for any number of stages per rank."""
+
+
+def laid_out(job: PipelineJob, named: NamedSchedule) -> tuple[PipelineJob, PipelineSchedule]:
+    """The job as a schedule wants it, and that schedule, with reductions and steps.
+
+    Raises:
+        PipelineError: The job has stages or ranks that the schedule cannot have, or no halves of backward.
+    """
+    placed = named.lay_out(job)
+    whole = next((number for number, stage in enumerate(placed.stages) if not stage.splits), None)
+    if named.halves and whole is not None:
+        raise PipelineError(
+            f"{job.name}: {named.name} runs the halves of backward apart, but stage {whole} has none. "
+            "Give input_gradient and weight_gradient."
+        )
+    return placed, with_updates(placed, named.make(placed.ranks, placed.micro_batches))

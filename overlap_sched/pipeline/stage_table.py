@@ -1,0 +1,72 @@
+"""One ``[[stage]]`` of a job's file: its blocks, given by numbers or by graphs, and its bytes."""
+
+from collections.abc import Callable
+
+from overlap_sched.cost.cluster.toml_table import TomlTable
+from overlap_sched.pipeline.blocks import GraphBlock, left_by
+from overlap_sched.pipeline.job import PipelineBlock, PipelineStage
+
+ReadBlock = Callable[[str, int | None], GraphBlock]
+"""From the path of a graph, and the bytes of parameters in it where they are known."""
+
+
+def stage_of(table: TomlTable, read: ReadBlock) -> PipelineStage:
+    """The stage of a table.
+
+    Where only the halves of backward are given, the whole takes both, one after the other.
+
+    Raises:
+        ClusterError: A key is missing, unknown, or of another kind, as of :class:`TomlTable`.
+    """
+    parameters = table.size("parameters") if "parameters" in table else None
+    graph, ahead = _given(table, "forward", read, parameters)
+    pinned = 0 if graph is None else graph.pinned_bytes
+    saved = table.size("saved", 0 if graph is None else left_by(graph, ahead.output_bytes))
+    static = (pinned if parameters is None else parameters) + table.size("gradients", 0) + table.size("optimizer", 0)
+    halves = "input_gradient" in table or "weight_gradient" in table
+    kept, half_i, half_w = table.size("kept", 0), None, None
+    if halves:
+        graph_i, half_i = _given(table, "input_gradient", read)
+        if graph_i is not None and "kept" not in table:
+            kept = left_by(graph_i, half_i.output_bytes)
+        graph_w, half_w = _given(table, "weight_gradient", read)
+        half_i, half_w = _measured(graph_i, half_i, saved), _measured(graph_w, half_w, kept)
+    if half_i is not None and half_w is not None and "backward" not in table:
+        back = _both(half_i, half_w, saved, kept)
+    else:
+        back = _measured(*_given(table, "backward", read), saved)
+    return PipelineStage(
+        _measured(graph, ahead, saved),
+        back,
+        half_i,
+        half_w,
+        saved,
+        kept,
+        static,
+        reduce=_measured(*_given(table, "reduce", read), 0) if "reduce" in table else None,
+        step=_measured(*_given(table, "step", read), 0) if "step" in table else None,
+    )
+
+
+def _both(one: PipelineBlock, other: PipelineBlock, saved: int, kept: int) -> PipelineBlock:
+    """I and W in one action: what is saved counts to its end, what is kept beyond that is transient."""
+    transient = max(one.transient_bytes, kept + other.transient_bytes - saved)
+    return PipelineBlock(one.time_us + other.time_us, transient, one.output_bytes, one.sent_bytes)
+
+
+def _given(
+    table: TomlTable, key: str, read: ReadBlock, parameters: int | None = None
+) -> tuple[GraphBlock | None, PipelineBlock]:
+    """The graph of a block if it has one, and the block as its numbers say."""
+    block = table.table(key)
+    output = block.size("output", 0)
+    sent = block.size("send_buffer") if "send_buffer" in block else None
+    graph = read(block.text("problem"), parameters) if "problem" in block else None
+    time_us = block.quantity("time", "time") if graph is None else 0.0
+    transient = block.size("transient", 0) if graph is None else 0
+    block.done()
+    return graph, PipelineBlock(time_us, transient, output, sent)
+
+
+def _measured(graph: GraphBlock | None, block: PipelineBlock, held_bytes: int) -> PipelineBlock:
+    return block if graph is None else graph.put_into(block, held_bytes)

@@ -1,0 +1,160 @@
+"""``overlap-sched pipeline``."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from overlap_sched import EXAMPLE, write_problem
+from overlap_sched.pipeline.csv_file import read_schedule_csv
+from overlap_sched.pipeline.named.one_at_a_time import one_f_one_b
+from tests.support.command import Command
+
+ONE_STAGE = """
+format = "overlap-pipeline/1"
+ranks = 1
+micro_batches = 2
+[[stage]]
+forward = { time = "1ms" }
+backward = { time = "2ms" }
+"""
+JOB = """
+format = "overlap-pipeline/1"
+name = "four"
+ranks = 2
+micro_batches = 4
+memory_limit = "100MB"
+[[stage]]
+repeat = 4
+forward = { time = "1ms", output = "1MB" }
+input_gradient = { time = "1ms" }
+weight_gradient = { time = "1ms" }
+saved = "10MB"
+kept = "10MB"
+parameters = "1MB"
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> str:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    return str(path)
+
+
+def test_a_table(job: str, cli: Command) -> None:
+    words = cli.words("pipeline", job)
+    assert words.startswith("four: 4 stages, 2 ranks, micro-batches: 4")
+    assert "1f1b 30.00 ms 20.0 % 0.0 us 40.1 MiB 26.00 ms 15.38 %" in words
+    assert "zbv 25.00 ms 4.0 %" in words
+    assert "Peak memory by rank, MiB" in words
+    for name in ("gpipe", "interleaved:2", "zb-h1", "dualpipe", "dualpipev"):
+        assert f" {name} " in words
+
+
+def test_figures(job: str, cli: Command) -> None:
+    found = cli.json("pipeline", job, "--schedules", "1f1b, zbv")
+    assert [one["name"] for one in found["schedules"]] == ["1f1b", "zbv"]
+    first = found["schedules"][0]
+    assert (first["step_us"], first["bubble"], first["lacks"]) == (30_000.0, 0.2, None)
+    assert [rank["peak_bytes"] for rank in first["ranks"]] == [42_000_000, 23_000_000]
+    assert found["cannot"] == []
+
+
+def test_what_a_job_cannot_have_is_said(tmp_path: Path, cli: Command) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(ONE_STAGE)
+    words = cli.words("pipeline", str(path))
+    assert (
+        "zb-h1: zb-h1 runs the halves of backward apart, but stage 0 has none. Give input_gradient and weight_gradient."
+    ) in words
+    assert "dualpipe: DualPipe has an even number" not in words  # its stages come first
+    assert len(cli.json("pipeline", str(path))["cannot"]) == 4
+
+
+def test_memory_that_is_lacking(job: str, cli: Command) -> None:
+    tight = Path(job).read_text().replace('"100MB"', '["45MB", "100MB"]')
+    Path(job).write_text(tight)
+    words = cli.words("pipeline", job)
+    assert "gpipe does not fit: rank 0 lacks 37,000,000 bytes (35.3 MiB) at 0F3." in words
+    assert "1f1b does not" not in words
+    assert cli.json("pipeline", job, "--schedules", "1f1b,gpipe")["schedules"][1]["lacks"] == {
+        "rank": 0,
+        "bytes": 37_000_000,
+        "at": "0F3",
+    }
+    refused = cli.refused("pipeline", job, "--csv", job + ".csv", "--schedule", "gpipe")
+    assert refused == "four: gpipe does not fit: rank 0 lacks 37,000,000 bytes (35.3 MiB) at 0F3."
+    Path(job).write_text(tight.replace('"45MB"', '"41MB"'))
+    assert cli.refused("pipeline", job) == (
+        "four: no schedule fits. With 1f1b, the nearest, rank 0 lacks 1,000,000 bytes (976.6 KiB) at 0F1. Raise "
+        "memory_limit, or take more ranks or smaller micro-batches."
+    )
+
+
+def test_csv(job: str, cli: Command, tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    cli.out("pipeline", job, "--csv", str(out), "--schedule", "1f1b")
+    assert read_schedule_csv(out).orders == one_f_one_b(2, 4).orders
+    cli.out("pipeline", job, "--csv", str(out), "--schedule", "1f1b", "--csv-format", "compute_comms_waits")
+    assert out.read_text().splitlines()[0].startswith("0F0,0SEND_F0,")
+    assert "0WAIT_SEND_F0" in out.read_text()
+
+
+def test_graphs(job: str, cli: Command) -> None:
+    write_problem(EXAMPLE, Path(job).with_name("stage.json"))
+    graph = '{ problem = "stage.json" }'
+    Path(job).write_text(ONE_STAGE.replace('{ time = "1ms" }', graph).replace('{ time = "2ms" }', graph))
+    assert cli.json("pipeline", job, "--schedules", "1f1b")["schedules"][0]["step_us"] == 4 * 190.0
+
+
+@pytest.mark.slow
+def test_dumps_are_priced_for_the_cluster(job: str, dump: str, cli: Command) -> None:
+    graph = f"{{ problem = {json.dumps(dump)} }}"
+    Path(job).write_text(ONE_STAGE.replace('{ time = "1ms" }', graph))
+    alone = cli.json("plan", dump, "--effort", "0")["original_step_us"]
+    assert cli.json("pipeline", job, "--schedules", "1f1b")["schedules"][0]["step_us"] == 2 * (alone + 2000.0)
+    Path(job).write_text(Path(job).read_text().replace("ranks = 1", 'ranks = 1\ncluster = "dgx-a100"'))
+    slower = cli.json("plan", dump, "--effort", "0", "--cluster", "dgx-a100")["original_step_us"]
+    assert cli.json("pipeline", job, "--schedules", "1f1b")["schedules"][0]["step_us"] == 2 * (slower + 2000.0)
+    assert slower > alone
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--csv", "x.csv"), "--csv writes one schedule: give both --csv OUT.csv and --schedule NAME."),
+        (("--schedule", "1f1b"), "--csv writes one schedule: give both --csv OUT.csv and --schedule NAME."),
+        (
+            ("--schedules", "1f1b,2f2b"),
+            "'2f2b' is no schedule. Give some of gpipe, 1f1b, zb-h1, zbv, dualpipe, dualpipev, and interleaved:V with "
+            "V stages per rank.",
+        ),
+        (
+            ("--csv", "no/such/x.csv", "--schedule", "1f1b"),
+            "no/such/x.csv: cannot be written",
+        ),
+    ],
+)
+def test_options_that_cannot_be(
+    options: tuple[str, ...], why: str, job: str, cli: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.refused("pipeline", job, *options).split(" (there")[0] == why
+
+
+def test_the_job_is_not_written_over(job: str, cli: Command) -> None:
+    assert cli.refused("pipeline", job, "--csv", job, "--schedule", "1f1b") == (
+        f"--csv {job}: would overwrite the input, {job}. Name another file to write to."
+    )
+
+
+def test_the_example_of_the_documents_is_what_is_printed(cli: Command, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
+    path = tmp_path / "job.toml"
+    path.write_text(page.split("```toml\n")[1].split("```")[0])
+    words = cli.words("pipeline", str(path))
+    rows = [line for line in page.splitlines() if line.startswith(("| gpipe", "| 1f1b", "| inter", "| zb", "| dual"))]
+    assert len(rows) == 7
+    for row in rows:
+        assert " ".join(row.replace("|", " ").split()) in words

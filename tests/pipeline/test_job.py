@@ -1,0 +1,166 @@
+"""Jobs: what they must be, how they are laid out, and what is live when."""
+
+from dataclasses import replace
+
+import pytest
+
+from overlap_sched.errors import PipelineError
+from overlap_sched.pipeline.action import Action, ActionKind, backward, forward
+from overlap_sched.pipeline.action_text import read_item
+from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
+from overlap_sched.pipeline.layout import folded, looped, mirrored
+from overlap_sched.pipeline.memory import pipeline_peaks
+from overlap_sched.pipeline.named.one_at_a_time import one_f_one_b
+from overlap_sched.pipeline.replay import replay_pipeline
+from overlap_sched.pipeline.schedule import PipelineSchedule
+from overlap_sched.pipeline.updates import with_updates
+from tests.support.pipelines import uniform
+
+STAGE = uniform(1, 1).stages[0]
+ONE_WAY = (Route((0, 1), range(2)),)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"stages": ()}, "0 stages on 2 ranks; there is at least one of each."),
+        ({"rank_of": (0,)}, "2 stages, but ranks for 1: give each stage a rank."),
+        ({"rank_of": (0, 2)}, "stage 1 is on rank 2; ranks are 0 to 1."),
+        ({"rank_of": (0, 0)}, "rank 1 has no stage. Take fewer ranks, or more stages."),
+        ({"routes": (Route((0, 1, 0), range(2)),)}, "stage 0 comes twice on its way: stages form no cycle."),
+        ({"routes": (Route((0, 2), range(2)),)}, "a route names stage 2; stages are 0 to 1."),
+        ({"routes": (Route((0,), range(2)),)}, "no micro-batch comes through stage 1. Put it on a route."),
+        ({"routes": (Route((0, 1), range(0)),)}, "a route has no micro-batch; there is at least one."),
+        ({"routes": (Route((0,), range(2)), Route((1,), range(1, 3)))}, "micro-batch 1 is on two routes."),
+        ({"memory_limit_bytes": (1,)}, "2 ranks, but 1 memory limits: give one, or one per rank."),
+        (
+            {"memory_limit_bytes": (1, -1)},
+            "has memory_limit_bytes -1: sizes are 0 or more, in bytes, and 2**60 at most.",
+        ),
+        (
+            {"link": PipelineLink(1.0, 0.0)},
+            "a link has latency 1.0 us and 0.0 bytes/s: latencies are finite and 0 or more, bandwidths above 0.",
+        ),
+        ({"pair_factor": -1.0}, "a pair takes -1.0: times and factors are finite, 0 or more."),
+        (
+            {"stages": (STAGE, replace(STAGE, forward=PipelineBlock(float("nan"))))},
+            "stage 1, forward, takes nan us: times are finite and 0 or more.",
+        ),
+        (
+            {"stages": (STAGE, replace(STAGE, backward=PipelineBlock(1.0, -1)))},
+            "stage 1, backward, has transient_bytes -1: sizes are 0 or more, in bytes, and 2**60 at most.",
+        ),
+        (
+            {"stages": (replace(STAGE, weight_gradient=None), STAGE)},
+            "stage 0 has one half of its backward alone: give both input_gradient and weight_gradient, or neither.",
+        ),
+        (
+            {"routes": (Route((0, 1), range(200_000)),)},
+            "2 stages and 200000 micro-batches make 1,200,000 actions, more than 1,000,000. Plan fewer "
+            "micro-batches: the steady state repeats.",
+        ),
+    ],
+)  # fmt: skip
+def test_a_job_that_cannot_be(changes: dict[str, object], why: str) -> None:
+    job = PipelineJob("job", (STAGE, STAGE), (0, 1), 2, ONE_WAY)
+    with pytest.raises(PipelineError) as caught:
+        replace(job, **changes)
+    assert str(caught.value).removeprefix("job: ").removeprefix("job ") == why
+
+
+def numbered(stages: int, ranks: int) -> PipelineJob:
+    """Stage s takes s + 1 forward, saves 10 (s + 1)."""
+    made = tuple(
+        PipelineStage(
+            PipelineBlock(s + 1.0, 3, output_bytes=s),
+            PipelineBlock(2.0 * (s + 1), 4, output_bytes=100 + s),
+            saved_bytes=10 * (s + 1),
+            static_bytes=1000,
+        )
+        for s in range(stages)
+    )
+    places = tuple(s % ranks for s in range(stages))
+    return PipelineJob("numbered", made, places, ranks, (Route(tuple(range(stages)), range(4)),))
+
+
+def test_neighbours_are_joined() -> None:
+    job = looped(numbered(4, 2))
+    assert job.rank_of == (0, 1)
+    first, second = job.stages
+    assert (first.forward.time_us, second.forward.time_us) == (3.0, 7.0)
+    assert (first.backward.time_us, second.backward.time_us) == (6.0, 14.0)
+    assert (first.forward.output_bytes, first.backward.output_bytes) == (1, 100)
+    assert (first.saved_bytes, second.saved_bytes, first.static_bytes) == (30, 70, 2000)
+    assert (first.forward.transient_bytes, first.backward.transient_bytes) == (3, 4)
+    assert not first.splits
+
+
+def test_transients_of_joined_stages_count_beside_what_is_saved_by_then() -> None:
+    big, small = (
+        PipelineStage(PipelineBlock(1.0, t), PipelineBlock(1.0), saved_bytes=s) for t, s in ((50, 10), (5, 20))
+    )
+    for stages, transient in (((big, small), 30), ((small, big), 50)):
+        job = PipelineJob("two", stages, (0, 0), 1, (Route((0, 1), range(1)),))
+        assert looped(job).stages[0].forward.transient_bytes == transient
+
+
+def test_places() -> None:
+    assert looped(uniform(2, 4, 2), 2).rank_of == (0, 1, 0, 1)
+    assert folded(uniform(2, 4, 2)).rank_of == (0, 1, 1, 0)
+    both = mirrored(uniform(4, 5))
+    assert both.rank_of == (0, 1, 2, 3, 3, 2, 1, 0)
+    assert both.routes == (Route((0, 1, 2, 3), range(3)), Route((4, 5, 6, 7), range(3, 5)))
+    known = replace(uniform(2, 4), pair_us={(0, 1): 5.0})
+    assert mirrored(known).pair_us == {(0, 1): 5.0, (0, 3): 5.0, (2, 1): 5.0, (2, 3): 5.0}
+    with pytest.raises(PipelineError, match="has 2 routes already"):
+        looped(both)
+
+
+def test_what_is_live_when() -> None:
+    """Two ranks, one micro-batch, by hand; a transfer takes 2 us.
+
+    rank 0   0F0 [0, 4)                                   0B0 [13, 19)
+    0 -> 1             [4, 6)
+    rank 1                    1F0 [6, 8)  1B0 [8, 11)
+    1 -> 0                                         [11, 13)
+    """
+    stages = (
+        PipelineStage(PipelineBlock(4.0, 1, 16), PipelineBlock(6.0, 2), saved_bytes=100, static_bytes=1000),
+        PipelineStage(PipelineBlock(2.0, 4), PipelineBlock(3.0, 8, 32, sent_bytes=64), saved_bytes=200),
+    )
+    job = PipelineJob("by hand", stages, (0, 1), 2, (Route((0, 1), range(1)),), PipelineLink(2.0))
+    replay = replay_pipeline(job, one_f_one_b(2, 1))
+    assert [(run.start_us, run.end_us) for runs in replay.items for run in runs] == [(0, 4), (13, 19), (6, 8), (8, 11)]
+    assert replay.step_us == 19.0
+    assert replay.exposed_us == (2.0, 2.0)
+    assert replay.bubble_us == (9.0, 14.0)
+    # rank 0: 1000 static, 101 in 0F0; 116 with what is sent; 132 with what comes back
+    # rank 1: 16 received, 204 in 1F0, 208 in 1B0, 64 while that is sent
+    assert pipeline_peaks(job, replay) == (
+        (1132, 11.0, Action(ActionKind.RECEIVE_BACKWARD, 0, 0)),
+        (208, 8.0, backward(1, 0)),
+    )
+
+
+def test_what_stays_on_its_rank_is_not_sent() -> None:
+    """The last rank of a fold: the output belongs to nobody from the end of 0F0 to the start of 1F0."""
+    last = PipelineStage(PipelineBlock(1.0), PipelineBlock(1.0))
+    stages = (replace(last, forward=PipelineBlock(1.0, 0, 7)), last)
+    job = PipelineJob("one rank", stages, (0, 0), 1, (Route((0, 1), range(2)),), PipelineLink(5.0))
+    order = tuple(map(read_item, ["0F0", "0F1", "1F1", "1F0", "1B0", "0B0", "1B1", "0B1"]))
+    replay = replay_pipeline(job, PipelineSchedule("by hand", (order,)))
+    assert replay.step_us == 8.0
+    assert pipeline_peaks(job, replay) == ((7, 1.0, forward(0, 1)),)
+    assert all(sent.start_us == sent.end_us == sent.made_us for sent in replay.sent)
+
+
+def test_reductions_overlap_and_steps_wait() -> None:
+    job = uniform(1, 2)
+    stage = replace(job.stages[0], reduce=PipelineBlock(5.0, 3), step=PipelineBlock(2.0))
+    job = replace(job, stages=(stage,))
+    replay = replay_pipeline(job, with_updates(job, one_f_one_b(1, 2)))
+    assert [(str(run.item), run.start_us, run.end_us) for run in replay.items[0]][-2:] == [
+        ("0REDUCE_GRAD", 6.0, 11.0),
+        ("0STEP", 11.0, 13.0),
+    ]
+    assert (replay.step_us, replay.exposed_us, replay.busy_us) == (13.0, (5.0,), (8.0,))

@@ -1,0 +1,228 @@
+"""Jobs from TOML: by numbers and by graphs; bad ones with one line that says what, where and what to write."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from overlap_sched import EXAMPLE
+from overlap_sched.errors import PipelineError, PipelineFileError
+from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.pipeline.blocks import graph_block, left_by
+from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink
+from overlap_sched.pipeline.job_file import GraphSource, parse_job, read_job
+from overlap_sched.pipeline.memory import pipeline_peaks
+from overlap_sched.pipeline.named.one_at_a_time import one_f_one_b
+from overlap_sched.pipeline.replay import replay_pipeline
+from overlap_sched.problem import Kind, Node, Problem, Storage
+from overlap_sched.problem.limits import Limits
+
+HEAD = 'format = "overlap-pipeline/1"\nranks = 2\nmicro_batches = 4\n'
+STAGE = """
+[[stage]]
+repeat = 2
+forward = { time = "1ms", transient = "1kB", output = "2kB" }
+backward = { time = "2ms" }
+saved = "3kB"
+parameters = "4kB"
+"""
+
+
+def parsed(text: str, read: Callable[[GraphSource], Problem] = lambda source: EXAMPLE) -> PipelineJob:
+    return parse_job(text, "job.toml", Path("jobs"), read)
+
+
+def refused(text: str) -> str:
+    with pytest.raises(PipelineFileError) as caught:
+        parsed(text)
+    return str(caught.value)
+
+
+def test_by_numbers() -> None:
+    job = parsed(HEAD + STAGE)
+    assert (job.name, job.ranks, job.rank_of, job.micro_batches) == ("jobs", 2, (0, 1), 4)
+    first, last = job.stages
+    assert first.forward == PipelineBlock(1000.0, 1000, 2000)
+    assert (first.saved_bytes, first.static_bytes, first.splits) == (3000, 4000, False)
+    assert (first.backward.output_bytes, last.backward.output_bytes) == (0, 2000)  # as much as it has received
+    assert job.link == PipelineLink()
+    assert job.memory_limit_bytes is None
+
+
+def test_halves_make_a_whole() -> None:
+    halves = STAGE.replace(
+        'backward = { time = "2ms" }',
+        'input_gradient = { time = "1ms", transient = "1kB", output = "7B" }\n'
+        'weight_gradient = { time = "500us", transient = "5kB" }\nkept = "2kB"\n'
+        'gradients = "5kB"\noptimizer = "6kB"\nreduce = { time = "3us" }\nstep = { time = "4us", transient = "9kB" }',
+    )
+    stage = parsed(HEAD + halves).stages[0]
+    assert stage.backward == PipelineBlock(1500.0, 2000 + 5000 - 3000, 7)
+    assert stage.splits
+    assert stage.static_bytes == 15_000
+    assert (stage.reduce, stage.step) == (PipelineBlock(3.0), PipelineBlock(4.0, 9000))
+
+
+def test_links_and_limits() -> None:
+    link = '[link]\nbandwidth = "1MB/s"\nlatency = "5us"\n[[links]]\nfrom = 1\nto = 0\nbandwidth = "2MB/s"\n'
+    job = parsed(HEAD + 'memory_limit = ["1GB", "2GB"]\npair = 0.5\n' + STAGE + link)
+    assert job.link == PipelineLink(5.0, 1e6)
+    assert job.links == {(1, 0): PipelineLink(0.0, 2e6)}
+    assert (job.memory_limit_bytes, job.pair_factor) == ((10**9, 2 * 10**9), 0.5)
+    assert parsed(HEAD + 'memory_limit = "1GiB"\n' + STAGE).memory_limit_bytes == (2**30, 2**30)
+
+
+def test_links_of_a_cluster() -> None:
+    alone = parsed(HEAD + 'cluster = "dgx-h100"\n' + STAGE)
+    assert (alone.link.bytes_per_s, alone.links) == (50e9, {})
+    near = parsed(HEAD + 'cluster = "dgx-h100"\nranks_per_node = 2\n' + STAGE)
+    assert near.link == alone.link
+    assert set(near.links) == {(0, 1), (1, 0)}
+    assert near.links[0, 1].bytes_per_s > alone.link.bytes_per_s
+
+
+def graphs() -> dict[str, Problem]:
+    """Forward, input gradient and weight gradient of one linear layer.
+
+    100 bytes of weight, 10 of input and of output; the input gradient leaves 3 more for the weights.
+    """
+    node, kind = Node, Kind
+    ahead = (
+        node("w", kind.INPUT, alloc=(0,)),
+        node("x", kind.INPUT, alloc=(1,)),
+        node("h", kind.COMPUTE, (0, 1), (3,), (0, 1), 5.0),
+        node("y", kind.COMPUTE, (2,), (2,), (3,), 7.0),
+        node("output", kind.OUTPUT, (3,), (), (1, 2)),
+    )
+    sizes = (Storage(100, pinned=True), Storage(10), Storage(10), Storage(40))
+    back = (
+        node("w", kind.INPUT, alloc=(0,)),
+        node("x", kind.INPUT, alloc=(1,)),
+        node("dy", kind.INPUT, alloc=(2,)),
+        node("dx", kind.COMPUTE, (0, 2), (3,), (0, 2), 6.0),
+        node("left", kind.COMPUTE, (1, 2), (4,), (1, 2), 1.0),
+        node("output", kind.OUTPUT, (3, 4), (), (3, 4)),
+    )
+    back_sizes = (Storage(100, pinned=True), Storage(10), Storage(10), Storage(10), Storage(3))
+    weights = (
+        node("left", kind.INPUT, alloc=(0,)),
+        node("dw", kind.COMPUTE, (0,), (1,), (0,), 9.0),
+        node("output", kind.OUTPUT, (1,), (), (1,)),
+    )
+    return {
+        "forward.json": Problem("forward", ahead, sizes),
+        "back.json": Problem("back", back, back_sizes),
+        "weights.json": Problem("weights", weights, (Storage(3), Storage(100))),
+    }
+
+
+GRAPHS = """
+[[stage]]
+forward = { problem = "forward.json", output = "10B" }
+input_gradient = { problem = "back.json", output = "10B" }
+weight_gradient = { problem = "weights.json" }
+"""
+
+
+def test_by_graphs() -> None:
+    made, asked = graphs(), []
+
+    def read(source: GraphSource) -> Problem:
+        asked.append(source)
+        return made[source.path.name]
+
+    text = HEAD.replace("ranks = 2", "ranks = 1").replace("= 4", "= 1") + 'cluster = "dgx-h100"\n[groups]\n"0" = 8\n'
+    job = parsed(text + GRAPHS + GRAPHS, read)
+    assert asked[0] == GraphSource(Path("jobs/forward.json"), "dgx-h100", (("0", 8),))
+    assert len(asked) == 3  # each once
+    stage = job.stages[0]
+    assert (stage.static_bytes, stage.saved_bytes, stage.kept_bytes) == (100, 10, 3)
+    assert (stage.forward.time_us, stage.input_gradient, stage.weight_gradient) == (
+        12.0,
+        PipelineBlock(7.0, 23, 10),
+        PipelineBlock(9.0, 100),
+    )
+    whole = 100 + 10 + stage.forward.transient_bytes
+    assert whole == peak_memory(made["forward.json"], made["forward.json"].original_order)[0]
+
+
+def test_a_rank_that_runs_one_graph_holds_its_peak() -> None:
+    made = graphs()
+    forward = graph_block(made["forward.json"])
+    assert (forward.time_us, forward.peak_bytes, forward.left_bytes, forward.pinned_bytes) == (12.0, 60, 20, 100)
+    assert left_by(forward, 10) == 10
+    part = graph_block(made["forward.json"], 70)  # 30 bytes that are pinned are no parameters: saved each time
+    assert (part.peak_bytes, part.left_bytes, part.pinned_bytes) == (90, 50, 70)
+    text = HEAD.replace("ranks = 2", "ranks = 1").replace("= 4", "= 1") + GRAPHS
+    job = parsed(text, lambda source: made[source.path.name])
+    peak = pipeline_peaks(job, replay_pipeline(job, one_f_one_b(1, 1)))[0]
+    most = max(peak_memory(problem, problem.original_order)[0] for problem in made.values())
+    assert peak.bytes == 100 + max(most - 100, 103) == 203  # the weight gradient's graph does not hold the weight
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("ranks = ", "job.toml: is not TOML: Invalid value (at end of document)."),
+        ('format = "other"', 'job.toml: format is "other"; it is one of "overlap-pipeline/1".'),
+        (HEAD, "job.toml: stage is missing; write [[stage]] above each stage."),
+        (HEAD.replace("ranks = 2\n", "") + STAGE, "job.toml: ranks is missing; it is a whole number."),
+        (
+            HEAD.replace("= 2", "= 3") + STAGE,
+            "job.toml: ranks is 3, and there are 2 stages: give a multiple of the ranks.",
+        ),
+        (HEAD + STAGE.replace('"1ms"', "1"), 'job.toml: stage[0].forward.time is 1: it has no unit. Write "12us".'),
+        (
+            HEAD + STAGE.replace('"3kB"', '"3"'),
+            'job.toml: stage[0].saved is "3", a number without a unit. Did you mean 3GiB? For bytes write 3B.',
+        ),
+        (
+            HEAD + STAGE.replace('"3kB"', '"3 parsec"'),
+            'job.toml: stage[0].saved is "3 parsec"; write a size with its unit: "80GB" or "24GiB".',
+        ),
+        (
+            HEAD + STAGE.replace("saved", "savd"),
+            "job.toml: stage[0] has an unknown key \"savd\". Did you mean 'saved'?",
+        ),
+        (HEAD + STAGE.replace("backward", "backwards"), "job.toml: stage[0].backward is missing; it is a table."),
+        (
+            HEAD + STAGE + 'input_gradient = { time = "1us" }',
+            "job.toml: stage[0].weight_gradient is missing; it is a table.",
+        ),
+        (
+            HEAD + 'memory_limit = ["1GB"]\n' + STAGE,
+            "job.toml: memory_limit lists 1 sizes for 2 ranks: give one, or one per rank.",
+        ),
+        (
+            HEAD + 'cluster = "dgx-h100"\nranks_per_node = 9\n' + STAGE,
+            "job.toml: ranks_per_node is 9; a node of dgx-h100 has 8.",
+        ),
+        (
+            HEAD + STAGE + '[[links]]\nfrom = 0\nto = 2\nbandwidth = "1GB/s"',
+            "job.toml: links[0].to makes a link from rank 0 to rank 2; ranks are 0 to 1.",
+        ),
+        (HEAD + STAGE.replace("= 2", "= 2000000"), "job.toml: stage[0].repeat makes more than 1,000,000 stages."),
+    ],
+)  # fmt: skip
+def test_what_is_refused(text: str, why: str) -> None:
+    assert refused(text) == why
+
+
+def test_what_is_no_job() -> None:
+    with pytest.raises(PipelineError) as caught:
+        parsed(HEAD.replace("= 4", "= 200000") + STAGE)
+    assert str(caught.value) == (
+        "jobs: 2 stages and 200000 micro-batches make 1,200,000 actions, more than 1,000,000. Plan fewer "
+        "micro-batches: the steady state repeats."
+    )
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    with pytest.raises(PipelineFileError) as missing:
+        read_job(path, lambda source: EXAMPLE)
+    assert str(missing.value) == f"{path}: cannot be read (No such file or directory). Name a TOML file of a job."
+    path.write_bytes(b"\xff")
+    with pytest.raises(PipelineFileError) as binary:
+        read_job(path, lambda source: EXAMPLE, Limits())
+    assert str(binary.value) == f"{path}: is not text. A job is TOML in UTF-8."

@@ -1,0 +1,196 @@
+"""Replay and judge come to the same, and the judge refuses what cannot run."""
+
+import ast
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import overlap_sched.pipeline.judge
+from overlap_sched.errors import PipelineError
+from overlap_sched.pipeline.action import Action, ActionKind
+from overlap_sched.pipeline.action_text import read_item
+from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
+from overlap_sched.pipeline.judge.bound import pipeline_bound_us
+from overlap_sched.pipeline.judge.measure import measure_pipeline
+from overlap_sched.pipeline.judge.transfers import transfer_violation
+from overlap_sched.pipeline.judge.validate import violation
+from overlap_sched.pipeline.memory import pipeline_peaks
+from overlap_sched.pipeline.named.one_at_a_time import one_f_one_b
+from overlap_sched.pipeline.replay import replay_pipeline
+from overlap_sched.pipeline.schedule import PipelineSchedule
+from overlap_sched.pipeline.transfers import with_transfers
+from tests.support.pipelines import random_job, random_schedule, swapped, uniform
+
+SEEDS = st.integers(0, 2**32)
+
+
+def test_the_judge_shares_only_the_data() -> None:
+    data = {"action", "job", "schedule"}
+    for path in Path(overlap_sched.pipeline.judge.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("overlap_sched"):
+                _, package, module, *_ = (node.module or "").split(".")
+                assert package == "pipeline"
+                assert module in {*data, "judge"}, f"{path.name} imports {node.module}"
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@given(SEEDS)
+def test_replay_and_judge_agree(seed: int) -> None:
+    rng = random.Random(seed)
+    job = random_job(rng)
+    schedule = random_schedule(job, rng)
+    assert violation(job, schedule) is None
+    replay, judged = replay_pipeline(job, schedule), measure_pipeline(job, schedule)
+    assert tuple(tuple((run.start_us, run.end_us) for run in runs) for runs in replay.items) == judged.spans_us
+    assert replay.step_us == judged.step_us
+    assert replay.busy_us == judged.busy_us
+    assert replay.exposed_us == judged.exposed_us
+    assert tuple((peak.bytes, peak.at_us) for peak in pipeline_peaks(job, replay)) == judged.peaks
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(SEEDS)
+def test_no_schedule_beats_the_bound(seed: int) -> None:
+    rng = random.Random(seed)
+    job = random_job(rng)
+    bound = pipeline_bound_us(job)
+    assert all(replay_pipeline(job, random_schedule(job, rng)).step_us >= bound - 1e-9 for _ in range(5))
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(SEEDS)
+def test_sends_and_receives_of_any_schedule_match_and_never_hang(seed: int) -> None:
+    rng = random.Random(seed)
+    job = random_job(rng)
+    schedule = random_schedule(job, rng)
+    with_sends = with_transfers(job, schedule, replay_pipeline(job, schedule))
+    assert transfer_violation(job, with_sends, "blocking") is None
+    assert transfer_violation(job, with_sends, "buffered") is None
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@given(SEEDS)
+def test_what_the_judge_lets_through_runs_and_what_it_refuses_does_not(seed: int) -> None:
+    """Two items change places: then the replay either ends or hangs, or runs an action before its own forward."""
+    rng = random.Random(seed)
+    job = random_job(rng)
+    schedule = random_schedule(job, rng)
+    if max(map(len, schedule.orders)) < 2:
+        return
+    broken = swapped(schedule, rng)
+    found = violation(job, broken)
+    if found is None:
+        assert replay_pipeline(job, broken).step_us == measure_pipeline(job, broken).step_us
+    elif found.startswith("ranks wait"):
+        with pytest.raises(PipelineError, match="a deadlock"):
+            replay_pipeline(job, broken)
+    else:
+        assert " before " in found
+
+
+def orders(*texts: str) -> PipelineSchedule:
+    return PipelineSchedule("by hand", tuple(tuple(map(read_item, text.split())) for text in texts))
+
+
+ZERO, ONE = "0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"
+
+
+@pytest.mark.parametrize(
+    ("zero", "one", "why"),
+    [
+        (ONE, ZERO, "rank 0 runs 1F0, but stage 1 is on rank 1"),
+        (ZERO + " 2F0", ONE, "rank 0 runs 2F0; stages are 0 to 1"),
+        (ZERO + " 0F2", ONE, "rank 0 runs 0F2; no such micro-batch comes through stage 0"),
+        (ZERO + " 0STEP", ONE, "rank 0 runs 0STEP; stage 0 has no such action"),
+        (ZERO + " 0SEND_F0", ONE, "rank 0 runs 0SEND_F0; stage 0 has no such action"),
+        (ZERO + " 0F0", ONE, "rank 0 runs 0F0 2 times"),
+        ("0F0 0F1 0B0", ONE, "0B1 or 0I1 and 0W1 never runs"),
+        ("0F0 0F1 0B0 0I1", ONE, "0B1 or 0I1 and 0W1 never runs"),
+        ("0F1 0B0 0B1", ONE, "0F0 never runs"),
+        (ZERO + " 0I0 0W0", ONE, "0B0 and 0I0 and 0W0 all run"),
+        (ZERO, "1B0 1F0 1F1 1B1", "rank 1 runs 1B0 before 1F0"),
+        (ZERO, "1F0 1B0 1F1 1W1 1I1", "rank 1 runs 1W1 before 1I1"),
+        ("(0F0;0B0)OVERLAP_F_B 0F1 0B1", ONE, "rank 0 runs 0B0 before 0F0"),
+        (
+            ZERO,
+            "1F0 (1B0;1F1)OVERLAP_F_B 1B1",
+            "rank 1 runs (1B0;1F1)OVERLAP_F_B together; a pair is a forward and a whole backward",
+        ),
+        (
+            "0F0 0B0 0F1 0B1",
+            "1F1 1F0 1B0 1B1",
+            "ranks wait for each other: 1F1 (rank 1) before 1F0 (rank 1) before 1B0 (rank 1) before 0B0 (rank 0) "
+            "before 0F1 (rank 0) before 1F1 (rank 1)",
+        ),
+    ],
+)
+def test_refused(zero: str, one: str, why: str) -> None:
+    assert violation(uniform(2, 2), orders(zero, one)) == why
+
+
+def test_the_good_one_is_good() -> None:
+    assert orders(ZERO, ONE).orders == one_f_one_b(2, 2).orders
+    assert violation(uniform(2, 2), orders(ZERO, ONE)) is None
+    assert violation(uniform(2, 2), orders(ZERO)) == "there are orders for 1 ranks; the job has 2"
+    nameless = PipelineSchedule("by hand", ((Action(ActionKind.FORWARD, 0),), ()))
+    assert violation(uniform(2, 2), nameless) == ("rank 0 runs 0F: only reductions and steps are without a micro-batch")
+
+
+def updated(order: str) -> str | None:
+    job = uniform(1, 1)
+    stage = replace(job.stages[0], reduce=PipelineBlock(5.0), step=PipelineBlock(2.0))
+    return violation(replace(job, stages=(stage,)), orders(order))
+
+
+def test_updates_come_last() -> None:
+    assert updated("0F0 0B0 0REDUCE_GRAD 0STEP") is None
+    assert updated("0F0 0B0 0STEP") == "0REDUCE_GRAD never runs"
+    assert updated("0F0 0B0 0STEP 0REDUCE_GRAD") == "rank 0 runs 0STEP before 0REDUCE_GRAD"
+    assert updated("0F0 0I0 0REDUCE_GRAD 0W0 0STEP") == "rank 0 runs 0REDUCE_GRAD before 0W0"
+
+
+def sent(job: PipelineJob, *texts: str) -> tuple[str | None, str | None]:
+    """What is wrong with orders with sends and receives, blocking and buffered."""
+    return transfer_violation(job, orders(*texts), "blocking"), transfer_violation(job, orders(*texts), "buffered")
+
+
+FIRST = "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1"
+LAST = "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1"
+
+
+def test_blocking_sends_may_hang_where_buffered_ones_do_not() -> None:
+    job = uniform(2, 2)
+    blocking, buffered = sent(job, FIRST, LAST)
+    assert blocking == "ranks wait for each other where sends are blocking: rank 0 at 0SEND_F1, rank 1 at 1SEND_B0"
+    assert buffered is None
+    early = LAST.replace(" 1RECV_F1", "").replace("1B0 ", "1B0 1RECV_F1 ")
+    assert sent(job, FIRST, early) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "why"),
+    [
+        (FIRST.replace("0SEND_F0 ", ""), LAST, "rank 0 never runs 0SEND_F0, for what 0F0 makes"),
+        (FIRST, LAST.replace("1RECV_F1 ", ""), "rank 1 never runs 1RECV_F1, for what 0F1 makes"),
+        (FIRST.replace("0F0 0SEND_F0", "0SEND_F0 0F0"), LAST, "0SEND_F0 comes before 0F0"),
+        (FIRST, LAST.replace("1RECV_F0 1F0", "1F0 1RECV_F0"), "1F0 comes before 1RECV_F0"),
+        (FIRST + " 0SEND_B0", LAST, "nothing is sent by 0SEND_B0"),
+        (FIRST + " 0SEND_F0", LAST, "0SEND_F0 runs twice, on ranks 0 and 0"),
+    ],
+)
+def test_sends_and_receives_match(first: str, last: str, why: str) -> None:
+    assert sent(uniform(2, 2), first, last) == (why, why)
+
+
+def test_messages_keep_their_order() -> None:
+    last = LAST.replace("1RECV_F0 1F0", "1RECV_F1 1RECV_F0 1F0").replace(" 1RECV_F1 1F1", " 1F1")
+    assert sent(uniform(2, 2), FIRST, last)[1] == ("rank 1 is at 1RECV_F1, but what comes next is for 1RECV_F0")

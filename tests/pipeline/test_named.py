@@ -1,0 +1,144 @@
+"""Named schedules: valid for any number of ranks and micro-batches, with the figures of their papers."""
+
+from dataclasses import replace
+
+import pytest
+
+from overlap_sched.errors import PipelineError
+from overlap_sched.pipeline.judge.transfers import transfer_violation
+from overlap_sched.pipeline.judge.validate import violation
+from overlap_sched.pipeline.memory import pipeline_peaks
+from overlap_sched.pipeline.named.catalogue import NAMED, NamedSchedule, interleaved_in, laid_out
+from overlap_sched.pipeline.replay import replay_pipeline
+from overlap_sched.pipeline.transfers import with_transfers
+from tests.support.pipelines import uniform
+
+ALL = (*NAMED, *(interleaved_in(chunks) for chunks in (1, 2, 3)))
+BY_NAME = {named.name: named for named in ALL}
+
+
+def figures(
+    name: str, ranks: int, micro_batches: int, f: float = 1.0, i: float = 1.0, w: float = 1.0, factor: float = 1.0
+) -> tuple[list[float], list[float], list[int]]:
+    """Bubbles in the step and between first and last action, and peaks in activations of one stage; per rank.
+
+    F, I, W: of one stage as the schedule has it.
+    """
+    job = uniform(ranks, micro_batches, {"zbv": 2, "dualpipev": 2, "interleaved:2": 2}.get(name, 1), f, i, w)
+    job, schedule = laid_out(job, BY_NAME[name])
+    object.__setattr__(job, "pair_factor", factor)
+    replay = replay_pipeline(job, schedule)
+    peaks = [peak.bytes for peak in pipeline_peaks(job, replay)]
+    return list(replay.bubble_us), list(replay.inner_bubble_us), peaks
+
+
+@pytest.mark.parametrize("named", ALL, ids=lambda named: named.name)
+def test_they_are_valid_for_any_number_of_ranks_and_micro_batches(named: NamedSchedule) -> None:
+    for ranks in (1, 2, 3, 4, 6):
+        for micro_batches in (1, 2, 3, 5, 8):
+            if named.name == "dualpipe" and (ranks % 2 or micro_batches == 1):
+                continue
+            job, schedule = laid_out(uniform(ranks, micro_batches, 6), named)
+            assert violation(job, schedule) is None
+            with_sends = with_transfers(job, schedule, replay_pipeline(job, schedule))
+            assert transfer_violation(job, with_sends, "blocking") is None
+            assert transfer_violation(job, with_sends, "buffered") is None
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 2), (4, 8), (4, 12), (8, 20)])
+@pytest.mark.parametrize(("f", "i", "w"), [(1.0, 1.0, 1.0), (2.0, 3.0, 1.0)])
+def test_gpipe_and_1f1b(ranks: int, micro_batches: int, f: float, i: float, w: float) -> None:
+    """Narayanan et al. 2021, section 2.2.1: t_pb = (p - 1)(t_f + t_b) of both; activations of m, and of at most p."""
+    bubble = (ranks - 1) * (f + i + w)
+    for name in ("gpipe", "1f1b"):
+        assert figures(name, ranks, micro_batches, f, i, w)[0] == [bubble] * ranks
+    assert figures("gpipe", ranks, micro_batches)[2] == [micro_batches] * ranks
+    assert figures("1f1b", ranks, micro_batches)[2] == [min(ranks - r, micro_batches) for r in range(ranks)]
+
+
+@pytest.mark.parametrize(("ranks", "rounds"), [(2, 1), (4, 2), (8, 3)])
+def test_interleaved_1f1b(ranks: int, rounds: int) -> None:
+    """Narayanan et al. 2021, section 2.2.2: t_pb = (p - 1)(t_f + t_b) / v, t of all v chunks of a rank."""
+    micro_batches = rounds * ranks
+    bubble, _, peaks = figures("interleaved:2", ranks, micro_batches, f=1.0, i=2.0, w=1.0)
+    assert bubble == [(ranks - 1) * 2 * (1.0 + 3.0) / 2] * ranks
+    assert peaks == [min(ranks + 2 * (ranks - 1 - r) + 1, 2 * micro_batches) for r in range(ranks)]
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (8, 20)])
+def test_zb_h1(ranks: int, micro_batches: int) -> None:
+    """Qi et al. 2023, table 2: (p - 1)(T_F + T_B - T_W), p M_B; their B is our I; T_F = T_B = T_W (section 2)."""
+    bubble, _, peaks = figures("zb-h1", ranks, micro_batches, f=2.0, i=2.0, w=2.0)
+    assert bubble == [(ranks - 1) * (2.0 + 2.0 - 2.0)] * ranks
+    assert peaks == [ranks] * ranks
+    assert max(peaks) == max(figures("1f1b", ranks, micro_batches)[2])
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 1), (2, 3), (4, 7), (4, 12), (8, 20)])
+def test_zbv(ranks: int, micro_batches: int) -> None:
+    """Qi et al. 2023, section 6: no bubble where T_F = T_B = T_W, and at most as many activations as 1F1B: 2p halves.
+
+    Their bubble is counted from the first to the last action of a rank: where ranks do not wait for each other's step.
+    """
+    bubble, inner, peaks = figures("zbv", ranks, micro_batches)
+    assert inner == [0.0] * ranks
+    assert bubble == [ranks - 1.0] * ranks  # all ranks but the first start late
+    assert peaks == [min(2 * ranks, 2 * micro_batches)] * ranks
+
+
+TIMES = [(1.0, 1.0, 1.0, 1.0), (2.0, 2.0, 2.0, 0.75), (3.0, 3.0, 3.0, 2 / 3)]
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(4, 8), (4, 12), (8, 20)])
+@pytest.mark.parametrize(("f", "i", "w", "factor"), TIMES)
+def test_dual_pipe(ranks: int, micro_batches: int, f: float, i: float, w: float, factor: float) -> None:
+    """DeepSeek-V3 report, table 2: (PP / 2 - 1)(F&B + B - 3W), activations PP + 1; B is I and W, F = I = W.
+
+    Where pairs are faster than their parts, of the ranks in the middle, which run most pairs.
+    """
+    bubble, _, peaks = figures("dualpipe", ranks, micro_batches, f, i, w, factor)
+    together = factor * (f + i + w)
+    expected = (ranks / 2 - 1) * (together + i + w - 3 * w)
+    assert bubble == [pytest.approx(expected)] * ranks if factor == 1 else max(bubble) == pytest.approx(expected)
+    assert peaks == [ranks + 1] * ranks
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (4, 11)])
+@pytest.mark.parametrize(("f", "i", "w", "factor"), TIMES)
+def test_dual_pipe_v(ranks: int, micro_batches: int, f: float, i: float, w: float, factor: float) -> None:
+    """The same with PP = 2 stages per rank (README of github.com/deepseek-ai/DualPipe)."""
+    bubble, _, peaks = figures("dualpipev", ranks, micro_batches, f, i, w, factor)
+    together = factor * (f + i + w)
+    expected = (ranks - 1) * (together + i + w - 3 * w)
+    assert bubble == [pytest.approx(expected)] * ranks if factor == 1 else max(bubble) == pytest.approx(expected)
+    assert peaks == [2 * ranks + 1] * ranks
+
+
+def test_what_a_schedule_cannot_have() -> None:
+    def refused(name: str, ranks: int, stages_per_rank: int, micro_batches: int = 4) -> str:
+        with pytest.raises(PipelineError) as caught:
+            laid_out(uniform(ranks, micro_batches, stages_per_rank), BY_NAME[name])
+        return str(caught.value)
+
+    assert refused("dualpipe", 3, 1) == (
+        "DualPipe has an even number of ranks, not 3: its two directions meet in the middle."
+    )
+    assert refused("dualpipe", 2, 1, 1) == "uniform: two directions need two micro-batches, not 1."
+    assert refused("zbv", 4, 1) == (
+        "uniform: 4 stages cannot be joined to 8 of one size, which 4 ranks need. Give a multiple of 8 stages."
+    )
+    assert refused("interleaved:3", 2, 2) == (
+        "uniform: 4 stages cannot be joined to 6 of one size, which 2 ranks need. Give a multiple of 6 stages."
+    )
+
+
+def test_halves_of_backward_are_asked_for() -> None:
+    job = uniform(2, 4)
+    job = replace(job, stages=(job.stages[0], replace(job.stages[1], input_gradient=None, weight_gradient=None)))
+    with pytest.raises(PipelineError) as caught:
+        laid_out(job, BY_NAME["zb-h1"])
+    assert str(caught.value) == (
+        "uniform: zb-h1 runs the halves of backward apart, but stage 1 has none. "
+        "Give input_gradient and weight_gradient."
+    )
+    assert violation(*laid_out(job, BY_NAME["1f1b"])) is None

@@ -1,0 +1,109 @@
+"""Pipelined jobs with few stages, and random valid schedules of them."""
+
+import random
+from dataclasses import replace
+
+from overlap_sched.pipeline.action import Action, Item, Pair, backward, forward, input_gradient, weight_gradient
+from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
+from overlap_sched.pipeline.layout import mirrored
+from overlap_sched.pipeline.schedule import PipelineSchedule
+from overlap_sched.pipeline.updates import with_updates
+
+
+def uniform(
+    ranks: int, micro_batches: int, chunks: int = 1, f: float = 1.0, i: float = 1.0, w: float = 1.0, saved: int = 1
+) -> PipelineJob:
+    """All stages alike, no transfer time; what a stage saves it keeps until its weight gradient."""
+    blocks = PipelineBlock(f), PipelineBlock(i + w), PipelineBlock(i), PipelineBlock(w)
+    count = ranks * chunks
+    return PipelineJob(
+        "uniform",
+        (PipelineStage(*blocks, saved_bytes=saved, kept_bytes=saved),) * count,
+        tuple(stage % ranks for stage in range(count)),
+        ranks,
+        (Route(tuple(range(count)), range(micro_batches)),),
+    )
+
+
+def random_job(rng: random.Random, most_stages: int = 5, most_batches: int = 4) -> PipelineJob:
+    """Small integers everywhere, so that sums are exact; some without halves of backward, some in two directions."""
+
+    def block() -> PipelineBlock:
+        return PipelineBlock(
+            float(rng.randint(0, 6)), rng.randint(0, 9), rng.randint(0, 9), rng.choice((None, 0, rng.randint(0, 9)))
+        )
+
+    def stage() -> PipelineStage:
+        halves = (block(), block()) if rng.random() < 0.7 else (None, None)
+        updates = [block() if rng.random() < 0.3 else None for _ in range(2)]
+        held = [rng.randint(0, 20) for _ in range(3)]
+        return PipelineStage(block(), block(), *halves, *held, *updates)
+
+    count, batches = rng.randint(1, most_stages), rng.randint(1, most_batches)
+    ranks = rng.randint(1, count)
+    places = [*range(ranks), *(rng.randrange(ranks) for _ in range(count - ranks))]
+    rng.shuffle(places)
+    pairs = [(a, b) for a in range(count) for b in range(count) if rng.random() < 0.3]
+    job = PipelineJob(
+        "random",
+        tuple(stage() for _ in range(count)),
+        tuple(places),
+        ranks,
+        (Route(tuple(rng.sample(range(count), count)), range(batches)),),
+        PipelineLink(float(rng.randint(0, 3)), rng.choice((float("inf"), 1e6, 2e6))),
+        {(a, b): PipelineLink(1.0) for a in range(ranks) for b in range(ranks) if rng.random() < 0.2},
+        None,
+        rng.choice((0.5, 0.75, 1.0, 1.5)),
+        {pair: float(rng.randint(0, 9)) for pair in pairs},
+    )
+    if ranks == count and batches > 1 and rng.random() < 0.3:
+        return mirrored(job)
+    return job
+
+
+def random_schedule(job: PipelineJob, rng: random.Random) -> PipelineSchedule:
+    """Any valid one: actions of all ranks one after the other, each when what it needs has run."""
+    following = {s: t for route in job.routes for s, t in zip(route.stages, route.stages[1:], strict=False)}
+    todo = {forward(route.stages[0], m) for route in job.routes for m in route.micro_batches}
+    ran: set[Action] = set()
+    orders: list[list[Item]] = [[] for _ in range(job.ranks)]
+    previous = {t: s for s, t in following.items()}
+
+    def opens(action: Action) -> list[Action]:
+        """What may run because this has run."""
+        _, s, m = action
+        assert m is not None
+        if action == forward(s, m):
+            return [forward(following[s], m)] if s in following else [turn(s, m)]
+        if action == weight_gradient(s, m):
+            return []
+        weights = [weight_gradient(s, m)] if action == input_gradient(s, m) else []
+        return [*weights, *([turn(previous[s], m)] if s in previous else [])]
+
+    def turn(s: int, m: int) -> Action:
+        return input_gradient(s, m) if job.stages[s].splits and rng.random() < 0.5 else backward(s, m)
+
+    while todo:
+        action = rng.choice(sorted(todo))
+        _, s, m = action
+        assert m is not None
+        backs = [a for a in sorted(todo) if a == backward(a.stage, a.micro_batch or 0)]
+        beside = [a for a in backs if job.rank_of[a.stage] == job.rank_of[s]]
+        item: Item = (
+            Pair(action, rng.choice(beside)) if action == forward(s, m) and beside and rng.random() < 0.5 else action
+        )
+        done = list(item) if isinstance(item, Pair) else [action]
+        orders[job.rank_of[s]].append(item)
+        todo.difference_update(done)
+        ran.update(done)
+        todo.update(one for action in done for one in opens(action))
+    return with_updates(job, PipelineSchedule("random", tuple(map(tuple, orders))))
+
+
+def swapped(schedule: PipelineSchedule, rng: random.Random) -> PipelineSchedule:
+    """Two items of one rank change places."""
+    rank = rng.choice([r for r, order in enumerate(schedule.orders) if len(order) > 1])
+    order = list(schedule.orders[rank])
+    a, b = rng.sample(range(len(order)), 2)
+    order[a], order[b] = order[b], order[a]
+    return replace(schedule, orders=(*schedule.orders[:rank], tuple(order), *schedule.orders[rank + 1 :]))

@@ -16,6 +16,7 @@ from overlap_sched.pipeline.compare import PlannedPipeline, RankShortage, compar
 from overlap_sched.pipeline.csv_file import CsvFormat, schedule_csv
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.job_file import GraphSource, read_job
+from overlap_sched.pipeline.search.best import FOUND, FoundPipeline, find_pipeline
 from overlap_sched.problem import Problem
 from overlap_sched.problem.limits import Limits
 from overlap_sched.report.files import write_file
@@ -38,6 +39,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="compare these, joined by commas: gpipe, 1f1b, interleaved:V (V stages per rank), zb-h1, zbv, dualpipe, "
         "dualpipev (default: all that the job can have)",
     )
+    add(
+        "--find",
+        nargs="?",
+        type=int,
+        const=1,
+        metavar="EFFORT",
+        help="also search for the shortest schedule within the memory limits; more is tried with an effort above 1; "
+        "small jobs are solved exactly where OR-tools is installed",
+    )
     add("--csv", metavar="OUT.csv", help="write one schedule as torch.distributed.pipelining reads it (_load_csv)")
     add("--schedule", default="", metavar="NAME", help="the schedule that --csv writes")
     add(
@@ -54,7 +64,11 @@ def check(options: argparse.Namespace) -> None:
     """Refuse options that cannot be, before anything is read."""
     if bool(options.csv) != bool(options.schedule):
         raise OptionsError("--csv writes one schedule: give both --csv OUT.csv and --schedule NAME.")
-    for name in (*_split(options.schedules), *_split(options.schedule)):
+    if options.find is not None and options.find < 1:
+        raise OptionsError(f"--find {options.find}: an effort is 1 or more.")
+    if options.schedule == FOUND and options.find is None:
+        raise OptionsError(f"--schedule {FOUND} is what --find finds: give --find, too.")
+    for name in (*_split(options.schedules), *_split("" if options.schedule == FOUND else options.schedule)):
         named(name)
 
 
@@ -73,13 +87,19 @@ def answer(options: argparse.Namespace, tell: Callable[[str], None]) -> str | tu
     wanted = [named(name) for name in _split(options.schedules)] or list(named_schedules(job))
     tell(f"planning {count(len(wanted), 'schedule')}")
     planned, cannot = compare_schedules(job, wanted)
-    _check_fits(job, planned)
+    found = None if options.find is None else find_pipeline(job, options.find, tell)
+    if found is None:
+        _check_fits(job, planned)
+    else:
+        planned = (*planned, found.plan)
     if options.csv:
         tell(f"writing {options.csv}")
-        _write_csv(options, job)
+        _write_csv(options, job, found)
     if options.json:
-        return as_json("pipeline", _figures(job, planned, cannot))
+        return as_json("pipeline", _figures(job, planned, cannot, found))
     notes = tuple(f"{name}: {why}" for name, why in cannot.items())
+    if found is not None:
+        notes = (_line(found), *notes)
     short = [(one.name, lack) for one in planned if (lack := one.shortage) is not None]
     lacking = tuple(f"{name} does not fit: {_lack(lack)}." for name, lack in short)
     tables = (_table(job, planned), "", _peaks_table(planned)) if planned else ()
@@ -90,8 +110,22 @@ def _split(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
-def _write_csv(options: argparse.Namespace, job: PipelineJob) -> None:
-    (chosen,), _ = compare_schedules(job, [named(options.schedule)])
+def _line(found: FoundPipeline) -> str:
+    """Say what was found, and how far it is from the best that there may be."""
+    us = found.plan.replay.step_us
+    if found.proved:
+        end = "No schedule within the limits is shorter."
+    else:
+        gap = f"{gap_percent(us, found.bound_us):.2f} %"
+        end = f"None within the limits is shorter than {duration(found.bound_us)}, {gap} less."
+    return f"{FOUND}: {found.layout}, made from {found.made_from}. {end}"
+
+
+def _write_csv(options: argparse.Namespace, job: PipelineJob, found: FoundPipeline | None) -> None:
+    if found is not None and options.schedule == FOUND:
+        chosen = found.plan
+    else:
+        (chosen,), _ = compare_schedules(job, [named(options.schedule)])
     if chosen.shortage is not None:
         raise PipelineMemoryError(f"{job.name}: {chosen.name} does not fit: {_lack(chosen.shortage)}.")
     text = schedule_csv(chosen.job, chosen.schedule, chosen.replay, options.csv_format)
@@ -150,7 +184,9 @@ def _peaks_table(planned: Sequence[PlannedPipeline]) -> Table | str:
     return table
 
 
-def _figures(job: PipelineJob, planned: Sequence[PlannedPipeline], cannot: Mapping[str, str]) -> dict[str, Any]:
+def _figures(
+    job: PipelineJob, planned: Sequence[PlannedPipeline], cannot: Mapping[str, str], found: FoundPipeline | None
+) -> dict[str, Any]:
     return {
         "name": job.name,
         "stages": len(job.stages),
@@ -159,6 +195,9 @@ def _figures(job: PipelineJob, planned: Sequence[PlannedPipeline], cannot: Mappi
         "memory_limit_bytes": None if job.memory_limit_bytes is None else list(job.memory_limit_bytes),
         "schedules": [_schedule_figures(one) for one in planned],
         "cannot": [{"name": name, "why": why} for name, why in cannot.items()],
+        "found": None
+        if found is None
+        else {"made_from": found.made_from, "bound_us": found.bound_us, "proved": found.proved},
     }
 
 

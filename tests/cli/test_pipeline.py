@@ -158,3 +158,24 @@ def test_the_example_of_the_documents_is_what_is_printed(cli: Command, tmp_path:
     assert len(rows) == 7
     for row in rows:
         assert " ".join(row.replace("|", " ").split()) in words
+
+
+@pytest.mark.slow
+def test_find_adds_the_shortest_schedule_that_fits(job: str, cli: Command) -> None:
+    figures = cli.json("pipeline", job, "--schedules", "1f1b", "--find")
+    first, found = figures["schedules"]
+    assert (first["name"], found["name"]) == ("1f1b", "found")
+    assert found["step_us"] < first["step_us"]
+    assert found["lacks"] is None
+    assert figures["found"]["bound_us"] <= found["step_us"]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--find", "0"], "--find 0: an effort is 1 or more."),
+        (["--csv", "a.csv", "--schedule", "found"], "--schedule found is what --find finds: give --find, too."),
+    ],
+)
+def test_what_find_refuses(job: str, cli: Command, given: list[str], told: str) -> None:
+    assert cli.refused("pipeline", job, *given) == told

@@ -1,0 +1,168 @@
+"""A schedule made shorter, action by action: what stands on its longest path is moved.
+
+The step is the length of a chain of actions, each of which begins when the one before has ended or its output has
+arrived. Only what changes that chain makes the step shorter: two neighbours on a rank change places, or a weight
+gradient goes to where its rank is idle (Nowicki and Smutnicki, *A fast taboo search algorithm for the job shop
+problem*, Management Science 42, 1996, move only what is critical, too)::
+
+    rank 0  | F |W| F |      | B |          | F | F |  W  | B |
+    rank 1      ...| F |B|            =>          | F |B|
+            longest: F W F -> F B -> B              F F -> F B -> B
+
+Of all such moves the best that was not undone lately is made, even where the step becomes longer for a while.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from overlap_sched.pipeline.action import ActionKind, Pair
+from overlap_sched.pipeline.job import PipelineJob
+from overlap_sched.pipeline.memory import pipeline_peaks
+from overlap_sched.pipeline.replay import replay_pipeline
+from overlap_sched.pipeline.schedule import PipelineSchedule
+from overlap_sched.pipeline.search.quick import NONE, Orders, QuickTimes
+
+TABU = 12
+"""So many moves a move may not be undone."""
+IDLE_PLACES = 3
+"""A weight gradient goes at most to so many of the idle places behind it, and before it."""
+LOOKED_AT = 8
+"""Of the moves of one turn, so many are looked at for memory at most, the shortest first."""
+SAME = 1e-9
+"""Steps that differ by less are equal (part of the step)."""
+
+
+@dataclass(frozen=True)
+class PipelineMove:
+    """Of a rank, the action at a position goes to another."""
+
+    rank: int
+    at: int
+    to: int
+
+
+def improved(job: PipelineJob, schedule: PipelineSchedule, bound_us: float, trials: int) -> PipelineSchedule:
+    """Return a schedule that is as short or shorter and needs no more on any rank than its limit.
+
+    Args:
+        job: As the schedule lays it out; without limits memory is not looked at.
+        schedule: Valid, and within the limits. One with pairs comes back as it is.
+        bound_us: Where the step has come to it, nothing more is tried.
+        trials: So many schedules are timed at most.
+    """
+    if any(isinstance(item, Pair) for order in schedule.orders for item in order):
+        return schedule
+    walk = _TabuWalk(job, schedule)
+    while walk.tried < trials and walk.best_us > bound_us * (1 + SAME) and walk.go_on():
+        pass
+    return walk.times.schedule_of(walk.best, schedule.name)
+
+
+class _TabuWalk:
+    """A walk under way: ``now``, and the ``best`` of it so far."""
+
+    def __init__(self, job: PipelineJob, schedule: PipelineSchedule) -> None:
+        self._job, self.times = job, QuickTimes(job, schedule)
+        self.now = self.best = self.times.orders_of(schedule)
+        step_us = self.times.step_us(self.now)
+        assert step_us is not None
+        self.best_us, self.tried, self._turn = step_us, 0, 0
+        self._tabu: dict[tuple[int, int], int] = {}
+
+    def go_on(self) -> bool:
+        """Make one move; ``False``: there is none."""
+        self._turn += 1
+        self.times.step_us(self.now)
+        found: list[tuple[float, int, PipelineMove]] = []
+        for move in dict.fromkeys(self._moves()):
+            made = self._moved(move)
+            if made is None or self._tabu.get(self._makes(move), 0) > self._turn:
+                continue
+            self.tried += 1
+            step_us = self.times.step_us(made)
+            if step_us is not None:
+                found.append((step_us, len(found), move))
+        for step_us, _, move in sorted(found, key=lambda one: one[:2])[:LOOKED_AT]:
+            made = self._moved(move)
+            assert made is not None
+            if self._within_limits(made):
+                self._take(move, made, step_us)
+                return True
+        return False
+
+    def _take(self, move: PipelineMove, made: Orders, step_us: float) -> None:
+        order = self.now[move.rank]
+        self._tabu[order[move.at], order[move.at - 1] if move.at else NONE] = self._turn + TABU
+        self.now = made
+        if step_us < self.best_us * (1 - SAME):
+            self.best, self.best_us = made, step_us
+
+    def _makes(self, move: PipelineMove) -> tuple[int, int]:
+        """Name what a move makes: an action behind another."""
+        order = self.now[move.rank]
+        before = move.to if move.to > move.at else move.to - 1
+        return order[move.at], order[before] if before >= 0 else NONE
+
+    def _within_limits(self, orders: Orders) -> bool:
+        limits = self._job.memory_limit_bytes
+        if limits is None:
+            return True
+        timeline = replay_pipeline(self._job, self.times.schedule_of(orders, ""))
+        peaks = pipeline_peaks(self._job, timeline)
+        return all(peak.bytes <= limit for peak, limit in zip(peaks, limits, strict=True))
+
+    def _moves(self) -> Iterator[PipelineMove]:
+        """Yield what changes the longest path, of the schedule that was timed last."""
+        start, end = self.times.start_us, self.times.end_us
+        for rank, k in self._longest():
+            order = self.now[rank]
+            yield PipelineMove(rank, k, k - 1)
+            yield PipelineMove(rank, k, k + 1)
+            idle = [p for p in range(1, len(order)) if start[order[p]] > end[order[p - 1]] * (1 + SAME)]
+            if self._is_weights(order[k]):
+                yield from (PipelineMove(rank, k, p - 1) for p in [p for p in idle if p > k + 1][:IDLE_PLACES])
+                yield from (PipelineMove(rank, k, p) for p in [p for p in idle if p < k][-IDLE_PLACES:])
+                yield PipelineMove(rank, k, len(order) - 1)
+            elif k in idle:
+                later = [p for p in range(k + 1, len(order)) if self._is_weights(order[p])]
+                yield from (PipelineMove(rank, p, k) for p in later[:IDLE_PLACES])
+
+    def _is_weights(self, one: int) -> bool:
+        return self.times.actions[one].kind is ActionKind.WEIGHT_GRADIENT
+
+    def _longest(self) -> list[tuple[int, int]]:
+        """Return the ranks and positions of the chain of actions that ends last, from its end."""
+        times, path = self.times, list[tuple[int, int]]()
+        place = {one: (rank, k) for rank, order in enumerate(self.now) for k, one in enumerate(order)}
+        one = max(place, key=lambda number: times.end_us[number])
+        while True:
+            rank, k = place[one]
+            path.append((rank, k))
+            before = self.now[rank][k - 1] if k else NONE
+            if before >= 0 and times.end_us[before] >= times.start_us[one] * (1 - SAME):
+                one = before
+            elif times.needs[one] >= 0 and times.start_us[one] > 0.0:
+                one = times.maker[times.needs[one]]
+            else:
+                return path
+
+    def _moved(self, move: PipelineMove) -> Orders | None:
+        """The orders with a move; ``None``: an action would come before what it needs on its rank."""
+        order, at, to = self.now[move.rank], move.at, move.to
+        if not 0 <= to < len(order) or at == to:
+            return None
+        one = order[at]
+        passed = order[to:at] if to < at else order[at + 1 : to + 1]
+        if any(self._keep(other, one) for other in passed):
+            return None
+        rest = [*order[:at], *order[at + 1 :]]
+        rest.insert(to, one)
+        return [rest if rank == move.rank else kept for rank, kept in enumerate(self.now)]
+
+    def _keep(self, one: int, other: int) -> bool:
+        """Do two actions keep their order: of one stage, and of one micro-batch or kind, or an update?"""
+        first, second = self.times.actions[one], self.times.actions[other]
+        if first.micro_batch is None or second.micro_batch is None:
+            return True
+        alike = first.micro_batch == second.micro_batch or first.kind == second.kind
+        return first.stage == second.stage and alike

@@ -1,0 +1,205 @@
+"""The search for schedules: always valid and within the limits, never longer, and the optimum where it says so."""
+
+import random
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from overlap_sched.errors import PipelineError
+from overlap_sched.pipeline.action import forward, input_gradient, weight_gradient
+from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
+from overlap_sched.pipeline.judge.bound import pipeline_bound_us
+from overlap_sched.pipeline.judge.measure import measure_pipeline
+from overlap_sched.pipeline.judge.validate import violation
+from overlap_sched.pipeline.layout import folded, looped
+from overlap_sched.pipeline.named.catalogue import NAMED, laid_out
+from overlap_sched.pipeline.replay import replay_pipeline
+from overlap_sched.pipeline.schedule import PipelineSchedule
+from overlap_sched.pipeline.search.best import FOUND, POLICIES, find_pipeline
+from overlap_sched.pipeline.search.exact import exact_pipeline, solvable
+from overlap_sched.pipeline.search.greedy import greedy_schedule
+from overlap_sched.pipeline.search.improve import improved
+from overlap_sched.pipeline.search.quick import QuickTimes
+from overlap_sched.pipeline.updates import with_updates
+from tests.pipeline.test_bound import orders_of
+from tests.support.pipelines import random_job, random_schedule, uniform
+
+SEEDS = range(40)
+
+
+def uneven(ranks: int, micro_batches: int, chunks: int = 1, rng: random.Random | None = None) -> PipelineJob:
+    """Stages that differ, with transfers; what halves need, whole backwards need, too."""
+    rng = rng or random.Random(0)
+
+    def stage() -> PipelineStage:
+        f, i, w, out = (rng.randint(1, 6) for _ in range(4))
+        saved = rng.randint(2, 9)
+        return PipelineStage(
+            PipelineBlock(f, rng.randint(0, 3), out), PipelineBlock(i + w, 3, out), PipelineBlock(i, 1, out),
+            PipelineBlock(w, 2), saved, rng.randint(0, saved), rng.randint(0, 9),
+        )  # fmt: skip
+
+    count = ranks * chunks
+    stages = tuple(stage() for _ in range(count))
+    places = tuple(s % ranks for s in range(count))
+    return PipelineJob(
+        "uneven", stages, places, ranks, (Route(tuple(range(count)), range(micro_batches)),), PipelineLink(1.0, 4e6)
+    )
+
+
+def peaks(job: PipelineJob, schedule: PipelineSchedule) -> tuple[int, ...]:
+    return tuple(most for most, _ in measure_pipeline(job, schedule).peaks)
+
+
+def fits(job: PipelineJob, schedule: PipelineSchedule) -> bool:
+    limits = job.memory_limit_bytes
+    return limits is None or all(most <= limit for most, limit in zip(peaks(job, schedule), limits, strict=True))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_quick_times_are_those_of_the_judge(seed: int) -> None:
+    rng = random.Random(seed)
+    job = random_job(rng)
+    schedule = random_schedule(job, rng)
+    whole = replace(schedule, orders=tuple(tuple(schedule.actions(rank)) for rank in range(job.ranks)))
+    if violation(job, whole) is not None:
+        return  # apart, its pairs may wait for each other
+    times = QuickTimes(job, whole)
+    assert times.step_us(times.orders_of(whole)) == measure_pipeline(job, whole).step_us
+    assert times.schedule_of(times.orders_of(whole), whole.name) == whole
+
+
+def test_quick_times_know_ranks_that_wait_for_each_other() -> None:
+    job, schedule = laid_out(uniform(2, 2), NAMED[1])
+    times = QuickTimes(job, schedule)
+    (f0, f1, b0, b1), second = times.orders_of(schedule)
+    assert times.step_us([[f0, f1, b0, b1], second]) == 9.0
+    assert times.step_us([[f0, b0, f1, b1], [second[k] for k in (0, 2, 1, 3)]]) is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_policies_make_is_valid(seed: int) -> None:
+    rng = random.Random(seed)
+    job = uneven(rng.randint(1, 4), rng.randint(1, 6), rng.randint(1, 3), rng)
+    made = [schedule for policy in rng.sample(POLICIES, 12) if (schedule := greedy_schedule(job, policy)) is not None]
+    assert made
+    for schedule in made:
+        assert violation(job, schedule) is None
+        assert measure_pipeline(job, schedule).step_us >= pipeline_bound_us(job) - 1e-9
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_improved_is_no_longer_and_within_the_limits(seed: int) -> None:
+    rng = random.Random(seed)
+    job = uneven(rng.randint(2, 4), rng.randint(2, 6), rng.randint(1, 2), rng)
+    schedule = with_updates(job, random_schedule(job, rng))
+    schedule = replace(schedule, orders=tuple(tuple(schedule.actions(rank)) for rank in range(job.ranks)))
+    if violation(job, schedule) is not None:
+        return
+    job = replace(job, memory_limit_bytes=peaks(job, schedule))
+    found = improved(job, schedule, pipeline_bound_us(job), 400)
+    assert violation(job, found) is None
+    assert fits(job, found)
+    assert measure_pipeline(job, found).step_us <= measure_pipeline(job, schedule).step_us
+
+
+def test_a_weight_gradient_goes_into_the_gap() -> None:
+    job = uniform(2, 3)
+    halves = [(forward, input_gradient, weight_gradient)] * 3
+    orders = tuple(tuple(half(s, m) for m, each in enumerate(halves) for half in each) for s in range(2))
+    schedule = PipelineSchedule("halves", orders)
+    found = improved(job, schedule, 0.0, 2000)
+    assert measure_pipeline(job, schedule).step_us == 15.0
+    assert measure_pipeline(job, found).step_us < 13.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_the_exact_solver_finds_the_optimum(seed: int) -> None:
+    """Held against all schedules of the judge; at a limit that most of them break it is a bound."""
+    pytest.importorskip("ortools", reason="ortools is not installed")
+    rng = random.Random(seed)
+    job = uneven(2, 2, 1, rng)
+    every = []
+    for orders in product(*(list(orders_of(job, rank)) for rank in range(job.ranks))):
+        schedule = PipelineSchedule("any", orders)
+        if violation(job, schedule) is None:
+            every.append((measure_pipeline(job, schedule).step_us, peaks(job, schedule)))
+    assert solvable(job, 100)
+    longest, best = (end(us for us, _ in every) for end in (max, min))
+    found = exact_pipeline(job, None, longest, 20.0)
+    assert found is not None
+    assert found.schedule is not None
+    assert measure_pipeline(job, found.schedule).step_us == best
+    assert best * 0.999 <= found.bound_us <= best
+    needs = sorted({need for _, need in every}, key=sum)
+    limits = needs[len(needs) // 4]
+    best = min(us for us, need in every if all(a <= b for a, b in zip(need, limits, strict=True)))
+    job = replace(job, memory_limit_bytes=limits)
+    found = exact_pipeline(job, None, longest, 20.0)
+    assert found is not None
+    assert found.bound_us <= best  # below it where idling on purpose would help
+    if found.schedule is not None and fits(job, found.schedule):
+        assert measure_pipeline(job, found.schedule).step_us >= best
+
+
+@pytest.mark.slow
+def test_what_cannot_fit_is_proved() -> None:
+    pytest.importorskip("ortools", reason="ortools is not installed")
+    job = replace(uniform(2, 2, saved=4), memory_limit_bytes=(3, 3))
+    found = exact_pipeline(job, None, 100.0, 20.0)
+    assert found is not None
+    assert (found.schedule, found.bound_us) == (None, float("inf"))
+    assert find_pipeline(job, 1) is None
+
+
+def test_what_is_not_solved_exactly() -> None:
+    job = uniform(2, 2)
+    assert solvable(job, 12)
+    assert not solvable(job, 11)
+    assert not solvable(replace(job, pair_factor=0.9), 12)
+    (stage, *_) = job.stages
+    quicker = replace(stage, backward=PipelineBlock(1.0))
+    assert not solvable(replace(job, stages=(quicker, quicker)), 12)
+    heavier = replace(stage, kept_bytes=2)
+    assert not solvable(replace(job, stages=(heavier, heavier)), 12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_what_is_found_is_no_longer_than_any_named_schedule_that_fits(seed: int) -> None:
+    rng = random.Random(seed)
+    job = uneven(2, 3, 2, rng)
+    named = []
+    for of in NAMED[:4]:
+        placed, schedule = laid_out(job, of)
+        named.append((measure_pipeline(placed, schedule).step_us, max(peaks(placed, schedule))))
+    limit = sorted(need for _, need in named)[1]
+    found = find_pipeline(replace(job, memory_limit_bytes=(limit,) * 2), 1)
+    assert found is not None
+    plan = found.plan
+    assert plan.name == plan.schedule.name == FOUND
+    assert violation(plan.job, plan.schedule) is None
+    assert fits(plan.job, plan.schedule)
+    assert plan.replay.step_us <= min(us for us, need in named if need <= limit) + 1e-9
+    assert found.bound_us <= plan.replay.step_us * (1 + 1e-9)
+
+
+@pytest.mark.slow
+def test_zbv_is_found_to_be_the_best_where_it_is() -> None:
+    job = uniform(2, 4, 2)
+    heavy = tuple(replace(stage, static_bytes=100) for stage in job.stages)
+    job = replace(job, stages=heavy, memory_limit_bytes=(220, 220))  # parameters twice do not fit
+    found = find_pipeline(job, 1)
+    assert found is not None
+    assert found.proved
+    assert found.plan.replay.step_us == pipeline_bound_us(folded(job)) == 25.0
+
+
+def test_a_job_without_a_layout_is_refused() -> None:
+    job = uniform(3, 2)
+    with pytest.raises(PipelineError, match=r"^uniform: no schedule can be searched for: 3 stages on 2 ranks\."):
+        find_pipeline(replace(job, ranks=2, rank_of=(0, 1, 1)), 1)
+    assert looped(job).ranks == 3
+    assert replay_pipeline(job, laid_out(job, NAMED[0])[1]).step_us > 0

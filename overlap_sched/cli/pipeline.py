@@ -20,6 +20,7 @@ from overlap_sched.pipeline.search.best import FOUND, FoundPipeline, find_pipeli
 from overlap_sched.problem import Problem
 from overlap_sched.problem.limits import Limits
 from overlap_sched.report.files import write_file
+from overlap_sched.report.pipeline_page import pipeline_page
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import count, duration, memory_unit, printable, size
 from overlap_sched.report.words.schedule import gap_percent
@@ -56,6 +57,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="compute_only",
         help="of --csv: compute alone, to which torch adds sends and receives (default); with them; or with them and "
         "the waits that torch 2.15 asks for",
+    )
+    add(
+        "--html",
+        metavar="OUT.html",
+        help="write one HTML file with a picture of each schedule: ranks by time, and memory",
     )
     add("--json", action="store_true", help="print the figures as one JSON object (`overlap-sched schema pipeline`)")
 
@@ -95,6 +101,10 @@ def answer(options: argparse.Namespace, tell: Callable[[str], None]) -> str | tu
     if options.csv:
         tell(f"writing {options.csv}")
         _write_csv(options, job, found)
+    if options.html:
+        tell(f"writing {options.html}")
+        page = pipeline_page(printable(job.name), planned, printable(options.as_given))
+        write_file(options.html, page.encode())
     if options.json:
         return as_json("pipeline", _figures(job, planned, cannot, found))
     notes = tuple(f"{name}: {why}" for name, why in cannot.items())

@@ -38,6 +38,22 @@ def pipeline_peaks(job: PipelineJob, replay: PipelineReplay) -> tuple[RankPeak, 
     )
 
 
+def memory_curves(job: PipelineJob, replay: PipelineReplay) -> tuple[tuple[tuple[float, int], ...], ...]:
+    """Per rank, the bytes that are live from each instant (microseconds) at which they change, from 0 on."""
+    curves = []
+    for rank, live in enumerate(_live_bytes(job, replay)):
+        change: dict[float, int] = {0.0: sum(job.stages[stage].static_bytes for stage in job.stages_of[rank])}
+        for one in live:
+            change[one.start_us] = change.get(one.start_us, 0) + one.bytes
+            change[one.end_us] = change.get(one.end_us, 0) - one.bytes
+        now, curve = 0, list[tuple[float, int]]()
+        for time_us in sorted(change):
+            now += change[time_us]
+            curve.append((time_us, now))
+        curves.append(tuple(curve))
+    return tuple(curves)
+
+
 def _peak(static: int, live: list[_LiveBytes], items: tuple[RunItem, ...]) -> RankPeak:
     first, now = items[0], static
     best, at_us, owner = static, 0.0, first.item

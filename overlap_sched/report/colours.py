@@ -47,6 +47,17 @@ MEMORY: dict[PeakKind, str] = {
 """No kind is faint: each may be the largest."""
 
 
+PIPELINE = {
+    "F": ("#0072B2", "forward"),
+    "B": ("#009E73", "backward"),
+    "I": ("#009E73", "gradient of inputs"),
+    "W": ("#B07AA1", "gradient of weights"),
+    "REDUCE_GRAD": ("#992C8B", "reduction of gradients"),
+    "STEP": ("#5F6063", "step of the optimizer"),
+}
+"""By the letter of an action of a pipeline: its colour, and what it is."""
+
+
 def stream_legend(purposes: Iterable[Purpose], *, rewritten: bool = False) -> list[tuple[str, str]]:
     """List what the colours of streams stand for: (words, colour), of what is there."""
     there = set(purposes)

@@ -179,3 +179,15 @@ def test_find_adds_the_shortest_schedule_that_fits(job: str, cli: Command) -> No
 )
 def test_what_find_refuses(job: str, cli: Command, given: list[str], told: str) -> None:
     assert cli.refused("pipeline", job, *given) == told
+
+
+def test_a_picture(job: str, cli: Command, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    cli.words("pipeline", job, "--schedules", "1f1b,zbv", "--html", str(page))
+    text = page.read_text()
+    assert text.count("<svg") == 2
+    assert "<code>overlap-sched pipeline " in text
+    lost = tmp_path / "none" / "page.html"
+    assert cli.refused("pipeline", job, "--html", str(lost)).startswith(
+        f"{lost}: cannot be written (there is no folder"
+    )

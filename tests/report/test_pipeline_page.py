@@ -1,0 +1,70 @@
+"""The picture of a pipelined job: every action is in it, where and as long as it runs."""
+
+import random
+import re
+from dataclasses import replace
+
+import pytest
+
+from overlap_sched.pipeline.compare import PlannedPipeline, named, plan_pipeline
+from overlap_sched.pipeline.memory import memory_curves, pipeline_peaks
+from overlap_sched.pipeline.replay import replay_pipeline
+from overlap_sched.report import pipeline_page
+from overlap_sched.report.colours import PIPELINE
+from tests.support.pipelines import random_job, random_schedule, uniform
+
+
+@pytest.fixture
+def planned() -> list[PlannedPipeline]:
+    job = replace(uniform(2, 4, 2, f=10.0, i=10.0, w=10.0), name="<two>", memory_limit_bytes=(8, 8))
+    return [plan_pipeline(job, named(name)) for name in ("1f1b", "zbv", "dualpipev")]
+
+
+def test_every_action_has_a_box_of_its_length(planned: list[PlannedPipeline]) -> None:
+    page = pipeline_page.pipeline_page("<two>", planned, "overlap-sched pipeline a.toml")
+    pictures = page.split("<svg")[1:]
+    longest = max(one.replay.step_us for one in planned)
+    for one, picture in zip(planned, pictures, strict=True):
+        boxes = re.findall(r"<rect x='([\d.]+)' y='\d+' width='([\d.]+)' height='\d+' fill='(#\w+)'", picture)
+        actions = [action for rank in range(2) for action in one.schedule.actions(rank)]
+        assert len(boxes) == len(actions)
+        assert {colour for _, _, colour in boxes} == {PIPELINE[action.kind.value][0] for action in actions}
+        ends = [float(x) + float(width) for x, width, _ in boxes]
+        room = pipeline_page.WIDTH - pipeline_page.LEFT
+        assert max(ends) == pytest.approx(pipeline_page.LEFT + one.replay.step_us / longest * room, abs=1.0)
+
+
+def test_what_it_says(planned: list[PlannedPipeline]) -> None:
+    page = pipeline_page.pipeline_page("<two>", planned, "overlap-sched pipeline 'a<b>.toml'")
+    assert "<h1>&lt;two&gt;</h1>" in page
+    assert "a&lt;b&gt;.toml" in page
+    assert "<h2>1f1b: 300.0 us, bubble 20.0 %, peak 4 B, 15.38 % above the bound</h2>" in page
+    assert "<title>forward of stage 0, micro-batch 3, " in page
+    assert page.count("stroke=") == 6  # a limit per rank
+    assert "backward, gradient of inputs" in page
+    assert "<script" not in page
+
+
+def test_pairs_share_their_place(planned: list[PlannedPipeline]) -> None:
+    page = pipeline_page.pipeline_page("two", planned[2:], "")
+    assert "forward of stage" in page
+    assert re.search(r"<title>forward of stage \d, micro-batch \d beside backward of stage", page)
+    assert f"height='{pipeline_page.ROW // 2}' fill=" in page
+
+
+def test_too_many_actions_are_said(planned: list[PlannedPipeline], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_page, "MOST_BOXES", 20)
+    page = pipeline_page.pipeline_page("two", planned, "")
+    assert page.count("<svg") == 1
+    assert "2 more schedules are not drawn: too many actions." in page
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_curves_reach_the_peaks(seed: int) -> None:
+    rng = random.Random(seed)
+    job = random_job(rng)
+    replay = replay_pipeline(job, random_schedule(job, rng))
+    for rank, (curve, peak) in enumerate(zip(memory_curves(job, replay), pipeline_peaks(job, replay), strict=True)):
+        assert curve[0][0] == 0.0
+        assert max(live for _, live in curve) <= peak.bytes  # what is live at an instant alone is in the peak
+        assert curve[-1][1] == sum(job.stages[s].static_bytes for s in job.stages_of[rank])

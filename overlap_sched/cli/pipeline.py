@@ -12,7 +12,14 @@ from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.source import Source
 from overlap_sched.errors import OptionsError, PipelineMemoryError
 from overlap_sched.pipeline.action import parts
-from overlap_sched.pipeline.compare import PlannedPipeline, RankShortage, compare_schedules, named, named_schedules
+from overlap_sched.pipeline.compare import (
+    PlannedPipeline,
+    RankShortage,
+    compare_schedules,
+    named,
+    named_schedules,
+    plan_pipeline,
+)
 from overlap_sched.pipeline.csv_file import CsvFormat, schedule_csv
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.job_file import GraphSource, read_job
@@ -96,6 +103,10 @@ def answer(options: argparse.Namespace, tell: Callable[[str], None]) -> str | tu
     found = None if options.find is None else find_pipeline(job, options.find, tell)
     if found is None:
         _check_fits(job, planned)
+        if options.schedule == FOUND:
+            raise PipelineMemoryError(
+                f"{job.name}: nothing was found that fits. Raise memory_limit, or --find's effort."
+            )
     else:
         planned = (*planned, found.plan)
     if options.csv:
@@ -124,10 +135,10 @@ def _line(found: FoundPipeline) -> str:
     """Say what was found, and how far it is from the best that there may be."""
     us = found.plan.replay.step_us
     if found.proved:
-        end = "No schedule within the limits is shorter."
+        end = "No schedule of these layouts is shorter within the limits, by 0.1 % or more."
     else:
         gap = f"{gap_percent(us, found.bound_us):.2f} %"
-        end = f"None within the limits is shorter than {duration(found.bound_us)}, {gap} less."
+        end = f"None of these layouts is shorter than {duration(found.bound_us)} within the limits, {gap} less."
     return f"{FOUND}: {found.layout}, made from {found.made_from}. {end}"
 
 
@@ -135,7 +146,7 @@ def _write_csv(options: argparse.Namespace, job: PipelineJob, found: FoundPipeli
     if found is not None and options.schedule == FOUND:
         chosen = found.plan
     else:
-        (chosen,), _ = compare_schedules(job, [named(options.schedule)])
+        chosen = plan_pipeline(job, named(options.schedule))
     if chosen.shortage is not None:
         raise PipelineMemoryError(f"{job.name}: {chosen.name} does not fit: {_lack(chosen.shortage)}.")
     text = schedule_csv(chosen.job, chosen.schedule, chosen.replay, options.csv_format)
@@ -149,8 +160,8 @@ def _check_fits(job: PipelineJob, planned: Sequence[PlannedPipeline]) -> None:
     if planned and len(short) == len(planned):
         name, lack = min(short.items(), key=lambda one: one[1].bytes)
         raise PipelineMemoryError(
-            f"{job.name}: no schedule fits. With {name}, the nearest, {_lack(lack)}. Raise memory_limit, or take "
-            "more ranks or smaller micro-batches."
+            f"{job.name}: no schedule was found that fits. With {name}, the nearest, {_lack(lack)}. Raise "
+            "memory_limit, or take more ranks or smaller micro-batches."
         )
 
 

@@ -8,6 +8,7 @@ DeepCompile's ``prefetch`` moves the same gathers, by its own rule: a schedule h
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -95,7 +96,11 @@ def order_pass(
     if settings.cost is None and _is_measured(gm.graph):
         settings = replace(settings, cost=measured)
     try:
-        with zero3_values(gm.graph):
+        with ExitStack() as values:
+            try:
+                values.enter_context(zero3_values(gm.graph))
+            except Exception as error:  # the other ranks wait for what this one shows: it goes on
+                warn("overlap_sched does not know what DeepCompile's operators give", error)
             schedule_fx(gm, settings, "backward" if bwd else "forward")
     finally:
         gm.meta.pop(GROUPS_KEY, None)

@@ -10,7 +10,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import fx
@@ -47,20 +46,17 @@ def _give(graph: fx.Graph) -> None:
     mode = next((node.meta[VAL].fake_mode for node in graph.nodes if isinstance(node.meta.get(VAL), FakeTensor)), None)
     with mode or FakeTensorMode():
         for node in graph.nodes:
-            name = called(node)
+            name, of = called(node), node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+            if of is None:
+                continue
             if name == "allgather_param":
-                parameter = node.args[0]
-                node.meta[VAL] = _like(node.meta.get(VAL), parameter.meta.get(VAL))
-                if parameter.op == "placeholder":
-                    parameter.meta[VAL] = torch.empty(0, dtype=node.meta[VAL].dtype, device=node.meta[VAL].device)
-            elif name in ("wait_allgather", "release_param"):
-                node.meta[VAL] = node.args[0].meta.get(VAL)
-            elif name == "reduce_grad":
-                gradient = node.args[0].meta[VAL]
-                node.meta[VAL] = torch.empty(0, dtype=gradient.dtype, device=gradient.device)
-
-
-def _like(gathered: Any, parameter: Any) -> torch.Tensor:
-    """Return a new tensor of the shape that a gather gives."""
-    of = gathered if isinstance(gathered, torch.Tensor) else parameter
-    return torch.empty(of.shape, dtype=of.dtype, device=of.device)
+                like = next((one.meta[VAL] for one in (node, of) if isinstance(one.meta.get(VAL), torch.Tensor)), None)
+                if like is None:  # how large it is nobody knows: what is read of it says so
+                    continue
+                node.meta[VAL] = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+                if of.op == "placeholder":
+                    of.meta[VAL] = torch.empty(0, dtype=like.dtype, device=like.device)
+            elif name in ("wait_allgather", "release_param") and VAL in of.meta:
+                node.meta[VAL] = of.meta[VAL]
+            elif name == "reduce_grad" and isinstance(of.meta.get(VAL), torch.Tensor):
+                node.meta[VAL] = torch.empty(0, dtype=of.meta[VAL].dtype, device=of.meta[VAL].device)

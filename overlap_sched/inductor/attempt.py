@@ -3,7 +3,7 @@
     plan -> all ranks agree                 -> use it
          -> they differ, but launch alike   -> choose one of their launch sequences, plan with that, and agree on it
                                             -> else plan again with the launches kept, use that
-         -> anything else                   -> plan again with the launches of this rank kept, use that
+         -> anything else                   -> the graph as it was, and why
 
 A new order of launches is used only where all ranks use the same: what fails after they have agreed on one must not
 change the outcome, since a rank that fell back by itself would launch in another order than the others, which hangs.
@@ -114,13 +114,17 @@ class Attempt:
     ) -> Report:
         """The report with all launches in their original order: whatever fails from here on may fail on one rank."""
         reason = str(agreement.reason)
-        verdict = agreement.verdict
-        self.keeps = verdict.launches_alike  # else those that torch has: in its graph the ranks may have others
-        if verdict.negotiable and self.settings.options.preserve_collective_order == "none":
-            return self._negotiated(report, plan, verdict, mine)
-        if (verdict.to_mend or not verdict.launches_alike) and report.schedule is not None:
-            warn(f"overlap_sched keeps the launch order of {report.name!r}: {reason}")
-        return self._launches_kept(report, plan, reason)
+        if agreement.verdict.launches_alike:
+            self.keeps = True
+            if agreement.verdict.negotiable and self.settings.options.preserve_collective_order == "none":
+                return self._negotiated(report, plan, agreement.verdict, mine)
+            if agreement.verdict.to_mend and report.schedule is not None:
+                warn(f"overlap_sched keeps the launch order of {report.name!r}: {reason}")
+            return self._launches_kept(report, plan, reason)
+        if report.reason is not None and not report.changed:
+            reason = f"{report.reason}; {reason}"
+        warn(f"overlap_sched leaves {report.name!r} as it was: {reason}")
+        return replace(report, changed=False, reason=reason)
 
     def _negotiated(self, own: Report, plan: Callable[["Attempt"], Report], verdict: Verdict, mine: Digest) -> Report:
         """The report of an order with the launch sequence that all ranks have chosen; else of one that keeps its own.

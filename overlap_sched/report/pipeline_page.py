@@ -27,7 +27,7 @@ ROW, BELOW, GAP = 22, 16, 6
 NUMBERED = 12.0
 """A box of so many pixels shows the number of its micro-batch."""
 MOST_BOXES = 60_000
-"""Of more actions in all, only the first schedules are drawn."""
+"""Of more actions in all, only some schedules are drawn."""
 STYLE = """
 :root { color-scheme: light dark; --ink: #222; --ground: #fff; --idle: #f1f1f1; --memory: #8a8a8a; }
 @media (prefers-color-scheme: dark) { :root { --ink: #ddd; --ground: #181818; --idle: #262626; --memory: #777; } }
@@ -69,10 +69,10 @@ def pipeline_page(title: str, planned: Sequence[PlannedPipeline], command: str) 
 def _drawn(planned: Sequence[PlannedPipeline]) -> Iterator[PlannedPipeline]:
     left = MOST_BOXES
     for one in planned:
-        left -= sum(map(len, one.replay.items))
-        if left < 0:
-            return
-        yield one
+        boxes = sum(map(len, one.replay.items))
+        if boxes <= left:
+            left -= boxes
+            yield one
 
 
 def _runs(one: PlannedPipeline) -> Iterator[RunItem]:

@@ -87,7 +87,7 @@ def test_memory_that_is_lacking(job: str, cli: Command) -> None:
     assert refused == "four: gpipe does not fit: rank 0 lacks 37,000,000 bytes (35.3 MiB) at 0F3."
     Path(job).write_text(tight.replace('"45MB"', '"41MB"'))
     assert cli.refused("pipeline", job) == (
-        "four: no schedule fits. With 1f1b, the nearest, rank 0 lacks 1,000,000 bytes (976.6 KiB) at 0F1. Raise "
+        "four: no schedule was found that fits. With 1f1b, the nearest, rank 0 lacks 1,000,000 bytes (976.6 KiB) at 0F1. Raise "
         "memory_limit, or take more ranks or smaller micro-batches."
     )
 
@@ -191,3 +191,10 @@ def test_a_picture(job: str, cli: Command, tmp_path: Path) -> None:
     assert cli.refused("pipeline", job, "--html", str(lost)).startswith(
         f"{lost}: cannot be written (there is no folder"
     )
+
+
+def test_a_file_of_a_schedule_that_the_job_cannot_have(tmp_path: Path, cli: Command) -> None:
+    path = tmp_path / "one.toml"
+    path.write_text(ONE_STAGE)
+    refused = cli.refused("pipeline", str(path), "--csv", str(tmp_path / "o.csv"), "--schedule", "zb-h1")
+    assert "zb-h1 runs the halves of backward apart, but stage 0 has none." in refused

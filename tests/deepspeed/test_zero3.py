@@ -216,3 +216,17 @@ def test_options_are_kept_to() -> None:
     assert all(one.changed and one.schedule is not None for one in after)
     assert all(one.schedule.scheduled.peak_bytes <= one.schedule.original.peak_bytes for one in after)
     assert STATE.gathered == {}
+
+
+@pytest.mark.parametrize("lost", ["allgather_param", "reduce_grad"])
+def test_values_that_are_missing_take_no_job_with_them(backward: fx.GraphModule, lost: str) -> None:
+    node = next(node for node in backward.graph.nodes if node.name.startswith(lost))
+    parts = [node, node.args[0]]
+    kept = [part.meta.pop("val", None) for part in parts]
+    order = [one.name for one in backward.graph.nodes]
+    try:
+        assert ours(backward, True) is backward
+        assert sorted(one.name for one in backward.graph.nodes) == sorted(order)
+    finally:
+        for part, val in zip(parts, kept, strict=True):
+            part.meta["val"] = val

@@ -85,7 +85,7 @@ def test_ranks_that_launch_differently_keep_their_original_order(launches: str) 
     assert not verdict.launches_alike
     assert verdict.reason == (
         "the ranks differ in tensor sizes: rank 0 against rank 1. Their launch sequences differ too (collectives, "
-        "groups, or graphs compiled in another order), so each rank keeps its own launch order."
+        "groups, or graphs compiled in another order), so each rank keeps its original order."
     )
 
 

@@ -82,12 +82,11 @@ def test_a_warning_only_where_somebody_can_mend_it(
     ]
 
 
-def test_launches_that_are_not_alike_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.warns(OverlapSchedWarning, match="keeps the launch order of 'g': others launch otherwise"):
-        report, made, preserved = decided(monkeypatch, NOT_ALIKE, (B, A), (A, B))
-    assert (report.changed, report.kept, report.reason) == (True, "others launch otherwise.", None)
-    assert preserved == ["none", "all"]
-    assert not made.keeps  # torch's order, not that of the graph that it was lowered from
+def test_launches_that_are_not_alike_leave_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(OverlapSchedWarning, match="leaves 'g' as it was: others launch otherwise"):
+        report, _, preserved = decided(monkeypatch, NOT_ALIKE, (A, B))
+    assert (report.changed, report.kept, report.reason) == (False, None, "others launch otherwise.")
+    assert preserved == ["none"]
 
 
 def test_where_all_agree_nothing_is_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:

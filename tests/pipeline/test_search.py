@@ -36,7 +36,7 @@ def uneven(ranks: int, micro_batches: int, chunks: int = 1, rng: random.Random |
         f, i, w, out = (rng.randint(1, 6) for _ in range(4))
         saved = rng.randint(2, 9)
         return PipelineStage(
-            PipelineBlock(f, rng.randint(0, 3), out), PipelineBlock(i + w, 3, out), PipelineBlock(i, 1, out),
+            PipelineBlock(f, rng.randint(0, 3), out), PipelineBlock(i + w, 2 + out, out), PipelineBlock(i, 1, out),
             PipelineBlock(w, 2), saved, rng.randint(0, saved), rng.randint(0, 9),
         )  # fmt: skip
 
@@ -162,6 +162,8 @@ def test_what_is_not_solved_exactly() -> None:
     (stage, *_) = job.stages
     quicker = replace(stage, backward=PipelineBlock(1.0))
     assert not solvable(replace(job, stages=(quicker, quicker)), 12)
+    sends_more = replace(stage, input_gradient=PipelineBlock(1.0, 0, 5))  # the output is live beside W then
+    assert not solvable(replace(job, stages=(sends_more, sends_more)), 12)
     heavier = replace(stage, kept_bytes=2)
     assert not solvable(replace(job, stages=(heavier, heavier)), 12)
 
@@ -203,3 +205,20 @@ def test_a_job_without_a_layout_is_refused() -> None:
         find_pipeline(replace(job, ranks=2, rank_of=(0, 1, 1)), 1)
     assert looped(job).ranks == 3
     assert replay_pipeline(job, laid_out(job, NAMED[0])[1]).step_us > 0
+
+
+def test_a_job_that_takes_no_time_and_does_not_fit() -> None:
+    job = replace(uniform(2, 2, f=0.0, i=0.0, w=0.0, saved=4), memory_limit_bytes=(3, 3))
+    assert find_pipeline(job, 1) is None
+
+
+def test_whole_backwards_may_be_what_fits() -> None:
+    """Behind an input gradient its output is live beside what is kept: halves do not fit, and nothing is proved so."""
+    blocks = PipelineBlock(10.0, 0, 5), PipelineBlock(20.0, 0, 5), PipelineBlock(10.0, 0, 5), PipelineBlock(10.0)
+    stage = PipelineStage(*blocks, saved_bytes=10, kept_bytes=10)
+    job = PipelineJob(
+        "three", (stage,) * 3, (0, 1, 2), 3, (Route((0, 1, 2), range(1)),), PipelineLink(5.0), {}, (100, 100, 12)
+    )
+    found = find_pipeline(job, 1)
+    assert found is not None
+    assert found.bound_us <= found.plan.replay.step_us < float("inf")

@@ -12,7 +12,9 @@ from importlib.util import find_spec
 from itertools import product
 
 from overlap_sched.errors import PipelineError
+from overlap_sched.pipeline.action import forward, input_gradient
 from overlap_sched.pipeline.compare import PlannedPipeline, named_schedules, plan_pipeline
+from overlap_sched.pipeline.durations import transfer_us
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.judge.bound import pipeline_bound_us
 from overlap_sched.pipeline.judge.validate import violation
@@ -51,7 +53,7 @@ class FoundPipeline:
 
     Attributes:
         plan: It, named :data:`FOUND`; its ``bound_us`` is of its layout and limits.
-        bound_us: No schedule of any of the layouts is shorter, within the limits.
+        bound_us: No schedule of any of the layouts that were tried is shorter, within the limits.
         layout: How its stages are laid out, for people.
         made_from: What it was made from: ``"zbv, improved"``.
     """
@@ -63,7 +65,7 @@ class FoundPipeline:
 
     @property
     def proved(self) -> bool:
-        """Is it the shortest of all?"""
+        """Is none of the layouts that were tried shorter, by more than a thousandth?"""
         return self.plan.replay.step_us <= self.bound_us * (1 + OF_A_BOUND)
 
 
@@ -204,10 +206,13 @@ def _solved(
         return made, bound_us
     tell("solving it exactly")
     most_us = made.step_us if made is not None else _one_by_one_us(placed)
+    if not most_us:
+        return made, bound_us
     solved = exact_pipeline(placed, None if made is None else made.schedule, most_us, EXACT_WORK * effort)
     if solved is None:
         return made, bound_us
-    bound_us = max(bound_us, solved.bound_us)
+    if made is None or solved.bound_us <= made.step_us:  # else its rounding is at fault: there is a schedule
+        bound_us = max(bound_us, solved.bound_us)
     if solved.schedule is None:
         return made, bound_us
     schedule = with_updates(placed, solved.schedule)
@@ -220,8 +225,12 @@ def _solved(
 
 
 def _one_by_one_us(placed: PipelineJob) -> float:
-    """Longer than any schedule that is never idle on all ranks at once."""
-    blocks = [
-        block for stage in placed.stages for block in (stage.forward, stage.input_gradient, stage.weight_gradient)
-    ]
-    return 2 * placed.micro_batches * sum(block.time_us for block in blocks if block is not None)
+    """Longer than any schedule in which something always runs or is on its way."""
+    us = 0.0
+    for s, stage in enumerate(placed.stages):
+        blocks = [stage.forward, stage.backward, *(one for one in (stage.input_gradient, stage.weight_gradient) if one)]
+        us += sum(block.time_us for block in blocks)
+        for action, to in ((forward(s, 0), placed.after[s]), (input_gradient(s, 0), placed.before[s])):
+            if to is not None and placed.rank_of[to] != placed.rank_of[s]:
+                us += transfer_us(placed, action, placed.rank_of[to])
+    return placed.micro_batches * us

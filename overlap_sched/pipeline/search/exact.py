@@ -56,8 +56,10 @@ def _halves_are_enough(stage: PipelineStage) -> bool:
     whole, back, weights = stage.backward, stage.input_gradient, stage.weight_gradient
     if back is None or weights is None or stage.kept_bytes > stage.saved_bytes:
         return False
-    most = max(back.transient_bytes, weights.transient_bytes)
-    return whole.time_us >= back.time_us + weights.time_us and whole.transient_bytes >= most
+    most = max(back.transient_bytes, weights.transient_bytes + back.buffer_bytes)
+    alike = (whole.output_bytes, whole.buffer_bytes) == (back.output_bytes, back.buffer_bytes)
+    no_quicker = whole.time_us >= (back.time_us + weights.time_us) * (1 - 1e-9)
+    return alike and no_quicker and whole.transient_bytes >= most
 
 
 def exact_pipeline(
@@ -68,7 +70,7 @@ def exact_pipeline(
     Args:
         job: As a layout has placed it; reductions and steps are left out, which shortens the bound.
         start: A schedule to begin from.
-        most_us: A step that is known; what is longer is not looked for.
+        most_us: A step that is known, above 0; what is longer is not looked for.
         work: OR-tools' deterministic time, about seconds.
 
     Raises:

@@ -184,7 +184,7 @@ def stages_of_a_pipeline(stage: Stage) -> dict[str, Any]:
 
 
 def one_rank_launches_more(stage: Stage) -> dict[str, Any]:
-    """The odd rank has a collective of its own, so launch sequences differ: each keeps its own, and moves the rest."""
+    """The odd rank has a collective of its own, so launch sequences differ: nothing is reordered."""
     groups = [dist.new_group([rank]) for rank in range(stage.ranks)]
     return stage.step(Lonely(WIDTH, stage.ranks, groups[stage.rank].group_name) if stage.odd else stage.model())
 

@@ -87,8 +87,8 @@ def test_memory_that_is_lacking(job: str, cli: Command) -> None:
     assert refused == "four: gpipe does not fit: rank 0 lacks 37,000,000 bytes (35.3 MiB) at 0F3."
     Path(job).write_text(tight.replace('"45MB"', '"41MB"'))
     assert cli.refused("pipeline", job) == (
-        "four: no schedule was found that fits. With 1f1b, the nearest, rank 0 lacks 1,000,000 bytes (976.6 KiB) at 0F1. "
-        "Raise memory_limit, or take more ranks or smaller micro-batches."
+        "four: no schedule was found that fits. With 1f1b, the nearest, rank 0 lacks 1,000,000 bytes (976.6 KiB) at "
+        "0F1. Raise memory_limit, or take more ranks or smaller micro-batches."
     )
 
 

@@ -5,9 +5,10 @@ one at a time per ordered pair of ranks; on each rank what is saved, kept, trans
 at every instant. Whole backwards are I and W in one. Micro-batches are alike, so each stage takes them in turn
 (:mod:`~overlap_sched.pipeline.search.greedy`).
 
-Times are rounded down to whole ticks. Actions, and transfers of several stages from one rank to another, may wait on
-purpose, which saves memory and which no replay does. So what the program proves is a bound on every schedule, and its
-order, replayed, may be longer or need more. Where both are equal it is the optimum; without limits it always is.
+Actions and transfers may wait on purpose, which saves memory and which no replay does. So what the program proves is a
+bound on every schedule, and its order, replayed, may be longer or need more. Where both are equal it is the optimum;
+without limits it always is. Times are whole ticks where they have a common unit. Else they are rounded down, and
+beside limits nothing is proved: what is held from an end on may begin a tick too soon.
 Needs ``pip install "overlap_sched[exact]"``.
 """
 
@@ -36,7 +37,8 @@ class ExactPipeline:
 
     Attributes:
         schedule: The best order; ``None``: there is none within the limits.
-        bound_us: No schedule of this layout within the limits is shorter; infinite: none is within them.
+        bound_us: No schedule of this layout within the limits is shorter; infinite: none is within them; 0: nothing is
+            proved.
     """
 
     schedule: PipelineSchedule | None
@@ -56,10 +58,11 @@ def _halves_are_enough(stage: PipelineStage) -> bool:
     whole, back, weights = stage.backward, stage.input_gradient, stage.weight_gradient
     if back is None or weights is None or stage.kept_bytes > stage.saved_bytes:
         return False
-    most = max(back.transient_bytes, weights.transient_bytes + back.buffer_bytes)
     alike = (whole.output_bytes, whole.buffer_bytes) == (back.output_bytes, back.buffer_bytes)
     no_quicker = whole.time_us >= (back.time_us + weights.time_us) * (1 - 1e-9)
-    return alike and no_quicker and whole.transient_bytes >= most
+    held = stage.saved_bytes + whole.transient_bytes
+    no_less = whole.transient_bytes >= back.transient_bytes
+    return alike and no_quicker and no_less and held >= stage.kept_bytes + weights.transient_bytes + back.buffer_bytes
 
 
 def exact_pipeline(
@@ -86,35 +89,28 @@ def exact_pipeline(
     solver.parameters.max_deterministic_time = work
     solver.parameters.num_workers = WORKERS
     status = solver.solve(program.model)
+    proves = program.whole or job.memory_limit_bytes is None
     if status == cp_model.INFEASIBLE:
-        return ExactPipeline(None, float("inf"))
-    bound_us = solver.best_objective_bound * program.tick_us
+        return ExactPipeline(None, float("inf") if proves else 0.0)
+    bound_us = solver.best_objective_bound * program.tick_us if proves else 0.0
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return ExactPipeline(None, bound_us) if bound_us > 0 else None
     return ExactPipeline(program.schedule(solver.value), bound_us)
 
 
-@dataclass(frozen=True)
-class _Transfer:
-    """An output on its way, as variables."""
-
-    action: Action
-    begin: Any
-    arrived: Any
-    interval: Any
-
-
-def _tick_us(job: PipelineJob, most_us: float) -> float:
-    """The largest unit of which all times are multiples, to a nanosecond; or part of the step, rounded down to."""
+def _ticks(job: PipelineJob, most_us: float) -> tuple[float, bool]:
+    """Return a tick, in microseconds, and whether all times are multiples of it."""
     batch = job.routes[0].micro_batches[0]
     times = [block_of(job, Action(kind, s, batch)).time_us for s in job.routes[0].stages for kind in KINDS]
     for s in job.routes[0].stages:
         for kind, to in ((ActionKind.FORWARD, job.after[s]), (ActionKind.INPUT_GRADIENT, job.before[s])):
             if to is not None and job.rank_of[to] != job.rank_of[s]:
                 times.append(transfer_us(job, Action(kind, s, batch), job.rank_of[to]))
-    unit = math.gcd(*(round(time_us * 1e3) for time_us in times))
+    unit_us = math.gcd(*(round(time_us * 1e3) for time_us in times)) / 1e3
     whole = all(abs(time_us * 1e3 - round(time_us * 1e3)) < 1e-6 for time_us in times)
-    return max(unit / 1e3, most_us / TICKS) if not whole or unit * TICKS < most_us * 1e3 else unit / 1e3
+    if whole and unit_us * TICKS >= most_us:
+        return unit_us, True
+    return most_us / TICKS, False
 
 
 class _Program:
@@ -122,13 +118,13 @@ class _Program:
 
     def __init__(self, model: Any, job: PipelineJob, most_us: float) -> None:
         self.model, self._job = model, job
-        self.tick_us = _tick_us(job, most_us)
+        self.tick_us, self.whole = _ticks(job, most_us)
         self._horizon = int(most_us / self.tick_us) + 1
         self._starts: dict[Action, Any] = {}
         self._ends: dict[Action, Any] = {}
         self._on: list[list[Any]] = [[] for _ in range(job.ranks)]
         self._live: list[list[tuple[Any, int]]] = [[] for _ in range(job.ranks)]
-        self._streams: dict[tuple[int, int], list[_Transfer]] = {}
+        self._streams: dict[tuple[int, int], list[Any]] = {}
 
     def state(self, start: PipelineSchedule | None) -> None:
         """Add all variables, constraints and the objective; ``start`` as a hint."""
@@ -149,7 +145,7 @@ class _Program:
             model.add_no_overlap(intervals)
             self._keep_to_memory(rank)
         for transfers in self._streams.values():
-            self._send_in_turn(transfers)
+            model.add_no_overlap(transfers)
         step = model.new_int_var(0, self._horizon, "step")
         for end in self._ends.values():
             model.add(step >= end)
@@ -157,11 +153,11 @@ class _Program:
         if start is not None:
             self._hint(start)
 
-    def _ticks(self, us: float) -> int:
+    def _in_ticks(self, us: float) -> int:
         return int(us / self.tick_us + 1e-9)
 
     def _add(self, action: Action) -> None:
-        job, ticks = self._job, self._ticks(block_of(self._job, action).time_us)
+        job, ticks = self._job, self._in_ticks(block_of(self._job, action).time_us)
         start = self._starts[action] = self.model.new_int_var(0, self._horizon, str(action))
         end = self._ends[action] = self.model.new_int_var(0, self._horizon, f"{action} end")
         interval = self.model.new_interval_var(start, ticks, end, f"{action} runs")
@@ -190,25 +186,13 @@ class _Program:
             return
         begin = self.model.new_int_var(0, self._horizon, f"{action} sent")
         arrived = self.model.new_int_var(0, self._horizon, f"{action} there")
-        ticks = self._ticks(transfer_us(job, action, receiver))
+        ticks = self._in_ticks(transfer_us(job, action, receiver))
         transfer = self.model.new_interval_var(begin, ticks, arrived, f"{action} on its way")
-        one = _Transfer(action, begin, arrived, transfer)
-        self._streams.setdefault((sender, receiver), []).append(one)
+        self._streams.setdefault((sender, receiver), []).append(transfer)
         self.model.add(begin >= self._ends[action])
         self.model.add(self._starts[user] >= arrived)
         self._hold(sender, self._ends[action], arrived, block.buffer_bytes)
         self._hold(receiver, begin, self._starts[user], block.output_bytes)
-
-    def _send_in_turn(self, transfers: list[_Transfer]) -> None:
-        """Have a stream send at once what it is given; where several stages share it, what it sends may wait."""
-        self.model.add_no_overlap([one.interval for one in transfers])
-        if len({one.action[:2] for one in transfers}) > 1:
-            return
-        before = None
-        for one in sorted(transfers, key=lambda one: one.action.micro_batch or 0):
-            made = self._ends[one.action]
-            self.model.add_max_equality(one.begin, [made] if before is None else [made, before.arrived])
-            before = one
 
     def _hold(self, rank: int, start: Any, end: Any, size: int) -> None:
         if size and self._job.memory_limit_bytes is not None:
@@ -230,7 +214,7 @@ class _Program:
         for items in replay_pipeline(self._job, start).items:
             for run in items:
                 if isinstance(run.item, Action) and run.item in self._starts:
-                    self.model.add_hint(self._starts[run.item], self._ticks(run.start_us))
+                    self.model.add_hint(self._starts[run.item], self._in_ticks(run.start_us))
 
     def schedule(self, value: Any) -> PipelineSchedule:
         """The order of a solution."""

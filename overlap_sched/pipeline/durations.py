@@ -11,6 +11,7 @@ _BLOCK = {
     ActionKind.REDUCE: "reduce",
     ActionKind.STEP: "step",
 }
+_SENT = (ActionKind.FORWARD, ActionKind.INPUT_GRADIENT)
 
 
 def block_of(job: PipelineJob, action: Action) -> PipelineBlock:
@@ -27,6 +28,17 @@ def item_us(job: PipelineJob, item: Item) -> float:
     one, other = (block_of(job, action).time_us for action in item)
     known = job.pair_us.get((item.forward.stage, item.backward.stage))
     return max(one, other, job.pair_factor * (one + other) if known is None else known)
+
+
+def transfers_us(job: PipelineJob) -> list[float]:
+    """List what the transfers between ranks take for one micro-batch, of forwards and of input gradients."""
+    batch = job.routes[0].micro_batches[0]
+    actions = [Action(kind, s, batch) for s in range(len(job.stages)) for kind in _SENT]
+    return [
+        transfer_us(job, action, job.rank_of[to])
+        for action in actions
+        if (to := job.gives_to(action)) is not None and job.rank_of[to] != job.rank_of[action.stage]
+    ]
 
 
 def transfer_us(job: PipelineJob, action: Action, receiver: int) -> float:

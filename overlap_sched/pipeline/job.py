@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from overlap_sched.pipeline.action import Action, ActionKind
 from overlap_sched.pipeline.check import check_job
 
 
@@ -148,6 +149,24 @@ class PipelineJob:
     def stages_of(self) -> tuple[tuple[int, ...], ...]:
         """Per rank, its stages, ascending."""
         return tuple(tuple(stage for stage, at in enumerate(self.rank_of) if at == rank) for rank in range(self.ranks))
+
+    @cached_property
+    def static_bytes(self) -> tuple[int, ...]:
+        """Per rank, what is live always."""
+        return tuple(sum(self.stages[stage].static_bytes for stage in stages) for stages in self.stages_of)
+
+    def needs_from(self, action: Action) -> int | None:
+        """The stage that makes the input of an action; ``None``: no other one does."""
+        return self._beside(action, self.before, self.after)
+
+    def gives_to(self, action: Action) -> int | None:
+        """The stage that needs the output of an action; ``None``: no other one does."""
+        return self._beside(action, self.after, self.before)
+
+    def _beside(self, action: Action, ahead: tuple[int | None, ...], back: tuple[int | None, ...]) -> int | None:
+        if action.kind is ActionKind.FORWARD:
+            return ahead[action.stage]
+        return back[action.stage] if action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT) else None
 
     @property
     def micro_batches(self) -> int:

@@ -32,9 +32,14 @@ class _LiveBytes(NamedTuple):
 def pipeline_peaks(job: PipelineJob, replay: PipelineReplay) -> tuple[RankPeak, ...]:
     """The peak of each rank; sorts what is live by time."""
     live = _live_bytes(job, replay)
-    return tuple(
-        _peak(sum(job.stages[stage].static_bytes for stage in job.stages_of[rank]), live[rank], replay.items[rank])
-        for rank in range(job.ranks)
+    return tuple(_peak(job.static_bytes[rank], live[rank], replay.items[rank]) for rank in range(job.ranks))
+
+
+def within_limits(job: PipelineJob, replay: PipelineReplay) -> bool:
+    """Tell whether no rank needs more than its limit."""
+    limits = job.memory_limit_bytes
+    return limits is None or all(
+        peak.bytes <= limit for peak, limit in zip(pipeline_peaks(job, replay), limits, strict=True)
     )
 
 
@@ -42,7 +47,7 @@ def memory_curves(job: PipelineJob, replay: PipelineReplay) -> tuple[tuple[tuple
     """Per rank, the bytes that are live from each instant (microseconds) at which they change, from 0 on."""
     curves = []
     for rank, live in enumerate(_live_bytes(job, replay)):
-        change: dict[float, int] = {0.0: sum(job.stages[stage].static_bytes for stage in job.stages_of[rank])}
+        change: dict[float, int] = {0.0: job.static_bytes[rank]}
         for one in live:
             change[one.start_us] = change.get(one.start_us, 0) + one.bytes
             change[one.end_us] = change.get(one.end_us, 0) - one.bytes

@@ -132,14 +132,11 @@ class _PipelineRun:
 
     def needs(self, item: Item) -> list[_Need]:
         """List what must have come from other stages."""
-        found = []
-        for kind, stage, m in parts(item):
-            forward = kind is ActionKind.FORWARD
-            if not forward and kind not in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT):
-                continue
-            if (self._job.before if forward else self._job.after)[stage] is not None:
-                found.append((forward, stage, m or 0))
-        return found
+        return [
+            (action.kind is ActionKind.FORWARD, action.stage, action.micro_batch or 0)
+            for action in parts(item)
+            if self._job.needs_from(action) is not None
+        ]
 
     def execute(self, rank: int, item: Item) -> list[int]:
         """Run an item whose needs are met; returns the ranks that waited for what it makes."""
@@ -165,10 +162,7 @@ class _PipelineRun:
         self._ran.append((rank, run))
 
     def _send(self, rank: int, action: Action, made_us: float) -> list[int]:
-        forward = action.kind is ActionKind.FORWARD
-        if not forward and action.kind not in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT):
-            return []
-        to = (self._job.after if forward else self._job.before)[action.stage]
+        to = self._job.gives_to(action)
         if to is None:
             return []
         receiver, start, end = self._job.rank_of[to], made_us, made_us
@@ -176,7 +170,7 @@ class _PipelineRun:
             start = max(made_us, self._stream.get((rank, receiver), 0.0))
             end = self._stream[rank, receiver] = start + transfer_us(self._job, action, receiver)
         self._sent.append(SentOutput(action, to, made_us, start, end))
-        need = (forward, to, action.micro_batch or 0)
+        need = (action.kind is ActionKind.FORWARD, to, action.micro_batch or 0)
         self.arrived[need] = (made_us, end)
         return [self.waiting.pop(need)] if need in self.waiting else []
 

@@ -28,6 +28,7 @@ NUMBERED = 12.0
 """A box of so many pixels shows the number of its micro-batch."""
 MOST_BOXES = 60_000
 """Of more actions in all, only some schedules are drawn."""
+Curve = tuple[tuple[float, int], ...]
 STYLE = """
 :root { color-scheme: light dark; --ink: #222; --ground: #fff; --idle: #f1f1f1; --memory: #8a8a8a; }
 @media (prefers-color-scheme: dark) { :root { --ink: #ddd; --ground: #181818; --idle: #262626; --memory: #777; } }
@@ -91,14 +92,15 @@ def _section(one: PlannedPipeline, most_us: float) -> str:
     if lack is not None:
         said += f"; rank {lack.rank} lacks {size(lack.bytes)}"
     height = one.job.ranks * (ROW + BELOW + GAP)
-    shapes = "".join(_rank(one, rank, most_us) for rank in range(one.job.ranks))
+    curves = memory_curves(one.job, replay)
+    shapes = "".join(_rank(one, rank, curve, most_us) for rank, curve in enumerate(curves))
     return (
         f"<h2>{escape(said)}</h2><svg width='{WIDTH}' height='{height}' viewBox='0 0 {WIDTH} {height}' role='img' "
         f"aria-label='{escape(one.name)}'>{shapes}</svg>"
     )
 
 
-def _rank(one: PlannedPipeline, rank: int, most_us: float) -> str:
+def _rank(one: PlannedPipeline, rank: int, curve: Curve, most_us: float) -> str:
     top, scale = rank * (ROW + BELOW + GAP), (WIDTH - LEFT) / (most_us or 1.0)
     width = one.replay.step_us * scale
     first = one.job.stages_of[rank][0]
@@ -108,7 +110,7 @@ def _rank(one: PlannedPipeline, rank: int, most_us: float) -> str:
     ]
     for run in one.replay.items[rank]:
         shapes.append(_box(run, LEFT + run.start_us * scale, (run.end_us - run.start_us) * scale, top, first))
-    return "".join([*shapes, _memory(one, rank, top + ROW + BELOW, scale)])
+    return "".join([*shapes, _memory(one, rank, curve, top + ROW + BELOW, scale)])
 
 
 def _box(run: RunItem, x: float, width: float, top: int, first: int) -> str:
@@ -138,12 +140,12 @@ def _name(item: Item) -> str:
     )
 
 
-def _memory(one: PlannedPipeline, rank: int, base: int, scale: float) -> str:
+def _memory(one: PlannedPipeline, rank: int, curve: Curve, base: int, scale: float) -> str:
     """The live bytes of a rank as an area, as high as the most of any rank or limit."""
     limits = one.job.memory_limit_bytes
     most = max([*(peak.bytes for peak in one.peaks), *(limits or ()), 1])
     points, last = [f"{LEFT},{base}"], 0
-    for time_us, live in memory_curves(one.job, one.replay)[rank]:
+    for time_us, live in curve:
         x = LEFT + time_us * scale
         points += [f"{x:.1f},{base - last / most * BELOW:.1f}", f"{x:.1f},{base - live / most * BELOW:.1f}"]
         last = live

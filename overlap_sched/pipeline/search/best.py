@@ -1,4 +1,4 @@
-"""The shortest schedule of a job that is found within its memory limits, over all ways to lay its stages out.
+"""The shortest schedule of a job that is found within its memory limits, its stages laid out in several ways.
 
 Per layout: the named schedules that it may have, and those of a list scheduler by several policies; what fits and is
 shortest is improved. Small jobs are solved exactly, where OR-tools is installed. In two directions, with all parameters
@@ -12,14 +12,13 @@ from importlib.util import find_spec
 from itertools import product
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import forward, input_gradient
 from overlap_sched.pipeline.compare import PlannedPipeline, named_schedules, plan_pipeline
-from overlap_sched.pipeline.durations import transfer_us
+from overlap_sched.pipeline.durations import transfers_us
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.judge.bound import pipeline_bound_us
 from overlap_sched.pipeline.judge.validate import violation
 from overlap_sched.pipeline.layout import folded, looped, mirrored
-from overlap_sched.pipeline.memory import pipeline_peaks
+from overlap_sched.pipeline.memory import pipeline_peaks, within_limits
 from overlap_sched.pipeline.replay import replay_pipeline
 from overlap_sched.pipeline.schedule import PipelineSchedule
 from overlap_sched.pipeline.search.exact import exact_pipeline, solvable
@@ -41,8 +40,6 @@ EXACT_ACTIONS = 192
 """Jobs of so many forwards, input and weight gradients at most are solved exactly."""
 EXACT_WORK = 3.0
 """OR-tools' deterministic time for a layout, per unit of effort (about seconds)."""
-
-
 OF_A_BOUND = 1e-3
 """Times are rounded to ticks where a job is solved exactly: a step within this part of a bound is the optimum."""
 
@@ -98,9 +95,9 @@ def find_pipeline(
         )
     found: list[tuple[_MadeSchedule, PipelineJob, float, str]] = []
     bounds: list[float] = []
-    for name, placed in sorted(layouts(job), key=lambda way: pipeline_bound_us(way[1])):
+    ways = [(pipeline_bound_us(placed), name, placed) for name, placed in layouts(job)]
+    for bound_us, name, placed in sorted(ways, key=lambda way: way[0]):
         tell(f"searching {name}")
-        bound_us = pipeline_bound_us(placed)
         made = _best_of_layout(job, placed, bound_us, effort)
         if not found or bound_us < min(one.step_us for one, *_ in found):  # else it can be no better
             made, bound_us = _solved(placed, made, bound_us, effort, tell)
@@ -138,10 +135,7 @@ def layouts(job: PipelineJob) -> Iterator[tuple[str, PipelineJob]]:
 def _has_room(placed: PipelineJob) -> bool:
     """Tell whether what is static alone fits."""
     limits = placed.memory_limit_bytes
-    return limits is None or all(
-        sum(placed.stages[s].static_bytes for s in stages) <= limit
-        for stages, limit in zip(placed.stages_of, limits, strict=True)
-    )
+    return limits is None or all(static <= limit for static, limit in zip(placed.static_bytes, limits, strict=True))
 
 
 def _best_of_layout(job: PipelineJob, placed: PipelineJob, bound_us: float, effort: int) -> _MadeSchedule | None:
@@ -184,16 +178,8 @@ def _by_policies(placed: PipelineJob) -> Iterator[_MadeSchedule]:
         seen.add(found.orders)
         schedule = with_updates(placed, found)
         replay = replay_pipeline(placed, schedule)
-        if _fits(placed, schedule) and violation(placed, schedule) is None:
+        if within_limits(placed, replay) and violation(placed, schedule) is None:
             yield _MadeSchedule(replay.step_us, schedule, f"{policy.ahead} ahead, {policy.waiting} waiting")
-
-
-def _fits(placed: PipelineJob, schedule: PipelineSchedule) -> bool:
-    limits = placed.memory_limit_bytes
-    if limits is None:
-        return True
-    peaks = pipeline_peaks(placed, replay_pipeline(placed, schedule))
-    return all(peak.bytes <= limit for peak, limit in zip(peaks, limits, strict=True))
 
 
 def _solved(
@@ -216,21 +202,16 @@ def _solved(
     if solved.schedule is None:
         return made, bound_us
     schedule = with_updates(placed, solved.schedule)
-    if violation(placed, schedule) is not None or not _fits(placed, schedule):
+    if violation(placed, schedule) is not None:
         return made, bound_us
-    step_us = replay_pipeline(placed, schedule).step_us
-    if made is None or step_us < made.step_us * (1 - SAME):
-        return _MadeSchedule(step_us, schedule, "solved"), bound_us
+    replay = replay_pipeline(placed, schedule)
+    if within_limits(placed, replay) and (made is None or replay.step_us < made.step_us * (1 - SAME)):
+        return _MadeSchedule(replay.step_us, schedule, "solved"), bound_us
     return made, bound_us
 
 
 def _one_by_one_us(placed: PipelineJob) -> float:
     """Longer than any schedule in which something always runs or is on its way."""
-    us = 0.0
-    for s, stage in enumerate(placed.stages):
-        blocks = [stage.forward, stage.backward, *(one for one in (stage.input_gradient, stage.weight_gradient) if one)]
-        us += sum(block.time_us for block in blocks)
-        for action, to in ((forward(s, 0), placed.after[s]), (input_gradient(s, 0), placed.before[s])):
-            if to is not None and placed.rank_of[to] != placed.rank_of[s]:
-                us += transfer_us(placed, action, placed.rank_of[to])
-    return placed.micro_batches * us
+    blocks = [(one.forward, one.backward, one.input_gradient, one.weight_gradient) for one in placed.stages]
+    computed = sum(block.time_us for each in blocks for block in each if block is not None)
+    return placed.micro_batches * (computed + sum(transfers_us(placed)))

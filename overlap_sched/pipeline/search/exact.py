@@ -19,8 +19,9 @@ from typing import Any
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.pipeline.action import Action, ActionKind, Item
-from overlap_sched.pipeline.durations import block_of, transfer_us
+from overlap_sched.pipeline.durations import block_of, transfer_us, transfers_us
 from overlap_sched.pipeline.job import PipelineJob, PipelineStage
+from overlap_sched.pipeline.replay import replay_pipeline
 from overlap_sched.pipeline.schedule import PipelineSchedule
 
 TICKS = 4_000
@@ -102,10 +103,7 @@ def _ticks(job: PipelineJob, most_us: float) -> tuple[float, bool]:
     """Return a tick, in microseconds, and whether all times are multiples of it."""
     batch = job.routes[0].micro_batches[0]
     times = [block_of(job, Action(kind, s, batch)).time_us for s in job.routes[0].stages for kind in KINDS]
-    for s in job.routes[0].stages:
-        for kind, to in ((ActionKind.FORWARD, job.after[s]), (ActionKind.INPUT_GRADIENT, job.before[s])):
-            if to is not None and job.rank_of[to] != job.rank_of[s]:
-                times.append(transfer_us(job, Action(kind, s, batch), job.rank_of[to]))
+    times += transfers_us(job)
     unit_us = math.gcd(*(round(time_us * 1e3) for time_us in times)) / 1e3
     whole = all(abs(time_us * 1e3 - round(time_us * 1e3)) < 1e-6 for time_us in times)
     if whole and unit_us * TICKS >= most_us:
@@ -173,8 +171,8 @@ class _Program:
         rank = job.rank_of[s]
         self._hold(rank, self._starts[ahead], self._ends[back], stage.saved_bytes)
         self._hold(rank, self._ends[back], self._ends[weights], stage.kept_bytes)
-        for action, to in ((ahead, job.after[s]), (back, job.before[s])):
-            if to is not None:
+        for action in (ahead, back):
+            if (to := job.gives_to(action)) is not None:
                 self._send(action, Action(action.kind, to, m))
 
     def _send(self, action: Action, user: Action) -> None:
@@ -203,14 +201,12 @@ class _Program:
         limits = self._job.memory_limit_bytes
         if limits is None:
             return
-        room = limits[rank] - sum(self._job.stages[s].static_bytes for s in self._job.stages_of[rank])
+        room = limits[rank] - self._job.static_bytes[rank]
         unit = max(1, room // _BYTES)
         live = [(interval, size // unit) for interval, size in self._live[rank] if size >= unit]
         self.model.add_cumulative([one for one, _ in live], [size for _, size in live], max(room // unit, 0))
 
     def _hint(self, start: PipelineSchedule) -> None:
-        from overlap_sched.pipeline.replay import replay_pipeline
-
         for items in replay_pipeline(self._job, start).items:
             for run in items:
                 if isinstance(run.item, Action) and run.item in self._starts:

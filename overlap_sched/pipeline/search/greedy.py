@@ -52,11 +52,10 @@ def greedy_schedule(job: PipelineJob, policy: PipelinePolicy) -> PipelineSchedul
 
 
 class _GreedyRun:
-    """Times are microseconds; all tables are by stage, ``free_us`` and ``orders`` by rank.
+    """What has begun so far, and when it ends, in microseconds.
 
     Attributes:
-        there: When the input of each micro-batch has come: of forwards, and of backwards.
-        done: How many of F, of I or B, and of W have begun.
+        wakes: When a rank is to look again for what it may begin: a heap of times and ranks.
     """
 
     def __init__(self, job: PipelineJob, policy: PipelinePolicy) -> None:
@@ -77,9 +76,7 @@ class _GreedyRun:
         self._ahead = [self._most_ahead(rank) for rank in range(job.ranks)]
         self.wakes: list[tuple[float, int]] = [(0.0, rank) for rank in range(job.ranks)]
         limits = job.memory_limit_bytes or (2**62,) * job.ranks
-        self._room = [
-            limit - sum(job.stages[s].static_bytes for s in job.stages_of[rank]) for rank, limit in enumerate(limits)
-        ]
+        self._room = [limit - static for limit, static in zip(limits, job.static_bytes, strict=True)]
 
     def _most_ahead(self, rank: int) -> int:
         behind = [len(self._depth) - self._depth[s] for s in self._job.stages_of[rank]]
@@ -164,9 +161,7 @@ class _GreedyRun:
         heapq.heappush(self.wakes, (end, rank))
         if kind == "F":
             self._forward_end[s].append(end)
-        if kind == "W":
-            return
-        to = (job.after if kind == "F" else job.before)[s]
+        to = job.gives_to(item)
         if to is None:
             return
         receiver = job.rank_of[to]

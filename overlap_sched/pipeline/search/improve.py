@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from overlap_sched.pipeline.action import ActionKind, Pair
 from overlap_sched.pipeline.job import PipelineJob
-from overlap_sched.pipeline.memory import pipeline_peaks
+from overlap_sched.pipeline.memory import within_limits
 from overlap_sched.pipeline.replay import replay_pipeline
 from overlap_sched.pipeline.schedule import PipelineSchedule
 from overlap_sched.pipeline.search.quick import NONE, Orders, QuickTimes
@@ -104,12 +104,9 @@ class _TabuWalk:
         return order[move.at], order[before] if before >= 0 else NONE
 
     def _within_limits(self, orders: Orders) -> bool:
-        limits = self._job.memory_limit_bytes
-        if limits is None:
+        if self._job.memory_limit_bytes is None:
             return True
-        timeline = replay_pipeline(self._job, self.times.schedule_of(orders, ""))
-        peaks = pipeline_peaks(self._job, timeline)
-        return all(peak.bytes <= limit for peak, limit in zip(peaks, limits, strict=True))
+        return within_limits(self._job, replay_pipeline(self._job, self.times.schedule_of(orders, "")))
 
     def _moves(self) -> Iterator[PipelineMove]:
         """Yield what changes the longest path, of the schedule that was timed last."""

@@ -5,7 +5,6 @@ input that a forward or a backward needs from another stage: its maker puts it t
 """
 
 from collections import deque
-from collections.abc import Sequence
 
 from overlap_sched.pipeline.action import Action, ActionKind
 from overlap_sched.pipeline.durations import block_of, transfer_us
@@ -21,7 +20,7 @@ class QuickTimes:
     """Of the schedules of one job, without pairs.
 
     Attributes:
-        actions: By number. time_us: What each takes. rank: Where each runs.
+        actions: By number. time_us: What each takes.
         needs: The token that it needs; ``NONE``: none. gives: The token that it makes.
         maker: Of a token, who made it in the schedule that was asked about last.
         start_us, end_us: Of that schedule, by number.
@@ -33,9 +32,8 @@ class QuickTimes:
         self.actions = [action for rank in range(job.ranks) for action in schedule.actions(rank)]
         self.number = {action: k for k, action in enumerate(self.actions)}
         self.time_us = [block_of(job, action).time_us for action in self.actions]
-        self.rank = [job.rank_of[action.stage] for action in self.actions]
         self._tokens: dict[tuple[bool, int, int | None], int] = {}
-        self.needs = [self._token(action, (job.before, job.after), action.stage) for action in self.actions]
+        self.needs = [self._input(action) for action in self.actions]
         self.gives, self._transfer_us, self._stream = list[int](), list[float](), list[int]()
         self._streams: dict[tuple[int, int], int] = {}
         for action in self.actions:
@@ -47,26 +45,23 @@ class QuickTimes:
             for action in self.actions
         ]
 
-    def _token(self, action: Action, sides: tuple[Sequence[int | None], ...], of: int) -> int:
-        """The number of the input of an action; ``NONE`` where nothing comes from another stage."""
-        ahead = action.kind is ActionKind.FORWARD
-        if not ahead and action.kind not in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT):
-            return NONE
-        if sides[0 if ahead else 1][of] is None:
-            return NONE
-        return self._tokens.setdefault((ahead, of, action.micro_batch), len(self._tokens))
+    def _input(self, action: Action) -> int:
+        """The token of the input of an action; ``NONE`` where nothing comes from another stage."""
+        return NONE if self.job.needs_from(action) is None else self._token(action, action.stage)
+
+    def _token(self, action: Action, stage: int) -> int:
+        """The number of what an action of a kind needs in a stage."""
+        key = action.kind is ActionKind.FORWARD, stage, action.micro_batch
+        return self._tokens.setdefault(key, len(self._tokens))
 
     def _add_output(self, action: Action) -> None:
-        job = self.job
-        ahead = action.kind is ActionKind.FORWARD
-        moves = ahead or action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
-        to = (job.after if ahead else job.before)[action.stage] if moves else None
+        job, to = self.job, self.job.gives_to(action)
         if to is None:
             self.gives.append(NONE)
             self._transfer_us.append(0.0)
             self._stream.append(NONE)
             return
-        self.gives.append(self._tokens.setdefault((ahead, to, action.micro_batch), len(self._tokens)))
+        self.gives.append(self._token(action, to))
         ranks = job.rank_of[action.stage], job.rank_of[to]
         apart = ranks[0] != ranks[1]
         self._transfer_us.append(transfer_us(job, action, ranks[1]) if apart else 0.0)

@@ -26,9 +26,9 @@ from overlap_sched.pipeline.check import MAX_ACTIONS
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.replay import PipelineReplay
 from overlap_sched.pipeline.schedule import PipelineSchedule
+from overlap_sched.pipeline.text_file import read_text
 from overlap_sched.pipeline.transfers import with_transfers
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
-from overlap_sched.problem.unpack import CutShortError, DamagedError, read_unpacked
 
 CsvFormat = Literal["compute_only", "compute_comms", "compute_comms_waits"]
 
@@ -71,12 +71,7 @@ def read_schedule_csv(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> Pipe
         PipelineError: It has more actions than a job may have.
         InputTooLargeError: It is larger than the limit.
     """
-    try:
-        text = read_unpacked(path, limits).decode("utf-8")
-    except OSError as error:
-        raise PipelineFileError(f"{path}: cannot be read ({error.strerror}). Name a CSV file of actions.") from None
-    except (UnicodeDecodeError, CutShortError, DamagedError):
-        raise PipelineFileError(f"{path}: is not text. A schedule is CSV, a row of actions per rank.") from None
+    text = read_text(path, limits, "a CSV file of actions", "A schedule is CSV, a row of actions per rank")
     return replace(parse_schedule_csv(text, str(path)), name=Path(path).name)
 
 

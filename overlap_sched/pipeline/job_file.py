@@ -18,9 +18,9 @@ from overlap_sched.pipeline.blocks import GraphBlock, graph_block
 from overlap_sched.pipeline.check import MAX_ACTIONS
 from overlap_sched.pipeline.job import PipelineJob, PipelineLink, PipelineStage, Route
 from overlap_sched.pipeline.stage_table import stage_of
+from overlap_sched.pipeline.text_file import read_text
 from overlap_sched.problem import Problem
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
-from overlap_sched.problem.unpack import CutShortError, DamagedError, read_unpacked
 
 FORMAT = "overlap-pipeline/1"
 
@@ -51,12 +51,7 @@ def read_job(path: str | Path, read_graph: ReadGraph, limits: Limits = DEFAULT_L
         InputTooLargeError: It is larger than the limit.
         OverlapSchedError: Of a graph or cluster that it names.
     """
-    try:
-        text = read_unpacked(path, limits).decode("utf-8")
-    except OSError as error:
-        raise PipelineFileError(f"{path}: cannot be read ({error.strerror}). Name a TOML file of a job.") from None
-    except (UnicodeDecodeError, CutShortError, DamagedError):
-        raise PipelineFileError(f"{path}: is not text. A job is TOML in UTF-8.") from None
+    text = read_text(path, limits, "a TOML file of a job", "A job is TOML in UTF-8")
     return parse_job(text, str(path), Path(path).parent, read_graph)
 
 

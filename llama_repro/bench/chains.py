@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from llama_repro import INSTANCES
 from llama_repro.bench.cases import slower_network
-from llama_repro.generate.chains import Chains, beside, halves
+from llama_repro.generate.chains import Chains, halves, side_by_side
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
@@ -62,9 +62,9 @@ def graphs() -> Mapping[str, Callable[[], Chains]]:
         f"{ahead}, two halves": lambda: halves(read(ahead)),
         f"{ahead}, two halves that gather": lambda: halves(read(ahead), gathers_shared=False),
         f"{ahead}, three parts": lambda: halves(read(ahead), 3),
-        f"{ahead} beside {back}": lambda: beside(read(ahead), read(back)),
-        f"{back}, twice": lambda: beside(read(back), read(back)),
-        f"{ahead} beside {back_1d}": lambda: beside(read(ahead), read(back_1d)),
+        f"{ahead} beside {back}": lambda: side_by_side(read(ahead), read(back)),
+        f"{back}, twice": lambda: side_by_side(read(back), read(back)),
+        f"{ahead} beside {back_1d}": lambda: side_by_side(read(ahead), read(back_1d)),
     }
 
 

@@ -13,16 +13,13 @@ Pure data, no torch.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
 from overlap_sched.analysis.relabel import relabelled
-from overlap_sched.problem import Kind, Node, Order, Problem, Storage
-
-SHARED = -1
-"""The chain of a node that all chains need."""
-
+from overlap_sched.problem import Kind, Order, Problem, Storage
+from overlap_sched.problem.joined import JoinedProblem, beside, joined
 
 @dataclass(frozen=True)
 class Chains:
@@ -30,7 +27,7 @@ class Chains:
 
     Attributes:
         problem: Its nodes are listed one chain after the other, inputs too; what is shared where it is first needed.
-        chain: Per node id which chain it belongs to, or :data:`SHARED`.
+        chain: Per node id which chain it belongs to, or :data:`~overlap_sched.problem.joined.SHARED`.
         rank: Per node id its position in the graph that its chain is a copy of.
         stage: Per node id how many collectives that carry activations are launched before it in that graph.
     """
@@ -101,13 +98,18 @@ def halves(problem: Problem, parts: int = 2, *, gathers_shared: bool = True) -> 
     whole = _of_one_input(problem)
     part = _scaled(problem, whole, 1 / parts)
     shared = [(w and gathers_shared) or node.kind is Kind.INPUT for w, node in zip(whole, problem.nodes, strict=True)]
-    return _joined(f"{problem.name}_{parts}_parts", [part] * parts, [shared] * parts)
+    return _chains(joined(f"{problem.name}_{parts}_parts", [part] * parts, [shared] * parts), [part] * parts)
 
 
-def beside(*problems: Problem) -> Chains:
+def side_by_side(*problems: Problem) -> Chains:
     """Graphs side by side that share nothing but their streams: forward of one micro-batch, backward of another."""
-    name = "_beside_".join(problem.name for problem in problems)
-    return _joined(name, problems, [[False] * len(problem.nodes) for problem in problems])
+    return _chains(beside(*problems), problems)
+
+
+def _chains(found: JoinedProblem, problems: Sequence[Problem]) -> Chains:
+    stages = [_stages(problem) for problem in problems]
+    stage = [stages[max(c, 0)][v] for c, v in zip(found.part[:-1], found.rank[:-1], strict=True)]
+    return Chains(found.problem, found.part, found.rank, (*stage, len(found.part)))
 
 
 def _of_one_input(problem: Problem) -> list[bool]:
@@ -133,52 +135,6 @@ def _scaled(problem: Problem, keep: Sequence[bool], factor: float) -> Problem:
             for s in node.alloc:
                 storages[s] = Storage(round(storages[s].bytes * factor), storages[s].pinned)
     return replace(problem, nodes=tuple(nodes), storages=tuple(storages))
-
-
-def _joined(name: str, problems: Sequence[Problem], shared: Sequence[Sequence[bool]]) -> Chains:
-    """One problem of several; what is shared must be the same in all of them and comes from the first."""
-    nodes: list[Node] = []
-    storages: list[Storage] = []
-    facts: list[tuple[int, int, int]] = []
-    ends: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    first: tuple[dict[int, int], dict[int, int]] = {}, {}  # new ids of the first graph's nodes and storages
-    for c, (problem, of_all) in enumerate(zip(problems, shared, strict=True)):
-        ids: dict[int, int] = {}
-        held: dict[int, int] = {}
-        stages = _stages(problem)
-        for v, node in enumerate(problem.nodes):
-            if node.kind is Kind.OUTPUT:
-                ends.append((tuple(ids[u] for u in node.deps), tuple(held[s] for s in node.use)))
-                continue
-            if of_all[v] and c:
-                ids[v] = first[0][v]
-                held.update((s, first[1][s]) for s in node.alloc)
-                continue
-            for s in node.alloc:
-                held[s] = len(storages)
-                storages.append(problem.storages[s])
-            ids[v] = len(nodes)
-            nodes.append(_renamed(node, f"{node.name}.{c}" if not of_all[v] else node.name, ids, held))
-            facts.append((SHARED if of_all[v] else c, v, stages[v]))
-        if c == 0:
-            first = ids, held
-    deps = tuple(dict.fromkeys(v for made, _ in ends for v in made))
-    uses = tuple(dict.fromkeys(s for _, held_on in ends for s in held_on))
-    nodes.append(Node("output", Kind.OUTPUT, deps, (), uses))
-    facts.append((SHARED, len(nodes), len(nodes)))
-    groups = {group: facts_of for problem in problems for group, facts_of in problem.groups.items()}
-    chain, rank, stage = (tuple(column) for column in zip(*facts, strict=True))
-    return Chains(Problem(name, tuple(nodes), tuple(storages), groups, problems[0].memory_model), chain, rank, stage)
-
-
-def _renamed(node: Node, name: str, ids: Mapping[int, int], held: Mapping[int, int]) -> Node:
-    return node._replace(
-        name=name,
-        deps=tuple(ids[u] for u in node.deps),
-        alloc=tuple(held[s] for s in node.alloc),
-        use=tuple(held[s] for s in node.use),
-        collective=None if node.collective is None else ids[node.collective],
-    )
 
 
 def _stages(problem: Problem) -> Order:

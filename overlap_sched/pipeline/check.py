@@ -40,9 +40,10 @@ def check_job(job: "PipelineJob") -> None:
             _check_bytes(where, name, getattr(stage, name))
     for link in (job.link, *job.links.values()):
         _check_link(job.name, link)
-    for time_us in (job.pair_factor, *job.pair_us.values()):
-        if not (math.isfinite(time_us) and time_us >= 0):
-            raise PipelineError(f"{job.name}: a pair takes {shown(time_us)}: times and factors are finite, 0 or more.")
+    if not (math.isfinite(job.pair_factor) and job.pair_factor >= 0):
+        raise PipelineError(f"{job.name}: a pair takes {shown(job.pair_factor)}: factors are finite, 0 or more.")
+    for (ahead, back), block in job.pairs.items():
+        _check_block(f"{job.name}: the forward of stage {ahead} beside the backward of stage {back}", block)
 
 
 def _check_ranks(job: "PipelineJob") -> None:

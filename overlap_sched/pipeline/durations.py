@@ -26,8 +26,13 @@ def item_us(job: PipelineJob, item: Item) -> float:
     if not isinstance(item, Pair):
         return block_of(job, item).time_us
     one, other = (block_of(job, action).time_us for action in item)
-    known = job.pair_us.get((item.forward.stage, item.backward.stage))
-    return max(one, other, job.pair_factor * (one + other) if known is None else known)
+    known = pair_block(job, item)
+    return max(one, other, job.pair_factor * (one + other) if known is None else known.time_us)
+
+
+def pair_block(job: PipelineJob, pair: Pair) -> PipelineBlock | None:
+    """Look up what a pair takes, if that is known."""
+    return job.pairs.get((pair.forward.stage, pair.backward.stage))
 
 
 def transfers_us(job: PipelineJob) -> list[float]:

@@ -32,12 +32,14 @@ class PipelineBlock:
         output_bytes: Sent to the next stage (the previous one in backward).
         sent_bytes: The buffer of the output until it has been sent; ``None``: as large as the output. 0 where the
             output is saved for backward and so counted already.
+        graph: The graph that it has been measured from; empty: given by numbers, or joined of several.
     """
 
     time_us: float
     transient_bytes: int = 0
     output_bytes: int = 0
     sent_bytes: int | None = None
+    graph: str = ""
 
     @property
     def buffer_bytes(self) -> int:
@@ -107,7 +109,8 @@ class PipelineJob:
         memory_limit_bytes: Per rank; ``None``: none has a limit.
         pair_factor: A :class:`~overlap_sched.pipeline.action.Pair` takes so much of the sum of its two times, and never
             less than the longer of them.
-        pair_us: By stage of the forward and stage of the backward, what a pair takes, where that is known better.
+        pairs: By stage of the forward and stage of the backward, the time of a pair and the transient bytes of both,
+            where they are known better; else both have their own.
 
     Raises:
         PipelineError: The first rule that is broken.
@@ -122,7 +125,7 @@ class PipelineJob:
     links: Mapping[tuple[int, int], PipelineLink] = field(default_factory=dict)
     memory_limit_bytes: tuple[int, ...] | None = None
     pair_factor: float = 1.0
-    pair_us: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    pairs: Mapping[tuple[int, int], PipelineBlock] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_job(self)

@@ -1,7 +1,7 @@
 """Where the stages of a job go for a schedule: neighbours joined, dealt out, folded, or twice in two directions."""
 
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, product
 
 from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineStage, Route
@@ -39,15 +39,33 @@ def mirrored(job: PipelineJob) -> PipelineJob:
         raise PipelineError(f"{job.name}: two directions need two micro-batches, not 1.")
     routes.append(Route(tuple(range(ranks, 2 * ranks)), range(half, job.micro_batches)))
     places = (*range(ranks), *reversed(range(ranks)))
-    twice = {(f + i, b + k): us for (f, b), us in job.pair_us.items() for i in (0, ranks) for k in (0, ranks)}
-    kept = twice if len(stages) == len(job.stages) else {}
-    return replace(job, stages=(*stages, *stages), rank_of=places, routes=tuple(routes), pair_us=kept)
+    known = _joined_pairs(job, ranks)
+    twice = {(f + i, b + k): pair for (f, b), pair in known.items() for i in (0, ranks) for k in (0, ranks)}
+    return replace(job, stages=(*stages, *stages), rank_of=places, routes=tuple(routes), pairs=twice)
 
 
 def _placed(job: PipelineJob, stages: tuple[PipelineStage, ...], places: tuple[int, ...]) -> PipelineJob:
     routes = (Route(tuple(range(len(stages))), range(job.micro_batches)),)
-    known = job.pair_us if len(stages) == len(job.stages) else {}
-    return replace(job, stages=stages, rank_of=places, routes=routes, pair_us=known)
+    return replace(job, stages=stages, rank_of=places, routes=routes, pairs=_joined_pairs(job, len(stages)))
+
+
+def _joined_pairs(job: PipelineJob, count: int) -> dict[tuple[int, int], PipelineBlock]:
+    """Pairs of joined stages: the first forward beside the last backward, then the second beside the last but one."""
+    size = len(job.stages) // count
+    line = job.routes[0].stages
+    found: dict[tuple[int, int], PipelineBlock] = {}
+    for f, b in product(range(count), repeat=2) if job.pairs else ():
+        ahead = [line[f * size + k] for k in range(size)]
+        back = [line[b * size + k] for k in reversed(range(size))]
+        steps = [job.pairs.get(both) for both in zip(ahead, back, strict=True)]
+        known = [one for one in steps if one is not None]
+        if len(known) < size:
+            continue
+        later = [sum(job.stages[s].saved_bytes for s in ahead[k + 1 :]) for k in range(size)]  # not yet saved
+        gone = [sum(job.stages[s].saved_bytes for s in back[:k]) for k in range(size)]
+        most = max(one.transient_bytes - a - g for one, a, g in zip(known, later, gone, strict=True))
+        found[f, b] = PipelineBlock(sum(one.time_us for one in known), max(most, 0))
+    return found
 
 
 def _joined(job: PipelineJob, count: int) -> tuple[PipelineStage, ...]:

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from overlap_sched.pipeline.action import Action, ActionKind, Item, parts
-from overlap_sched.pipeline.durations import block_of
+from overlap_sched.pipeline.action import Action, ActionKind, Item, Pair, parts
+from overlap_sched.pipeline.durations import block_of, pair_block
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.replay import PipelineReplay, RunItem
 
@@ -71,6 +71,14 @@ def _peak(static: int, live: list[_LiveBytes], items: tuple[RunItem, ...]) -> Ra
     return RankPeak(best, at_us, running[-1] if running else owner)
 
 
+def _transient_bytes(job: PipelineJob, action: Action, item: Item) -> int:
+    """Those of an action; where those of its pair are known, the forward has them all."""
+    known = pair_block(job, item) if isinstance(item, Pair) else None
+    if known is None:
+        return block_of(job, action).transient_bytes
+    return known.transient_bytes if action.kind is ActionKind.FORWARD else 0
+
+
 def _live_bytes(job: PipelineJob, replay: PipelineReplay) -> list[list[_LiveBytes]]:
     """Per rank, what is live from when to when, without what is static."""
     found: list[list[_LiveBytes]] = [[] for _ in range(job.ranks)]
@@ -78,7 +86,7 @@ def _live_bytes(job: PipelineJob, replay: PipelineReplay) -> list[list[_LiveByte
     for action, run in times.items():
         kind, stage, m = action
         live, needs = found[job.rank_of[stage]], job.stages[stage]
-        live.append(_LiveBytes(run.start_us, run.end_us, block_of(job, action).transient_bytes, action))
+        live.append(_LiveBytes(run.start_us, run.end_us, _transient_bytes(job, action, run.item), action))
         if kind is ActionKind.FORWARD:
             back = (
                 times.get(Action(ActionKind.BACKWARD, stage, m)) or times[Action(ActionKind.INPUT_GRADIENT, stage, m)]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from llama_repro.bench import chains as bench
-from llama_repro.generate.chains import SHARED, Chains, beside, halves
+from llama_repro.generate.chains import Chains, halves, side_by_side
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Problem
 from tests.support.chains import LISTINGS, SIZE, forward
@@ -57,7 +57,7 @@ def test_parts_may_gather_for_themselves() -> None:
 
 def test_graphs_side_by_side_share_their_streams_alone() -> None:
     one, two = forward(2), layers(3)
-    made = beside(one, two)
+    made = side_by_side(one, two)
     assert len(made.problem.nodes) == len(one.nodes) + len(two.nodes) - 1  # one output
     assert dict(made.problem.groups) == {**one.groups, **two.groups}
     nodes = made.problem.nodes
@@ -88,7 +88,7 @@ def test_listings_of_two_halves() -> None:
 
 @pytest.mark.parametrize("listing", LISTINGS.values(), ids=list(LISTINGS))
 def test_every_listing_is_the_same_graph(listing: Callable[[Chains], Problem]) -> None:
-    made = beside(forward(4), layers(4))
+    made = side_by_side(forward(4), layers(4))
     listed = listing(made)
     kinds = [node.kind for node in listed.nodes]
     assert kinds == sorted(kinds, key=lambda kind: {Kind.INPUT: 0, Kind.OUTPUT: 2}.get(kind, 1))
@@ -99,7 +99,7 @@ def test_every_listing_is_the_same_graph(listing: Callable[[Chains], Problem]) -
 
     assert facts(listed) == facts(made.problem)
     assert replay(listed, listed.original_order).step_us > 0
-    assert listing(beside(forward(4), layers(4))) == listed
+    assert listing(side_by_side(forward(4), layers(4))) == listed
 
 
 @pytest.mark.slow

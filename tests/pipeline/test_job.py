@@ -41,7 +41,7 @@ ONE_WAY = (Route((0, 1), range(2)),)
             {"link": PipelineLink(1.0, 0.0)},
             "a link has latency 1.0 us and 0.0 bytes/s: latencies are finite and 0 or more, bandwidths above 0.",
         ),
-        ({"pair_factor": -1.0}, "a pair takes -1.0: times and factors are finite, 0 or more."),
+        ({"pair_factor": -1.0}, "a pair takes -1.0: factors are finite, 0 or more."),
         (
             {"stages": (STAGE, replace(STAGE, forward=PipelineBlock(float("nan"))))},
             "stage 1, forward, takes nan us: times are finite and 0 or more.",
@@ -110,8 +110,9 @@ def test_places() -> None:
     both = mirrored(uniform(4, 5))
     assert both.rank_of == (0, 1, 2, 3, 3, 2, 1, 0)
     assert both.routes == (Route((0, 1, 2, 3), range(3)), Route((4, 5, 6, 7), range(3, 5)))
-    known = replace(uniform(2, 4), pair_us={(0, 1): 5.0})
-    assert mirrored(known).pair_us == {(0, 1): 5.0, (0, 3): 5.0, (2, 1): 5.0, (2, 3): 5.0}
+    pair = PipelineBlock(5.0, 7)
+    known = replace(uniform(2, 4), pairs={(0, 1): pair})
+    assert mirrored(known).pairs == {(0, 1): pair, (0, 3): pair, (2, 1): pair, (2, 3): pair}
     with pytest.raises(PipelineError, match="has 2 routes already"):
         looped(both)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_repro.bench.cases import slower_network
-from llama_repro.generate.chains import Chains, beside, halves
+from llama_repro.generate.chains import Chains, halves, side_by_side
 from overlap_sched import EXAMPLE, Kind, Options, Problem, schedule
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import launch_violation, violation
@@ -57,12 +57,12 @@ def test_no_committed_instance_has_two() -> None:
 
 @listings
 def test_two_passes_are_two_chains(listed: Callable[[Chains], Problem]) -> None:
-    for made in (halves(forward(20)), beside(forward(20), layers(20)), beside(layers(20), layers(20))):
+    for made in (halves(forward(20)), side_by_side(forward(20), layers(20)), side_by_side(layers(20), layers(20))):
         assert has_chains(listed(made))
 
 
 def test_where_nodes_are_on_their_chain() -> None:
-    problem = beside(forward(10), forward(5)).problem
+    problem = side_by_side(forward(10), forward(5)).problem
     made = chains(problem, Reference(problem, problem.original_order).priorities(), problem.predecessors)
     node = {node.name: v for v, node in enumerate(problem.nodes)}
     assert [made.on_demand[node[name]] for name in ("w3.0", "gather3.0", "full3.0", "mm3.0", "norm3.0")] == [
@@ -87,7 +87,7 @@ def test_a_weight_gradient_is_where_it_can_run_first() -> None:
 
 @listings
 def test_chains_take_turns_stage_by_stage(listed: Callable[[Chains], Problem]) -> None:
-    problem = listed(beside(forward(6), forward(6)))
+    problem = listed(side_by_side(forward(6), forward(6)))
     task, reference = task_of(problem, Options(headroom=10**6))
     order = interleaved(task, reference)
     turns = [problem.nodes[v].name for v in order if problem.nodes[v].kind is Kind.COMPUTE]
@@ -105,7 +105,7 @@ def test_chains_take_turns_stage_by_stage(listed: Callable[[Chains], Problem]) -
 
 
 def test_a_chain_that_never_waits_lets_the_other_on() -> None:
-    problem = beside(layers(20), forward(20)).one_by_one()
+    problem = side_by_side(layers(20), forward(20)).one_by_one()
     task, reference = task_of(problem, Options(headroom=10**6))
     order = interleaved(task, reference)
     place = {problem.nodes[v].name: at for at, v in enumerate(order)}
@@ -114,7 +114,7 @@ def test_a_chain_that_never_waits_lets_the_other_on() -> None:
 
 
 def test_taking_turns_takes_less_memory_than_lock_step() -> None:
-    problem = beside(forward(40), layers(40)).lock_step()
+    problem = side_by_side(forward(40), layers(40)).lock_step()
     task, reference = task_of(problem, Options(headroom=10**6))
     order = interleaved(task, reference)
     assert max(peak_by_definition(problem, list(order))) < task.base_bytes
@@ -141,7 +141,7 @@ def test_any_graph_within_any_budget(data: st.DataObject) -> None:
 @given(st.data())
 def test_two_graphs_within_the_budget(data: st.DataObject) -> None:
     one, two = (data.draw(problems(max_steps=12, models=("runtime",))) for _ in range(2))
-    problem = beside(replace(one, name="one"), two).shuffled(data.draw(st.integers(0, 9)))
+    problem = side_by_side(replace(one, name="one"), two).shuffled(data.draw(st.integers(0, 9)))
     task, reference = task_of(problem)
     order = interleaved(task, reference)
     assert violation(problem, order) is None
@@ -158,7 +158,7 @@ def test_two_halves_end_near_the_bound(listed: Callable[[Chains], Problem], tp_u
 @pytest.mark.slow
 @pytest.mark.parametrize("listing", ["one by one", "lock-step", "shuffled"])
 def test_forward_beside_backward_ends_near_the_bound(listing: str) -> None:
-    assert gap(LISTINGS[listing](beside(forward(60), layers(60)))) < 0.015
+    assert gap(LISTINGS[listing](side_by_side(forward(60), layers(60)))) < 0.015
 
 
 @pytest.mark.slow
@@ -169,8 +169,8 @@ def test_real_graphs_end_near_the_bound(listed: Callable[[Chains], Problem], whi
     made = {
         "halves": lambda: halves(ahead),
         "halves that gather": lambda: halves(ahead, gathers_shared=False),
-        "forward and backward": lambda: beside(ahead, back),
-        "two backward": lambda: beside(back, back),
+        "forward and backward": lambda: side_by_side(ahead, back),
+        "two backward": lambda: side_by_side(back, back),
     }[which]()
     assert gap(listed(made)) < 0.006
 

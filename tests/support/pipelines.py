@@ -54,7 +54,7 @@ def random_job(rng: random.Random, most_stages: int = 5, most_batches: int = 4) 
         {(a, b): PipelineLink(1.0) for a in range(ranks) for b in range(ranks) if rng.random() < 0.2},
         None,
         rng.choice((0.5, 0.75, 1.0, 1.5)),
-        {pair: float(rng.randint(0, 9)) for pair in pairs},
+        {pair: PipelineBlock(float(rng.randint(0, 9)), rng.randint(0, 9)) for pair in pairs},
     )
     if ranks == count and batches > 1 and rng.random() < 0.3:
         return mirrored(job)

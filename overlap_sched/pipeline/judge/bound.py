@@ -98,7 +98,9 @@ def _saved_us(job: PipelineJob, times: dict[int, _StageTimes], ahead: int, stage
     for back in stages:
         one, other = job.stages[ahead].forward.time_us, job.stages[back].backward.time_us
         alone = one + (times[back].down_us if counted == "down" else times[back].whole_us)
-        most = max(most, alone - max(one, other, job.pair_us.get((ahead, back), job.pair_factor * (one + other))))
+        known = job.pairs.get((ahead, back))
+        together = job.pair_factor * (one + other) if known is None else known.time_us
+        most = max(most, alone - max(one, other, together))
     return most
 
 

@@ -127,8 +127,8 @@ def time_of(job: PipelineJob, item: Action | Pair) -> float:
     times = [block.time_us for action in parts(item) if (block := needs_of(job, action)) is not None]
     if not isinstance(item, Pair):
         return times[0]
-    together = job.pair_factor * sum(times)
-    return max(*times, job.pair_us.get((item.forward.stage, item.backward.stage), together))
+    both = item.forward.stage, item.backward.stage
+    return max(*times, job.pairs[both].time_us if both in job.pairs else job.pair_factor * sum(times))
 
 
 def _sent_us(job: PipelineJob, action: Action, sender: int, receiver: int) -> float:

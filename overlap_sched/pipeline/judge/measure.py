@@ -5,13 +5,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from overlap_sched.pipeline.action import Action, ActionKind, parts
-from overlap_sched.pipeline.job import PipelineJob
+from overlap_sched.pipeline.action import Action, ActionKind, Pair, parts
+from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
 from overlap_sched.pipeline.judge.graph import Event, event_graph, needs_of
 from overlap_sched.pipeline.schedule import PipelineSchedule
 
 _Where = dict[Action, tuple[int, int]]
 _Times = dict[Event, tuple[float, float]]
+_Together = dict[Action, tuple[PipelineBlock | None, bool]]
+"""Of actions in pairs: what is known of the pair, and whether it is counted here."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,14 @@ def measure_pipeline(job: PipelineJob, schedule: PipelineSchedule) -> JudgedPipe
     where = _where(schedule)
     exposed = tuple(_exposed_us(job, schedule, rank, times, where) for rank in range(job.ranks))
     step = max(end for _, end in times.values())
-    peaks = tuple(_peak(list(_live(job, rank, times, where))) for rank in range(job.ranks))
+    together = {
+        action: (job.pairs.get((item.forward.stage, item.backward.stage)), action == item.forward)
+        for order in schedule.orders
+        for item in order
+        if isinstance(item, Pair)
+        for action in item
+    }
+    peaks = tuple(_peak(list(_live(job, rank, times, where, together))) for rank in range(job.ranks))
     return JudgedPipeline(spans, step, busy, exposed, peaks)
 
 
@@ -93,7 +102,7 @@ def _maker(job: PipelineJob, action: Action, where: _Where) -> Action | None:
     return next((maker for maker in makers if maker in where), None)
 
 
-def _live(job: PipelineJob, rank: int, times: _Times, where: _Where) -> Iterator[tuple[float, float, int]]:
+def _live(job: PipelineJob, rank: int, times: _Times, where: _Where, together: _Together) -> Iterator[tuple[float, float, int]]:
     """From when, until when, how many bytes."""
     for stage in range(len(job.stages)):
         if job.rank_of[stage] == rank:
@@ -102,7 +111,8 @@ def _live(job: PipelineJob, rank: int, times: _Times, where: _Where) -> Iterator
         start, end = times[place]
         on, own, block = job.rank_of[action.stage] == rank, job.stages[action.stage], needs_of(job, action)
         if on and block is not None:
-            yield start, end, block.transient_bytes
+            known, counts = together.get(action, (None, True))
+            yield start, end, block.transient_bytes if known is None else known.transient_bytes * counts
         if on and action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT):
             yield times[where[action._replace(kind=ActionKind.FORWARD)]][0], end, own.saved_bytes
         if on and action.kind is ActionKind.WEIGHT_GRADIENT:

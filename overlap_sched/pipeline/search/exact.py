@@ -50,7 +50,7 @@ def solvable(job: PipelineJob, actions: int) -> bool:
     """Tell whether a job is small, and no schedule with whole backwards or pairs is better than one with halves."""
     if 3 * len(job.stages) * job.micro_batches > actions or len(job.routes) > 1:
         return False
-    if job.pair_us or job.pair_factor < 1.0:
+    if job.pairs or job.pair_factor < 1.0:
         return False
     return all(map(_halves_are_enough, job.stages))
 

@@ -1,4 +1,4 @@
-"""Blocks of a stage from graphs: the problems of its forward and of its backward, each in its original order.
+"""Blocks of a stage from graphs: the problems of its forward and of its backward, each in one order.
 
 A problem's step is the time of a block, in the replay of :mod:`overlap_sched.judge.replay`; its memory is that of
 :mod:`overlap_sched.judge.liveness`. What is live in a graph and counted elsewhere in the job is taken off its peak,
@@ -11,8 +11,7 @@ so that a rank that runs nothing else holds exactly the graph's peak:
 
 from dataclasses import dataclass, replace
 
-from overlap_sched.judge.liveness import memory_profile
-from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import JudgedOrder
 from overlap_sched.pipeline.job import PipelineBlock
 from overlap_sched.problem import Problem
 
@@ -22,12 +21,14 @@ class GraphBlock:
     """What a graph takes; bytes without parameters.
 
     Attributes:
+        name: Of the graph.
         time_us: Its step, microseconds.
         peak_bytes: The most that is live at once.
         left_bytes: Live when it ends.
         pinned_bytes: Parameters.
     """
 
+    name: str
     time_us: float
     peak_bytes: int
     left_bytes: int
@@ -35,21 +36,22 @@ class GraphBlock:
 
     def put_into(self, block: PipelineBlock, held_bytes: int) -> PipelineBlock:
         """A block with this time and memory, of which so much is counted elsewhere while it runs: saved, or kept."""
-        return replace(block, time_us=self.time_us, transient_bytes=max(self.peak_bytes - held_bytes, 0))
+        transient = max(self.peak_bytes - held_bytes, 0)
+        return replace(block, time_us=self.time_us, transient_bytes=transient, graph=self.name)
 
 
-def graph_block(problem: Problem, parameter_bytes: int | None = None) -> GraphBlock:
-    """Measure a graph in its original order.
+def graph_block(name: str, problem: Problem, run: JudgedOrder, parameter_bytes: int | None = None) -> GraphBlock:
+    """Take what a block needs from a graph.
 
     Args:
+        name: Of the graph.
         problem: The graph.
+        run: The order in which it runs.
         parameter_bytes: How much of what is pinned is parameters; the rest counts as any other input. ``None``: all.
     """
     pinned = sum(storage.bytes for storage in problem.storages if storage.pinned)
     static = pinned if parameter_bytes is None else min(parameter_bytes, pinned)
-    profile = memory_profile(problem, problem.original_order)
-    step_us = replay(problem, problem.original_order).step_us
-    return GraphBlock(step_us, max(profile) - static, profile[-1] - static, static)
+    return GraphBlock(name, run.timeline.step_us, max(run.profile) - static, run.profile[-1] - static, static)
 
 
 def left_by(graph: GraphBlock, output_bytes: int) -> int:

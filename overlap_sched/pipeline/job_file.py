@@ -4,9 +4,8 @@ Files are not trusted: every key, type, unit and range is checked, and an error 
 """
 
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,35 +13,22 @@ from overlap_sched.cost.cluster.description import Cluster
 from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.cost.cluster.toml_table import TomlTable
 from overlap_sched.errors import ClusterError, PipelineFileError
-from overlap_sched.pipeline.blocks import GraphBlock, graph_block
 from overlap_sched.pipeline.check import MAX_ACTIONS
+from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
 from overlap_sched.pipeline.job import PipelineJob, PipelineLink, PipelineStage, Route
-from overlap_sched.pipeline.stage_table import stage_of
+from overlap_sched.pipeline.stage_table import GraphReader, stage_of
 from overlap_sched.pipeline.text_file import read_text
-from overlap_sched.problem import Problem
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 
 FORMAT = "overlap-pipeline/1"
 
 
-@dataclass(frozen=True)
-class GraphSource:
-    """A graph that a job names: its file, and for a dump the cluster that it is priced for and its process groups."""
-
-    path: Path
-    cluster: str | None
-    groups: tuple[tuple[str, int], ...]
-
-
-ReadGraph = Callable[[GraphSource], Problem]
-
-
-def read_job(path: str | Path, read_graph: ReadGraph, limits: Limits = DEFAULT_LIMITS) -> PipelineJob:
+def read_job(path: str | Path, graphs: JobGraphs, limits: Limits = DEFAULT_LIMITS) -> PipelineJob:
     """A job, its stages dealt out to the ranks in turn.
 
     Args:
         path: The file.
-        read_graph: Reads the graphs that it names, by paths from its folder.
+        graphs: Reads the graphs that it names, by paths from its folder.
         limits: How large it may be.
 
     Raises:
@@ -52,38 +38,35 @@ def read_job(path: str | Path, read_graph: ReadGraph, limits: Limits = DEFAULT_L
         OverlapSchedError: Of a graph or cluster that it names.
     """
     text = read_text(path, limits, "a TOML file of a job", "A job is TOML in UTF-8")
-    return parse_job(text, str(path), Path(path).parent, read_graph)
+    return parse_job(text, str(path), Path(path).parent, graphs)
 
 
-def parse_job(text: str, where: str, folder: Path, read_graph: ReadGraph) -> PipelineJob:
+def parse_job(text: str, where: str, folder: Path, graphs: JobGraphs) -> PipelineJob:
     """The job in a text; ``where``: how errors name it. Raises as :func:`read_job`."""
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise PipelineFileError(f"{where}: is not TOML: {error}.") from None
     try:
-        return _job(TomlTable(data, where, ""), folder, read_graph)
+        return _job(TomlTable(data, where, ""), folder, graphs)
     except (ClusterError, PipelineFileError) as error:
         raise PipelineFileError(str(error)) from None
 
 
-def _job(table: TomlTable, folder: Path, read_graph: ReadGraph) -> PipelineJob:
+def _job(table: TomlTable, folder: Path, graphs: JobGraphs) -> PipelineJob:
     table.choice("format", (FORMAT,))
     ranks, batches = table.whole("ranks"), table.whole("micro_batches")
     named = table.text("cluster", "") or None
     groups = table.table("groups") if "groups" in table else TomlTable({}, "", "")
     sizes = tuple((name, groups.whole(name)) for name in groups.keys)
 
-    @cache
-    def block(path: str, parameter_bytes: int | None) -> GraphBlock:
-        return graph_block(read_graph(GraphSource(folder / path, named, sizes)), parameter_bytes)
-
+    read = GraphReader(graphs, lambda path: GraphSource(folder / path, named, sizes))
     stages: list[PipelineStage] = []
     for one in table.tables("stage"):
         repeat = one.whole("repeat", 1)
         if len(stages) + repeat > MAX_ACTIONS:
             raise one.error("repeat", f"makes more than {MAX_ACTIONS:,} stages.")
-        stages += [stage_of(one, block)] * repeat
+        stages += [stage_of(one, read)] * repeat
         one.done()
     if not stages:
         raise table.error("stage", "is missing; write [[stage]] above each stage.")

@@ -1,16 +1,24 @@
 """One ``[[stage]]`` of a job's file: its blocks, given by numbers or by graphs, and its bytes."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
 
-from overlap_sched.cost.cluster.toml_table import TomlTable
+from overlap_sched.cost.cluster.toml_table import TomlTable, shown
 from overlap_sched.pipeline.blocks import GraphBlock, left_by
+from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
 from overlap_sched.pipeline.job import PipelineBlock, PipelineStage
 
-ReadBlock = Callable[[str, int | None], GraphBlock]
-"""From the path of a graph, and the bytes of parameters in it where they are known."""
+
+class GraphReader(NamedTuple):
+    """Graphs by their paths in a file; ``parameters``: bytes of them in each of this stage, where they are known."""
+
+    graphs: JobGraphs
+    source: Callable[[str], GraphSource]
+    parameters: int | None = None
 
 
-def stage_of(table: TomlTable, read: ReadBlock) -> PipelineStage:
+def stage_of(table: TomlTable, read: GraphReader) -> PipelineStage:
     """The stage of a table.
 
     Where only the halves of backward are given, the whole takes both, one after the other.
@@ -19,7 +27,8 @@ def stage_of(table: TomlTable, read: ReadBlock) -> PipelineStage:
         ClusterError: A key is missing, unknown, or of another kind, as of :class:`TomlTable`.
     """
     parameters = table.size("parameters") if "parameters" in table else None
-    graph, ahead = _given(table, "forward", read, parameters)
+    read = read._replace(parameters=parameters)
+    graph, ahead = _given(table, "forward", read)
     pinned = 0 if graph is None else graph.pinned_bytes
     saved = table.size("saved", 0 if graph is None else left_by(graph, ahead.output_bytes))
     static = (pinned if parameters is None else parameters) + table.size("gradients", 0) + table.size("optimizer", 0)
@@ -35,6 +44,10 @@ def stage_of(table: TomlTable, read: ReadBlock) -> PipelineStage:
         back = _both(half_i, half_w, saved, kept)
     else:
         back = _measured(*_given(table, "backward", read), saved)
+        if not halves and (parts := _parted(table.table("backward"), read)) is not None:
+            kept = table.size("kept", left_by(parts[0], back.output_bytes))
+            half_i = _measured(parts[0], replace(back, graph=""), saved)
+            half_w = _measured(parts[1], PipelineBlock(0.0), kept)
     return PipelineStage(
         _measured(graph, ahead, saved),
         back,
@@ -54,18 +67,35 @@ def _both(one: PipelineBlock, other: PipelineBlock, saved: int, kept: int) -> Pi
     return PipelineBlock(one.time_us + other.time_us, transient, one.output_bytes, one.sent_bytes)
 
 
-def _given(
-    table: TomlTable, key: str, read: ReadBlock, parameters: int | None = None
-) -> tuple[GraphBlock | None, PipelineBlock]:
+def _given(table: TomlTable, key: str, read: GraphReader) -> tuple[GraphBlock | None, PipelineBlock]:
     """The graph of a block if it has one, and the block as its numbers say."""
     block = table.table(key)
     output = block.size("output", 0)
     sent = block.size("send_buffer") if "send_buffer" in block else None
-    graph = read(block.text("problem"), parameters) if "problem" in block else None
+    named = "problem" in block
+    graph = read.graphs.whole(read.source(block.text("problem")), read.parameters) if named else None
     time_us = block.quantity("time", "time") if graph is None else 0.0
     transient = block.size("transient", 0) if graph is None else 0
+    if key == "backward":
+        block.text("output_node", "")
     block.done()
     return graph, PipelineBlock(time_us, transient, output, sent)
+
+
+def _parted(table: TomlTable, read: GraphReader) -> tuple[GraphBlock, GraphBlock] | None:
+    """The halves of a backward's graph, where the table says which node makes what is sent back."""
+    node = table.text("output_node", "")
+    if not node:
+        return None
+    if "problem" not in table:
+        raise table.error("output_node", "names a node of a graph: give the graph, too (problem).")
+    try:
+        return read.graphs.halves(read.source(table.text("problem")), node, read.parameters)
+    except KeyError:
+        raise table.error(
+            "output_node",
+            f"is {shown(node)}; it is the node of the graph that makes the gradient to be sent, not its last one.",
+        ) from None
 
 
 def _measured(graph: GraphBlock | None, block: PipelineBlock, held_bytes: int) -> PipelineBlock:

@@ -8,9 +8,11 @@ import pytest
 from overlap_sched import EXAMPLE
 from overlap_sched.errors import PipelineError, PipelineFileError
 from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.validate import measure
 from overlap_sched.pipeline.blocks import graph_block, left_by
+from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink
-from overlap_sched.pipeline.job_file import GraphSource, parse_job, read_job
+from overlap_sched.pipeline.job_file import parse_job, read_job
 from overlap_sched.pipeline.memory import pipeline_peaks
 from overlap_sched.pipeline.named.one_at_a_time import one_f_one_b
 from overlap_sched.pipeline.replay import replay_pipeline
@@ -29,7 +31,7 @@ parameters = "4kB"
 
 
 def parsed(text: str, read: Callable[[GraphSource], Problem] = lambda source: EXAMPLE) -> PipelineJob:
-    return parse_job(text, "job.toml", Path("jobs"), read)
+    return parse_job(text, "job.toml", Path("jobs"), JobGraphs(read))
 
 
 def refused(text: str) -> str:
@@ -139,8 +141,8 @@ def test_by_graphs() -> None:
     assert (stage.static_bytes, stage.saved_bytes, stage.kept_bytes) == (100, 10, 3)
     assert (stage.forward.time_us, stage.input_gradient, stage.weight_gradient) == (
         12.0,
-        PipelineBlock(7.0, 23, 10),
-        PipelineBlock(9.0, 100),
+        PipelineBlock(7.0, 23, 10, graph=str(Path("jobs/back.json"))),
+        PipelineBlock(9.0, 100, graph=str(Path("jobs/weights.json"))),
     )
     whole = 100 + 10 + stage.forward.transient_bytes
     assert whole == peak_memory(made["forward.json"], made["forward.json"].original_order)[0]
@@ -148,10 +150,12 @@ def test_by_graphs() -> None:
 
 def test_a_rank_that_runs_one_graph_holds_its_peak() -> None:
     made = graphs()
-    forward = graph_block(made["forward.json"])
+    ahead = made["forward.json"]
+    run = measure(ahead, ahead.original_order)
+    forward = graph_block("", ahead, run)
     assert (forward.time_us, forward.peak_bytes, forward.left_bytes, forward.pinned_bytes) == (12.0, 60, 20, 100)
     assert left_by(forward, 10) == 10
-    part = graph_block(made["forward.json"], 70)  # 30 bytes that are pinned are no parameters: saved each time
+    part = graph_block("", ahead, run, 70)  # 30 bytes that are pinned are no parameters: saved each time
     assert (part.peak_bytes, part.left_bytes, part.pinned_bytes) == (90, 50, 70)
     text = HEAD.replace("ranks = 2", "ranks = 1").replace("= 4", "= 1") + GRAPHS
     job = parsed(text, lambda source: made[source.path.name])
@@ -220,9 +224,9 @@ def test_what_is_no_job() -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     with pytest.raises(PipelineFileError) as missing:
-        read_job(path, lambda source: EXAMPLE)
+        read_job(path, JobGraphs(lambda source: EXAMPLE))
     assert str(missing.value) == f"{path}: cannot be read (No such file or directory). Name a TOML file of a job."
     path.write_bytes(b"\xff")
     with pytest.raises(PipelineFileError) as binary:
-        read_job(path, lambda source: EXAMPLE, Limits())
+        read_job(path, JobGraphs(lambda source: EXAMPLE), Limits())
     assert str(binary.value) == f"{path}: is not text. A job is TOML in UTF-8."

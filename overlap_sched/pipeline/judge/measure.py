@@ -102,7 +102,9 @@ def _maker(job: PipelineJob, action: Action, where: _Where) -> Action | None:
     return next((maker for maker in makers if maker in where), None)
 
 
-def _live(job: PipelineJob, rank: int, times: _Times, where: _Where, together: _Together) -> Iterator[tuple[float, float, int]]:
+def _live(
+    job: PipelineJob, rank: int, times: _Times, where: _Where, together: _Together
+) -> Iterator[tuple[float, float, int]]:
     """From when, until when, how many bytes."""
     for stage in range(len(job.stages)):
         if job.rank_of[stage] == rank:

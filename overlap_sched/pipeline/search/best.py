@@ -32,6 +32,11 @@ POLICIES = tuple(
     PipelinePolicy(ahead, waiting, deepest, patient)
     for ahead, waiting, deepest, patient in product((0, 1, 2, 4, 8), (0, 1, 2, 4, 8, 64), (True, False), (False, True))
 )
+WITH_PAIRS = tuple(
+    PipelinePolicy(ahead, waiting, deepest, False, pairs=True)
+    for ahead, waiting, deepest in product((0, 1, 2, 4, 8, 16), (0, 2, 64), (True, False))
+)
+"""Where some pair takes less than its forward and its backward."""
 IMPROVED = 3
 """So many of a layout's schedules are improved, the shortest first."""
 TIMED_ACTIONS, MOST_TRIALS = 4_000_000, 3_000
@@ -171,7 +176,8 @@ def _named(job: PipelineJob, placed: PipelineJob) -> Iterator[_MadeSchedule]:
 def _by_policies(placed: PipelineJob) -> Iterator[_MadeSchedule]:
     """Those of the list scheduler that fit, each once."""
     seen: set[tuple[tuple[object, ...], ...]] = set()
-    for policy in POLICIES if len(placed.routes) == 1 else ():
+    policies = (*POLICIES, *(WITH_PAIRS if _pairs_save(placed) else ()))
+    for policy in policies if len(placed.routes) == 1 else ():
         found = greedy_schedule(placed, policy)
         if found is None or found.orders in seen:
             continue
@@ -179,7 +185,16 @@ def _by_policies(placed: PipelineJob) -> Iterator[_MadeSchedule]:
         schedule = with_updates(placed, found)
         replay = replay_pipeline(placed, schedule)
         if within_limits(placed, replay) and violation(placed, schedule) is None:
-            yield _MadeSchedule(replay.step_us, schedule, f"{policy.ahead} ahead, {policy.waiting} waiting")
+            pairs = ", pairs" if policy.pairs else ""
+            yield _MadeSchedule(replay.step_us, schedule, f"{policy.ahead} ahead, {policy.waiting} waiting{pairs}")
+
+
+def _pairs_save(placed: PipelineJob) -> bool:
+    """Tell whether some forward and backward take less together."""
+    alone = {
+        both: placed.stages[both[0]].forward.time_us + placed.stages[both[1]].backward.time_us for both in placed.pairs
+    }
+    return placed.pair_factor < 1.0 or any(placed.pairs[both].time_us < us for both, us in alone.items())
 
 
 def _solved(

@@ -1,6 +1,7 @@
 """A list scheduler for the ranks of a pipeline: each takes what is ready, by a few rules and within its memory.
 
-A rank that is free takes, in this order, a backward, a forward if it may begin one, a weight gradient that waits::
+A rank that is free takes, in this order, a pair of both if that saves time, a backward, a forward if it may begin one, a
+weight gradient that waits::
 
     rank 1   |F0|F1|F2|     |I0|F3|I1|F4|I2|W0|I3|W1|..       more forwards ahead: fewer gaps, more memory
                        gap
@@ -11,9 +12,10 @@ that overtake makes one in turn that is as long and needs as much.
 """
 
 import heapq
+from collections import deque
 from dataclasses import dataclass
 
-from overlap_sched.pipeline.action import Action, ActionKind, Item
+from overlap_sched.pipeline.action import Action, ActionKind, Item, Pair, parts
 from overlap_sched.pipeline.durations import item_us, transfer_us
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
 from overlap_sched.pipeline.schedule import PipelineSchedule
@@ -30,12 +32,14 @@ class PipelinePolicy:
             run one behind the other.
         deepest: Of forwards of several stages, that of the last one goes first; else that of the first.
         patient: A weight gradient does not begin where a backward is known to arrive before half of it has run.
+        pairs: A forward and a backward that are both there run together.
     """
 
     ahead: int
     waiting: int
     deepest: bool = True
     patient: bool = False
+    pairs: bool = False
 
 
 def greedy_schedule(job: PipelineJob, policy: PipelinePolicy) -> PipelineSchedule | None:
@@ -66,7 +70,8 @@ class _GreedyRun:
         self._last = last
         self._forward_there: list[list[float]] = [[0.0] * self._count if s == first else [] for s in stages]
         self._backward_there: list[list[float]] = [[] for _ in stages]
-        self._begun = {kind: [0] * len(job.stages) for kind in ("F", "B", "W")}
+        self._begun = {kind: [0] * len(job.stages) for kind in ("F", "B")}
+        self._waiting: list[deque[int]] = [deque() for _ in stages]
         self._forward_end: list[list[float]] = [[] for _ in stages]
         self._free_us = [0.0] * job.ranks
         self._stream: dict[tuple[int, int], float] = {}
@@ -105,20 +110,25 @@ class _GreedyRun:
         there = self._forward_end[s] if s == self._last else self._backward_there[s]
         return max(there[k], self._forward_end[s][k]) if k < min(len(there), len(self._forward_end[s])) else None
 
-    def _chosen(self, time_us: float, rank: int) -> Action | None:
+    def _chosen(self, time_us: float, rank: int) -> Item | None:
         stages = sorted(self._job.stages_of[rank], key=self._depth.__getitem__, reverse=True)
-        waiting = [s for s in stages if self._begun["W"][s] < self._begun["B"][s] and self._splits(s)]
-        if sum(self._begun["B"][s] - self._begun["W"][s] for s in waiting) > self._policy.waiting:
+        waiting = [s for s in stages if self._waiting[s]]
+        if sum(len(self._waiting[s]) for s in waiting) > self._policy.waiting:
             return self._weights(waiting)
-        for s in stages:
-            there = self._next_backward(s)
-            if there is not None and there <= time_us:
-                kind = ActionKind.INPUT_GRADIENT if self._splits(s) else ActionKind.BACKWARD
-                return Action(kind, s, self._begun["B"][s])
-        for s in stages if self._policy.deepest else stages[::-1]:
-            there = self._next_forward(s)
-            if there is not None and there <= time_us and self._may_begin(s, rank):
-                return Action(ActionKind.FORWARD, s, self._begun["F"][s])
+        back = next((s for s in stages if _is_there(self._next_backward(s), time_us)), None)
+        inward = stages if self._policy.deepest else stages[::-1]
+        if back is None or self._policy.pairs:
+            ahead = (s for s in inward if _is_there(self._next_forward(s), time_us) and self._may_begin(s, rank))
+            forward = next((Action(ActionKind.FORWARD, s, self._begun["F"][s]) for s in ahead), None)
+            if back is None and forward is not None:
+                return forward
+            if forward is not None and back is not None:
+                pair = Pair(forward, Action(ActionKind.BACKWARD, back, self._begun["B"][back]))
+                if item_us(self._job, pair) < sum(item_us(self._job, one) for one in pair):
+                    return pair
+        if back is not None:
+            kind = ActionKind.INPUT_GRADIENT if self._splits(back) else ActionKind.BACKWARD
+            return Action(kind, back, self._begun["B"][back])
         if waiting and not self._better_to_wait(time_us, stages, waiting):
             return self._weights(waiting)
         return None
@@ -127,8 +137,8 @@ class _GreedyRun:
         return self._job.stages[s].splits
 
     def _weights(self, waiting: list[int]) -> Action:
-        s = min(waiting, key=lambda one: (self._begun["W"][one], -self._depth[one]))
-        return Action(ActionKind.WEIGHT_GRADIENT, s, self._begun["W"][s])
+        s = min(waiting, key=lambda one: (self._waiting[one][0], -self._depth[one]))
+        return Action(ActionKind.WEIGHT_GRADIENT, s, self._waiting[s][0])
 
     def _better_to_wait(self, time_us: float, stages: list[int], waiting: list[int]) -> bool:
         if not self._policy.patient:
@@ -145,38 +155,51 @@ class _GreedyRun:
             return False
         held = sum(
             (self._begun["F"][s] - self._begun["B"][s]) * job.stages[s].saved_bytes
-            + (self._begun["B"][s] - self._begun["W"][s]) * job.stages[s].kept_bytes * self._splits(s)
+            + len(self._waiting[s]) * job.stages[s].kept_bytes
             for s in stages
         )
         needed = sum(job.stages[s].saved_bytes for s in (stage, *later))
         most = max(max(block.transient_bytes + block.output_bytes for block in _blocks(job, s)) for s in stages)
         return held + needed + most <= self._room[rank]
 
-    def _begin(self, time_us: float, rank: int, item: Action) -> None:
-        job, s = self._job, item.stage
-        end = self._free_us[rank] = time_us + item_us(job, item)
+    def _begin(self, time_us: float, rank: int, item: Item) -> None:
+        end = self._free_us[rank] = time_us + item_us(self._job, item)
         self._orders[rank].append(item)
-        kind = {"I": "B"}.get(item.kind.value, item.kind.value)
-        self._begun[kind][s] += 1
         heapq.heappush(self.wakes, (end, rank))
-        if kind == "F":
+        for action in parts(item):
+            self._note(action, rank, end)
+
+    def _note(self, action: Action, rank: int, end: float) -> None:
+        """Note what has begun, and when what it makes will be there."""
+        job, s = self._job, action.stage
+        if action.kind is ActionKind.WEIGHT_GRADIENT:
+            self._waiting[s].popleft()
+            return
+        kind = "F" if action.kind is ActionKind.FORWARD else "B"
+        self._begun[kind][s] += 1
+        if action.kind is ActionKind.INPUT_GRADIENT:
+            self._waiting[s].append(action.micro_batch or 0)
+        elif kind == "F":
             self._forward_end[s].append(end)
-        to = job.gives_to(item)
+        to = job.gives_to(action)
         if to is None:
             return
         receiver = job.rank_of[to]
         if receiver != rank:
             start = max(end, self._stream.get((rank, receiver), 0.0))
-            end = self._stream[rank, receiver] = start + transfer_us(job, item, receiver)
+            end = self._stream[rank, receiver] = start + transfer_us(job, action, receiver)
         (self._forward_there if kind == "F" else self._backward_there)[to].append(end)
         heapq.heappush(self.wakes, (end, receiver))
 
     def result(self) -> PipelineSchedule | None:
         """The schedule, if all has run."""
-        for s, stage in enumerate(self._job.stages):
-            if self._begun["B"][s] < self._count or (stage.splits and self._begun["W"][s] < self._count):
-                return None
+        if any(self._waiting) or min(self._begun["B"]) < self._count:
+            return None
         return PipelineSchedule("found", tuple(map(tuple, self._orders)))
+
+
+def _is_there(there: float | None, time_us: float) -> bool:
+    return there is not None and there <= time_us
 
 
 def _blocks(job: PipelineJob, stage: int) -> list[PipelineBlock]:

@@ -1,0 +1,141 @@
+"""The graphs that a job's blocks name: each is read, ordered and measured once; and pairs of them, interleaved.
+
+A forward that runs beside the backward of another micro-batch, in one graph of both that need nothing of each other::
+
+    one behind the other   | b |..wait..| b |..wait..| f |..wait..| f |
+    interleaved            | b |= f =| b |= f =|                          each computes while the other communicates
+
+Such a graph may need as much memory as the backward and then the forward. While a pair runs it keeps what forward
+gives and backward gives to its end, as torchtitan's multiplexed graphs do.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from overlap_sched.judge.validate import JudgedOrder, measure
+from overlap_sched.pipeline.blocks import GraphBlock, graph_block
+from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
+from overlap_sched.problem import Order, Problem
+from overlap_sched.problem.joined import beside
+from overlap_sched.problem.parted import needed_first, parted
+
+
+class GraphSource(NamedTuple):
+    """A graph that a job names: its file, and for a dump the cluster that it is priced for and its process groups."""
+
+    path: Path
+    cluster: str | None
+    groups: tuple[tuple[str, int], ...]
+
+
+ReadGraph = Callable[[GraphSource], Problem]
+Orderer = Callable[[Problem], Order]
+"""An order of a problem, within its peak or what was asked for beyond it."""
+HALVES = "to inputs", "to weights"
+
+
+@dataclass(frozen=True)
+class MeasuredGraph:
+    """A graph, or several as one, in its original order and in the one that it is to run in.
+
+    Attributes:
+        name: For people.
+        before: As written; of a pair, each in its own order, backward in front of forward.
+        ordered: As it is to run; the same as ``before`` where nothing is ordered.
+    """
+
+    name: str
+    problem: Problem
+    before: JudgedOrder
+    ordered: JudgedOrder
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is live, in the order that it is to run in."""
+        return max(self.ordered.profile)
+
+
+class JobGraphs:
+    """What has been read and measured so far.
+
+    Attributes:
+        graphs, pairs: By name.
+    """
+
+    def __init__(self, read: ReadGraph, order: Orderer | None = None) -> None:
+        """Take a function that reads a graph, and one that orders it; ``None``: all run as they are written."""
+        self._read, self._order = read, order
+        self.graphs: dict[str, MeasuredGraph] = {}
+        self.pairs: dict[tuple[str, str], MeasuredGraph] = {}
+        self._blocks: dict[tuple[str, int | None], GraphBlock] = {}
+        self._problems: dict[GraphSource, Problem] = {}
+
+    def whole(self, source: GraphSource, parameter_bytes: int | None) -> GraphBlock:
+        """Measure a graph; of what it pins so many bytes are parameters (``None``: all)."""
+        return self._block(str(source.path), lambda: self._problem(source), parameter_bytes)
+
+    def halves(self, source: GraphSource, node: str, parameter_bytes: int | None) -> tuple[GraphBlock, GraphBlock]:
+        """Measure a backward in two: what makes the gradient of the input, ``node``, and all else behind it.
+
+        Raises:
+            KeyError: The graph has no such node, or nothing else.
+        """
+
+        problem = self._problem(source)
+        order, count = needed_first(problem, {one.name: v for v, one in enumerate(problem.nodes)}[node])
+        if count == len(order):
+            raise KeyError(node)
+
+        def half(number: int) -> GraphBlock:
+            name = f"{source.path} {HALVES[number]}"
+            return self._block(name, lambda: parted(problem.renumbered(order), count)[number], parameter_bytes)
+
+        return half(0), half(1)
+
+    def _problem(self, source: GraphSource) -> Problem:
+        if source not in self._problems:
+            self._problems[source] = self._read(source)
+        return self._problems[source]
+
+    def _block(self, name: str, problem: Callable[[], Problem], parameter_bytes: int | None) -> GraphBlock:
+        if (name, parameter_bytes) not in self._blocks:
+            if name not in self.graphs:
+                self.graphs[name] = self._measured(name, problem())
+            graph = self.graphs[name]
+            self._blocks[name, parameter_bytes] = graph_block(name, graph.problem, graph.ordered, parameter_bytes)
+        return self._blocks[name, parameter_bytes]
+
+    def _measured(self, name: str, problem: Problem) -> MeasuredGraph:
+        before = measure(problem, problem.original_order)
+        ordered = before if self._order is None else measure(problem, self._order(problem))
+        return MeasuredGraph(name, problem, before, ordered)
+
+    def with_pairs(self, job: PipelineJob, tell: Callable[[str], None]) -> PipelineJob:
+        """The job with what each forward takes beside each backward, where graphs of both were measured.
+
+        Nothing where nothing is ordered: then one runs behind the other.
+        """
+        found: dict[tuple[int, int], PipelineBlock] = {}
+        count = len({one.forward.graph for one in job.stages}) * len({one.backward.graph for one in job.stages})
+        for f, b in product(range(len(job.stages)), repeat=2) if self._order is not None else ():
+            ahead, back = job.stages[f], job.stages[b]
+            both = ahead.forward.graph, back.backward.graph
+            if not all(name in self.graphs for name in both):
+                continue
+            if both not in self.pairs:
+                tell(f"interleaving graphs, pair {len(self.pairs) + 1} of {count}")
+                self.pairs[both] = self._pair(*both)
+            pair = self.pairs[both]
+            pinned = sum(storage.bytes for storage in pair.problem.storages if storage.pinned)
+            counted = pinned + ahead.saved_bytes + back.saved_bytes
+            found[f, b] = PipelineBlock(pair.ordered.timeline.step_us, max(pair.peak_bytes - counted, 0))
+        return replace(job, pairs=found)
+
+    def _pair(self, ahead: str, back: str) -> MeasuredGraph:
+        """A forward beside a backward, from where each is in its own order."""
+        apart = [self.graphs[name] for name in (back, ahead)]
+        own = [one.problem.renumbered(tuple(one.ordered.order)) for one in apart]
+        return self._measured(f"{ahead} beside {back}", beside(*own).problem)

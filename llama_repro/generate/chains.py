@@ -21,6 +21,7 @@ from overlap_sched.analysis.relabel import relabelled
 from overlap_sched.problem import Kind, Order, Problem, Storage
 from overlap_sched.problem.joined import JoinedProblem, beside, joined
 
+
 @dataclass(frozen=True)
 class Chains:
     """Several chains as one problem; in every listing of it the inputs come first.

@@ -11,6 +11,7 @@ from overlap_sched.cli.input import is_dump, load
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.source import Source
 from overlap_sched.errors import OptionsError, PipelineMemoryError
+from overlap_sched.options import Options
 from overlap_sched.pipeline.action import parts
 from overlap_sched.pipeline.compare import (
     PlannedPipeline,
@@ -25,7 +26,6 @@ from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.job_file import read_job
 from overlap_sched.pipeline.search.best import FOUND, FoundPipeline, find_pipeline
-from overlap_sched.options import Options
 from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.limits import Limits
 from overlap_sched.report.files import write_file

@@ -83,7 +83,6 @@ class JobGraphs:
         Raises:
             KeyError: The graph has no such node, or nothing else.
         """
-
         problem = self._problem(source)
         order, count = needed_first(problem, {one.name: v for v, one in enumerate(problem.nodes)}[node])
         if count == len(order):
@@ -127,15 +126,16 @@ class JobGraphs:
                 continue
             if both not in self.pairs:
                 tell(f"interleaving graphs, pair {len(self.pairs) + 1} of {count}")
-                self.pairs[both] = self._pair(*both)
-            pair = self.pairs[both]
+            pair = self.interleaved(*both)
             pinned = sum(storage.bytes for storage in pair.problem.storages if storage.pinned)
             counted = pinned + ahead.saved_bytes + back.saved_bytes
             found[f, b] = PipelineBlock(pair.ordered.timeline.step_us, max(pair.peak_bytes - counted, 0))
         return replace(job, pairs=found)
 
-    def _pair(self, ahead: str, back: str) -> MeasuredGraph:
-        """A forward beside a backward, from where each is in its own order."""
-        apart = [self.graphs[name] for name in (back, ahead)]
-        own = [one.problem.renumbered(tuple(one.ordered.order)) for one in apart]
-        return self._measured(f"{ahead} beside {back}", beside(*own).problem)
+    def interleaved(self, ahead: str, back: str) -> MeasuredGraph:
+        """Order a forward beside a backward, from where each is in its own order; both have been measured."""
+        if (ahead, back) not in self.pairs:
+            apart = [self.graphs[name] for name in (back, ahead)]
+            own = [one.problem.renumbered(tuple(one.ordered.order)) for one in apart]
+            self.pairs[ahead, back] = self._measured(f"{ahead} beside {back}", beside(*own).problem)
+        return self.pairs[ahead, back]

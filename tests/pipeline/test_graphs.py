@@ -1,0 +1,179 @@
+"""Graphs of a job: ordered, in halves, and a forward interleaved with a backward."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from overlap_sched.errors import PipelineFileError
+from overlap_sched.options import Options
+from overlap_sched.pipeline.action import Pair
+from overlap_sched.pipeline.graphs import GraphSource, JobGraphs, Orderer
+from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
+from overlap_sched.pipeline.job_file import parse_job
+from overlap_sched.pipeline.judge.measure import measure_pipeline
+from overlap_sched.pipeline.judge.validate import violation
+from overlap_sched.pipeline.layout import looped
+from overlap_sched.pipeline.memory import pipeline_peaks
+from overlap_sched.pipeline.replay import replay_pipeline
+from overlap_sched.pipeline.search.greedy import PipelinePolicy, greedy_schedule
+from overlap_sched.problem import Group, Kind, Node, Order, Problem, Storage
+from overlap_sched.scheduler.pipeline import schedule
+from tests.support.pipelines import uniform
+
+SOURCE = GraphSource(Path("g"), None, ())
+TWO = """
+format = "overlap-pipeline/1"
+ranks = 1
+micro_batches = 2
+[[stage]]
+forward = { problem = "forward", output = "1B" }
+backward = { problem = "backward", output_node = "dx" }
+"""
+
+
+def exchange(name: str, links: int = 2) -> Problem:
+    """A chain of 10 us of compute, then 10 us of an all_to_all whose result the next compute needs; 4 bytes each."""
+    nodes = [Node("x", Kind.INPUT, alloc=(0,))]
+    storages = [Storage(4)]
+    for k in range(links):
+        last, made = len(nodes) - 1, len(storages)
+        nodes.append(Node(f"mm{k}", Kind.COMPUTE, (last,), (made,), (made - 1,), 10.0))
+        nodes.append(Node(f"a2a{k}", Kind.COLLECTIVE, (last + 1,), (made + 1,), (made,), 10.0, "all_to_all", "ep"))
+        nodes.append(Node(f"wait{k}", Kind.WAIT, (), (), (made, made + 1), collective=last + 2))
+        storages += [Storage(4), Storage(4)]
+    nodes.append(Node("output", Kind.OUTPUT, (len(nodes) - 1,), (), (len(storages) - 1,)))
+    return Problem(name, tuple(nodes), tuple(storages), {"ep": Group(8, True)})
+
+
+def backward() -> Problem:
+    """30 bytes of what forward has saved; ``dx`` needs 20 of them, ``dw`` the others and 5 bytes of ``dx``'s way."""
+    return Problem(
+        "backward",
+        (
+            Node("w", Kind.INPUT, alloc=(0,)),
+            Node("a", Kind.INPUT, alloc=(1,)),
+            Node("b", Kind.INPUT, alloc=(2,)),
+            Node("way", Kind.COMPUTE, (0, 1), (3,), (0, 1), 2.0),
+            Node("dw", Kind.COMPUTE, (2, 3), (4,), (2, 3), 7.0),
+            Node("dx", Kind.COMPUTE, (3,), (5,), (3,), 3.0),
+            Node("output", Kind.OUTPUT, (4, 5), (), (4, 5)),
+        ),
+        (Storage(100, pinned=True), Storage(20), Storage(10), Storage(5), Storage(50), Storage(1)),
+    )
+
+
+def by_default(headroom: int | str = 0) -> Orderer:
+    def order(problem: Problem) -> Order:
+        return schedule(problem, Options(allocator="none", headroom=headroom)).order
+
+    return order
+
+
+def job_of(graphs: JobGraphs, text: str = TWO) -> PipelineJob:
+    return parse_job(text, "job.toml", Path(), graphs)
+
+
+def test_halves_of_one_graph() -> None:
+    stage = job_of(JobGraphs(lambda source: backward()), TWO + 'saved = "30B"').stages[0]
+    assert stage.backward == PipelineBlock(12.0, 65 - 30, 0, graph="backward")  # b, way and dw at the peak
+    assert stage.input_gradient is not None
+    assert stage.weight_gradient is not None
+    assert (stage.input_gradient.time_us, stage.weight_gradient.time_us) == (5.0, 7.0)
+    assert stage.kept_bytes == 10 + 5 + 1  # b, way and, as its output is not said, dx
+    assert stage.splits
+
+
+@pytest.mark.parametrize(
+    ("backward_is", "why"),
+    [
+        ('problem = "backward", output_node = "dy"', 'is "dy"; it is the node of the graph that makes the gradient to be '
+         "sent, not its last one."),
+        ('problem = "backward", output_node = "output"', 'is "output"; it is the node of the graph that makes the gradient '
+         "to be sent, not its last one."),
+        ('time = "1us", output_node = "dx"', "names a node of a graph: give the graph, too (problem)."),
+    ],
+)  # fmt: skip
+def test_an_output_node_that_is_none(backward_is: str, why: str) -> None:
+    text = TWO.replace('problem = "backward", output_node = "dx"', backward_is)
+    with pytest.raises(PipelineFileError) as caught:
+        job_of(JobGraphs(lambda source: backward()), text)
+    assert str(caught.value) == f"job.toml: stage[0].backward.output_node {why}"
+
+
+def test_two_chains_hide_each_others_exchanges() -> None:
+    """One behind the other 80 us, 40 of them exposed; interleaved each computes while the other communicates."""
+    graphs = JobGraphs(lambda source: exchange(source.path.name), by_default("100B"))
+    told: list[str] = []
+    job = graphs.with_pairs(job_of(graphs, TWO.replace(', output_node = "dx"', "")), told.append)
+    assert told == ["interleaving graphs, pair 1 of 1"]
+    pair = graphs.pairs["forward", "backward"]
+    assert (pair.before.timeline.step_us, pair.before.timeline.exposed_us) == (80.0, 40.0)
+    assert job.pairs[0, 0].time_us == pair.ordered.timeline.step_us == 50.0
+    assert pair.ordered.timeline.exposed_us == 10.0
+    assert pair.peak_bytes <= max(pair.before.profile) + 100
+
+
+def test_a_pair_holds_the_peak_of_its_graph() -> None:
+    """What is pinned is static, what is saved counts by itself, the rest is the pair's."""
+    graphs = JobGraphs(lambda source: backward() if source.path.name == "backward" else exchange("f"), by_default())
+    job = graphs.with_pairs(job_of(graphs), lambda text: None)
+    stage, pair = job.stages[0], graphs.pairs["forward", "backward"]
+    assert job.pairs[0, 0].transient_bytes == pair.peak_bytes - 100 - 2 * stage.saved_bytes
+    plan = greedy_schedule(job, PipelinePolicy(1, 0, pairs=True))
+    assert plan is not None
+    peaks = pipeline_peaks(job, replay_pipeline(job, plan))
+    assert [(peak.bytes, peak.at_us) for peak in peaks] == list(measure_pipeline(job, plan).peaks)
+
+
+def test_what_is_not_ordered_has_no_pairs() -> None:
+    graphs = JobGraphs(lambda source: exchange("f"))
+    assert graphs.with_pairs(job_of(graphs, TWO.replace(', output_node = "dx"', "")), lambda text: None).pairs == {}
+
+
+def test_each_graph_is_read_and_ordered_once() -> None:
+    read: list[GraphSource] = []
+    ordered: list[str] = []
+
+    def order(problem: Problem) -> Order:
+        ordered.append(problem.name)
+        return problem.original_order
+
+    def graph(source: GraphSource) -> Problem:
+        read.append(source)
+        return backward() if source.path.name == "backward" else exchange("forward")
+
+    graphs = JobGraphs(graph, order)
+    text = TWO + TWO[TWO.index("[[stage]]") :]
+    graphs.with_pairs(job_of(graphs, text), lambda text: None)
+    assert [source.path.name for source in read] == ["forward", "backward"]
+    assert ordered == ["forward", "backward", "backward.first", "backward.second", "backward_beside_forward"]
+
+
+def test_joined_stages_run_their_pairs_one_behind_the_other() -> None:
+    """Forward 0 beside backward 1, then forward 1 beside backward 0."""
+    pairs = {(0, 1): PipelineBlock(5.0, 7), (1, 0): PipelineBlock(6.0, 9), (0, 0): PipelineBlock(1.0, 1)}
+    job = replace(uniform(1, 2, 2), pairs=pairs)
+    assert looped(job).pairs == {(0, 0): PipelineBlock(11.0, 8)}  # forward 1 has saved its byte when it ends
+    assert looped(replace(job, pairs={(0, 1): pairs[0, 1]})).pairs == {}
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_the_list_scheduler_makes_pairs_where_they_save_time(chunks: int) -> None:
+    """Within the limit, and the judge agrees."""
+    job = replace(uniform(3, 8, chunks), pair_factor=0.6, memory_limit_bytes=(12,) * 3)
+    placed = looped(job, chunks)
+    policies = [PipelinePolicy(ahead, 2, pairs=pairs) for ahead in (0, 2, 8) for pairs in (False, True)]
+    found = {policy: greedy_schedule(placed, policy) for policy in policies}
+    steps: dict[bool, list[float]] = {False: [], True: []}
+    for policy, plan in found.items():
+        assert plan is not None
+        assert violation(placed, plan) is None
+        judged = measure_pipeline(placed, plan)
+        assert max(peak for peak, _ in judged.peaks) <= 12
+        steps[policy.pairs].append(judged.step_us)
+        if policy.ahead:
+            assert any(isinstance(item, Pair) for order in plan.orders for item in order) == policy.pairs
+    assert min(steps[True]) < min(steps[False])
+    dear = replace(placed, pair_factor=1.0)
+    assert greedy_schedule(dear, policies[1]) == greedy_schedule(dear, policies[0])

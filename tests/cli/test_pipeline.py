@@ -105,7 +105,18 @@ def test_graphs(job: str, cli: Command) -> None:
     write_problem(EXAMPLE, Path(job).with_name("stage.json"))
     graph = '{ problem = "stage.json" }'
     Path(job).write_text(ONE_STAGE.replace('{ time = "1ms" }', graph).replace('{ time = "2ms" }', graph))
-    assert cli.json("pipeline", job, "--schedules", "1f1b")["schedules"][0]["step_us"] == 4 * 190.0
+    written = cli.json("pipeline", job, "--schedules", "1f1b")
+    assert written["schedules"][0]["step_us"] == 4 * 190.0
+    assert (len(written["graphs"]), written["pairs"]) == (1, [])
+    assert cli.json("pipeline", job, "--schedules", "1f1b", "--order-graphs")["schedules"][0]["step_us"] == 4 * 150.0
+    figures = cli.json("pipeline", job, "--schedules", "1f1b", "--order-graphs", "5MiB")
+    assert figures["schedules"][0]["step_us"] == 4 * 120.0
+    before, ordered = (figures["pairs"][0][name] for name in ("before", "ordered"))
+    assert (before["step_us"], before["peak_bytes"] >> 20) == (240.0, 32)
+    assert ordered["step_us"] < 240
+    assert ordered["peak_bytes"] >> 20 <= 32 + 5
+    words = cli.words("pipeline", job, "--schedules", "1f1b", "--order-graphs")
+    assert "stage.json 10 190.0 us 150.0 us 80.0 us 40.0 us 21.0 MiB 21.0 MiB" in words
 
 
 @pytest.mark.slow
@@ -175,10 +186,20 @@ def test_find_adds_the_shortest_schedule_that_fits(job: str, cli: Command) -> No
     [
         (["--find", "0"], "--find 0: an effort is 1 or more."),
         (["--csv", "a.csv", "--schedule", "found"], "--schedule found is what --find finds: give --find, too."),
+        (
+            ["--order-graphs", "5"],
+            "headroom is '5', a number without a unit. Did you mean 5GiB? For bytes write 5B.",
+        ),
     ],
 )
-def test_what_find_refuses(job: str, cli: Command, given: list[str], told: str) -> None:
+def test_what_is_refused(job: str, cli: Command, given: list[str], told: str) -> None:
     assert cli.refused("pipeline", job, *given) == told
+
+
+def test_there_is_no_graph_to_order(job: str, cli: Command) -> None:
+    assert cli.refused("pipeline", job, "--order-graphs") == (
+        f"--order-graphs: {job} names no graph. Give its blocks a problem, or leave it out."
+    )
 
 
 def test_a_picture(job: str, cli: Command, tmp_path: Path) -> None:

@@ -83,7 +83,10 @@ def line(name: str, model: str, headroom: str, runs: list[tuple[MeasuredGraph, b
         )
     )
     peak = size(max(max(run.profile) for _, run in judged)) if len(judged) == 1 else ""
-    print(f"| {model} | {headroom} | {name} | {step:.2f} ms | {exposed:.2f} ms | {exchanges:.2f} ms | {peak} |", flush=True)
+    print(
+        f"| {model} | {headroom} | {name} | {step:.2f} ms | {exposed:.2f} ms | {exchanges:.2f} ms | {peak} |",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

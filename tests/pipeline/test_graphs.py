@@ -84,16 +84,17 @@ def test_halves_of_one_graph() -> None:
     assert stage.splits
 
 
+NO_OUTPUT = "it is the node of the graph that makes the gradient to be sent, not its last one."
+
+
 @pytest.mark.parametrize(
     ("backward_is", "why"),
     [
-        ('problem = "backward", output_node = "dy"', 'is "dy"; it is the node of the graph that makes the gradient to be '
-         "sent, not its last one."),
-        ('problem = "backward", output_node = "output"', 'is "output"; it is the node of the graph that makes the gradient '
-         "to be sent, not its last one."),
+        ('problem = "backward", output_node = "dy"', f'is "dy"; {NO_OUTPUT}'),
+        ('problem = "backward", output_node = "output"', f'is "output"; {NO_OUTPUT}'),
         ('time = "1us", output_node = "dx"', "names a node of a graph: give the graph, too (problem)."),
     ],
-)  # fmt: skip
+)
 def test_an_output_node_that_is_none(backward_is: str, why: str) -> None:
     text = TWO.replace('problem = "backward", output_node = "dx"', backward_is)
     with pytest.raises(PipelineFileError) as caught:

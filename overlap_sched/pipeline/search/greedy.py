@@ -1,6 +1,6 @@
 """A list scheduler for the ranks of a pipeline: each takes what is ready, by a few rules and within its memory.
 
-A rank that is free takes, in this order, both in a pair if that saves time, a backward, a forward if it may begin one, a
+A free rank takes, in this order, both in a pair if that saves time, a backward, a forward if it may begin one, a
 weight gradient that waits::
 
     rank 1   |F0|F1|F2|     |I0|F3|I1|F4|I2|W0|I3|W1|..       more forwards ahead: fewer gaps, more memory

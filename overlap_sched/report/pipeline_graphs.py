@@ -7,19 +7,23 @@ from rich.table import Table
 from overlap_sched.judge.validate import JudgedOrder
 from overlap_sched.pipeline.graphs import JobGraphs, MeasuredGraph
 from overlap_sched.report.table import captioned_table
-from overlap_sched.report.units import duration, printable, size
+from overlap_sched.report.units import count, duration, printable, size
 
 
 def graphs_table(graphs: JobGraphs) -> Table:
-    """A row per graph, then one per pair."""
+    """A row per graph, then one per pair that is shorter for being interleaved."""
+    gain = [one for one in graphs.pairs.values() if one.ordered.timeline.step_us < one.before.timeline.step_us]
+    rest = len(graphs.pairs) - len(gain)
     table = captioned_table(
         title="Graphs of the job, before and after ordering",
         caption="Simulated. A pair is a forward and a backward that run together; before: the backward, then the "
-        "forward, each in its order. Exposed: compute waits for communication.",
+        "forward, each in its order. Exposed: compute waits for communication."
+        + (f" Not shown: {count(rest, 'pair')} that is no shorter." if rest == 1 else "")
+        + (f" Not shown: {count(rest, 'pair')} that are no shorter." if rest > 1 else ""),
         numbers=("nodes", "step", "ordered", "exposed", "ordered", "peak", "ordered"),
         first="graph",
     )
-    for one in (*graphs.graphs.values(), *graphs.pairs.values()):
+    for one in (*graphs.graphs.values(), *gain):
         cells: list[str] = []
         for say in (_step, _exposed, _peak):
             cells += [say(one.before), say(one.ordered)]

@@ -66,7 +66,7 @@ def test_what_a_job_cannot_have_is_said(tmp_path: Path, cli: Command) -> None:
     path.write_text(ONE_STAGE)
     words = cli.words("pipeline", str(path))
     assert (
-        "zb-h1: zb-h1 runs the halves of backward apart, but stage 0 has none. Give input_gradient and weight_gradient."
+        "zb-h1: zb-h1 runs the halves of backward apart, but no stage has any. Give input_gradient and weight_gradient."
     ) in words
     assert "dualpipe: DualPipe has an even number" not in words  # its stages come first
     assert len(cli.json("pipeline", str(path))["cannot"]) == 4
@@ -218,4 +218,4 @@ def test_a_file_of_a_schedule_that_the_job_cannot_have(tmp_path: Path, cli: Comm
     path = tmp_path / "one.toml"
     path.write_text(ONE_STAGE)
     refused = cli.refused("pipeline", str(path), "--csv", str(tmp_path / "o.csv"), "--schedule", "zb-h1")
-    assert "zb-h1 runs the halves of backward apart, but stage 0 has none." in refused
+    assert "zb-h1 runs the halves of backward apart, but no stage has any." in refused

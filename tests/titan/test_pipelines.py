@@ -1,10 +1,14 @@
 """GraphPP by torchtitan's real trainer on four CPU ranks, with our pass and without: bit for bit the same training."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.ranks import ROOT
 from tests.support.titan.jobs import DEEPSEEK, DUAL_PIPE, EP, LLAMA, OURS, ZERO_BUBBLE, Job, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.private, pytest.mark.usefixtures("titan")]
@@ -29,6 +33,7 @@ def test_a_pipeline_of_experts(titan: None, tmp_path: Path) -> None:
     assert not any(name.startswith("multiplex") for rank in found["zero"] for name in rank["stages"])
     check_interleaved(found["dual_plain"], found["dual"])
     check_one_rank_fails(found["dual_plain"], found["dual"], found["fault"])
+    check_planned(tmp_path / "dual_plain-graphs")
 
 
 def test_two_ranks_of_a_pipeline(titan: None, tmp_path: Path) -> None:
@@ -102,6 +107,32 @@ def check_one_rank_fails(plain: Ranks, ours: Ranks, fault: Ranks) -> None:
         assert graph["order"] == plain[3]["stages"][name]["order"]
         assert launched(partner["stages"][name]["order"]) == launched(graph["order"])
     assert not any(report["changed"] for report in broken["reports"])
+
+
+def check_planned(graphs: Path) -> None:
+    """A job of the stages' own graphs; the first one has no halves of its backward."""
+    blocks = {"forward": "fw", "backward": "full_bw", "input_gradient": "bw_di", "weight_gradient": "bw_dw"}
+    text = 'format = "overlap-pipeline/1"\nranks = 2\nmicro_batches = 4\n[link]\nbandwidth = "50GB/s"\n'
+    for stage in range(4):
+        text += "[[stage]]\n" + "".join(
+            f'{block} = {{ problem = "{stage}-{kind}.json", output = "64kB" }}\n'
+            for block, kind in blocks.items()
+            if (graphs / f"{stage}-{kind}.json").exists()
+        )
+    (graphs / "job.toml").write_text(text)
+    command = [sys.executable, "-m", "overlap_sched", "pipeline", str(graphs / "job.toml"), "--json", "--find"]
+    written, ordered = (
+        json.loads(subprocess.run([*command, *more], cwd=ROOT, capture_output=True, check=True).stdout)
+        for more in ((), ("--order-graphs",))
+    )
+    steps = [{one["name"]: one["step_us"] for one in found["schedules"]} for found in (written, ordered)]
+    assert steps[0].keys() == steps[1].keys() >= {"1f1b", "zbv", "dualpipev", "found"}
+    assert all(steps[1][name] < steps[0][name] for name in steps[0])
+    assert min(steps[1].values()) == steps[1]["found"]
+    pairs = [(one["before"], one["ordered"]) for one in ordered["pairs"]]
+    assert len(pairs) == 16
+    assert sum(after["exposed_us"] for _, after in pairs) < 0.25 * sum(before["exposed_us"] for before, _ in pairs)
+    assert all(after["peak_bytes"] <= before["peak_bytes"] for before, after in pairs)
 
 
 def launched(order: list[str]) -> list[str]:

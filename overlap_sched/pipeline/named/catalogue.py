@@ -1,13 +1,15 @@
 """The named schedules by name: how each lays out a job, and what makes it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from overlap_sched.errors import PipelineError
+from overlap_sched.pipeline.action import Action, ActionKind
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.layout import folded, looped, mirrored
 from overlap_sched.pipeline.named.dual_pipe import dual_pipe, dual_pipe_v
 from overlap_sched.pipeline.named.interleaved import interleaved
+from overlap_sched.pipeline.named.leave_out import only
 from overlap_sched.pipeline.named.one_at_a_time import gpipe, one_f_one_b, zb_h1
 from overlap_sched.pipeline.named.zbv import zbv
 from overlap_sched.pipeline.schedule import PipelineSchedule
@@ -61,14 +63,26 @@ NAMED = (
 def laid_out(job: PipelineJob, named: NamedSchedule) -> tuple[PipelineJob, PipelineSchedule]:
     """The job as a schedule wants it, and that schedule, with reductions and steps.
 
+    A stage without halves runs its whole backward where others run the first half: so does the first stage in
+    torchtitan's GraphPP, whose input needs no gradient.
+
     Raises:
-        PipelineError: The job has stages or ranks that the schedule cannot have, or no halves of backward.
+        PipelineError: The job has stages or ranks that the schedule cannot have, or no halves of backward at all.
     """
     placed = named.lay_out(job)
-    whole = next((number for number, stage in enumerate(placed.stages) if not stage.splits), None)
-    if named.halves and whole is not None:
+    if named.halves and not any(stage.splits for stage in placed.stages):
         raise PipelineError(
-            f"{job.name}: {named.name} runs the halves of backward apart, but stage {whole} has none. "
+            f"{job.name}: {named.name} runs the halves of backward apart, but no stage has any. "
             "Give input_gradient and weight_gradient."
         )
-    return placed, with_updates(placed, named.make(placed.ranks, placed.micro_batches))
+
+    def whole(action: Action) -> Action | None:
+        if placed.stages[action.stage].splits:
+            return action
+        if action.kind is ActionKind.INPUT_GRADIENT:
+            return action._replace(kind=ActionKind.BACKWARD)
+        return None if action.kind is ActionKind.WEIGHT_GRADIENT else action
+
+    made = named.make(placed.ranks, placed.micro_batches)
+    made = replace(made, orders=tuple(only(order, whole) for order in made.orders))
+    return placed, with_updates(placed, made)

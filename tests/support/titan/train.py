@@ -44,12 +44,12 @@ def main() -> None:
         store = f"file://{folder}/{name}.store"
         dist.init_process_group("gloo", store, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
         with DONE_TO[done_to]():
-            found = trained([*arguments, "--dump_folder", str(folder / "dump")])
+            found = trained([*arguments, "--dump_folder", str(folder / "dump")], folder / f"{name}-graphs")
         (folder / f"{name}-{os.environ['RANK']}.json").write_text(json.dumps(found))
 
 
-def trained(arguments: list[str]) -> dict[str, Any]:
-    """``python -m torchtitan.train ARGUMENTS``, looked at from the outside."""
+def trained(arguments: list[str], folder: Path) -> dict[str, Any]:
+    """``python -m torchtitan.train ARGUMENTS``, looked at from the outside; graphs of stages go to a folder."""
     import torchtitan.experiments.graph_trainer.trainer as graph_trainer
     import torchtitan.train
     from torchtitan.components.metrics import MetricsProcessor
@@ -75,7 +75,7 @@ def trained(arguments: list[str]) -> dict[str, Any]:
         mock.patch.object(MetricsProcessor, "log", keep_losses),
         mock.patch.object(graph_trainer, "run_traced", keep_graph),
         mock.patch("torchtitan.trainer.time.sleep"),
-        stages_seen(played) as stages,
+        stages_seen(partial(played, folder)) as stages,
         warnings.catch_warnings(record=True) as said,
     ):
         warnings.simplefilter("always", overlap_sched.errors.OverlapSchedWarning)
@@ -92,12 +92,16 @@ def trained(arguments: list[str]) -> dict[str, Any]:
     }
 
 
-def played(gm: fx.GraphModule) -> dict[str, Any]:
-    """A graph as it ran, played through by the judge."""
+def played(folder: Path, gm: fx.GraphModule) -> dict[str, Any]:
+    """A graph as it ran, played through by the judge, and kept as a problem file."""
     from overlap_sched.fx import lift
     from overlap_sched.judge.replay import replay
+    from overlap_sched.problem.file import write_problem
 
     problem = lift(gm).problem
+    about = gm.graph.output_node().meta
+    folder.mkdir(exist_ok=True)
+    write_problem(problem, folder / f"{about['graph_pp_stage_index']}-{about['graph_pp_callable']}.json")
     found = replay(problem, problem.original_order)
     order = [node.name for node in gm.graph.nodes]
     times = {"step_us": found.step_us, "exposed_us": found.exposed_us}

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from overlap_sched.errors import PipelineError
+from overlap_sched.pipeline.action import ActionKind
 from overlap_sched.pipeline.judge.transfers import transfer_violation
 from overlap_sched.pipeline.judge.validate import violation
 from overlap_sched.pipeline.memory import pipeline_peaks
@@ -134,11 +135,25 @@ def test_what_a_schedule_cannot_have() -> None:
 
 def test_halves_of_backward_are_asked_for() -> None:
     job = uniform(2, 4)
-    job = replace(job, stages=(job.stages[0], replace(job.stages[1], input_gradient=None, weight_gradient=None)))
+    whole = replace(job.stages[0], input_gradient=None, weight_gradient=None)
+    job = replace(job, stages=(whole, whole))
     with pytest.raises(PipelineError) as caught:
         laid_out(job, BY_NAME["zb-h1"])
     assert str(caught.value) == (
-        "uniform: zb-h1 runs the halves of backward apart, but stage 1 has none. "
+        "uniform: zb-h1 runs the halves of backward apart, but no stage has any. "
         "Give input_gradient and weight_gradient."
     )
     assert violation(*laid_out(job, BY_NAME["1f1b"])) is None
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "zbv", "dualpipev"])
+def test_a_stage_without_halves_runs_its_backward_whole(name: str) -> None:
+    """Where others run the first half; the halves of all others stay apart."""
+    job = uniform(2, 4, 2)
+    whole = replace(job.stages[0], input_gradient=None, weight_gradient=None)
+    apart = laid_out(job, BY_NAME[name])[1]
+    placed, schedule = laid_out(replace(job, stages=(whole, *job.stages[1:])), BY_NAME[name])
+    assert violation(placed, schedule) is None
+    kinds = {action.kind for action in schedule.actions(0) if action.stage == 0}
+    assert kinds == {ActionKind.FORWARD, ActionKind.BACKWARD}
+    assert schedule.actions(1) == apart.actions(1)

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, get_args
 
 from rich.console import RenderableType
@@ -25,6 +26,7 @@ from overlap_sched.pipeline.csv_file import CsvFormat, schedule_csv
 from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.job_file import read_job
+from overlap_sched.pipeline.room import left_bytes, with_room
 from overlap_sched.pipeline.search.best import FOUND, FoundPipeline, find_pipeline
 from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.limits import Limits
@@ -36,6 +38,8 @@ from overlap_sched.report.units import count, duration, memory_unit, printable, 
 from overlap_sched.report.words.schedule import gap_percent
 from overlap_sched.scheduler.pipeline import schedule
 
+LEFT = "left"
+"""As a headroom: what memory limits leave."""
 MOST_RANKS = 16
 """Of which the table shows each one's peak; ``--json`` has all."""
 
@@ -63,10 +67,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--order-graphs",
         nargs="?",
-        const="0",
+        const=LEFT,
         metavar="HEADROOM",
         help="order the graphs that the job names before they are measured, and interleave those that run together, "
-        "with so much memory above their peak (default: 0; 1GiB, 5%%)",
+        "with so much memory above their peaks (0, 1GiB, 5%%; default: what the memory limits leave)",
     )
     add("--csv", metavar="OUT.csv", help="write one schedule as torch.distributed.pipelining reads it (_load_csv)")
     add("--schedule", default="", metavar="NAME", help="the schedule that --csv writes")
@@ -93,7 +97,7 @@ def check(options: argparse.Namespace) -> None:
         raise OptionsError(f"--find {options.find}: an effort is 1 or more.")
     if options.schedule == FOUND and options.find is None:
         raise OptionsError(f"--schedule {FOUND} is what --find finds: give --find, too.")
-    if options.order_graphs is not None:
+    if options.order_graphs not in (None, LEFT):
         Options(headroom=options.order_graphs)
     for name in (*_split(options.schedules), *_split("" if options.schedule == FOUND else options.schedule)):
         named(name)
@@ -103,25 +107,37 @@ def answer(options: argparse.Namespace, tell: Callable[[str], None]) -> str | tu
     """Plan the schedules; what to print: JSON, or tables and notes."""
     limits = Limits(options.max_input_bytes, options.max_nodes)
 
+    @cache
     def read_graph(source: GraphSource) -> Problem:
         tell(f"reading {source.path}")
         path = str(source.path)
         of_dump = Source(path, cluster=source.cluster, groups=dict(source.groups), limits=limits)
         return load(of_dump if is_dump(path) else Source(path, limits=limits), tell).problem
 
-    def order(problem: Problem) -> Order:
-        tell(f"ordering {problem.name}")
-        return schedule(problem, Options(headroom=options.order_graphs, allocator="none")).order
+    @cache
+    def job_with(headroom: int | str | None) -> tuple[PipelineJob, JobGraphs]:
+        def order(problem: Problem) -> Order:
+            tell(f"ordering {problem.name}")
+            return schedule(problem, Options(headroom=headroom or 0, allocator="none")).order
+
+        graphs = JobGraphs(read_graph, None if headroom is None else order)
+        return graphs.with_pairs(read_job(options.job, graphs, limits), tell), graphs
 
     tell(f"reading {options.job}")
-    graphs = JobGraphs(read_graph, None if options.order_graphs is None else order)
-    job = graphs.with_pairs(read_job(options.job, graphs, limits), tell)
+    job, graphs = job_with(0 if options.order_graphs == LEFT else options.order_graphs)
     if options.order_graphs is not None and not graphs.graphs:
         raise OptionsError(f"--order-graphs: {options.job} names no graph. Give its blocks a problem, or leave it out.")
     wanted = [named(name) for name in _split(options.schedules)] or list(named_schedules(job))
     tell(f"planning {count(len(wanted), 'schedule')}")
     planned, cannot = compare_schedules(job, wanted)
     found = None if options.find is None else find_pipeline(job, options.find, tell)
+    if options.order_graphs == LEFT:
+        with_more = {one.name: one for one in wanted}
+        planned = tuple(
+            with_room(one, lambda room: job_with(room)[0], partial(plan_pipeline, of=with_more[one.name]))
+            for one in planned
+        )
+        found = _found_with_room(found, options.find, lambda room: job_with(room)[0], tell)
     if found is None:
         _check_fits(job, planned)
         if options.schedule == FOUND:
@@ -148,6 +164,17 @@ def answer(options: argparse.Namespace, tell: Callable[[str], None]) -> str | tu
     if options.order_graphs is not None:
         tables = (graphs_table(graphs), "", *tables)
     return (*tables, *("\n" + "\n".join(lines) for lines in (lacking, notes) if lines))
+
+
+def _found_with_room(
+    found: FoundPipeline | None, effort: int, job_with: Callable[[int], PipelineJob], tell: Callable[[str], None]
+) -> FoundPipeline | None:
+    """What is found where graphs are ordered in what was left, if that is shorter."""
+    room = 0 if found is None else left_bytes(found.plan)
+    more = find_pipeline(job_with(room), effort, tell) if room else None
+    if found is None or more is None or more.plan.replay.step_us >= found.plan.replay.step_us:
+        return found
+    return more
 
 
 def _split(names: str) -> list[str]:

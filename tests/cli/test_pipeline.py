@@ -117,6 +117,10 @@ def test_graphs(job: str, cli: Command) -> None:
     assert ordered["peak_bytes"] >> 20 <= 32 + 5
     words = cli.words("pipeline", job, "--schedules", "1f1b", "--order-graphs")
     assert "stage.json 10 190.0 us 150.0 us 80.0 us 40.0 us 21.0 MiB 21.0 MiB" in words
+    limited = Path(job).read_text().replace("ranks = 1", 'ranks = 1\nmemory_limit = "64MiB"')
+    Path(job).write_text(limited)
+    assert cli.json("pipeline", job, "--schedules", "1f1b", "--order-graphs")["schedules"][0]["step_us"] == 4 * 120.0
+    assert cli.json("pipeline", job, "--schedules", "1f1b", "--order-graphs", "0")["schedules"][0]["step_us"] == 600.0
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 from overlap_sched.errors import PipelineFileError
 from overlap_sched.options import Options
 from overlap_sched.pipeline.action import Pair
+from overlap_sched.pipeline.compare import PlannedPipeline, plan_pipeline
 from overlap_sched.pipeline.graphs import GraphSource, JobGraphs, Orderer
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
 from overlap_sched.pipeline.job_file import parse_job
@@ -15,7 +16,9 @@ from overlap_sched.pipeline.judge.measure import measure_pipeline
 from overlap_sched.pipeline.judge.validate import violation
 from overlap_sched.pipeline.layout import looped
 from overlap_sched.pipeline.memory import pipeline_peaks
+from overlap_sched.pipeline.named.catalogue import NAMED
 from overlap_sched.pipeline.replay import replay_pipeline
+from overlap_sched.pipeline.room import LEAST, left_bytes, with_room
 from overlap_sched.pipeline.search.greedy import PipelinePolicy, greedy_schedule
 from overlap_sched.problem import Group, Kind, Node, Order, Problem, Storage
 from overlap_sched.scheduler.pipeline import schedule
@@ -157,6 +160,38 @@ def test_joined_stages_run_their_pairs_one_behind_the_other() -> None:
     job = replace(uniform(1, 2, 2), pairs=pairs)
     assert looped(job).pairs == {(0, 0): PipelineBlock(11.0, 8)}  # forward 1 has saved its byte when it ends
     assert looped(replace(job, pairs={(0, 1): pairs[0, 1]})).pairs == {}
+
+
+def planned(job: PipelineJob, room: int = 0) -> PlannedPipeline:
+    """Two forwards, then their backwards, with so much left on each rank."""
+    one = plan_pipeline(replace(job, memory_limit_bytes=None), NAMED[0])
+    limits = tuple(peak.bytes + room for peak in one.peaks)
+    return plan_pipeline(replace(job, memory_limit_bytes=limits), NAMED[0])
+
+
+def test_what_is_left_is_a_power_of_two() -> None:
+    job = uniform(2, 2)
+    assert [left_bytes(planned(job, room)) for room in (0, LEAST - 1, LEAST, 3 * LEAST)] == [0, 0, LEAST, 2 * LEAST]
+    assert left_bytes(plan_pipeline(job, NAMED[0])) == 0
+
+
+def test_graphs_get_what_is_left_where_that_is_shorter_and_fits() -> None:
+    before, asked = planned(uniform(2, 2), LEAST), list[int]()
+
+    def plan(f: float, static: int = 0) -> PlannedPipeline:
+        def job_with(room: int) -> PipelineJob:
+            asked.append(room)
+            stage = uniform(2, 2, f=f).stages[0]
+            return replace(before.job, stages=(replace(stage, static_bytes=static),) * 2)
+
+        return with_room(before, job_with, lambda job: plan_pipeline(job, NAMED[0]))
+
+    assert plan(0.5).replay.step_us < before.replay.step_us
+    assert asked == [LEAST]
+    assert plan(1.0) is before
+    assert plan(0.5, 2 * LEAST) is before  # does not fit
+    full = planned(uniform(2, 2))
+    assert with_room(full, lambda room: full.job, lambda job: pytest.fail("nothing is left")) is full
 
 
 @pytest.mark.parametrize("chunks", [1, 2])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make docs/gallery.md: four jobs, the commands that look at them, and what they print.
+"""Make docs/gallery.md: five jobs, the commands that look at them, and what they print.
 
 Everything comes from files in this repository; nothing needs torch or a GPU. About a minute::
 
@@ -43,6 +43,7 @@ class Job:
         page: Behind ``overlap-sched``, what writes the job's page.
         scheme: Of the picture: light or dark.
         caption: What the picture shows.
+        shown, width: Of the page, and how wide it is (pixels).
     """
 
     title: str
@@ -53,6 +54,8 @@ class Job:
     page: str = "report {problem} --effort 1"
     scheme: str = "light"
     caption: str = ""
+    shown: str = "section[aria-labelledby='time-title']"
+    width: int = 700
 
 
 JOBS = (
@@ -105,6 +108,19 @@ JOBS = (
         scheme="dark",
         caption="Streams and memory, original and fitted. Dashed: 3.5 GiB; the last stream is of copies to the host.",
     ),
+    Job(
+        "A pipelined job",
+        "Eight stages on four ranks, each with the graphs of Llama-3-8B under FSDP 8 x TP 8. What a schedule leaves of "
+        "70 GiB its graphs may use: a forward that runs beside a backward hides the other's collectives "
+        "([pipelined jobs](pipelines.md)).",
+        "pipeline",
+        f"{INSTANCES}/real_prices/pipeline.toml",
+        ("pipeline {problem} --order-graphs --schedules 1f1b,zbv,dualpipev",),
+        "pipeline {problem} --order-graphs --schedules 1f1b,dualpipev",
+        caption="Ranks by time, micro-batches by number, live bytes below; two boxes in one: forward beside backward.",
+        shown="main",
+        width=1400,
+    ),
 )
 
 
@@ -135,13 +151,11 @@ def draw(folder: Path) -> None:
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for job in JOBS:
-            tab = browser.new_page(viewport={"width": 700, "height": 900}, color_scheme=job.scheme)
+            tab = browser.new_page(viewport={"width": job.width, "height": 900}, color_scheme=job.scheme)
             tab.goto((folder / f"{job.name}.html").as_uri())
             tab.wait_for_selector("html[data-ready=true]", state="attached")
-            tab.evaluate(
-                "for (const id of ['help', 'controls', 'selected']) document.getElementById(id).style.display = 'none'"
-            )
-            tab.locator("section[aria-labelledby='time-title']").screenshot(path=ROOT / "docs" / _picture(job))
+            tab.add_style_tag(content="#help, #controls, #selected { display: none }")
+            tab.locator(job.shown).screenshot(path=ROOT / "docs" / _picture(job))
             tab.close()
         browser.close()
 
@@ -153,7 +167,7 @@ def _picture(job: Job) -> str:
 
 _HEAD = """# Gallery
 
-Four jobs, the commands that look at them, and what they print. All figures are **simulated**. The page is made by
+Five jobs, the commands that look at them, and what they print. All figures are **simulated**. The page is made by
 `python scripts/gallery.py --pictures`; each job's HTML page is too large to be kept here, and a command away.
 """
 

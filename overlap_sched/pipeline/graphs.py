@@ -24,8 +24,9 @@ from overlap_sched.problem.parted import needed_first, parted
 
 
 class GraphSource(NamedTuple):
-    """A graph that a job names: its file, and for a dump the cluster that it is priced for and its process groups."""
+    """A graph as a job names it: its file, and for a dump the cluster that it is priced for and its process groups."""
 
+    name: str
     path: Path
     cluster: str | None
     groups: tuple[tuple[str, int], ...]
@@ -75,7 +76,7 @@ class JobGraphs:
 
     def whole(self, source: GraphSource, parameter_bytes: int | None) -> GraphBlock:
         """Measure a graph; of what it pins so many bytes are parameters (``None``: all)."""
-        return self._block(str(source.path), lambda: self._problem(source), parameter_bytes)
+        return self._block(source.name, lambda: self._problem(source), parameter_bytes)
 
     def halves(self, source: GraphSource, node: str, parameter_bytes: int | None) -> tuple[GraphBlock, GraphBlock]:
         """Measure a backward in two: what makes the gradient of the input, ``node``, and all else behind it.
@@ -89,7 +90,7 @@ class JobGraphs:
             raise KeyError(node)
 
         def half(number: int) -> GraphBlock:
-            name = f"{source.path} {HALVES[number]}"
+            name = f"{source.name} {HALVES[number]}"
             return self._block(name, lambda: parted(problem.renumbered(order), count)[number], parameter_bytes)
 
         return half(0), half(1)

@@ -60,7 +60,7 @@ def _job(table: TomlTable, folder: Path, graphs: JobGraphs) -> PipelineJob:
     groups = table.table("groups") if "groups" in table else TomlTable({}, "", "")
     sizes = tuple((name, groups.whole(name)) for name in groups.keys)
 
-    read = GraphReader(graphs, lambda path: GraphSource(folder / path, named, sizes))
+    read = GraphReader(graphs, lambda name: GraphSource(name, folder / name, named, sizes))
     stages: list[PipelineStage] = []
     for one in table.tables("stage"):
         repeat = one.whole("repeat", 1)

@@ -56,13 +56,14 @@ def pipeline_page(title: str, planned: Sequence[PlannedPipeline], command: str) 
     left_out = len(planned) - len(drawn)
     notes = [f"<p>{left_out} more schedules are not drawn: too many actions.</p>"] if left_out else []
     return "\n".join([
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{escape(title)}</title><style>{STYLE}</style>",
-        f"<h1>{escape(title)}</h1>",
+        "<!doctype html><html lang='en' data-ready='true'><meta charset='utf-8'>",
+        f"<title>{escape(title)}</title><style>{STYLE}</style>",
+        f"<main><h1>{escape(title)}</h1>",
         f"<p class='legend'>{legend}<span><i class='memory' style='background:var(--memory)'></i>live bytes</span>"
         f"{limit if limited else ''}</p>",
         *(_section(one, most_us) for one in drawn),
         *notes,
-        f"<footer>Simulated. Numbers are micro-batches. Made by <code>{escape(command)}</code>, "
+        f"</main><footer>Simulated. Numbers are micro-batches. Made by <code>{escape(command)}</code>, "
         f"overlap_sched {__version__}, {date.today()}.</footer></html>",
     ])  # fmt: skip
 

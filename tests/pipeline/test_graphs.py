@@ -24,7 +24,6 @@ from overlap_sched.problem import Group, Kind, Node, Order, Problem, Storage
 from overlap_sched.scheduler.pipeline import schedule
 from tests.support.pipelines import uniform
 
-SOURCE = GraphSource(Path("g"), None, ())
 TWO = """
 format = "overlap-pipeline/1"
 ranks = 1

@@ -135,14 +135,14 @@ def test_by_graphs() -> None:
 
     text = HEAD.replace("ranks = 2", "ranks = 1").replace("= 4", "= 1") + 'cluster = "dgx-h100"\n[groups]\n"0" = 8\n'
     job = parsed(text + GRAPHS + GRAPHS, read)
-    assert asked[0] == GraphSource(Path("jobs/forward.json"), "dgx-h100", (("0", 8),))
+    assert asked[0] == GraphSource("forward.json", Path("jobs/forward.json"), "dgx-h100", (("0", 8),))
     assert len(asked) == 3  # each once
     stage = job.stages[0]
     assert (stage.static_bytes, stage.saved_bytes, stage.kept_bytes) == (100, 10, 3)
     assert (stage.forward.time_us, stage.input_gradient, stage.weight_gradient) == (
         12.0,
-        PipelineBlock(7.0, 23, 10, graph=str(Path("jobs/back.json"))),
-        PipelineBlock(9.0, 100, graph=str(Path("jobs/weights.json"))),
+        PipelineBlock(7.0, 23, 10, graph="back.json"),
+        PipelineBlock(9.0, 100, graph="weights.json"),
     )
     whole = 100 + 10 + stage.forward.transient_bytes
     assert whole == peak_memory(made["forward.json"], made["forward.json"].original_order)[0]

@@ -64,7 +64,7 @@ def row(model: str, headroom: str, ahead: Problem, back: Problem) -> None:
 
     graphs = JobGraphs(lambda source: ahead if source.path.name == "forward" else back, order)
     for name in ("forward", "backward"):
-        graphs.whole(GraphSource(Path(name), None, ()), None)
+        graphs.whole(GraphSource(name, Path(name), None, ()), None)
     pair = graphs.interleaved("forward", "backward")
     line("as written", model, headroom, [(one, True) for one in graphs.graphs.values()])
     line("each ordered", model, headroom, [(one, False) for one in graphs.graphs.values()])

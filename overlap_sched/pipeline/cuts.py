@@ -1,21 +1,22 @@
-"""Where the neighbouring units of a file are cut into the stages of a layout: so that the busiest rank is done soonest.
+"""Where the neighbouring units of a file are cut into the stages of a layout: so that the busiest rank is least busy.
 
-A rank with the units ``[a, b)`` takes, for m micro-batches, at least what :mod:`~overlap_sched.pipeline.judge.bound`
-says, transfers left out; of several stages all are counted, and the least in front::
-
-    F in front of a + m x (F and whole backwards of the units) + where no backward has halves, D in front of a
-    F in front of a + m x (F and D of the units) + D in front of a
-
-The cut whose worst rank takes least is found exactly for one stage per rank, and where stages are folded or in two
-directions: a rank never takes longer with fewer units, so that each takes as many as it may, from the front, or from
-both ends. Where several stages are dealt out in turn it is a local search: units go from stage to stage while that
-helps. Of cuts that are alike in that, the fullest rank holds least.
+Of cuts that are alike in that, the longest stage is shortest, and of those that are alike, the fullest rank holds least.
+It is exact for one stage per rank, and where stages are folded or in two directions: what is kept to is kept to with
+fewer units, too, so that each rank takes as many as it may, from the front, or from both ends (by their number at the
+front, the most at the back). Where several stages are dealt out in turn it is a local search: units go from stage to
+stage while that helps.
 
 Within a memory limit a rank recomputes units until it fits, those first that free most bytes per time: a rule, and not
 exact.
+
+No cut of a layout comes below the least worst rank of what :mod:`~overlap_sched.pipeline.judge.bound` says of a rank
+with the units ``[a, b)``, transfers left out; of several stages all are counted, and the least in front::
+
+    F in front of a + m x (F and whole backwards of the units) + where no backward has halves, D in front of a
+    F in front of a + m x (F and D of the units) + D in front of a
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, permutations
 from math import ceil, inf
@@ -44,13 +45,16 @@ class _RankNeed(NamedTuple):
     """What a rank takes and holds with some units.
 
     Attributes:
-        us: At least, microseconds.
+        least_us: What no step is below, microseconds.
+        busy_us: For all micro-batches; stage_us: of its longest stage.
         held: With as many micro-batches in flight as in 1F1B: bytes, or where there is a limit a part of it.
         over: Bytes beyond the limit that are left, all that may be recomputed.
         recomputed: Units.
     """
 
-    us: float
+    least_us: float
+    busy_us: float
+    stage_us: float
     held: float
     over: int
     recomputed: tuple[int, ...]
@@ -58,7 +62,7 @@ class _RankNeed(NamedTuple):
 
 def best_cut(job: PipelineJob, layout: Layout) -> Cut | None:
     """The best cut of a job, its memory limits aside; ``None``: there are fewer units than stages."""
-    return _Cutter(job, layout, None).best()[0]
+    return _Cutter(job, layout, None).best()
 
 
 def unit_cuts(job: PipelineJob, layout: Layout) -> tuple[list[UnitCut], float]:
@@ -67,13 +71,13 @@ def unit_cuts(job: PipelineJob, layout: Layout) -> tuple[list[UnitCut], float]:
     That is so whatever is recomputed; infinite where parameters alone do not fit.
     """
     found: dict[UnitCut, None] = {}
-    low_us = inf
-    for part in (None,) if job.memory_limit_bytes is None else IN_FLIGHT:
-        cutter = _Cutter(job, layout, part)
-        cut, low_us = cutter.best()
+    parts = (None,) if job.memory_limit_bytes is None else IN_FLIGHT
+    cutters = [_Cutter(job, layout, part) for part in parts]
+    for cutter in cutters:
+        cut = cutter.best()
         if cut is not None:
             found[UnitCut(cut, cutter.recomputed(cut))] = None
-    return list(found), max(low_us, _way_us(job))
+    return list(found), max(cutters[-1].least_us(), _way_us(job))
 
 
 def _way_us(job: PipelineJob) -> float:
@@ -107,48 +111,66 @@ class _Cutter:
         self._forward = _sums(unit.forward.time_us for unit in self._units)
         self._down, self._whole = _sums(map(_down_us, self._units)), _sums(map(_whole_us, self._units))
         self._halves = any(unit.splits for unit in self._units)
-        both = {pair: job.stages[pair[0]].forward.time_us + job.stages[pair[1]].backward.time_us for pair in job.pair_us}
+        both = {
+            pair: job.stages[pair[0]].forward.time_us + job.stages[pair[1]].backward.time_us for pair in job.pair_us
+        }
         known = [us / both[pair] for pair, us in job.pair_us.items() if both[pair]]
         self._scale = min([1.0, job.pair_factor, *known])  # of what pairs take apart, the least that they take
         self._known: dict[tuple[int, _Pieces], _RankNeed] = {}
 
-    def best(self) -> tuple[Cut | None, float]:
-        """The best cut, if any fits; and what the worst rank takes at least with any, in microseconds."""
+    @property
+    def _dealt_out(self) -> bool:
+        return self._layout.kind == "looped" and self._layout.chunks > 1
+
+    def best(self) -> Cut | None:
+        """The best cut, if any fits."""
         if len(self._units) < self._stages:
-            return None, inf
-        if self._layout.kind == "looped" and self._layout.chunks > 1:
-            return self._by_moves(), self._spread_us()
-        cut, least_us = self._least(lambda us: self._within(us, inf), lambda one: max(n.us for n in one))
-        if cut is None:
-            return None, inf
-        worst_us = max(need.us for need in self._needs(cut))
-        return self._least(lambda most: self._within(worst_us, most), lambda one: max(n.held for n in one))[0], least_us
+            return None
+        if self._dealt_out:
+            return self._by_moves()
+        most = dict[str, float]()
+        cut = None
+        for what in ("busy_us", "stage_us", "held"):
+            cut, _ = self._least(what, most)
+            if cut is None:
+                return None
+            most[what] = self._worst(what, cut) * (1 + 1e-9)
+        return cut
+
+    def least_us(self) -> float:
+        """What no cut is below, in microseconds."""
+        if len(self._units) < self._stages:
+            return inf
+        return self._spread_us() if self._dealt_out else self._least("least_us", {})[1]
 
     def recomputed(self, cut: Cut) -> tuple[int, ...]:
         """The units that are recomputed with a cut."""
         return tuple(sorted({unit for need in self._needs(cut) for unit in need.recomputed}))
 
-    def _least(
-        self, within: Callable[[float], Cut | None], worth: Callable[[list[_RankNeed]], float]
-    ) -> tuple[Cut | None, float]:
-        """The cut that is worth least, and what none is below."""
-        best, low = within(inf), 0.0
-        high = 0.0 if best is None else worth(self._needs(best))
+    def _worst(self, what: str, cut: Cut) -> float:
+        return max(getattr(need, what) for need in self._needs(cut))
+
+    def _least(self, what: str, most: Mapping[str, float]) -> tuple[Cut | None, float]:
+        """The cut with which the worst rank has least, within the most of others; and what none is below."""
+        best, low = self._within(most), 0.0
+        if best is None:
+            return None, inf
+        high = self._worst(what, best)
         while high - low > CLOSE * high:
             middle = (low + high) / 2
-            cut = within(middle)
+            cut = self._within({**most, what: middle})
             if cut is None:
                 low = middle
             else:
-                best, high = cut, min(middle, worth(self._needs(cut)))
+                best, high = cut, self._worst(what, cut)
         return best, low
 
-    def _within(self, us: float, held: float) -> Cut | None:
-        """A cut with which no rank takes or holds more."""
+    def _within(self, most: Mapping[str, float]) -> Cut | None:
+        """A cut with which no rank has more."""
 
         def ok(rank: int, pieces: Sequence[tuple[int, int]]) -> bool:
             need = self._need(rank, tuple(pieces))
-            return need.us <= us and need.held <= held and not need.over
+            return not need.over and all(getattr(need, what) <= value for what, value in most.items())
 
         if self._layout.kind == "looped":
             return self._in_turn(lambda rank, a, b: ok(rank, [(a, b)]))
@@ -214,10 +236,9 @@ class _Cutter:
                 return None if best[0] else cut
             best, cut = found
 
-    def _badness(self, cut: Cut) -> tuple[int, float, float, float]:
-        needs = self._needs(cut)
-        squares = sum(need.us**2 for need in needs)
-        return max(n.over for n in needs), max(n.us for n in needs), squares, max(n.held for n in needs)
+    def _badness(self, cut: Cut) -> tuple[float, ...]:
+        squares = [sum(getattr(need, what) ** 2 for need in self._needs(cut)) for what in ("busy_us", "stage_us")]
+        return self._worst("over", cut), self._worst("busy_us", cut), *squares, self._worst("held", cut)
 
     def _spread_us(self) -> float:
         """At least, of the worst rank, whatever units it has: of the kR + 1 longest some rank has k + 1."""
@@ -247,24 +268,24 @@ class _Cutter:
         counts = [batches] * len(pieces)
         if self._layout.kind == "mirrored":
             counts = [-(-batches // 2), batches // 2]
-        down_us = whole_us = 0.0
+        down_us = whole_us = stage_us = 0.0
         passing: dict[int, tuple[int, int]] = {}  # by unit: micro-batches, and those in flight in 1F1B
         for (a, b), count, stage in zip(pieces, counts, self._layout.stages_of(rank, self._job.ranks), strict=True):
             ahead_us = forward[b] - forward[a]
             down_us += count * (ahead_us + down[b] - down[a])
             whole_us += count * (ahead_us + whole[b] - whole[a])
+            stage_us = max(stage_us, ahead_us + whole[b] - whole[a])
             flying = min(count, ceil((self._stages - stage) / self._layout.chunks))
             passing |= dict.fromkeys(range(a, b), (count, flying))
         held = self._bytes(passing, 1.0, ())
         limit = 0 if self._job.memory_limit_bytes is None else self._job.memory_limit_bytes[rank]
         recomputed, over = self._fitted(passing, limit)
         more_us = sum(passing[unit][0] * self._longer_us(unit) for unit in recomputed)
-        if self._scale < 1.0:
-            us = self._scale * whole_us + more_us
-        else:
+        least_us = self._scale * whole_us
+        if self._scale == 1.0:
             head_us, tail_us = (min(sums[a] for a, _ in pieces) for sums in (forward, down))
-            us = head_us + more_us + max(whole_us + (0.0 if self._halves else tail_us), down_us + tail_us)
-        return _RankNeed(us, held / (limit or 1), over, recomputed)
+            least_us = head_us + max(whole_us + (0.0 if self._halves else tail_us), down_us + tail_us)
+        return _RankNeed(least_us, whole_us + more_us, stage_us, held / (limit or 1), over, recomputed)
 
     def _longer_us(self, unit: int) -> float:
         again = self._units[unit].recomputed

@@ -7,11 +7,10 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.cuts import CLOSE, best_cut, unit_cuts
 from overlap_sched.pipeline.job import PipelineJob, PipelineStage
 from overlap_sched.pipeline.judge.bound import pipeline_bound_us
-from overlap_sched.pipeline.layout import Cut, Layout, looped
+from overlap_sched.pipeline.layout import Cut, Layout
 from tests.pipeline.test_search import uneven
 
 ONE, TWO, FOLD, MIRROR = Layout("looped"), Layout("looped", 2), Layout("folded", 2), Layout("mirrored")

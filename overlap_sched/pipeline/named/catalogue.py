@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.cuts import best_cut
+from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.layout import Cut, Layout
 from overlap_sched.pipeline.named.dual_pipe import dual_pipe, dual_pipe_v
 from overlap_sched.pipeline.named.interleaved import interleaved
@@ -53,7 +53,11 @@ NAMED = (
         "zbv", "two stages per rank, down and up again, weight gradients in the gaps", FOLD, zbv, halves=True
     ),
     NamedSchedule(
-        "dualpipe", "two directions, forward beside backward; parameters twice", Layout("mirrored"), dual_pipe, halves=True
+        "dualpipe",
+        "two directions, forward beside backward; parameters twice",
+        Layout("mirrored"),
+        dual_pipe,
+        halves=True,
     ),
     NamedSchedule("dualpipev", "DualPipe over stages that go down and up again", FOLD, dual_pipe_v, halves=True),
 )

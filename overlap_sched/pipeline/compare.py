@@ -8,12 +8,15 @@ from overlap_sched.pipeline.action import Item
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.judge.bound import pipeline_bound_us
 from overlap_sched.pipeline.judge.validate import violation
+from overlap_sched.pipeline.layout import Cut
 from overlap_sched.pipeline.memory import RankPeak, pipeline_peaks
-from overlap_sched.pipeline.named.catalogue import NAMED, NamedSchedule, interleaved_in, laid_out
+from overlap_sched.pipeline.named.catalogue import NAMED, NamedSchedule, cut_for, interleaved_in, laid_out
 from overlap_sched.pipeline.replay import PipelineReplay, replay_pipeline
 from overlap_sched.pipeline.schedule import PipelineSchedule
 
 INTERLEAVED = "interleaved"
+FEW = 4
+"""Stages per rank, where no number of them joins equally many neighbours to each."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class PlannedPipeline:
         name: Of the schedule.
         job: As the schedule lays it out.
         bound_us: No schedule of that layout has a shorter step.
+        cut: How many stages of the job as it was read are joined to each.
+        recomputed: Which of them run forward again in backward.
     """
 
     name: str
@@ -41,6 +46,8 @@ class PlannedPipeline:
     replay: PipelineReplay
     peaks: tuple[RankPeak, ...]
     bound_us: float
+    cut: Cut = ()
+    recomputed: tuple[int, ...] = ()
 
     @property
     def shortage(self) -> RankShortage | None:
@@ -56,9 +63,14 @@ class PlannedPipeline:
 
 def named_schedules(job: PipelineJob) -> tuple[NamedSchedule, ...]:
     """All that a job may be asked for: with so many stages per rank as its stages can be joined to, interleaved."""
-    per_rank = len(job.stages) // job.ranks
-    chunks = [v for v in range(2, per_rank + 1) if len(job.stages) % (v * job.ranks) == 0]
-    return (*NAMED[:2], *map(interleaved_in, chunks), *NAMED[2:])
+    return (*NAMED[:2], *map(interleaved_in, stages_per_rank(job)), *NAMED[2:])
+
+
+def stages_per_rank(job: PipelineJob) -> list[int]:
+    """List how many stages each rank may have, from 2: all that are equally many, and a few."""
+    most, ranks = len(job.stages) // job.ranks, job.ranks
+    uneven = len(job.stages) % ranks > 0
+    return [v for v in range(2, most + 1) if len(job.stages) % (v * ranks) == 0 or (uneven and v <= FEW)]
 
 
 def named(name: str) -> NamedSchedule:
@@ -79,18 +91,20 @@ def named(name: str) -> NamedSchedule:
     return found
 
 
-def plan_pipeline(job: PipelineJob, of: NamedSchedule) -> PlannedPipeline:
-    """Lay out a job for a schedule, make it, judge it and measure it.
+def plan_pipeline(job: PipelineJob, of: NamedSchedule, cut: Cut | None = None) -> PlannedPipeline:
+    """Lay out a job for a schedule, make it, judge it and measure it; ``cut`` as of :func:`laid_out`.
 
     Raises:
         PipelineError: The job cannot have it.
     """
-    placed, schedule = laid_out(job, of)
+    cut = cut or cut_for(job, of)
+    placed, schedule = laid_out(job, of, cut)
     wrong = violation(placed, schedule)
     if wrong is not None:
         raise PipelineError(f"{job.name}: {of.name} fails verification: {wrong}. This is a bug: please report it.")
     replay = replay_pipeline(placed, schedule)
-    return PlannedPipeline(of.name, placed, schedule, replay, pipeline_peaks(placed, replay), pipeline_bound_us(placed))
+    peaks = pipeline_peaks(placed, replay)
+    return PlannedPipeline(of.name, placed, schedule, replay, peaks, pipeline_bound_us(placed), cut)
 
 
 def compare_schedules(

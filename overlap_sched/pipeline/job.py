@@ -58,6 +58,7 @@ class PipelineStage:
         kept_bytes: What the input gradient leaves for the weight gradient.
         static_bytes: Parameters, gradients and states of the optimizer.
         reduce, step: Of gradients across replicas, and of the optimizer; once, after the last micro-batch.
+        recomputed: The same stage where it runs forward again in its backward; ``None``: it cannot.
     """
 
     forward: PipelineBlock
@@ -69,6 +70,7 @@ class PipelineStage:
     static_bytes: int = 0
     reduce: PipelineBlock | None = None
     step: PipelineBlock | None = None
+    recomputed: "PipelineStage | None" = None
 
     @property
     def splits(self) -> bool:

@@ -16,6 +16,7 @@ from overlap_sched.errors import ClusterError, PipelineFileError
 from overlap_sched.pipeline.check import MAX_ACTIONS
 from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
 from overlap_sched.pipeline.job import PipelineJob, PipelineLink, PipelineStage, Route
+from overlap_sched.pipeline.recompute import Recomputation, recompute_of, with_recomputation
 from overlap_sched.pipeline.stage_table import GraphReader, stage_of
 from overlap_sched.pipeline.text_file import read_text
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
@@ -61,21 +62,22 @@ def _job(table: TomlTable, folder: Path, graphs: JobGraphs) -> PipelineJob:
     sizes = tuple((name, groups.whole(name)) for name in groups.keys)
 
     read = GraphReader(graphs, lambda name: GraphSource(name, folder / name, named, sizes))
-    stages: list[PipelineStage] = []
+    stages, again = list[PipelineStage](), list[Recomputation | None]()
     for one in table.tables("stage"):
         repeat = one.whole("repeat", 1)
         if len(stages) + repeat > MAX_ACTIONS:
             raise one.error("repeat", f"makes more than {MAX_ACTIONS:,} stages.")
         stages += [stage_of(one, read)] * repeat
+        again += [recompute_of(one)] * repeat
         one.done()
     if not stages:
         raise table.error("stage", "is missing; write [[stage]] above each stage.")
-    if not 1 <= ranks <= len(stages) or len(stages) % ranks:
-        raise table.error("ranks", f"is {ranks}, and there are {len(stages)} stages: give a multiple of the ranks.")
+    if not 1 <= ranks <= len(stages):
+        raise table.error("ranks", f"is {ranks}, and there are {len(stages)} stages: give one per rank, or more.")
     link, links = _links(table, ranks, None if named is None else read_cluster(_near(folder, named)))
     job = PipelineJob(
         name=table.text("name", folder.name or "job"),
-        stages=_with_outputs(stages),
+        stages=with_recomputation(_with_outputs(stages), again),
         rank_of=tuple(stage % ranks for stage in range(len(stages))),
         ranks=ranks,
         routes=(Route(tuple(range(len(stages))), range(batches)),),

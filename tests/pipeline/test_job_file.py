@@ -173,7 +173,7 @@ def test_a_rank_that_runs_one_graph_holds_its_peak() -> None:
         (HEAD.replace("ranks = 2\n", "") + STAGE, "job.toml: ranks is missing; it is a whole number."),
         (
             HEAD.replace("= 2", "= 3") + STAGE,
-            "job.toml: ranks is 3, and there are 2 stages: give a multiple of the ranks.",
+            "job.toml: ranks is 3, and there are 2 stages: give one per rank, or more.",
         ),
         (HEAD + STAGE.replace('"1ms"', "1"), 'job.toml: stage[0].forward.time is 1: it has no unit. Write "12us".'),
         (

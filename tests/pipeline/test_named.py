@@ -125,11 +125,9 @@ def test_what_a_schedule_cannot_have() -> None:
         "DualPipe has an even number of ranks, not 3: its two directions meet in the middle."
     )
     assert refused("dualpipe", 2, 1, 1) == "uniform: two directions need two micro-batches, not 1."
-    assert refused("zbv", 4, 1) == (
-        "uniform: 4 stages cannot be joined to 8 of one size, which 4 ranks need. Give a multiple of 8 stages."
-    )
+    assert refused("zbv", 4, 1) == ("uniform: 4 stages cannot be joined to 8, which 4 ranks need. Give 8 or more.")
     assert refused("interleaved:3", 2, 2) == (
-        "uniform: 4 stages cannot be joined to 6 of one size, which 2 ranks need. Give a multiple of 6 stages."
+        "uniform: 4 stages cannot be joined to 6, which 2 ranks need. Give 6 or more."
     )
 
 

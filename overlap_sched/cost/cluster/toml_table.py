@@ -131,6 +131,10 @@ class TomlTable:
         """Tell whether it is text, where it may be a table, too."""
         return isinstance(self._data.get(key), str)
 
+    def is_table(self, key: str) -> bool:
+        """Tell whether it is a table, where it may be true or false, too."""
+        return isinstance(self._data.get(key), dict)
+
     @property
     def keys(self) -> list[str]:
         """All keys, in the order of the file."""

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import Action, ActionKind
+from overlap_sched.pipeline.cuts import best_cut
 from overlap_sched.pipeline.job import PipelineJob
-from overlap_sched.pipeline.layout import folded, looped, mirrored
+from overlap_sched.pipeline.layout import Cut, Layout
 from overlap_sched.pipeline.named.dual_pipe import dual_pipe, dual_pipe_v
 from overlap_sched.pipeline.named.interleaved import interleaved
 from overlap_sched.pipeline.named.leave_out import only
@@ -23,14 +24,14 @@ class NamedSchedule:
     Attributes:
         name: On the command line.
         what: In a line.
-        lay_out: Puts the stages of a model where the schedule wants them.
+        layout: Where it wants the stages of a model.
         make: From ranks and micro-batches.
         halves: It runs the two halves of backward apart.
     """
 
     name: str
     what: str
-    lay_out: Callable[[PipelineJob], PipelineJob]
+    layout: Layout
     make: Callable[[int, int], PipelineSchedule]
     halves: bool = False
 
@@ -40,36 +41,63 @@ def interleaved_in(chunks: int) -> NamedSchedule:
     return NamedSchedule(
         f"interleaved:{chunks}",
         f"1F1B with {chunks} stages per rank, dealt out in turn",
-        lambda job: looped(job, chunks),
+        Layout("looped", chunks),
         lambda ranks, micro_batches: interleaved(ranks, chunks, micro_batches),
     )
 
 
+ONE_EACH, FOLD = Layout("looped"), Layout("folded", 2)
 NAMED = (
-    NamedSchedule("gpipe", "all forwards, then all backwards", looped, gpipe),
-    NamedSchedule("1f1b", "one forward, one backward", looped, one_f_one_b),
-    NamedSchedule("zb-h1", "1F1B with weight gradients deferred", looped, zb_h1, halves=True),
+    NamedSchedule("gpipe", "all forwards, then all backwards", ONE_EACH, gpipe),
+    NamedSchedule("1f1b", "one forward, one backward", ONE_EACH, one_f_one_b),
+    NamedSchedule("zb-h1", "1F1B with weight gradients deferred", ONE_EACH, zb_h1, halves=True),
     NamedSchedule(
-        "zbv", "two stages per rank, down and up again, weight gradients in the gaps", folded, zbv, halves=True
+        "zbv", "two stages per rank, down and up again, weight gradients in the gaps", FOLD, zbv, halves=True
     ),
     NamedSchedule(
-        "dualpipe", "two directions, forward beside backward; parameters twice", mirrored, dual_pipe, halves=True
+        "dualpipe",
+        "two directions, forward beside backward; parameters twice",
+        Layout("mirrored"),
+        dual_pipe,
+        halves=True,
     ),
-    NamedSchedule("dualpipev", "DualPipe over stages that go down and up again", folded, dual_pipe_v, halves=True),
+    NamedSchedule("dualpipev", "DualPipe over stages that go down and up again", FOLD, dual_pipe_v, halves=True),
 )
 """All but the interleaved ones, which :func:`interleaved_in` makes for any number of stages per rank."""
 
 
-def laid_out(job: PipelineJob, named: NamedSchedule) -> tuple[PipelineJob, PipelineSchedule]:
+def cut_for(job: PipelineJob, named: NamedSchedule) -> Cut:
+    """How many neighbouring stages are joined to each of a schedule: as many to each, or the best where that cannot be.
+
+    Raises:
+        PipelineError: There are too few.
+    """
+    count = named.layout.count(job.ranks)
+    size, left = divmod(len(job.stages), count)
+    cut = best_cut(job, named.layout) if left else (size,) * count
+    if cut is None or not size:
+        raise PipelineError(
+            f"{job.name}: {len(job.stages)} stages cannot be joined to {count}, which {job.ranks} ranks need. "
+            f"Give {count} or more."
+        )
+    return cut
+
+
+def laid_out(job: PipelineJob, named: NamedSchedule, cut: Cut | None = None) -> tuple[PipelineJob, PipelineSchedule]:
     """The job as a schedule wants it, and that schedule, with reductions and steps.
 
     A stage without halves runs its whole backward where others run the first half: so does the first stage in
     torchtitan's GraphPP, whose input needs no gradient.
 
+    Args:
+        job: As it was read.
+        named: The schedule.
+        cut: How many neighbouring stages are joined to each; ``None``: as :func:`cut_for` says.
+
     Raises:
         PipelineError: The job has stages or ranks that the schedule cannot have, or no halves of backward at all.
     """
-    placed = named.lay_out(job)
+    placed = named.layout.put(job, cut or cut_for(job, named))
     if named.halves and not any(stage.splits for stage in placed.stages):
         raise PipelineError(
             f"{job.name}: {named.name} runs the halves of backward apart, but no stage has any. "

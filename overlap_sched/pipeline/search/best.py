@@ -1,24 +1,28 @@
-"""The shortest schedule of a job that is found within its memory limits, its stages laid out in several ways.
+"""The shortest schedule of a job that is found within its memory limits, its stages laid out and cut in several ways.
 
-Per layout: the named schedules that it may have, and those of a list scheduler by several policies; what fits and is
-shortest is improved. Small jobs are solved exactly, where OR-tools is installed. In two directions, with all parameters
-twice, there is DualPipe alone.
+Per layout: cuts as equal as may be and as written, with what has to be recomputed for so many micro-batches in flight
+(:mod:`~overlap_sched.pipeline.cuts`). Per cut: the named schedules that it may have, and those of a list scheduler by
+several policies. Of the cuts whose schedules are shortest, some schedules are improved; small jobs are solved exactly,
+where OR-tools is installed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from itertools import product
+from math import inf
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.compare import PlannedPipeline, named_schedules, plan_pipeline
+from overlap_sched.pipeline.compare import FEW, PlannedPipeline, plan_pipeline, stages_per_rank
+from overlap_sched.pipeline.cuts import UnitCut, best_cut, unit_cuts
 from overlap_sched.pipeline.durations import transfers_us
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.judge.bound import pipeline_bound_us
 from overlap_sched.pipeline.judge.validate import violation
-from overlap_sched.pipeline.layout import folded, looped, mirrored
+from overlap_sched.pipeline.layout import Layout
 from overlap_sched.pipeline.memory import pipeline_peaks, within_limits
+from overlap_sched.pipeline.named.catalogue import NAMED, interleaved_in
+from overlap_sched.pipeline.recompute import recomputing
 from overlap_sched.pipeline.replay import replay_pipeline
 from overlap_sched.pipeline.schedule import PipelineSchedule
 from overlap_sched.pipeline.search.exact import exact_pipeline, solvable
@@ -37,14 +41,16 @@ WITH_PAIRS = tuple(
     for ahead, waiting, deepest in product((0, 1, 2, 4, 8, 16), (0, 2, 64), (True, False))
 )
 """Where some pair takes less than its forward and its backward."""
-IMPROVED = 3
-"""So many of a layout's schedules are improved, the shortest first."""
+IMPROVED, IMPROVED_CUTS = 3, 3
+"""So many of a cut's schedules are improved, and of so many cuts, the shortest first."""
+TIGHTENED = 3
+"""So many times a policy has another go with less room, where what it made did not fit."""
 TIMED_ACTIONS, MOST_TRIALS = 4_000_000, 3_000
 """Schedules that are timed while some are improved: so many actions in all of them, per unit of effort, and so many."""
 EXACT_ACTIONS = 192
 """Jobs of so many forwards, input and weight gradients at most are solved exactly."""
 EXACT_WORK = 3.0
-"""OR-tools' deterministic time for a layout, per unit of effort (about seconds)."""
+"""OR-tools' deterministic time for a cut, per unit of effort (about seconds)."""
 OF_A_BOUND = 1e-3
 """Times are rounded to ticks where a job is solved exactly: a step within this part of a bound is the optimum."""
 
@@ -54,20 +60,22 @@ class FoundPipeline:
     """The best that was found.
 
     Attributes:
-        plan: It, named :data:`FOUND`; its ``bound_us`` is of its layout and limits.
-        bound_us: No schedule of any of the layouts that were tried is shorter, within the limits.
+        plan: It, named :data:`FOUND`; its ``bound_us`` is of its layout, cut and limits.
+        bound_us: No schedule of any of the layouts and cuts that were tried is shorter, within the limits.
+        any_cut_us: No schedule of any cut at all is shorter, in these layouts.
         layout: How its stages are laid out, for people.
         made_from: What it was made from: ``"zbv, improved"``.
     """
 
     plan: PlannedPipeline
     bound_us: float
+    any_cut_us: float
     layout: str
     made_from: str
 
     @property
     def proved(self) -> bool:
-        """Is none of the layouts that were tried shorter, by more than a thousandth?"""
+        """Is none that was tried shorter, by more than a thousandth?"""
         return self.plan.replay.step_us <= self.bound_us * (1 + OF_A_BOUND)
 
 
@@ -78,6 +86,25 @@ class _MadeSchedule:
     step_us: float
     schedule: PipelineSchedule
     made_from: str
+
+
+@dataclass
+class _Trial:
+    """A job laid out and cut in one way, and its schedules that fit, the shortest first; ``units``: before it is."""
+
+    layout: Layout
+    how: UnitCut
+    units: PipelineJob
+    placed: PipelineJob
+    bound_us: float
+    made: list[_MadeSchedule] = field(default_factory=list)
+
+    @property
+    def step_us(self) -> float:
+        return self.made[0].step_us if self.made else inf
+
+    def add(self, one: _MadeSchedule) -> None:
+        self.made = sorted([*self.made, one], key=lambda made: made.step_us)
 
 
 def find_pipeline(
@@ -91,50 +118,64 @@ def find_pipeline(
         tell: Hears what is being done.
 
     Raises:
-        PipelineError: Its stages cannot be laid out.
+        PipelineError: It has several routes already.
     """
-    if len(job.routes) != 1 or len(job.stages) % job.ranks:
-        raise PipelineError(
-            f"{job.name}: no schedule can be searched for: {len(job.stages)} stages on {job.ranks} ranks. "
-            "Give one route and a multiple of the ranks."
-        )
-    found: list[tuple[_MadeSchedule, PipelineJob, float, str]] = []
-    bounds: list[float] = []
-    ways = [(pipeline_bound_us(placed), name, placed) for name, placed in layouts(job)]
-    for bound_us, name, placed in sorted(ways, key=lambda way: way[0]):
-        tell(f"searching {name}")
-        made = _best_of_layout(job, placed, bound_us, effort)
-        if not found or bound_us < min(one.step_us for one, *_ in found):  # else it can be no better
-            made, bound_us = _solved(placed, made, bound_us, effort, tell)
-        bounds.append(bound_us)
-        if made is not None:
-            found.append((made, placed, bound_us, name))
-    if not found:
+    if len(job.routes) != 1:
+        raise PipelineError(f"{job.name}: no schedule can be searched for: it has {len(job.routes)} routes. Give one.")
+    trials, any_cut_us = _trials(job)
+    best_us = inf
+    for trial in trials:
+        if trial.bound_us < best_us * (1 - SAME):  # else it can be no better
+            tell(f"searching {trial.layout}")
+            made = [*_named(trial), *_by_policies(trial.placed)]
+            trial.made = sorted(made, key=lambda one: one.step_us)
+            best_us = min(best_us, trial.step_us)
+    for trial in sorted(trials, key=lambda one: one.step_us)[:IMPROVED_CUTS]:
+        if trial.made and trial.bound_us < best_us * (1 - SAME):
+            tell(f"improving {trial.layout}")
+            _improve(trial, effort)
+            best_us = min(best_us, trial.step_us)
+    for trial in trials:
+        if trial.bound_us < best_us * (1 - SAME):
+            _solve(trial, best_us, effort, tell)
+            best_us = min(best_us, trial.step_us)
+    if best_us == inf:
         return None
-    made, placed, bound_us, name = min(found, key=lambda one: one[0].step_us)
-    replay = replay_pipeline(placed, made.schedule)
-    schedule = replace(made.schedule, name=FOUND)
-    plan = PlannedPipeline(FOUND, placed, schedule, replay, pipeline_peaks(placed, replay), bound_us)
-    return FoundPipeline(plan, min(bounds), name, made.made_from)
+    best = min(trials, key=lambda one: one.step_us)
+    schedule = replace(best.made[0].schedule, name=FOUND)
+    replay = replay_pipeline(best.placed, schedule)
+    peaks, how = pipeline_peaks(best.placed, replay), best.how
+    plan = PlannedPipeline(FOUND, best.placed, schedule, replay, peaks, best.bound_us, how.cut, how.recomputed)
+    bound_us = min(trial.bound_us for trial in trials)
+    return FoundPipeline(plan, bound_us, min(any_cut_us, bound_us), str(best.layout), best.made[0].made_from)
 
 
-def layouts(job: PipelineJob) -> Iterator[tuple[str, PipelineJob]]:
-    """Yield the ways to put the stages of a job of one route on its ranks, with a name for people.
+def _trials(job: PipelineJob) -> tuple[list[_Trial], float]:
+    """List what is tried, that with the lowest bound first, without that whose parameters alone do not fit.
 
-    Without those whose parameters alone do not fit.
+    And a step that no cut is below.
     """
-    ways: list[tuple[str, Callable[[PipelineJob], PipelineJob]]] = [
-        ("one stage per rank" if v == 1 else f"{v} stages per rank", partial(looped, chunks=v))
-        for v in range(1, len(job.stages) // job.ranks + 1)
-    ]
-    ways += [("two stages per rank, down and up again", folded), ("one stage per rank in two directions", mirrored)]
-    for name, way in ways:
-        try:
-            placed = way(job)
-        except PipelineError:  # its stages cannot be joined so
-            continue
-        if _has_room(placed):
-            yield name, placed
+    found: list[_Trial] = []
+    low_us = inf
+    every = range(len(job.stages))
+    few = sorted({1, *stages_per_rank(job), *range(2, min(FEW, len(job.stages) // job.ranks) + 1)})
+    for layout in (*(Layout("looped", v) for v in few), Layout("folded", 2), Layout("mirrored")):
+        cuts, least_us = unit_cuts(job, layout)
+        low_us = min(low_us, least_us)
+        size, left = divmod(len(job.stages), layout.count(job.ranks))
+        ways = [*cuts, *([] if left else [UnitCut((size,) * layout.count(job.ranks), ())])]
+        if job.memory_limit_bytes is not None and any(stage.recomputed for stage in job.stages):
+            again = tuple(unit for unit in every if job.stages[unit].recomputed is not None)
+            ways += [UnitCut(cut, again) for cut in [best_cut(recomputing(job, again), layout)] if cut is not None]
+        for how in dict.fromkeys(ways):
+            units = recomputing(job, how.recomputed)
+            try:
+                placed = layout.put(units, how.cut)
+            except PipelineError:  # one micro-batch in two directions
+                continue
+            if _has_room(placed):
+                found.append(_Trial(layout, how, units, placed, pipeline_bound_us(placed)))
+    return sorted(found, key=lambda trial: trial.bound_us), low_us
 
 
 def _has_room(placed: PipelineJob) -> bool:
@@ -143,18 +184,14 @@ def _has_room(placed: PipelineJob) -> bool:
     return limits is None or all(static <= limit for static, limit in zip(placed.static_bytes, limits, strict=True))
 
 
-def _best_of_layout(job: PipelineJob, placed: PipelineJob, bound_us: float, effort: int) -> _MadeSchedule | None:
-    made = sorted([*_named(job, placed), *_by_policies(placed)], key=lambda one: one.step_us)
-    if not made:
-        return None
-    actions = max(sum(map(len, made[0].schedule.orders)), 1)
-    trials = effort * min(TIMED_ACTIONS // actions, MOST_TRIALS)
-    for one in _unlike(made)[:IMPROVED]:
-        schedule = improved(placed, one.schedule, bound_us, trials // IMPROVED)
-        step_us = replay_pipeline(placed, schedule).step_us
+def _improve(trial: _Trial, effort: int) -> None:
+    actions = max(sum(map(len, trial.made[0].schedule.orders)), 1)
+    count = effort * min(TIMED_ACTIONS // actions, MOST_TRIALS) // IMPROVED
+    for one in _unlike(trial.made)[:IMPROVED]:
+        schedule = improved(trial.placed, one.schedule, trial.bound_us, count)
+        step_us = replay_pipeline(trial.placed, schedule).step_us
         if step_us < one.step_us * (1 - SAME):
-            made.append(_MadeSchedule(step_us, schedule, f"{one.made_from}, improved"))
-    return min(made, key=lambda one: one.step_us)
+            trial.add(_MadeSchedule(step_us, schedule, f"{one.made_from}, improved"))
 
 
 def _unlike(made: Sequence[_MadeSchedule]) -> list[_MadeSchedule]:
@@ -162,31 +199,44 @@ def _unlike(made: Sequence[_MadeSchedule]) -> list[_MadeSchedule]:
     return list({round(one.step_us, 3): one for one in reversed(made)}.values())[::-1]
 
 
-def _named(job: PipelineJob, placed: PipelineJob) -> Iterator[_MadeSchedule]:
+def _named(trial: _Trial) -> Iterator[_MadeSchedule]:
     """The named schedules of a layout that fit."""
-    for of in named_schedules(job):
+    for of in (interleaved_in(trial.layout.chunks), *NAMED):
+        if of.layout != trial.layout:
+            continue
         try:
-            one = plan_pipeline(job, of)
+            one = plan_pipeline(trial.units, of, trial.how.cut)
         except PipelineError:
             continue
-        if one.job == placed and one.shortage is None:
+        if one.shortage is None:
             yield _MadeSchedule(one.replay.step_us, one.schedule, of.name)
 
 
 def _by_policies(placed: PipelineJob) -> Iterator[_MadeSchedule]:
     """Those of the list scheduler that fit, each once."""
     seen: set[tuple[tuple[object, ...], ...]] = set()
-    policies = (*POLICIES, *(WITH_PAIRS if _pairs_save(placed) else ()))
-    for policy in policies if len(placed.routes) == 1 else ():
-        found = greedy_schedule(placed, policy)
-        if found is None or found.orders in seen:
-            continue
-        seen.add(found.orders)
-        schedule = with_updates(placed, found)
-        replay = replay_pipeline(placed, schedule)
-        if within_limits(placed, replay) and violation(placed, schedule) is None:
-            pairs = ", pairs" if policy.pairs else ""
-            yield _MadeSchedule(replay.step_us, schedule, f"{policy.ahead} ahead, {policy.waiting} waiting{pairs}")
+    limits = placed.memory_limit_bytes
+    for policy in (*POLICIES, *(WITH_PAIRS if _pairs_save(placed) else ())):
+        spare = [0] * placed.ranks
+        for _ in range(TIGHTENED + 1):
+            found = greedy_schedule(placed, policy, spare)
+            if found is None or found.orders in seen:
+                break
+            seen.add(found.orders)
+            schedule = with_updates(placed, found)
+            replay = replay_pipeline(placed, schedule)
+            lacks = [0] * placed.ranks
+            if limits is not None:
+                peaks = pipeline_peaks(placed, replay)
+                lacks = [max(peak.bytes - limit, 0) for peak, limit in zip(peaks, limits, strict=True)]
+            if not any(lacks):
+                if violation(placed, schedule) is None:
+                    pairs = ", pairs" if policy.pairs else ""
+                    yield _MadeSchedule(
+                        replay.step_us, schedule, f"{policy.ahead} ahead, {policy.waiting} waiting{pairs}"
+                    )
+                break
+            spare = [one + lack for one, lack in zip(spare, lacks, strict=True)]
 
 
 def _pairs_save(placed: PipelineJob) -> bool:
@@ -197,32 +247,34 @@ def _pairs_save(placed: PipelineJob) -> bool:
     return placed.pair_factor < 1.0 or any(placed.pairs[both].time_us < us for both, us in alone.items())
 
 
-def _solved(
-    placed: PipelineJob, made: _MadeSchedule | None, bound_us: float, effort: int, tell: Callable[[str], None]
-) -> tuple[_MadeSchedule | None, float]:
-    """The optimum of a small job, or what is found on the way, and a sharper bound; else as it was."""
-    if not solvable(placed, EXACT_ACTIONS) or find_spec("ortools") is None:
-        return made, bound_us
-    if made is not None and made.step_us <= bound_us * (1 + SAME):
-        return made, bound_us
-    tell("solving it exactly")
-    most_us = made.step_us if made is not None else _one_by_one_us(placed)
-    if not most_us:
-        return made, bound_us
-    solved = exact_pipeline(placed, None if made is None else made.schedule, most_us, EXACT_WORK * effort)
+def _solve(trial: _Trial, best_us: float, effort: int, tell: Callable[[str], None]) -> None:
+    """Add the optimum of a small job, or what is found on the way, and sharpen its bound.
+
+    Args:
+        trial: With the schedules that are known; of these, none is needed.
+        best_us: What is no shorter than the shortest that is known of any trial is not looked for.
+        effort: OR-tools has so many times :data:`EXACT_WORK`.
+        tell: Hears of it.
+    """
+    placed, made = trial.placed, trial.made[0] if trial.made else None
+    most_us = min(best_us, trial.step_us, _one_by_one_us(placed))
+    if not solvable(placed, EXACT_ACTIONS) or find_spec("ortools") is None or not most_us:
+        return
+    tell(f"solving {trial.layout} exactly")
+    start = made.schedule if made is not None and made.step_us <= most_us else None
+    solved = exact_pipeline(placed, start, most_us, EXACT_WORK * effort)
     if solved is None:
-        return made, bound_us
-    if made is None or solved.bound_us <= made.step_us:  # else its rounding is at fault: there is a schedule
-        bound_us = max(bound_us, solved.bound_us)
+        return
+    if start is None or solved.bound_us <= most_us:  # else its rounding is at fault: there is a schedule
+        trial.bound_us = max(trial.bound_us, min(solved.bound_us, most_us))
     if solved.schedule is None:
-        return made, bound_us
+        return
     schedule = with_updates(placed, solved.schedule)
     if violation(placed, schedule) is not None:
-        return made, bound_us
+        return
     replay = replay_pipeline(placed, schedule)
-    if within_limits(placed, replay) and (made is None or replay.step_us < made.step_us * (1 - SAME)):
-        return _MadeSchedule(replay.step_us, schedule, "solved"), bound_us
-    return made, bound_us
+    if within_limits(placed, replay) and replay.step_us < trial.step_us * (1 - SAME):
+        trial.add(_MadeSchedule(replay.step_us, schedule, "solved"))
 
 
 def _one_by_one_us(placed: PipelineJob) -> float:

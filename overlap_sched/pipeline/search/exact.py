@@ -48,7 +48,7 @@ class ExactPipeline:
 
 def solvable(job: PipelineJob, actions: int) -> bool:
     """Tell whether a job is small, and no schedule with whole backwards or pairs is better than one with halves."""
-    if 3 * len(job.stages) * job.micro_batches > actions or len(job.routes) > 1:
+    if 3 * sum(len(route.stages) * len(route.micro_batches) for route in job.routes) > actions:
         return False
     if job.pairs or job.pair_factor < 1.0:
         return False
@@ -57,7 +57,7 @@ def solvable(job: PipelineJob, actions: int) -> bool:
 
 def _halves_are_enough(stage: PipelineStage) -> bool:
     whole, back, weights = stage.backward, stage.input_gradient, stage.weight_gradient
-    if back is None or weights is None or stage.kept_bytes > stage.saved_bytes:
+    if back is None or weights is None:
         return False
     alike = (whole.output_bytes, whole.buffer_bytes) == (back.output_bytes, back.buffer_bytes)
     no_quicker = whole.time_us >= (back.time_us + weights.time_us) * (1 - 1e-9)
@@ -69,7 +69,7 @@ def _halves_are_enough(stage: PipelineStage) -> bool:
 def exact_pipeline(
     job: PipelineJob, start: PipelineSchedule | None, most_us: float, work: float
 ) -> ExactPipeline | None:
-    """Solve a job of one route whose stages have both halves of backward; ``None``: it ran out of work with nothing.
+    """Solve a job whose stages have both halves of backward; ``None``: it ran out of work with nothing.
 
     Args:
         job: As a layout has placed it; reductions and steps are left out, which shortens the bound.
@@ -102,7 +102,7 @@ def exact_pipeline(
 def _ticks(job: PipelineJob, most_us: float) -> tuple[float, bool]:
     """Return a tick, in microseconds, and whether all times are multiples of it."""
     batch = job.routes[0].micro_batches[0]
-    times = [block_of(job, Action(kind, s, batch)).time_us for s in job.routes[0].stages for kind in KINDS]
+    times = [block_of(job, Action(kind, s, batch)).time_us for s in range(len(job.stages)) for kind in KINDS]
     times += transfers_us(job)
     unit_us = math.gcd(*(round(time_us * 1e3) for time_us in times)) / 1e3
     whole = all(abs(time_us * 1e3 - round(time_us * 1e3)) < 1e-6 for time_us in times)
@@ -127,17 +127,17 @@ class _Program:
     def state(self, start: PipelineSchedule | None) -> None:
         """Add all variables, constraints and the objective; ``start`` as a hint."""
         job, model = self._job, self.model
-        for s in job.routes[0].stages:
+        for s in range(len(job.stages)):
             for kind in KINDS:
                 before = None
-                for m in range(job.micro_batches):
+                for m in job.route_of[s].micro_batches:
                     action = Action(kind, s, m)
                     self._add(action)
                     if before is not None:
                         model.add(self._starts[action] >= self._ends[before])
                     before = action
-        for s in job.routes[0].stages:
-            for m in range(job.micro_batches):
+        for s in range(len(job.stages)):
+            for m in job.route_of[s].micro_batches:
                 self._connect(s, m)
         for rank, intervals in enumerate(self._on):
             model.add_no_overlap(intervals)

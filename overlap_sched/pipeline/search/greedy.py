@@ -13,11 +13,12 @@ that overtake makes one in turn that is as long and needs as much.
 
 import heapq
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from overlap_sched.pipeline.action import Action, ActionKind, Item, Pair, parts
-from overlap_sched.pipeline.durations import item_us, transfer_us
-from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
+from overlap_sched.pipeline.action import Action, ActionKind, Item, Pair, forward, parts
+from overlap_sched.pipeline.durations import block_of, item_us, transfer_us
+from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.schedule import PipelineSchedule
 
 
@@ -42,13 +43,18 @@ class PipelinePolicy:
     pairs: bool = False
 
 
-def greedy_schedule(job: PipelineJob, policy: PipelinePolicy) -> PipelineSchedule | None:
-    """Schedule a job of one route by a policy; ``None``: it comes to a stop, as ranks wait for room.
+def greedy_schedule(job: PipelineJob, policy: PipelinePolicy, spare: Sequence[int] = ()) -> PipelineSchedule | None:
+    """Schedule a job by a policy; ``None``: it comes to a stop, as ranks wait for room.
 
-    Memory limits are kept to by activations alone; :func:`~overlap_sched.pipeline.memory.pipeline_peaks` counts all.
-    O(actions x stages per rank).
+    Limits are kept to by activations and inputs that wait; :func:`~overlap_sched.pipeline.memory.pipeline_peaks` counts
+    all. O(actions x stages per rank).
+
+    Args:
+        job: As a layout has placed it.
+        policy: How ranks choose.
+        spare: Bytes per rank that are left free.
     """
-    run = _GreedyRun(job, policy)
+    run = _GreedyRun(job, policy, spare or (0,) * job.ranks)
     while run.wakes:
         time_us, rank = heapq.heappop(run.wakes)
         run.act(time_us, rank)
@@ -62,13 +68,12 @@ class _GreedyRun:
         wakes: When a rank is to look again for what it may begin: a heap of times and ranks.
     """
 
-    def __init__(self, job: PipelineJob, policy: PipelinePolicy) -> None:
+    def __init__(self, job: PipelineJob, policy: PipelinePolicy, spare: Sequence[int]) -> None:
         self._job, self._policy = job, policy
-        self._count = job.micro_batches
         stages = range(len(job.stages))
-        first, last = job.routes[0].stages[0], job.routes[0].stages[-1]
-        self._last = last
-        self._forward_there: list[list[float]] = [[0.0] * self._count if s == first else [] for s in stages]
+        self._batches = [route.micro_batches for route in job.route_of]
+        there = [[0.0] * len(self._batches[s]) if job.before[s] is None else [] for s in stages]
+        self._forward_there: list[list[float]] = there
         self._backward_there: list[list[float]] = [[] for _ in stages]
         self._begun = {kind: [0] * len(job.stages) for kind in ("F", "B")}
         self._waiting: list[deque[int]] = [deque() for _ in stages]
@@ -76,15 +81,18 @@ class _GreedyRun:
         self._free_us = [0.0] * job.ranks
         self._stream: dict[tuple[int, int], float] = {}
         self._orders: list[list[Item]] = [[] for _ in range(job.ranks)]
-        depth = {s: k for k, s in enumerate(job.routes[0].stages)}
-        self._depth = depth
+        self._depth = {s: k for route in job.routes for k, s in enumerate(route.stages)}
         self._ahead = [self._most_ahead(rank) for rank in range(job.ranks)]
         self.wakes: list[tuple[float, int]] = [(0.0, rank) for rank in range(job.ranks)]
         limits = job.memory_limit_bytes or (2**62,) * job.ranks
-        self._room = [limit - static for limit, static in zip(limits, job.static_bytes, strict=True)]
+        self._room = [
+            limit - static - free for limit, static, free in zip(limits, job.static_bytes, spare, strict=True)
+        ]
+        self._coming = [0] * job.ranks  # outputs under way to a rank, or waiting there
+        self._most = [max(map(self._passing_bytes, stages)) for stages in job.stages_of]
 
     def _most_ahead(self, rank: int) -> int:
-        behind = [len(self._depth) - self._depth[s] for s in self._job.stages_of[rank]]
+        behind = [len(self._job.route_of[s].stages) - self._depth[s] for s in self._job.stages_of[rank]]
         per_rank = max(len(self._depth) // self._job.ranks, 1)
         return -(-sum(behind) // per_rank) + self._policy.ahead
 
@@ -107,7 +115,7 @@ class _GreedyRun:
 
     def _next_backward(self, s: int) -> float | None:
         k = self._begun["B"][s]
-        there = self._forward_end[s] if s == self._last else self._backward_there[s]
+        there = self._forward_end[s] if self._job.after[s] is None else self._backward_there[s]
         return max(there[k], self._forward_end[s][k]) if k < min(len(there), len(self._forward_end[s])) else None
 
     def _chosen(self, time_us: float, rank: int) -> Item | None:
@@ -117,18 +125,19 @@ class _GreedyRun:
             return self._weights(waiting)
         back = next((s for s in stages if _is_there(self._next_backward(s), time_us)), None)
         inward = stages if self._policy.deepest else stages[::-1]
+        ahead: Action | None = None
         if back is None or self._policy.pairs:
-            ahead = (s for s in inward if _is_there(self._next_forward(s), time_us) and self._may_begin(s, rank))
-            forward = next((Action(ActionKind.FORWARD, s, self._begun["F"][s]) for s in ahead), None)
-            if back is None and forward is not None:
-                return forward
-            if forward is not None and back is not None:
-                pair = Pair(forward, Action(ActionKind.BACKWARD, back, self._begun["B"][back]))
-                if item_us(self._job, pair) < sum(item_us(self._job, one) for one in pair):
-                    return pair
-        if back is not None:
-            kind = ActionKind.INPUT_GRADIENT if self._splits(back) else ActionKind.BACKWARD
-            return Action(kind, back, self._begun["B"][back])
+            may = (s for s in inward if _is_there(self._next_forward(s), time_us) and self._may_begin(s, rank))
+            ahead = next((forward(s, self._batches[s][self._begun["F"][s]]) for s in may), None)
+        if back is None:
+            if ahead is not None:
+                return ahead
+        else:
+            batch = self._batches[back][self._begun["B"][back]]
+            pair = None if ahead is None else Pair(ahead, Action(ActionKind.BACKWARD, back, batch))
+            if pair is not None and item_us(self._job, pair) < sum(item_us(self._job, one) for one in pair):
+                return pair
+            return Action(self._back(back), back, batch)
         if waiting and not self._better_to_wait(time_us, stages, waiting):
             return self._weights(waiting)
         return None
@@ -137,7 +146,7 @@ class _GreedyRun:
         return self._job.stages[s].splits
 
     def _weights(self, waiting: list[int]) -> Action:
-        s = min(waiting, key=lambda one: (self._waiting[one][0], -self._depth[one]))
+        s = min(waiting, key=lambda one: (self._waiting[one][0] - self._batches[one].start, -self._depth[one]))
         return Action(ActionKind.WEIGHT_GRADIENT, s, self._waiting[s][0])
 
     def _better_to_wait(self, time_us: float, stages: list[int], waiting: list[int]) -> bool:
@@ -153,14 +162,40 @@ class _GreedyRun:
         later = [s for s in stages if self._depth[s] > self._depth[stage]]
         if ahead + len(later) >= self._ahead[rank] * len(stages) and ahead:
             return False
-        held = sum(
-            (self._begun["F"][s] - self._begun["B"][s]) * job.stages[s].saved_bytes
-            + len(self._waiting[s]) * job.stages[s].kept_bytes
-            for s in stages
+        needed = sum(job.stages[s].saved_bytes for s in (stage, *later)) - self._input_bytes(forward(stage, 0))
+        if self._used(rank) + needed + self._most[rank] > self._room[rank]:
+            return False
+        to = job.after[stage]
+        if to is None or job.rank_of[to] == rank:
+            return True
+        receiver = job.rank_of[to]  # it has to have room for what comes beside a forward of its own
+        coming = job.stages[stage].forward.output_bytes + job.stages[to].saved_bytes + self._most[receiver]
+        return self._used(receiver) + coming <= self._room[receiver]
+
+    def _used(self, rank: int) -> int:
+        """Bytes of activations, and of inputs."""
+        begun, stages = self._begun, self._job.stages
+        return self._coming[rank] + sum(
+            (begun["F"][s] - begun["B"][s]) * stages[s].saved_bytes + len(self._waiting[s]) * stages[s].kept_bytes
+            for s in self._job.stages_of[rank]
         )
-        needed = sum(job.stages[s].saved_bytes for s in (stage, *later))
-        most = max(max(block.transient_bytes + block.output_bytes for block in _blocks(job, s)) for s in stages)
-        return held + needed + most <= self._room[rank]
+
+    def _passing_bytes(self, stage: int) -> int:
+        """The most of a stage that is live only while an action runs, its output included."""
+        one = self._job.stages[stage]
+        blocks = (one.forward, one.backward, one.input_gradient, one.weight_gradient)
+        return max(block.transient_bytes + block.output_bytes for block in blocks if block is not None)
+
+    def _input_bytes(self, item: Action) -> int:
+        """What another stage has made for an action."""
+        maker = self._job.needs_from(item)
+        if maker is None or item.kind is ActionKind.WEIGHT_GRADIENT:
+            return 0
+        kind = ActionKind.FORWARD if item.kind is ActionKind.FORWARD else self._back(maker)
+        return block_of(self._job, Action(kind, maker)).output_bytes
+
+    def _back(self, s: int) -> ActionKind:
+        return ActionKind.INPUT_GRADIENT if self._splits(s) else ActionKind.BACKWARD
 
     def _begin(self, time_us: float, rank: int, item: Item) -> None:
         end = self._free_us[rank] = time_us + item_us(self._job, item)
@@ -172,6 +207,7 @@ class _GreedyRun:
     def _note(self, action: Action, rank: int, end: float) -> None:
         """Note what has begun, and when what it makes will be there."""
         job, s = self._job, action.stage
+        self._coming[rank] -= self._input_bytes(action)
         if action.kind is ActionKind.WEIGHT_GRADIENT:
             self._waiting[s].popleft()
             return
@@ -185,6 +221,7 @@ class _GreedyRun:
         if to is None:
             return
         receiver = job.rank_of[to]
+        self._coming[receiver] += block_of(job, action).output_bytes
         if receiver != rank:
             start = max(end, self._stream.get((rank, receiver), 0.0))
             end = self._stream[rank, receiver] = start + transfer_us(job, action, receiver)
@@ -193,16 +230,12 @@ class _GreedyRun:
 
     def result(self) -> PipelineSchedule | None:
         """The schedule, if all has run."""
-        if any(self._waiting) or min(self._begun["B"]) < self._count:
+        if any(self._waiting) or any(
+            begun < len(batches) for begun, batches in zip(self._begun["B"], self._batches, strict=True)
+        ):
             return None
         return PipelineSchedule("found", tuple(map(tuple, self._orders)))
 
 
 def _is_there(there: float | None, time_us: float) -> bool:
     return there is not None and there <= time_us
-
-
-def _blocks(job: PipelineJob, stage: int) -> list[PipelineBlock]:
-    one = job.stages[stage]
-    blocks = (one.forward, one.backward, one.input_gradient, one.weight_gradient)
-    return [block for block in blocks if block is not None]

@@ -19,23 +19,21 @@ OUTPUT, SAVED, KEPT, PARAMETERS = 64 << 20, 300 << 20, 220 << 20, 3 << 30
 
 
 def job_of(ranks: int, micro_batches: int) -> PipelineJob:
-    """Two stages per rank, layers spread evenly, the head on the last."""
-    count = 2 * ranks
+    """A stage per layer, and the head."""
     stages = []
-    for s in range(count):
-        layers = LAYERS / count + (HEAD if s == count - 1 else 0.0)
-        held = int(layers * SAVED), int(layers * KEPT)
+    for layers in (*(1.0,) * LAYERS, HEAD):
         stages.append(
             PipelineStage(
                 PipelineBlock(round(layers * F_US), 0, OUTPUT),
                 PipelineBlock(round(layers * I_US) + round(layers * W_US), 0, OUTPUT),
                 PipelineBlock(round(layers * I_US), 0, OUTPUT),
                 PipelineBlock(round(layers * W_US)),
-                *held,
+                int(layers * SAVED),
+                int(layers * KEPT),
                 int(PARAMETERS * layers / LAYERS),
             )
         )
-    places, route = tuple(s % ranks for s in range(count)), Route(tuple(range(count)), range(micro_batches))
+    places, route = tuple(s % ranks for s in range(LAYERS + 1)), Route(tuple(range(LAYERS + 1)), range(micro_batches))
     return PipelineJob(f"{ranks} x {micro_batches}", tuple(stages), places, ranks, (route,), PipelineLink(10.0, 50e9))
 
 

@@ -1,0 +1,324 @@
+"""Where the neighbouring units of a file are cut into the stages of a layout: so that the busiest rank is least busy.
+
+Of cuts that are alike in that, the longest stage is shortest, and of those that are alike, the fullest rank holds least.
+It is exact for one stage per rank, and where stages are folded or in two directions: what is kept to is kept to with
+fewer units, too, so that each rank takes as many as it may, from the front, or from both ends (by their number at the
+front, the most at the back). Where several stages are dealt out in turn it is a local search: units go from stage to
+stage while that helps.
+
+Within a memory limit a rank recomputes units until it fits, those first that free most bytes per time: a rule, and not
+exact.
+
+No cut of a layout comes below the least worst rank of what :mod:`~overlap_sched.pipeline.judge.bound` says of a rank
+with the units ``[a, b)``, transfers left out; of several stages all are counted, and the least in front::
+
+    F in front of a + m x (F and whole backwards of the units) + where no backward has halves, D in front of a
+    F in front of a + m x (F and D of the units) + D in front of a
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, permutations
+from math import ceil, inf
+from typing import NamedTuple
+
+from overlap_sched.pipeline.job import PipelineJob, PipelineStage
+from overlap_sched.pipeline.layout import Cut, Layout
+
+IN_FLIGHT = (2.0, 1.0, 0.5, 0.0)
+"""Cuts fit with so many of 1F1B's micro-batches in flight, the last with none."""
+CLOSE = 1e-4
+"""The least time of a worst rank is found up to this part."""
+_Pieces = tuple[tuple[int, int], ...]
+"""Of a rank, the units ``[a, b)`` of each stage."""
+
+
+@dataclass(frozen=True)
+class UnitCut:
+    """A cut, and the units that run forward again in backward."""
+
+    cut: Cut
+    recomputed: tuple[int, ...]
+
+
+class _RankNeed(NamedTuple):
+    """What a rank takes and holds with some units.
+
+    Attributes:
+        least_us: What no step is below, microseconds.
+        busy_us: For all micro-batches; stage_us: of its longest stage.
+        held: With as many micro-batches in flight as in 1F1B: bytes, or where there is a limit a part of it.
+        over: Bytes beyond the limit that are left, all that may be recomputed.
+        recomputed: Units.
+    """
+
+    least_us: float
+    busy_us: float
+    stage_us: float
+    held: float
+    over: int
+    recomputed: tuple[int, ...]
+
+
+def best_cut(job: PipelineJob, layout: Layout) -> Cut | None:
+    """The best cut of a job, its memory limits aside; ``None``: there are fewer units than stages."""
+    return _Cutter(job, layout, None).best()
+
+
+def unit_cuts(job: PipelineJob, layout: Layout) -> tuple[list[UnitCut], float]:
+    """List cuts worth a try within the limits, and a step (microseconds) below which no cut of the layout comes.
+
+    That is so whatever is recomputed; infinite where parameters alone do not fit.
+    """
+    found: dict[UnitCut, None] = {}
+    parts = (None,) if job.memory_limit_bytes is None else IN_FLIGHT
+    cutters = [_Cutter(job, layout, part) for part in parts]
+    for cutter in cutters:
+        cut = cutter.best()
+        if cut is not None:
+            found[UnitCut(cut, cutter.recomputed(cut))] = None
+    return list(found), max(cutters[-1].least_us(), _way_us(job))
+
+
+def _way_us(job: PipelineJob) -> float:
+    """At least, of one micro-batch."""
+    first = job.stages[job.routes[0].stages[0]]
+    return sum(stage.forward.time_us + _down_us(stage) for stage in job.stages) + _whole_us(first) - _down_us(first)
+
+
+def _down_us(stage: PipelineStage) -> float:
+    """The least until the gradient goes on: D."""
+    return min(one.time_us for one in (stage.backward, stage.input_gradient) if one is not None)
+
+
+def _whole_us(stage: PipelineStage) -> float:
+    if stage.input_gradient is None or stage.weight_gradient is None:
+        return stage.backward.time_us
+    return min(stage.backward.time_us, stage.input_gradient.time_us + stage.weight_gradient.time_us)
+
+
+def _sums(values: Iterable[float]) -> list[float]:
+    return [0.0, *accumulate(values)]
+
+
+class _Cutter:
+    """The search for a cut that fits with ``part`` of the micro-batches of 1F1B; ``None``: limits are left aside."""
+
+    def __init__(self, job: PipelineJob, layout: Layout, part: float | None) -> None:
+        self._job, self._layout, self._part = job, layout, part
+        self._units = [job.stages[stage] for stage in job.routes[0].stages]
+        self._stages = layout.count(job.ranks)
+        self._forward = _sums(unit.forward.time_us for unit in self._units)
+        self._down, self._whole = _sums(map(_down_us, self._units)), _sums(map(_whole_us, self._units))
+        self._halves = any(unit.splits for unit in self._units)
+        both = {pair: job.stages[pair[0]].forward.time_us + job.stages[pair[1]].backward.time_us for pair in job.pairs}
+        known = [one.time_us / both[pair] for pair, one in job.pairs.items() if both[pair]]
+        self._scale = min([1.0, job.pair_factor, *known])  # of what pairs take apart, the least that they take
+        self._known: dict[tuple[int, _Pieces], _RankNeed] = {}
+
+    @property
+    def _dealt_out(self) -> bool:
+        return self._layout.kind == "looped" and self._layout.chunks > 1
+
+    def best(self) -> Cut | None:
+        """The best cut, if any fits."""
+        if len(self._units) < self._stages:
+            return None
+        if self._dealt_out:
+            return self._by_moves()
+        most = dict[str, float]()
+        cut = None
+        for what in ("busy_us", "stage_us", "held"):
+            cut, _ = self._least(what, most)
+            if cut is None:
+                return None
+            most[what] = self._worst(what, cut) * (1 + 1e-9)
+        return cut
+
+    def least_us(self) -> float:
+        """What no cut is below, in microseconds."""
+        if len(self._units) < self._stages:
+            return inf
+        return self._spread_us() if self._dealt_out else self._least("least_us", {})[1]
+
+    def recomputed(self, cut: Cut) -> tuple[int, ...]:
+        """The units that are recomputed with a cut."""
+        return tuple(sorted({unit for need in self._needs(cut) for unit in need.recomputed}))
+
+    def _worst(self, what: str, cut: Cut) -> float:
+        return max(getattr(need, what) for need in self._needs(cut))
+
+    def _least(self, what: str, most: Mapping[str, float]) -> tuple[Cut | None, float]:
+        """The cut with which the worst rank has least, within the most of others; and what none is below."""
+        best, low = self._within(most), 0.0
+        if best is None:
+            return None, inf
+        high = self._worst(what, best)
+        while high - low > CLOSE * high:
+            middle = (low + high) / 2
+            cut = self._within({**most, what: middle})
+            if cut is None:
+                low = middle
+            else:
+                best, high = cut, self._worst(what, cut)
+        return best, low
+
+    def _within(self, most: Mapping[str, float]) -> Cut | None:
+        """A cut with which no rank has more."""
+
+        def ok(rank: int, pieces: Sequence[tuple[int, int]]) -> bool:
+            need = self._need(rank, tuple(pieces))
+            return not need.over and all(getattr(need, what) <= value for what, value in most.items())
+
+        if self._layout.kind == "looped":
+            return self._in_turn(lambda rank, a, b: ok(rank, [(a, b)]))
+
+        def both_ok(step: int, front: tuple[int, int], back: tuple[int, int]) -> bool:
+            other = self._job.ranks - 1 - step
+            mirrored = self._layout.kind == "mirrored" and step != other
+            return ok(step, (front, back)) and (not mirrored or ok(other, (back, front)))
+
+        return self._from_both_ends(both_ok)
+
+    def _in_turn(self, ok: Callable[[int, int, int], bool]) -> Cut | None:
+        cut: list[int] = []
+        a, ranks, units = 0, self._job.ranks, len(self._units)
+        for rank in range(ranks):
+            b = a
+            while b < units - (ranks - 1 - rank) and ok(rank, a, b + 1):
+                b += 1
+            if a == b:
+                return None
+            cut.append(b - a)
+            a = b
+        return tuple(cut) if a == units else None
+
+    def _from_both_ends(self, ok: Callable[[int, tuple[int, int], tuple[int, int]], bool]) -> Cut | None:
+        """Take stages k and n - 1 - k in step k: by the end of the front, the least start of the back."""
+        units, steps, middle = len(self._units), self._stages // 2, self._stages % 2
+        reached: dict[int, tuple[int, Cut, Cut]] = {0: (units, (), ())}
+        for step in range(steps):
+            left = 2 * (steps - 1 - step) + middle  # stages to come
+            after: dict[int, tuple[int, Cut, Cut]] = {}
+            for a, (d, front, back) in reached.items():
+                c = a + 1 + left
+                for b in range(a + 1, d - left):
+                    c = max(c, b + left)
+                    while c < d and not ok(step, (a, b), (c, d)):
+                        c += 1
+                    if c >= d:
+                        break
+                    if b not in after or c < after[b][0]:
+                        after[b] = c, (*front, b - a), (d - c, *back)
+            reached = after
+        for b, (c, front, back) in reached.items():
+            if middle and ok(steps, (b, c), (b, c)):
+                return (*front, c - b, *back)
+            if not middle and b == c:
+                return front + back
+        return None
+
+    def _by_moves(self) -> Cut | None:
+        """Move single units while the worst rank becomes better."""
+        size, more = divmod(len(self._units), self._stages)
+        cut = tuple(size + (s < more) for s in range(self._stages))
+        best = self._badness(cut)
+        while True:
+            moved = [
+                tuple(n - (s == p) + (s == q) for s, n in enumerate(cut))
+                for p, q in permutations(range(self._stages), 2)
+                if cut[p] > 1
+            ]
+            found = min(((self._badness(one), one) for one in moved), default=(best, cut))
+            if found[0] >= best:
+                return None if best[0] else cut
+            best, cut = found
+
+    def _badness(self, cut: Cut) -> tuple[float, ...]:
+        squares = [sum(getattr(need, what) ** 2 for need in self._needs(cut)) for what in ("busy_us", "stage_us")]
+        return self._worst("over", cut), self._worst("busy_us", cut), *squares, self._worst("held", cut)
+
+    def _spread_us(self) -> float:
+        """At least, of the worst rank, whatever units it has: of the kR + 1 longest some rank has k + 1."""
+        ranks, batches = self._job.ranks, self._job.micro_batches
+        each = sorted((b - a for a, b in zip(self._both(), self._both()[1:], strict=False)), reverse=True)
+        most_us = max(sum(each[k * ranks - k : k * ranks + 1]) for k in range((len(each) - 1) // ranks + 1))
+        if self._scale < 1.0:
+            return self._scale * batches * most_us
+        waits = sum(self._forward[:ranks]) + (0.0 if self._halves else sum(self._down[:ranks]))
+        return max(batches * most_us, (waits + batches * sum(each)) / ranks)
+
+    def _both(self) -> list[float]:
+        return [f + b for f, b in zip(self._forward, self._whole, strict=True)]
+
+    def _needs(self, cut: Cut) -> list[_RankNeed]:
+        ends, ranks = [0, *accumulate(cut)], self._job.ranks
+        own = [self._layout.stages_of(rank, ranks) for rank in range(ranks)]
+        return [self._need(rank, tuple((ends[s], ends[s + 1]) for s in stages)) for rank, stages in enumerate(own)]
+
+    def _need(self, rank: int, pieces: _Pieces) -> _RankNeed:
+        if (rank, pieces) not in self._known:
+            self._known[rank, pieces] = self._need_of(rank, pieces)
+        return self._known[rank, pieces]
+
+    def _need_of(self, rank: int, pieces: _Pieces) -> _RankNeed:
+        batches, forward, down, whole = self._job.micro_batches, self._forward, self._down, self._whole
+        counts = [batches] * len(pieces)
+        if self._layout.kind == "mirrored":
+            counts = [-(-batches // 2), batches // 2]
+        down_us = whole_us = stage_us = 0.0
+        passing: dict[int, tuple[int, int]] = {}  # by unit: micro-batches, and those in flight in 1F1B
+        for (a, b), count, stage in zip(pieces, counts, self._layout.stages_of(rank, self._job.ranks), strict=True):
+            ahead_us = forward[b] - forward[a]
+            down_us += count * (ahead_us + down[b] - down[a])
+            whole_us += count * (ahead_us + whole[b] - whole[a])
+            stage_us = max(stage_us, ahead_us + whole[b] - whole[a])
+            flying = min(count, ceil((self._stages - stage) / self._layout.chunks))
+            passing |= dict.fromkeys(range(a, b), (count, flying))
+        held = self._bytes(passing, 1.0, ())
+        limit = 0 if self._job.memory_limit_bytes is None else self._job.memory_limit_bytes[rank]
+        recomputed, over = self._fitted(passing, limit)
+        more_us = sum(passing[unit][0] * self._longer_us(unit) for unit in recomputed)
+        least_us = self._scale * whole_us
+        if self._scale == 1.0:
+            head_us, tail_us = (min(sums[a] for a, _ in pieces) for sums in (forward, down))
+            least_us = head_us + max(whole_us + (0.0 if self._halves else tail_us), down_us + tail_us)
+        return _RankNeed(least_us, whole_us + more_us, stage_us, held / (limit or 1), over, recomputed)
+
+    def _longer_us(self, unit: int) -> float:
+        again = self._units[unit].recomputed
+        return 0.0 if again is None else _whole_us(again) - _whole_us(self._units[unit])
+
+    def _fitted(self, passing: dict[int, tuple[int, int]], limit: int) -> tuple[tuple[int, ...], int]:
+        """The units that have to be recomputed, and the bytes that are lacking even so."""
+        part, chosen = self._part, list[int]()
+        if part is None:
+            return (), 0
+        over = self._bytes(passing, part, ()) - limit
+        if over <= 0:
+            return (), 0
+        may = [unit for unit in passing if self._units[unit].recomputed is not None] if part else []
+        for unit in sorted(may, key=lambda one: self._freed(one, passing[one]), reverse=True):
+            chosen.append(unit)
+            over = self._bytes(passing, part, chosen) - limit
+            if over <= 0:
+                break
+        return tuple(chosen), max(over, 0)
+
+    def _freed(self, unit: int, passing: tuple[int, int]) -> float:
+        """Bytes per microsecond."""
+        again, (count, flying) = self._units[unit].recomputed, passing
+        freed = 0 if again is None else flying * (self._units[unit].saved_bytes - again.saved_bytes)
+        return freed / max(count * self._longer_us(unit), 1e-9)
+
+    def _bytes(self, passing: dict[int, tuple[int, int]], part: float, recomputed: Sequence[int]) -> int:
+        """What a rank holds at once, about; with no micro-batch in flight, at least."""
+        total = most = 0
+        for unit, (_, flying) in passing.items():
+            one = self._units[unit]
+            if unit in recomputed and one.recomputed is not None:
+                one = one.recomputed
+            total += one.static_bytes + ceil(part * flying) * one.saved_bytes
+            blocks = (one.forward, one.backward) if one.input_gradient is None else (one.forward, one.input_gradient)
+            most = max([most, *(block.transient_bytes + block.output_bytes for block in blocks)])
+        return total + most if part else total

@@ -221,13 +221,15 @@ def _lack(lack: RankShortage) -> str:
 
 
 def _table(job: PipelineJob, planned: Sequence[PlannedPipeline]) -> Table:
+    inside = any(max(one.inside_us) for one in planned)
+    waits = "Inside: of the rank whose compute waits longest for collectives of its graphs. " if inside else ""
     table = captioned_table(
         title=f"{printable(job.name)}: {count(len(job.stages), 'stage')}, {count(job.ranks, 'rank')}, "
         f"micro-batches: {job.micro_batches:,}",
         caption="Simulated. Bubble: the idle part of all ranks together. Exposed: of the rank that waits longest for "
-        "transfers and reductions. Peak: of the rank that holds most. Bound: no schedule with these stages on these "
-        "ranks is shorter.",
-        numbers=("step", "bubble", "exposed", "peak", "bound", "gap"),
+        f"transfers and reductions. {waits}Peak: of the rank that holds most. Bound: no schedule with these stages on "
+        "these ranks is shorter.",
+        numbers=("step", "bubble", "exposed", *(("inside",) if inside else ()), "peak", "bound", "gap"),
         first="schedule",
     )
     for one in planned:
@@ -236,6 +238,7 @@ def _table(job: PipelineJob, planned: Sequence[PlannedPipeline]) -> Table:
             duration(one.replay.step_us),
             f"{100 * one.replay.bubble:.1f} %",
             duration(max(one.replay.exposed_us)),
+            *((duration(max(one.inside_us)),) if inside else ()),
             size(max(peak.bytes for peak in one.peaks)),
             duration(one.bound_us),
             f"{gap_percent(one.replay.step_us, one.bound_us):.2f} %",
@@ -285,6 +288,7 @@ def _schedule_figures(one: PlannedPipeline) -> dict[str, Any]:
                 "busy_us": one.replay.busy_us[rank],
                 "bubble_us": one.replay.bubble_us[rank],
                 "exposed_us": one.replay.exposed_us[rank],
+                "inside_us": one.inside_us[rank],
                 "peak_bytes": peak.bytes,
                 "peak_at": str(peak.item),
             }

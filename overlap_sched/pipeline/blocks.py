@@ -22,7 +22,7 @@ class GraphBlock:
 
     Attributes:
         name: Of the graph.
-        time_us: Its step, microseconds.
+        time_us: Its step, microseconds. exposed_us: of it, what compute waits for collectives.
         peak_bytes: The most that is live at once.
         left_bytes: Live when it ends.
         pinned_bytes: Parameters.
@@ -30,6 +30,7 @@ class GraphBlock:
 
     name: str
     time_us: float
+    exposed_us: float
     peak_bytes: int
     left_bytes: int
     pinned_bytes: int
@@ -37,7 +38,8 @@ class GraphBlock:
     def put_into(self, block: PipelineBlock, held_bytes: int) -> PipelineBlock:
         """A block with this time and memory, of which so much is counted elsewhere while it runs: saved, or kept."""
         transient = max(self.peak_bytes - held_bytes, 0)
-        return replace(block, time_us=self.time_us, transient_bytes=transient, graph=self.name)
+        timed = replace(block, time_us=self.time_us, exposed_us=self.exposed_us)
+        return replace(timed, transient_bytes=transient, graph=self.name)
 
 
 def graph_block(name: str, problem: Problem, run: JudgedOrder, parameter_bytes: int | None = None) -> GraphBlock:
@@ -51,7 +53,8 @@ def graph_block(name: str, problem: Problem, run: JudgedOrder, parameter_bytes: 
     """
     pinned = sum(storage.bytes for storage in problem.storages if storage.pinned)
     static = pinned if parameter_bytes is None else min(parameter_bytes, pinned)
-    return GraphBlock(name, run.timeline.step_us, max(run.profile) - static, run.profile[-1] - static, static)
+    line, profile = run.timeline, run.profile
+    return GraphBlock(name, line.step_us, line.exposed_us, max(profile) - static, profile[-1] - static, static)
 
 
 def left_by(graph: GraphBlock, output_bytes: int) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import Item
+from overlap_sched.pipeline.durations import inside_us
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.judge.bound import pipeline_bound_us
 from overlap_sched.pipeline.judge.validate import violation
@@ -48,6 +49,11 @@ class PlannedPipeline:
     bound_us: float
     cut: Cut = ()
     recomputed: tuple[int, ...] = ()
+
+    @property
+    def inside_us(self) -> tuple[float, ...]:
+        """Per rank, the time in which compute waits for collectives inside of its graphs."""
+        return tuple(sum(inside_us(self.job, run.item) for run in items) for items in self.replay.items)
 
     @property
     def shortage(self) -> RankShortage | None:

@@ -1,6 +1,6 @@
 """What items and transfers of a job take, for the planner; the judge looks it up by itself."""
 
-from overlap_sched.pipeline.action import Action, ActionKind, Item, Pair
+from overlap_sched.pipeline.action import Action, ActionKind, Item, Pair, parts
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
 
 _BLOCK = {
@@ -28,6 +28,12 @@ def item_us(job: PipelineJob, item: Item) -> float:
     one, other = (block_of(job, action).time_us for action in item)
     known = pair_block(job, item)
     return max(one, other, job.pair_factor * (one + other) if known is None else known.time_us)
+
+
+def inside_us(job: PipelineJob, item: Item) -> float:
+    """Of the time of an item, that in which compute waits for collectives of its graphs; microseconds."""
+    known = pair_block(job, item) if isinstance(item, Pair) else None
+    return sum(block_of(job, action).exposed_us for action in parts(item)) if known is None else known.exposed_us
 
 
 def pair_block(job: PipelineJob, pair: Pair) -> PipelineBlock | None:

@@ -130,7 +130,8 @@ class JobGraphs:
             pair = self.interleaved(*both)
             pinned = sum(storage.bytes for storage in pair.problem.storages if storage.pinned)
             counted = pinned + ahead.saved_bytes + back.saved_bytes
-            found[f, b] = PipelineBlock(pair.ordered.timeline.step_us, max(pair.peak_bytes - counted, 0))
+            line, transient = pair.ordered.timeline, max(pair.peak_bytes - counted, 0)
+            found[f, b] = PipelineBlock(line.step_us, transient, exposed_us=line.exposed_us)
         return replace(job, pairs=found)
 
     def interleaved(self, ahead: str, back: str) -> MeasuredGraph:

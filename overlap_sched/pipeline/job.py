@@ -33,6 +33,7 @@ class PipelineBlock:
         sent_bytes: The buffer of the output until it has been sent; ``None``: as large as the output. 0 where the
             output is saved for backward and so counted already.
         graph: The graph that it has been measured from; empty: given by numbers, or joined of several.
+        exposed_us: Of its time, that in which compute waits for collectives of its graph.
     """
 
     time_us: float
@@ -40,6 +41,7 @@ class PipelineBlock:
     output_bytes: int = 0
     sent_bytes: int | None = None
     graph: str = ""
+    exposed_us: float = 0.0
 
     @property
     def buffer_bytes(self) -> int:

@@ -99,7 +99,10 @@ def _joined_pairs(job: PipelineJob, cut: Cut) -> dict[tuple[int, int], PipelineB
         later = [sum(job.stages[s].saved_bytes for s in ahead[k + 1 :]) for k in range(len(steps))]  # not yet saved
         gone = [sum(job.stages[s].saved_bytes for s in back[::-1][:k]) for k in range(len(steps))]
         most = max(one.transient_bytes - a - g for one, a, g in zip(known, later, gone, strict=True))
-        found[f, b] = PipelineBlock(sum(one.time_us for one in known), max(most, 0))
+        time_us, exposed_us = (
+            sum(times) for times in zip(*((one.time_us, one.exposed_us) for one in known), strict=True)
+        )
+        found[f, b] = PipelineBlock(time_us, max(most, 0), exposed_us=exposed_us)
     return found
 
 
@@ -149,7 +152,11 @@ def _join(stages: list[PipelineStage]) -> PipelineStage:
         most = max(one.transient_bytes + more for one, more in zip(blocks, live, strict=False))
         last = blocks[output]
         return PipelineBlock(
-            sum(one.time_us for one in blocks), max(most - counted, 0), last.output_bytes, last.sent_bytes
+            sum(one.time_us for one in blocks),
+            max(most - counted, 0),
+            last.output_bytes,
+            last.sent_bytes,
+            exposed_us=sum(one.exposed_us for one in blocks),
         )
 
     halves = all(one.splits for one in stages)

@@ -64,7 +64,8 @@ def stage_of(table: TomlTable, read: GraphReader) -> PipelineStage:
 def _both(one: PipelineBlock, other: PipelineBlock, saved: int, kept: int) -> PipelineBlock:
     """I and W in one action: what is saved counts to its end, what is kept beyond that is transient."""
     transient = max(one.transient_bytes, kept + other.transient_bytes - saved)
-    return PipelineBlock(one.time_us + other.time_us, transient, one.output_bytes, one.sent_bytes)
+    time_us, exposed_us = one.time_us + other.time_us, one.exposed_us + other.exposed_us
+    return PipelineBlock(time_us, transient, one.output_bytes, one.sent_bytes, exposed_us=exposed_us)
 
 
 def _given(table: TomlTable, key: str, read: GraphReader) -> tuple[GraphBlock | None, PipelineBlock]:

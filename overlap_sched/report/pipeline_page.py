@@ -14,6 +14,7 @@ from html import escape
 from overlap_sched import __version__
 from overlap_sched.pipeline.action import Item, parts
 from overlap_sched.pipeline.compare import PlannedPipeline
+from overlap_sched.pipeline.durations import inside_us
 from overlap_sched.pipeline.memory import memory_curves
 from overlap_sched.pipeline.replay import RunItem
 from overlap_sched.report.colours import EXPOSED, PIPELINE
@@ -24,6 +25,8 @@ WIDTH, LEFT = 1280, 70
 """Of a picture, and of what stands beside its rows (pixels)."""
 ROW, BELOW, GAP = 22, 16, 6
 """Heights of a rank's actions, and of its memory below."""
+WAITS, SEEN = 4, 0.5
+"""Height of what waits for collectives inside of an action, at its foot; narrower it is not drawn."""
 NUMBERED = 12.0
 """A box of so many pixels shows the number of its micro-batch."""
 MOST_BOXES = 60_000
@@ -34,7 +37,7 @@ STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #ddd; --ground: #181818; --idle: #262626; --memory: #777; } }
 body { font: 14px system-ui, sans-serif; color: var(--ink); background: var(--ground); margin: 1.5em; }
 svg { display: block; } svg text { font-size: 10px; fill: var(--ink); } svg .on { fill: #fff; text-anchor: middle; }
-.idle { fill: var(--idle); } .memory { fill: var(--memory); }
+.idle { fill: var(--idle); } .waits { fill: EXPOSED; } .memory { fill: var(--memory); }
 h2 { font-size: 1.05em; margin: 1.4em 0 .3em; } .legend span { margin-right: 1.2em; white-space: nowrap; }
 .legend i { display: inline-block; width: .9em; height: .9em; margin-right: .35em; vertical-align: -.1em; }
 footer { margin-top: 2em; opacity: .75; }
@@ -51,16 +54,18 @@ def pipeline_page(title: str, planned: Sequence[PlannedPipeline], command: str) 
         if letter in letters:
             words.setdefault(colour, []).append(what)
     legend = "".join(f'<span><i style="background:{c}"></i>{", ".join(what)}</span>' for c, what in words.items())
+    waits = f'<span><i style="background:{EXPOSED}"></i>compute waits for collectives inside</span>'
+    inside = any(inside_us(one.job, run.item) for one in drawn for run in _runs(one))
     limit = f'<span><i style="background:{EXPOSED}"></i>memory limit</span>'
     limited = any(one.job.memory_limit_bytes for one in drawn)
     left_out = len(planned) - len(drawn)
     notes = [f"<p>{left_out} more schedules are not drawn: too many actions.</p>"] if left_out else []
     return "\n".join([
         "<!doctype html><html lang='en' data-ready='true'><meta charset='utf-8'>",
-        f"<title>{escape(title)}</title><style>{STYLE}</style>",
+        f"<title>{escape(title)}</title><style>{STYLE.replace('EXPOSED', EXPOSED)}</style>",
         f"<main><h1>{escape(title)}</h1>",
         f"<p class='legend'>{legend}<span><i class='memory' style='background:var(--memory)'></i>live bytes</span>"
-        f"{limit if limited else ''}</p>",
+        f"{waits if inside else ''}{limit if limited else ''}</p>",
         *(_section(one, most_us) for one in drawn),
         *notes,
         f"</main><footer>Simulated. Numbers are micro-batches. Made by <code>{escape(command)}</code>, "
@@ -110,7 +115,12 @@ def _rank(one: PlannedPipeline, rank: int, curve: Curve, most_us: float) -> str:
         f"<rect class='idle' x='{LEFT}' y='{top}' width='{width:.1f}' height='{ROW}'/>",
     ]
     for run in one.replay.items[rank]:
-        shapes.append(_box(run, LEFT + run.start_us * scale, (run.end_us - run.start_us) * scale, top, first))
+        x, wide = LEFT + run.start_us * scale, (run.end_us - run.start_us) * scale
+        shapes.append(_box(run, x, wide, top, first))
+        inside = inside_us(one.job, run.item) * scale
+        if inside >= SEEN:
+            y = top + ROW - WAITS
+            shapes.append(f"<rect class='waits' x='{x:.1f}' y='{y}' width='{inside:.1f}' height='{WAITS}'/>")
     return "".join([*shapes, _memory(one, rank, curve, top + ROW + BELOW, scale)])
 
 

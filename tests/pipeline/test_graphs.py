@@ -7,7 +7,7 @@ import pytest
 
 from overlap_sched.errors import PipelineFileError
 from overlap_sched.options import Options
-from overlap_sched.pipeline.action import Pair
+from overlap_sched.pipeline.action import Pair, backward, forward
 from overlap_sched.pipeline.compare import PlannedPipeline, plan_pipeline
 from overlap_sched.pipeline.graphs import GraphSource, JobGraphs, Orderer
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
@@ -19,6 +19,7 @@ from overlap_sched.pipeline.memory import pipeline_peaks
 from overlap_sched.pipeline.named.catalogue import NAMED
 from overlap_sched.pipeline.replay import replay_pipeline
 from overlap_sched.pipeline.room import LEAST, left_bytes, with_room
+from overlap_sched.pipeline.schedule import PipelineSchedule
 from overlap_sched.pipeline.search.greedy import PipelinePolicy, greedy_schedule
 from overlap_sched.problem import Group, Kind, Node, Order, Problem, Storage
 from overlap_sched.scheduler.pipeline import schedule
@@ -113,7 +114,12 @@ def test_two_chains_hide_each_others_exchanges() -> None:
     pair = graphs.pairs["forward", "backward"]
     assert (pair.before.timeline.step_us, pair.before.timeline.exposed_us) == (80.0, 40.0)
     assert job.pairs[0, 0].time_us == pair.ordered.timeline.step_us == 50.0
-    assert pair.ordered.timeline.exposed_us == 10.0
+    assert pair.ordered.timeline.exposed_us == job.pairs[0, 0].exposed_us == 10.0
+    assert (job.stages[0].forward.time_us, job.stages[0].forward.exposed_us) == (40.0, 20.0)
+    named = {one.name: plan_pipeline(job, one) for one in NAMED[:2]}
+    assert named["1f1b"].inside_us == (4 * 20.0,)
+    paired = PipelineSchedule("", ((forward(0, 0), Pair(forward(0, 1), backward(0, 0)), backward(0, 1)),))
+    assert replace(named["1f1b"], replay=replay_pipeline(job, paired)).inside_us == (20.0 + 10.0 + 20.0,)
     assert pair.peak_bytes <= max(pair.before.profile) + 100
 
 
@@ -155,9 +161,15 @@ def test_each_graph_is_read_and_ordered_once() -> None:
 
 def test_joined_stages_run_their_pairs_one_behind_the_other() -> None:
     """Forward 0 beside backward 1, then forward 1 beside backward 0."""
-    pairs = {(0, 1): PipelineBlock(5.0, 7), (1, 0): PipelineBlock(6.0, 9), (0, 0): PipelineBlock(1.0, 1)}
+    pairs = {
+        (0, 1): PipelineBlock(5.0, 7, exposed_us=1.0),
+        (1, 0): PipelineBlock(6.0, 9, exposed_us=2.0),
+        (0, 0): PipelineBlock(1.0, 1),
+    }
     job = replace(uniform(1, 2, 2), pairs=pairs)
-    assert looped(job).pairs == {(0, 0): PipelineBlock(11.0, 8)}  # forward 1 has saved its byte when it ends
+    assert looped(job).pairs == {
+        (0, 0): PipelineBlock(11.0, 8, exposed_us=3.0)
+    }  # forward 1 has saved its byte when it ends
     assert looped(replace(job, pairs={(0, 1): pairs[0, 1]})).pairs == {}
 
 

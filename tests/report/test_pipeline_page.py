@@ -45,6 +45,16 @@ def test_what_it_says(planned: list[PlannedPipeline]) -> None:
     assert "<script" not in page
 
 
+def test_what_waits_inside_is_drawn_at_the_foot_of_an_action(planned: list[PlannedPipeline]) -> None:
+    assert "compute waits for collectives inside" not in pipeline_page.pipeline_page("two", planned, "")
+    stages = tuple(replace(s, forward=replace(s.forward, exposed_us=2.5)) for s in planned[0].job.stages)
+    page = pipeline_page.pipeline_page("two", [replace(planned[0], job=replace(planned[0].job, stages=stages))], "")
+    bars = [float(width) for width in re.findall(r"<rect class='waits' .*? width='([\d.]+)'", page)]
+    room = pipeline_page.WIDTH - pipeline_page.LEFT
+    assert bars == [pytest.approx(2.5 / planned[0].replay.step_us * room, abs=0.1)] * 8
+    assert "compute waits for collectives inside" in page
+
+
 def test_pairs_share_their_place(planned: list[PlannedPipeline]) -> None:
     page = pipeline_page.pipeline_page("two", planned[2:], "")
     assert "forward of stage" in page

@@ -17,7 +17,8 @@ def graphs_table(graphs: JobGraphs) -> Table:
     table = captioned_table(
         title="Graphs of the job, before and after ordering",
         caption="Simulated. A pair is a forward and a backward that run together; before: the backward, then the "
-        "forward, each in its order. Exposed: compute waits for communication."
+        "forward, each in its order. Exposed: compute waits for communication. What a memory limit leaves beside a "
+        "schedule, its graphs use beyond this."
         + (f" Not shown: {count(rest, 'pair')} that is no shorter." if rest == 1 else "")
         + (f" Not shown: {count(rest, 'pair')} that are no shorter." if rest > 1 else ""),
         numbers=("nodes", "step", "ordered", "exposed", "ordered", "peak", "ordered"),

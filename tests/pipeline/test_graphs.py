@@ -49,7 +49,7 @@ def exchange(name: str, links: int = 2) -> Problem:
     return Problem(name, tuple(nodes), tuple(storages), {"ep": Group(8, True)})
 
 
-def backward() -> Problem:
+def two_halves() -> Problem:
     """30 bytes of what forward has saved; ``dx`` needs 20 of them, ``dw`` the others and 5 bytes of ``dx``'s way."""
     return Problem(
         "backward",
@@ -78,7 +78,7 @@ def job_of(graphs: JobGraphs, text: str = TWO) -> PipelineJob:
 
 
 def test_halves_of_one_graph() -> None:
-    stage = job_of(JobGraphs(lambda source: backward()), TWO + 'saved = "30B"').stages[0]
+    stage = job_of(JobGraphs(lambda source: two_halves()), TWO + 'saved = "30B"').stages[0]
     assert stage.backward == PipelineBlock(12.0, 65 - 30, 0, graph="backward")  # b, way and dw at the peak
     assert stage.input_gradient is not None
     assert stage.weight_gradient is not None
@@ -101,7 +101,7 @@ NO_OUTPUT = "it is the node of the graph that makes the gradient to be sent, not
 def test_an_output_node_that_is_none(backward_is: str, why: str) -> None:
     text = TWO.replace('problem = "backward", output_node = "dx"', backward_is)
     with pytest.raises(PipelineFileError) as caught:
-        job_of(JobGraphs(lambda source: backward()), text)
+        job_of(JobGraphs(lambda source: two_halves()), text)
     assert str(caught.value) == f"job.toml: stage[0].backward.output_node {why}"
 
 
@@ -125,7 +125,7 @@ def test_two_chains_hide_each_others_exchanges() -> None:
 
 def test_a_pair_holds_the_peak_of_its_graph() -> None:
     """What is pinned is static, what is saved counts by itself, the rest is the pair's."""
-    graphs = JobGraphs(lambda source: backward() if source.path.name == "backward" else exchange("f"), by_default())
+    graphs = JobGraphs(lambda source: two_halves() if source.path.name == "backward" else exchange("f"), by_default())
     job = graphs.with_pairs(job_of(graphs), lambda text: None)
     stage, pair = job.stages[0], graphs.pairs["forward", "backward"]
     assert job.pairs[0, 0].transient_bytes == pair.peak_bytes - 100 - 2 * stage.saved_bytes
@@ -150,7 +150,7 @@ def test_each_graph_is_read_and_ordered_once() -> None:
 
     def graph(source: GraphSource) -> Problem:
         read.append(source)
-        return backward() if source.path.name == "backward" else exchange("forward")
+        return two_halves() if source.path.name == "backward" else exchange("forward")
 
     graphs = JobGraphs(graph, order)
     text = TWO + TWO[TWO.index("[[stage]]") :]

@@ -16,11 +16,6 @@ from tests.pipeline.test_search import uneven
 
 ONE, TWO = StageLayout("looped"), StageLayout("looped", 2)
 FOLD, MIRROR = StageLayout("folded", 2), StageLayout("mirrored")
-    StageLayout("looped"),
-    StageLayout("looped", 2),
-    StageLayout("folded", 2),
-    StageLayout("mirrored"),
-)
 
 
 def units(rng: random.Random, ranks: int, count: int, micro_batches: int = 3, **changes: object) -> PipelineJob:

@@ -17,7 +17,7 @@ from overlap_sched.pipeline.compare import FEW, PlannedPipeline, plan_pipeline, 
 from overlap_sched.pipeline.cuts import UnitCut, best_cut, unit_cuts
 from overlap_sched.pipeline.durations import transfers_us
 from overlap_sched.pipeline.job import PipelineJob
-from overlap_sched.pipeline.judge.bound import pipeline_bound_us
+from overlap_sched.pipeline.judge.bound import limited_bound_us
 from overlap_sched.pipeline.judge.validate import violation
 from overlap_sched.pipeline.layout import StageLayout
 from overlap_sched.pipeline.memory import pipeline_peaks, within_limits
@@ -161,7 +161,7 @@ def _trials(job: PipelineJob) -> tuple[list[_Trial], float]:
             except PipelineError:  # one micro-batch in two directions
                 continue
             if _has_room(placed):
-                found.append(_Trial(layout, how, units, placed, pipeline_bound_us(placed)))
+                found.append(_Trial(layout, how, units, placed, limited_bound_us(placed)))
     return sorted(found, key=lambda trial: trial.bound_us), low_us
 
 

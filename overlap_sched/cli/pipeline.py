@@ -32,7 +32,7 @@ from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.limits import Limits
 from overlap_sched.report.files import write_file
 from overlap_sched.report.pipeline_graphs import graph_figures, graphs_table
-from overlap_sched.report.pipeline_page import pipeline_page
+from overlap_sched.report.pipeline_page import cut_words, pipeline_page
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import count, duration, memory_unit, printable, size
 from overlap_sched.report.words.schedule import gap_percent
@@ -61,8 +61,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         const=1,
         metavar="EFFORT",
-        help="also search for the shortest schedule within the memory limits; more is tried with an effort above 1; "
-        "small jobs are solved exactly where OR-tools is installed",
+        help="also search for the shortest schedule within the memory limits, where the stages of the file are cut and "
+        "which of them recompute; more is tried with an effort above 1; small jobs are solved exactly where OR-tools is "
+        "installed",
     )
     add(
         "--order-graphs",
@@ -139,7 +140,7 @@ def answer(options: argparse.Namespace, tell: Callable[[str], None]) -> str | tu
         )
         found = _found_with_room(found, options.find, lambda room: job_with(room)[0], tell)
     if found is None:
-        _check_fits(job, planned)
+        _check_fits(job, planned, options.find is not None)
         if options.schedule == FOUND:
             raise PipelineMemoryError(
                 f"{job.name}: nothing was found that fits. Raise memory_limit, or --find's effort."
@@ -158,6 +159,8 @@ def answer(options: argparse.Namespace, tell: Callable[[str], None]) -> str | tu
     notes = tuple(f"{name}: {why}" for name, why in cannot.items())
     if found is not None:
         notes = (_line(found), *notes)
+    uneven = [one for one in planned if one.name != FOUND and len(set(one.cut)) > 1]
+    notes = (*notes, *(f"{one.name}: {cut_words(one)}." for one in uneven))
     short = [(one.name, lack) for one in planned if (lack := one.shortage) is not None]
     lacking = tuple(f"{name} does not fit: {_lack(lack)}." for name, lack in short)
     tables: tuple[RenderableType, ...] = (_table(job, planned), "", _peaks_table(planned)) if planned else ()
@@ -185,11 +188,13 @@ def _line(found: FoundPipeline) -> str:
     """Say what was found, and how far it is from the best that there may be."""
     us = found.plan.replay.step_us
     if found.proved:
-        end = "No schedule of these layouts is shorter within the limits, by 0.1 % or more."
+        end = "No schedule of the layouts and cuts that were tried is shorter within the limits, by 0.1 % or more."
     else:
         gap = f"{gap_percent(us, found.bound_us):.2f} %"
-        end = f"None of these layouts is shorter than {duration(found.bound_us)} within the limits, {gap} less."
-    return f"{FOUND}: {found.layout}, made from {found.made_from}. {end}"
+        end = f"None that was tried can be shorter than {duration(found.bound_us)} within the limits: {gap} above."
+    if found.any_cut_us < found.bound_us:
+        end += f" With any cut, none is shorter than {duration(found.any_cut_us)}."
+    return f"{FOUND}: {found.layout}, made from {found.made_from}; {cut_words(found.plan)}. {end}"
 
 
 def _write_csv(options: argparse.Namespace, job: PipelineJob, found: FoundPipeline | None) -> None:
@@ -203,15 +208,19 @@ def _write_csv(options: argparse.Namespace, job: PipelineJob, found: FoundPipeli
     write_file(options.csv, text.encode())
 
 
-def _check_fits(job: PipelineJob, planned: Sequence[PlannedPipeline]) -> None:
+def _check_fits(job: PipelineJob, planned: Sequence[PlannedPipeline], searched: bool) -> None:
     """Raise where no schedule fits, with what the nearest lacks."""
     lacks = {one.name: one.shortage for one in planned}
     short = {name: lack for name, lack in lacks.items() if lack is not None}
     if planned and len(short) == len(planned):
         name, lack = min(short.items(), key=lambda one: one[1].bytes)
+        recomputes = any(stage.recomputed is not None for stage in job.stages)
+        tried = ", recomputed or not" if recomputes and searched else ""
+        more = "more ranks or smaller micro-batches"
+        more += ", or --find, which recomputes stages" if recomputes and not searched else ""
         raise PipelineMemoryError(
-            f"{job.name}: no schedule was found that fits. With {name}, the nearest, {_lack(lack)}. Raise "
-            "memory_limit, or take more ranks or smaller micro-batches."
+            f"{job.name}: no schedule was found that fits{tried}. With {name}, the nearest, {_lack(lack)}. Raise "
+            f"memory_limit, or take {more}."
         )
 
 
@@ -271,7 +280,12 @@ def _figures(
         "cannot": [{"name": name, "why": why} for name, why in cannot.items()],
         "found": None
         if found is None
-        else {"made_from": found.made_from, "bound_us": found.bound_us, "proved": found.proved},
+        else {
+            "made_from": found.made_from,
+            "bound_us": found.bound_us,
+            "any_cut_bound_us": found.any_cut_us,
+            "proved": found.proved,
+        },
     }
 
 
@@ -283,6 +297,8 @@ def _schedule_figures(one: PlannedPipeline) -> dict[str, Any]:
         "bound_us": one.bound_us,
         "gap_percent": gap_percent(one.replay.step_us, one.bound_us),
         "bubble": one.replay.bubble,
+        "cut": list(one.cut),
+        "recomputed": list(one.recomputed),
         "ranks": [
             {
                 "busy_us": one.replay.busy_us[rank],

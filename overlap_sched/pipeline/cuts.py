@@ -1,6 +1,7 @@
 """Where the neighbouring units of a file are cut into the stages of a layout: so that the busiest rank is least busy.
 
-Of cuts that are alike in that, the longest stage is shortest, and of those that are alike, the fullest rank holds least.
+Of cuts that are alike in that, the longest stage is shortest; of those, no rank begins or ends late; of those, the
+fullest rank holds least.
 It is exact for one stage per rank, and where stages are folded or in two directions: what is kept to is kept to with
 fewer units, too, so that each rank takes as many as it may, from the front, or from both ends (by their number at the
 front, the most at the back). Where several stages are dealt out in turn it is a local search: units go from stage to
@@ -23,7 +24,7 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from overlap_sched.pipeline.job import PipelineJob, PipelineStage
-from overlap_sched.pipeline.layout import Cut, Layout
+from overlap_sched.pipeline.layout import Cut, StageLayout
 
 IN_FLIGHT = (2.0, 1.0, 0.5, 0.0)
 """Cuts fit with so many of 1F1B's micro-batches in flight, the last with none."""
@@ -60,12 +61,12 @@ class _RankNeed(NamedTuple):
     recomputed: tuple[int, ...]
 
 
-def best_cut(job: PipelineJob, layout: Layout) -> Cut | None:
+def best_cut(job: PipelineJob, layout: StageLayout) -> Cut | None:
     """The best cut of a job, its memory limits aside; ``None``: there are fewer units than stages."""
     return _Cutter(job, layout, None).best()
 
 
-def unit_cuts(job: PipelineJob, layout: Layout) -> tuple[list[UnitCut], float]:
+def unit_cuts(job: PipelineJob, layout: StageLayout) -> tuple[list[UnitCut], float]:
     """List cuts worth a try within the limits, and a step (microseconds) below which no cut of the layout comes.
 
     That is so whatever is recomputed; infinite where parameters alone do not fit.
@@ -104,7 +105,7 @@ def _sums(values: Iterable[float]) -> list[float]:
 class _Cutter:
     """The search for a cut that fits with ``part`` of the micro-batches of 1F1B; ``None``: limits are left aside."""
 
-    def __init__(self, job: PipelineJob, layout: Layout, part: float | None) -> None:
+    def __init__(self, job: PipelineJob, layout: StageLayout, part: float | None) -> None:
         self._job, self._layout, self._part = job, layout, part
         self._units = [job.stages[stage] for stage in job.routes[0].stages]
         self._stages = layout.count(job.ranks)
@@ -128,7 +129,7 @@ class _Cutter:
             return self._by_moves()
         most = dict[str, float]()
         cut = None
-        for what in ("busy_us", "stage_us", "held"):
+        for what in ("busy_us", "stage_us", "least_us", "held"):
             cut, _ = self._least(what, most)
             if cut is None:
                 return None
@@ -136,7 +137,7 @@ class _Cutter:
         return cut
 
     def least_us(self) -> float:
-        """What no cut is below, in microseconds."""
+        """The least that no cut is below, in microseconds."""
         if len(self._units) < self._stages:
             return inf
         return self._spread_us() if self._dealt_out else self._least("least_us", {})[1]
@@ -312,7 +313,7 @@ class _Cutter:
         return freed / max(count * self._longer_us(unit), 1e-9)
 
     def _bytes(self, passing: dict[int, tuple[int, int]], part: float, recomputed: Sequence[int]) -> int:
-        """What a rank holds at once, about; with no micro-batch in flight, at least."""
+        """Bytes that a rank holds at once, about; with no micro-batch in flight, at least."""
         total = most = 0
         for unit, (_, flying) in passing.items():
             one = self._units[unit]

@@ -15,7 +15,7 @@ Cut: TypeAlias = tuple[int, ...]
 LayoutKind = Literal["looped", "folded", "mirrored"]
 
 
-class Layout(NamedTuple):
+class StageLayout(NamedTuple):
     """One of them: :func:`looped` with so many stages per rank, :func:`folded` (two), or :func:`mirrored`."""
 
     kind: LayoutKind

@@ -10,6 +10,7 @@ One HTML file, without scripts: a picture (SVG) per schedule, all on one axis of
 from collections.abc import Iterator, Sequence
 from datetime import date
 from html import escape
+from itertools import groupby
 
 from overlap_sched import __version__
 from overlap_sched.pipeline.action import Item, parts
@@ -94,6 +95,8 @@ def _section(one: PlannedPipeline, most_us: float) -> str:
         f"{one.name}: {duration(replay.step_us)}, bubble {100 * replay.bubble:.1f} %, peak {size(peak)}, "
         f"{gap_percent(replay.step_us, one.bound_us):.2f} % above the bound"
     )
+    if len(set(one.cut)) > 1 or one.recomputed:
+        said += f"; {cut_words(one)}"
     lack = one.shortage
     if lack is not None:
         said += f"; rank {lack.rank} lacks {size(lack.bytes)}"
@@ -104,6 +107,18 @@ def _section(one: PlannedPipeline, most_us: float) -> str:
         f"<h2>{escape(said)}</h2><svg width='{WIDTH}' height='{height}' viewBox='0 0 {WIDTH} {height}' role='img' "
         f"aria-label='{escape(one.name)}'>{shapes}</svg>"
     )
+
+
+def cut_words(one: PlannedPipeline) -> str:
+    """Say how many stages of the file each stage joins, and which of them recompute."""
+    alike = [(size, len(list(run))) for size, run in groupby(one.cut)]
+    sizes = ", ".join(f"{count} x {size}" if count > 2 else ", ".join([str(size)] * count) for size, count in alike)
+    if len(alike) == 1:
+        sizes = f"{one.cut[0]} each"
+    again = ", ".join(map(str, one.recomputed))
+    if len(one.recomputed) == sum(one.cut):
+        again = "all"
+    return f"stages as written joined: {sizes}" + (f"; recomputed: {again}" if again else "")
 
 
 def _rank(one: PlannedPipeline, rank: int, curve: Curve, most_us: float) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from overlap_sched.pipeline.action import ActionKind, Item, Pair, backward, forward, input_gradient, weight_gradient
 from overlap_sched.pipeline.job import PipelineJob
-from overlap_sched.pipeline.judge.bound import pipeline_bound_us
+from overlap_sched.pipeline.judge.bound import limited_bound_us, pipeline_bound_us
 from overlap_sched.pipeline.judge.measure import measure_pipeline
 from overlap_sched.pipeline.judge.validate import violation
 from overlap_sched.pipeline.named.catalogue import NAMED, laid_out
@@ -51,13 +51,15 @@ def interleavings(chains: tuple[tuple[Item, ...], ...]) -> Iterator[tuple[Item, 
                 yield (Pair(one, back), *rest[1:])
 
 
-def best_us(job: PipelineJob) -> float:
+def all_of(job: PipelineJob) -> list[tuple[float, tuple[int, ...]]]:
+    """Of all schedules, the step and the peaks."""
     found = []
     for orders in product(*(list(orders_of(job, rank)) for rank in range(job.ranks))):
         schedule = with_updates(job, PipelineSchedule("any", orders))
         if violation(job, schedule) is None:
-            found.append(measure_pipeline(job, schedule).step_us)
-    return min(found)
+            judged = measure_pipeline(job, schedule)
+            found.append((judged.step_us, tuple(peak for peak, _ in judged.peaks)))
+    return found
 
 
 def size(job: PipelineJob) -> int:
@@ -67,16 +69,32 @@ def size(job: PipelineJob) -> int:
 
 @pytest.mark.slow
 def test_no_schedule_of_a_small_job_beats_the_bound() -> None:
-    rng, reached, tried = random.Random(0), 0, 0
+    """Nor, within some limits, any that keeps to them."""
+    rng, reached, tried, sharper = random.Random(0), 0, 0, 0
     while tried < 25:
         job = random_job(rng, 3, 2)
         if not 2 <= size(job) <= 4 or size(job) / job.ranks > 2:
             continue
         tried += 1
-        best, bound = best_us(job), pipeline_bound_us(job)
+        every, bound = all_of(job), pipeline_bound_us(job)
+        best = min(us for us, _ in every)
         assert bound <= best + 1e-9
         reached += best <= bound + 1e-9
+        for limits in {need for _, need in every}:
+            best = min(us for us, need in every if all(a <= b for a, b in zip(need, limits, strict=True)))
+            limited = limited_bound_us(replace(job, memory_limit_bytes=limits))
+            assert limited <= best + 1e-9
+            sharper += limited > bound
     assert reached >= 6  # it says something
+    assert sharper >= 6
+
+
+def test_one_micro_batch_at_a_time_waits_for_the_way_there_and_back() -> None:
+    job = uniform(2, 3, saved=4)
+    assert pipeline_bound_us(job) == 3 * 3.0 + 1.0
+    assert limited_bound_us(replace(job, memory_limit_bytes=(8, 8))) == 10.0
+    assert limited_bound_us(replace(job, memory_limit_bytes=(7, 8))) == 3 * 4.0 + 1.0  # F F I I, and W of the last
+    assert limited_bound_us(replace(job, memory_limit_bytes=(3, 8))) == float("inf")
 
 
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), [("1f1b", 4, 8), ("zbv", 4, 8)])

@@ -129,7 +129,7 @@ def test_a_pair_holds_the_peak_of_its_graph() -> None:
     job = graphs.with_pairs(job_of(graphs), lambda text: None)
     stage, pair = job.stages[0], graphs.pairs["forward", "backward"]
     assert job.pairs[0, 0].transient_bytes == pair.peak_bytes - 100 - 2 * stage.saved_bytes
-    plan = greedy_schedule(job, PipelinePolicy(1, 0, pairs=True))
+    plan = greedy_schedule(job, [PipelinePolicy(1, 0, pairs=True)])
     assert plan is not None
     peaks = pipeline_peaks(job, replay_pipeline(job, plan))
     assert [(peak.bytes, peak.at_us) for peak in peaks] == list(measure_pipeline(job, plan).peaks)
@@ -211,7 +211,7 @@ def test_the_list_scheduler_makes_pairs_where_they_save_time(chunks: int) -> Non
     job = replace(uniform(3, 8, chunks), pair_factor=0.6, memory_limit_bytes=(12,) * 3)
     placed = looped(job, chunks)
     policies = [PipelinePolicy(ahead, 2, pairs=pairs) for ahead in (0, 2, 8) for pairs in (False, True)]
-    found = {policy: greedy_schedule(placed, policy) for policy in policies}
+    found = {policy: greedy_schedule(placed, [policy] * 3) for policy in policies}
     steps: dict[bool, list[float]] = {False: [], True: []}
     for policy, plan in found.items():
         assert plan is not None
@@ -223,4 +223,4 @@ def test_the_list_scheduler_makes_pairs_where_they_save_time(chunks: int) -> Non
             assert any(isinstance(item, Pair) for order in plan.orders for item in order) == policy.pairs
     assert min(steps[True]) < min(steps[False])
     dear = replace(placed, pair_factor=1.0)
-    assert greedy_schedule(dear, policies[1]) == greedy_schedule(dear, policies[0])
+    assert greedy_schedule(dear, [policies[1]] * 3) == greedy_schedule(dear, [policies[0]] * 3)

@@ -1,4 +1,4 @@
-"""A step that no schedule of a job with this placement of stages can beat, whatever memory it is given.
+"""A step that no schedule of a job with this placement of stages can beat, in any memory or within its limits.
 
 For stage s let F be its forward, D the least time until its gradient goes on (I or B), and T the least of its whole
 backward (B or I + W); with all transfers between ranks on the way::
@@ -16,15 +16,25 @@ A forward and a backward that run together (a pair) may take less than both: per
 is taken off (b), (c) and (d). In (b) to (d) nothing runs on a rank before its least head, and all that is counted
 runs one at a time; F precedes the D of its micro-batch, so that after the last D of a rank its way to the first stage
 is still to come.
+
+Within memory limits also, with h the least time from the start of a stage's F to the end of its D, by way of the last
+stage, in which what it saves is live, and K how often that fits beside what is static and its F's transient::
+
+    step >= (e) per stage: head(s) + h x micro-batches / K, rounded up + tail(s)
+            (f) per rank: least head + bytes x least time that they are live, of all its stages / its room
+
+Of K + 1 micro-batches that follow each other the last begins when one of the others has ended, h behind the first.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
 
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, Route
 
 
 def pipeline_bound_us(job: PipelineJob) -> float:
-    """The bound, in microseconds; linear in stages, quadratic in the stages of one rank."""
+    """The bound in any memory, in microseconds; linear in stages, quadratic in the stages of one rank."""
     times = {stage: one for route in job.routes for stage, one in _stage_times(job, route).items()}
     bounds = []
     for route in job.routes:
@@ -37,6 +47,48 @@ def pipeline_bound_us(job: PipelineJob) -> float:
     for rank in range(job.ranks):
         bounds += _rank_bounds(job, times, [stage for stage in times if job.rank_of[stage] == rank])
     return max(bounds)
+
+
+def limited_bound_us(job: PipelineJob) -> float:
+    """The bound within the limits; infinite where a rank has no room for one micro-batch of a stage."""
+    bounds = [pipeline_bound_us(job)]
+    for rank, limit in enumerate(job.memory_limit_bytes or ()):
+        stages = [s for s in range(len(job.stages)) if job.rank_of[s] == rank]
+        room = limit - sum(job.stages[s].static_bytes for s in stages)
+        times = {s: one for route in job.routes for s, one in _stage_times(job, route).items() if s in stages}
+        area = 0.0
+        for s, one in times.items():
+            stage, count = job.stages[s], len(one.route.micro_batches)
+            held_us = one.forward_us + _beyond_us(job, s, one.route) + one.down_us
+            free = room - stage.forward.transient_bytes
+            if free < stage.saved_bytes * (held_us > 0):
+                return inf
+            if stage.saved_bytes and held_us:
+                bounds.append(one.head_us + held_us * -(-count // (free // stage.saved_bytes)) + one.tail_us)
+            back = [stage.backward, *(half for half in (stage.input_gradient,) if half is not None)]
+            ends = [stage.saved_bytes * (block.time_us - one.down_us) + _area(block) for block in back]
+            if stage.splits:
+                ends[1] += stage.kept_bytes * _time_us(stage.weight_gradient) + _area(stage.weight_gradient)
+            area += count * (stage.saved_bytes * held_us + _area(stage.forward) + min(ends))
+        if area:
+            bounds.append(min(one.head_us for one in times.values()) + (area / room if room > 0 else inf))
+    return max(bounds)
+
+
+def _area(block: PipelineBlock | None) -> float:
+    """Transient bytes times microseconds."""
+    return 0.0 if block is None else block.transient_bytes * block.time_us
+
+
+def _beyond_us(job: PipelineJob, stage: int, route: Route) -> float:
+    """The least from the end of a stage's forward until the gradient has come back to it."""
+    times, total = _stage_times(job, route), 0.0
+    behind = route.stages[route.stages.index(stage) :]
+    for s, after in pairwise(behind):
+        back = [one for one in (job.stages[after].backward, job.stages[after].input_gradient) if one is not None]
+        total += _transfer_us(job, s, after, [job.stages[s].forward]) + _transfer_us(job, after, s, back)
+        total += times[after].forward_us + times[after].down_us
+    return total
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import Action, ActionKind
 from overlap_sched.pipeline.cuts import best_cut
 from overlap_sched.pipeline.job import PipelineJob
-from overlap_sched.pipeline.layout import Cut, Layout
+from overlap_sched.pipeline.layout import Cut, StageLayout
 from overlap_sched.pipeline.named.dual_pipe import dual_pipe, dual_pipe_v
 from overlap_sched.pipeline.named.interleaved import interleaved
 from overlap_sched.pipeline.named.leave_out import only
@@ -31,7 +31,7 @@ class NamedSchedule:
 
     name: str
     what: str
-    layout: Layout
+    layout: StageLayout
     make: Callable[[int, int], PipelineSchedule]
     halves: bool = False
 
@@ -41,12 +41,12 @@ def interleaved_in(chunks: int) -> NamedSchedule:
     return NamedSchedule(
         f"interleaved:{chunks}",
         f"1F1B with {chunks} stages per rank, dealt out in turn",
-        Layout("looped", chunks),
+        StageLayout("looped", chunks),
         lambda ranks, micro_batches: interleaved(ranks, chunks, micro_batches),
     )
 
 
-ONE_EACH, FOLD = Layout("looped"), Layout("folded", 2)
+ONE_EACH, FOLD = StageLayout("looped"), StageLayout("folded", 2)
 NAMED = (
     NamedSchedule("gpipe", "all forwards, then all backwards", ONE_EACH, gpipe),
     NamedSchedule("1f1b", "one forward, one backward", ONE_EACH, one_f_one_b),
@@ -57,7 +57,7 @@ NAMED = (
     NamedSchedule(
         "dualpipe",
         "two directions, forward beside backward; parameters twice",
-        Layout("mirrored"),
+        StageLayout("mirrored"),
         dual_pipe,
         halves=True,
     ),

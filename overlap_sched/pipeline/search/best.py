@@ -8,8 +8,8 @@ where OR-tools is installed.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib.util import find_spec
-from itertools import product
 from math import inf
 
 from overlap_sched.errors import PipelineError
@@ -17,36 +17,26 @@ from overlap_sched.pipeline.compare import FEW, PlannedPipeline, plan_pipeline, 
 from overlap_sched.pipeline.cuts import UnitCut, best_cut, unit_cuts
 from overlap_sched.pipeline.durations import transfers_us
 from overlap_sched.pipeline.job import PipelineJob
-from overlap_sched.pipeline.judge.bound import pipeline_bound_us
+from overlap_sched.pipeline.judge.bound import limited_bound_us
 from overlap_sched.pipeline.judge.validate import violation
-from overlap_sched.pipeline.layout import Layout
+from overlap_sched.pipeline.layout import StageLayout
 from overlap_sched.pipeline.memory import pipeline_peaks, within_limits
 from overlap_sched.pipeline.named.catalogue import NAMED, interleaved_in
 from overlap_sched.pipeline.recompute import recomputing
 from overlap_sched.pipeline.replay import replay_pipeline
-from overlap_sched.pipeline.schedule import PipelineSchedule
 from overlap_sched.pipeline.search.exact import exact_pipeline, solvable
-from overlap_sched.pipeline.search.greedy import PipelinePolicy, greedy_schedule
 from overlap_sched.pipeline.search.improve import SAME, improved
+from overlap_sched.pipeline.search.policies import MadeSchedule, PolicySearch
 from overlap_sched.pipeline.updates import with_updates
 
 FOUND = "found"
 """How the schedule is called."""
-POLICIES = tuple(
-    PipelinePolicy(ahead, waiting, deepest, patient)
-    for ahead, waiting, deepest, patient in product((0, 1, 2, 4, 8), (0, 1, 2, 4, 8, 64), (True, False), (False, True))
-)
-WITH_PAIRS = tuple(
-    PipelinePolicy(ahead, waiting, deepest, False, pairs=True)
-    for ahead, waiting, deepest in product((0, 1, 2, 4, 8, 16), (0, 2, 64), (True, False))
-)
-"""Where some pair takes less than its forward and its backward."""
 IMPROVED, IMPROVED_CUTS = 3, 3
 """So many of a cut's schedules are improved, and of so many cuts, the shortest first."""
-TIGHTENED = 3
-"""So many times a policy has another go with less room, where what it made did not fit."""
 TIMED_ACTIONS, MOST_TRIALS = 4_000_000, 3_000
 """Schedules that are timed while some are improved: so many actions in all of them, per unit of effort, and so many."""
+POLICY_TAKES = 5
+"""A schedule by policies takes as long as so many that are only timed."""
 EXACT_ACTIONS = 192
 """Jobs of so many forwards, input and weight gradients at most are solved exactly."""
 EXACT_WORK = 3.0
@@ -79,32 +69,27 @@ class FoundPipeline:
         return self.plan.replay.step_us <= self.bound_us * (1 + OF_A_BOUND)
 
 
-@dataclass(frozen=True)
-class _MadeSchedule:
-    """A schedule of a layout that fits."""
-
-    step_us: float
-    schedule: PipelineSchedule
-    made_from: str
-
-
 @dataclass
 class _Trial:
     """A job laid out and cut in one way, and its schedules that fit, the shortest first; ``units``: before it is."""
 
-    layout: Layout
+    layout: StageLayout
     how: UnitCut
     units: PipelineJob
     placed: PipelineJob
     bound_us: float
-    made: list[_MadeSchedule] = field(default_factory=list)
+    made: list[MadeSchedule] = field(default_factory=list)
+
+    @cached_property
+    def policies(self) -> PolicySearch:
+        return PolicySearch(self.placed, inf)
 
     @property
     def step_us(self) -> float:
         return self.made[0].step_us if self.made else inf
 
-    def add(self, one: _MadeSchedule) -> None:
-        self.made = sorted([*self.made, one], key=lambda made: made.step_us)
+    def add(self, *more: MadeSchedule) -> None:
+        self.made = sorted([*self.made, *more], key=lambda made: made.step_us)
 
 
 def find_pipeline(
@@ -127,8 +112,10 @@ def find_pipeline(
     for trial in trials:
         if trial.bound_us < best_us * (1 - SAME):  # else it can be no better
             tell(f"searching {trial.layout}")
-            made = [*_named(trial), *_by_policies(trial.placed)]
-            trial.made = sorted(made, key=lambda one: one.step_us)
+            trial.add(*_named(trial))
+            trial.policies.best_us = min(best_us, trial.step_us)
+            trial.policies.same_on_all()
+            trial.add(*(made for made, _ in trial.policies.made))
             best_us = min(best_us, trial.step_us)
     for trial in sorted(trials, key=lambda one: one.step_us)[:IMPROVED_CUTS]:
         if trial.made and trial.bound_us < best_us * (1 - SAME):
@@ -159,7 +146,7 @@ def _trials(job: PipelineJob) -> tuple[list[_Trial], float]:
     low_us = inf
     every = range(len(job.stages))
     few = sorted({1, *stages_per_rank(job), *range(2, min(FEW, len(job.stages) // job.ranks) + 1)})
-    for layout in (*(Layout("looped", v) for v in few), Layout("folded", 2), Layout("mirrored")):
+    for layout in (*(StageLayout("looped", v) for v in few), StageLayout("folded", 2), StageLayout("mirrored")):
         cuts, least_us = unit_cuts(job, layout)
         low_us = min(low_us, least_us)
         size, left = divmod(len(job.stages), layout.count(job.ranks))
@@ -174,7 +161,7 @@ def _trials(job: PipelineJob) -> tuple[list[_Trial], float]:
             except PipelineError:  # one micro-batch in two directions
                 continue
             if _has_room(placed):
-                found.append(_Trial(layout, how, units, placed, pipeline_bound_us(placed)))
+                found.append(_Trial(layout, how, units, placed, limited_bound_us(placed)))
     return sorted(found, key=lambda trial: trial.bound_us), low_us
 
 
@@ -187,19 +174,22 @@ def _has_room(placed: PipelineJob) -> bool:
 def _improve(trial: _Trial, effort: int) -> None:
     actions = max(sum(map(len, trial.made[0].schedule.orders)), 1)
     count = effort * min(TIMED_ACTIONS // actions, MOST_TRIALS) // IMPROVED
+    known = len(trial.policies.made)
+    trial.policies.one_for_each(count // POLICY_TAKES)
+    trial.add(*(made for made, _ in trial.policies.made[known:]))
     for one in _unlike(trial.made)[:IMPROVED]:
         schedule = improved(trial.placed, one.schedule, trial.bound_us, count)
         step_us = replay_pipeline(trial.placed, schedule).step_us
         if step_us < one.step_us * (1 - SAME):
-            trial.add(_MadeSchedule(step_us, schedule, f"{one.made_from}, improved"))
+            trial.add(MadeSchedule(step_us, schedule, f"{one.made_from}, improved"))
 
 
-def _unlike(made: Sequence[_MadeSchedule]) -> list[_MadeSchedule]:
+def _unlike(made: Sequence[MadeSchedule]) -> list[MadeSchedule]:
     """One of each step."""
     return list({round(one.step_us, 3): one for one in reversed(made)}.values())[::-1]
 
 
-def _named(trial: _Trial) -> Iterator[_MadeSchedule]:
+def _named(trial: _Trial) -> Iterator[MadeSchedule]:
     """The named schedules of a layout that fit."""
     for of in (interleaved_in(trial.layout.chunks), *NAMED):
         if of.layout != trial.layout:
@@ -209,42 +199,7 @@ def _named(trial: _Trial) -> Iterator[_MadeSchedule]:
         except PipelineError:
             continue
         if one.shortage is None:
-            yield _MadeSchedule(one.replay.step_us, one.schedule, of.name)
-
-
-def _by_policies(placed: PipelineJob) -> Iterator[_MadeSchedule]:
-    """Those of the list scheduler that fit, each once."""
-    seen: set[tuple[tuple[object, ...], ...]] = set()
-    limits = placed.memory_limit_bytes
-    for policy in (*POLICIES, *(WITH_PAIRS if _pairs_save(placed) else ())):
-        spare = [0] * placed.ranks
-        for _ in range(TIGHTENED + 1):
-            found = greedy_schedule(placed, policy, spare)
-            if found is None or found.orders in seen:
-                break
-            seen.add(found.orders)
-            schedule = with_updates(placed, found)
-            replay = replay_pipeline(placed, schedule)
-            lacks = [0] * placed.ranks
-            if limits is not None:
-                peaks = pipeline_peaks(placed, replay)
-                lacks = [max(peak.bytes - limit, 0) for peak, limit in zip(peaks, limits, strict=True)]
-            if not any(lacks):
-                if violation(placed, schedule) is None:
-                    pairs = ", pairs" if policy.pairs else ""
-                    yield _MadeSchedule(
-                        replay.step_us, schedule, f"{policy.ahead} ahead, {policy.waiting} waiting{pairs}"
-                    )
-                break
-            spare = [one + lack for one, lack in zip(spare, lacks, strict=True)]
-
-
-def _pairs_save(placed: PipelineJob) -> bool:
-    """Tell whether some forward and backward take less together."""
-    alone = {
-        both: placed.stages[both[0]].forward.time_us + placed.stages[both[1]].backward.time_us for both in placed.pairs
-    }
-    return placed.pair_factor < 1.0 or any(placed.pairs[both].time_us < us for both, us in alone.items())
+            yield MadeSchedule(one.replay.step_us, one.schedule, of.name)
 
 
 def _solve(trial: _Trial, best_us: float, effort: int, tell: Callable[[str], None]) -> None:
@@ -274,7 +229,7 @@ def _solve(trial: _Trial, best_us: float, effort: int, tell: Callable[[str], Non
         return
     replay = replay_pipeline(placed, schedule)
     if within_limits(placed, replay) and replay.step_us < trial.step_us * (1 - SAME):
-        trial.add(_MadeSchedule(replay.step_us, schedule, "solved"))
+        trial.add(MadeSchedule(replay.step_us, schedule, "solved"))
 
 
 def _one_by_one_us(placed: PipelineJob) -> float:

@@ -43,18 +43,20 @@ class PipelinePolicy:
     pairs: bool = False
 
 
-def greedy_schedule(job: PipelineJob, policy: PipelinePolicy, spare: Sequence[int] = ()) -> PipelineSchedule | None:
-    """Schedule a job by a policy; ``None``: it comes to a stop, as ranks wait for room.
+def greedy_schedule(
+    job: PipelineJob, policies: Sequence[PipelinePolicy], spare: Sequence[int] = ()
+) -> PipelineSchedule | None:
+    """Schedule a job by a policy per rank; ``None``: it comes to a stop, as ranks wait for room.
 
     Limits are kept to by activations and inputs that wait; :func:`~overlap_sched.pipeline.memory.pipeline_peaks` counts
     all. O(actions x stages per rank).
 
     Args:
         job: As a layout has placed it.
-        policy: How ranks choose.
+        policies: How each rank chooses.
         spare: Bytes per rank that are left free.
     """
-    run = _GreedyRun(job, policy, spare or (0,) * job.ranks)
+    run = _GreedyRun(job, policies, spare or (0,) * job.ranks)
     while run.wakes:
         time_us, rank = heapq.heappop(run.wakes)
         run.act(time_us, rank)
@@ -68,8 +70,8 @@ class _GreedyRun:
         wakes: When a rank is to look again for what it may begin: a heap of times and ranks.
     """
 
-    def __init__(self, job: PipelineJob, policy: PipelinePolicy, spare: Sequence[int]) -> None:
-        self._job, self._policy = job, policy
+    def __init__(self, job: PipelineJob, policies: Sequence[PipelinePolicy], spare: Sequence[int]) -> None:
+        self._job, self._policies = job, policies
         stages = range(len(job.stages))
         self._batches = [route.micro_batches for route in job.route_of]
         there = [[0.0] * len(self._batches[s]) if job.before[s] is None else [] for s in stages]
@@ -94,7 +96,7 @@ class _GreedyRun:
     def _most_ahead(self, rank: int) -> int:
         behind = [len(self._job.route_of[s].stages) - self._depth[s] for s in self._job.stages_of[rank]]
         per_rank = max(len(self._depth) // self._job.ranks, 1)
-        return -(-sum(behind) // per_rank) + self._policy.ahead
+        return max(-(-sum(behind) // per_rank) + self._policies[rank].ahead, 1)
 
     def act(self, time_us: float, rank: int) -> None:
         """Have a rank begin what it may at a time, or wait for what is known to come."""
@@ -119,14 +121,15 @@ class _GreedyRun:
         return max(there[k], self._forward_end[s][k]) if k < min(len(there), len(self._forward_end[s])) else None
 
     def _chosen(self, time_us: float, rank: int) -> Item | None:
+        policy = self._policies[rank]
         stages = sorted(self._job.stages_of[rank], key=self._depth.__getitem__, reverse=True)
         waiting = [s for s in stages if self._waiting[s]]
-        if sum(len(self._waiting[s]) for s in waiting) > self._policy.waiting:
+        if sum(len(self._waiting[s]) for s in waiting) > policy.waiting:
             return self._weights(waiting)
         back = next((s for s in stages if _is_there(self._next_backward(s), time_us)), None)
-        inward = stages if self._policy.deepest else stages[::-1]
+        inward = stages if policy.deepest else stages[::-1]
         ahead: Action | None = None
-        if back is None or self._policy.pairs:
+        if back is None or policy.pairs:
             may = (s for s in inward if _is_there(self._next_forward(s), time_us) and self._may_begin(s, rank))
             ahead = next((forward(s, self._batches[s][self._begun["F"][s]]) for s in may), None)
         if back is None:
@@ -138,7 +141,7 @@ class _GreedyRun:
             if pair is not None and item_us(self._job, pair) < sum(item_us(self._job, one) for one in pair):
                 return pair
             return Action(self._back(back), back, batch)
-        if waiting and not self._better_to_wait(time_us, stages, waiting):
+        if waiting and not (policy.patient and self._better_to_wait(time_us, stages, waiting)):
             return self._weights(waiting)
         return None
 
@@ -150,8 +153,6 @@ class _GreedyRun:
         return Action(ActionKind.WEIGHT_GRADIENT, s, self._waiting[s][0])
 
     def _better_to_wait(self, time_us: float, stages: list[int], waiting: list[int]) -> bool:
-        if not self._policy.patient:
-            return False
         coming = [us for s in stages if (us := self._next_backward(s)) is not None and us > time_us]
         return bool(coming) and min(coming) < time_us + item_us(self._job, self._weights(waiting)) / 2
 
@@ -163,14 +164,7 @@ class _GreedyRun:
         if ahead + len(later) >= self._ahead[rank] * len(stages) and ahead:
             return False
         needed = sum(job.stages[s].saved_bytes for s in (stage, *later)) - self._input_bytes(forward(stage, 0))
-        if self._used(rank) + needed + self._most[rank] > self._room[rank]:
-            return False
-        to = job.after[stage]
-        if to is None or job.rank_of[to] == rank:
-            return True
-        receiver = job.rank_of[to]  # it has to have room for what comes beside a forward of its own
-        coming = job.stages[stage].forward.output_bytes + job.stages[to].saved_bytes + self._most[receiver]
-        return self._used(receiver) + coming <= self._room[receiver]
+        return self._used(rank) + needed + self._most[rank] <= self._room[rank]
 
     def _used(self, rank: int) -> int:
         """Bytes of activations, and of inputs."""

@@ -46,7 +46,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", nargs="+", type=int, default=[4, 8])
-    parser.add_argument("--micro-batches", nargs="+", type=int, default=[8, 16, 32])
+    parser.add_argument("--micro-batches", nargs="+", type=int, default=[8, 32])
     parser.add_argument("--limits", nargs="+", default=["1f1b", "zbv", "interleaved:2"])
     options = parser.parse_args()
     print(

@@ -27,7 +27,7 @@ from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.job_file import read_job
 from overlap_sched.pipeline.room import left_bytes, with_room
-from overlap_sched.pipeline.search.best import FOUND, FoundPipeline, find_pipeline
+from overlap_sched.pipeline.search.best import FOUND, OF_A_BOUND, FoundPipeline, find_pipeline
 from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.limits import Limits
 from overlap_sched.report.files import write_file
@@ -61,8 +61,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         const=1,
         metavar="EFFORT",
-        help="also search for the shortest schedule within the memory limits, where the stages of the file are cut and "
-        "which of them recompute; more is tried with an effort above 1; small jobs are solved exactly where OR-tools is "
+        help="also search for the shortest schedule within the memory limits, with the stages of the file joined and "
+        "recomputed as it suits; more is tried with an effort above 1; small jobs are solved exactly where OR-tools is "
         "installed",
     )
     add(
@@ -192,8 +192,8 @@ def _line(found: FoundPipeline) -> str:
     else:
         gap = f"{gap_percent(us, found.bound_us):.2f} %"
         end = f"None that was tried can be shorter than {duration(found.bound_us)} within the limits: {gap} above."
-    if found.any_cut_us < found.bound_us:
-        end += f" With any cut, none is shorter than {duration(found.any_cut_us)}."
+    if found.any_cut_us < found.bound_us * (1 - OF_A_BOUND):
+        end += f" With any cut into these layouts none is shorter than {duration(found.any_cut_us)}."
     return f"{FOUND}: {found.layout}, made from {found.made_from}; {cut_words(found.plan)}. {end}"
 
 

@@ -115,10 +115,9 @@ def cut_words(one: PlannedPipeline) -> str:
     sizes = ", ".join(f"{count} x {size}" if count > 2 else ", ".join([str(size)] * count) for size, count in alike)
     if len(alike) == 1:
         sizes = f"{one.cut[0]} each"
-    again = ", ".join(map(str, one.recomputed))
-    if len(one.recomputed) == sum(one.cut):
-        again = "all"
-    return f"stages as written joined: {sizes}" + (f"; recomputed: {again}" if again else "")
+    joined = "stages as written" + ("" if set(one.cut) == {1} else f" joined: {sizes}")
+    again = "all" if len(one.recomputed) == sum(one.cut) else ", ".join(map(str, one.recomputed))
+    return joined + (f"; recomputed: {again}" if again else "")
 
 
 def _rank(one: PlannedPipeline, rank: int, curve: Curve, most_us: float) -> str:

@@ -182,7 +182,35 @@ def test_find_adds_the_shortest_schedule_that_fits(job: str, cli: Command) -> No
     assert (first["name"], found["name"]) == ("1f1b", "found")
     assert found["step_us"] < first["step_us"]
     assert found["lacks"] is None
-    assert figures["found"]["bound_us"] <= found["step_us"]
+    assert figures["found"]["any_cut_bound_us"] <= figures["found"]["bound_us"] <= found["step_us"]
+    assert (sum(first["cut"]), sum(found["cut"]), found["recomputed"]) == (4, 4, [])
+
+
+def test_stages_that_are_no_multiple_of_the_ranks(job: str, cli: Command, tmp_path: Path) -> None:
+    """Named schedules take the best cut, and say it; as the picture does."""
+    Path(job).write_text(Path(job).read_text().replace("repeat = 4", "repeat = 5"))
+    page = tmp_path / "page.html"
+    words = cli.words("pipeline", job, "--schedules", "1f1b,zbv", "--html", str(page))
+    assert "1f1b: stages as written joined: 3, 2. zbv: stages as written joined: 3 x 1, 2." in words
+    assert "; stages as written joined: 3, 2</h2>" in page.read_text()
+    assert [one["cut"] for one in cli.json("pipeline", job, "--schedules", "1f1b,zbv")["schedules"]] == [
+        [3, 2],
+        [1, 1, 1, 2],
+    ]
+
+
+@pytest.mark.slow
+def test_what_recomputes_is_said(job: str, cli: Command) -> None:
+    tight = Path(job).read_text().replace('"100MB"', '"9MB"').replace("kept =", "recompute = true\nkept =")
+    Path(job).write_text(tight.replace("10MB", "4MB"))
+    assert cli.refused("pipeline", job, "--schedules", "gpipe") == (
+        "four: no schedule was found that fits. With gpipe, the nearest, rank 0 lacks 25,000,000 bytes (23.8 MiB) at "
+        "0F3. Raise memory_limit, or take more ranks or smaller micro-batches, or --find, which recomputes stages."
+    )
+    assert "; recomputed: " in cli.words("pipeline", job, "--schedules", "gpipe", "--find")
+    Path(job).write_text(tight.replace('"9MB"', '"3MB"'))
+    told = cli.refused("pipeline", job, "--schedules", "gpipe", "--find")
+    assert told.startswith("four: no schedule was found that fits, recomputed or not. With gpipe, the nearest, ")
 
 
 @pytest.mark.parametrize(

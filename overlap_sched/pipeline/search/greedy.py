@@ -181,7 +181,7 @@ class _GreedyRun:
         return max(block.transient_bytes + block.output_bytes for block in blocks if block is not None)
 
     def _input_bytes(self, item: Action) -> int:
-        """What another stage has made for an action."""
+        """Bytes that another stage has made for an action."""
         maker = self._job.needs_from(item)
         if maker is None or item.kind is ActionKind.WEIGHT_GRADIENT:
             return 0

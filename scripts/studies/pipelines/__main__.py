@@ -1,7 +1,7 @@
 """Pipeline schedules of a model like Llama 3 8B: named ones, and what is found within the same memory.
 
-``python -m scripts.studies.pipelines``: 32 layers and a head that takes as long as 2.4 of them, on 4 and 8 ranks, two
-stages per rank. The limit of all ranks is what the named schedule that is asked about needs.
+``python -m scripts.studies.pipelines``: 32 layers and a head that takes as long as 2.4 of them, on 4 and 8 ranks. The
+limit of all ranks is what the named schedule that is asked about needs.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", nargs="+", type=int, default=[4, 8])
-    parser.add_argument("--micro-batches", nargs="+", type=int, default=[8, 16, 32])
+    parser.add_argument("--micro-batches", nargs="+", type=int, default=[8, 32])
     parser.add_argument("--limits", nargs="+", default=["1f1b", "zbv", "interleaved:2"])
     options = parser.parse_args()
     print(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
-from torch.nn import functional as F
+from torch.nn.functional import linear
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class _Layer(nn.Module):
             forward_s, input_s, weight_s = self.sleeps_s
             time.sleep(forward_s)
             x, up = _SleepInBackward.apply(x, input_s), _SleepInBackward.apply(up, weight_s)
-        return x + F.linear(torch.tanh(F.linear(x, up)), self.down)
+        return x + linear(torch.tanh(linear(x, up)), self.down)
 
 
 class _SleepInBackward(torch.autograd.Function):

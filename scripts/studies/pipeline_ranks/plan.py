@@ -34,13 +34,12 @@ def with_blocks(job: PipelineJob, blocks: Blocks) -> PipelineJob:
 
 
 def plans_of(one: PipelineJob, two: PipelineJob) -> list[PlannedPipeline]:
-    """Of a job with one stage per rank and of the same model with two: named schedules, and what is found.
+    """Named schedules of a job with one stage per rank and of the same model with two, and what is found of the latter.
 
-    The latter has as much memory as the named one that needs most.
+    It has as much memory as the named one that needs most.
     """
     plans = [plan_pipeline(job, named(n)) for job, names in ((one, ONE_PER_RANK), (two, TWO_PER_RANK)) for n in names]
     most = max(peak.bytes % _STATIC for plan in plans for peak in plan.peaks)
     found = find_pipeline(replace(two, memory_limit_bytes=(2 * _STATIC + most,) * two.ranks), 1)
     assert found is not None
-    print(f"found: {found.layout}, made from {found.made_from}", flush=True)
     return [*plans, found.plan]

@@ -6,16 +6,14 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
-import torch.distributed as dist  # noqa: E402
-from torch.distributed.pipelining import schedules  # noqa: E402
-
-from overlap_sched.pipeline.job import PipelineLink  # noqa: E402
-from scripts.studies.pipeline_ranks import link, model  # noqa: E402
-from scripts.studies.pipeline_ranks.__main__ import cells, rows_of  # noqa: E402
-from scripts.studies.pipeline_ranks.plan import job_of, plans_of  # noqa: E402
-from scripts.studies.pipeline_ranks.rank import Setting, _blocks  # noqa: E402
+from overlap_sched.pipeline.job import PipelineLink
+from scripts.studies.pipeline_ranks import link
+from scripts.studies.pipeline_ranks.__main__ import cells, rows_of
+from scripts.studies.pipeline_ranks.plan import job_of, plans_of
+from scripts.studies.pipeline_ranks.rank import Setting, _blocks
 
 DONE = SimpleNamespace(wait=lambda: None)
 
@@ -33,12 +31,12 @@ def ends(kind: str, asked: list[tuple[bool, float, float]]) -> list[float]:
 
         with (
             mock.patch.object(dist, "irecv", hear),
-            mock.patch.object(dist, "isend", lambda *_, **__: DONE),
-            mock.patch.object(time, "perf_counter", lambda now=mine_s: now),
+            mock.patch.object(dist, "isend", return_value=DONE),
+            mock.patch.object(time, "perf_counter", return_value=mine_s),
         ):
             op: Any = SimpleNamespace(op=dist.isend if sends else dist.irecv, tensor=torch.zeros(8), peer=1)
             made += slow.batch_p2p([op])
-    return [transfer.end_s() for transfer in reversed(made)][::-1]
+    return [transfer.end_s() for transfer in made[::-1]][::-1]  # the last first: it asks those before
 
 
 @pytest.mark.parametrize(

@@ -165,9 +165,9 @@ def test_the_job_is_not_written_over(job: str, cli: Command) -> None:
 
 
 def test_the_example_of_the_documents_is_what_is_printed(cli: Command, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
     path = tmp_path / "job.toml"
-    path.write_text(page.split("```toml\n")[1].split("```")[0])
+    path.write_text(page.split("```toml\n")[2].split("```")[0])
     words = cli.words("pipeline", str(path))
     rows = [line for line in page.splitlines() if line.startswith(("| gpipe", "| 1f1b", "| inter", "| zb", "| dual"))]
     assert len(rows) == 7

@@ -12,6 +12,7 @@ from overlap_sched.errors import OverlapSchedWarning, VerificationError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import attempt
 from overlap_sched.inductor.attempt import Attempt
+from overlap_sched.inductor.launches import Traffic
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.scheduler.follow import Proposal
 
@@ -36,7 +37,7 @@ def decided(
         found = plans[len(preserved) - 1]
         if isinstance(found, Exception):
             raise found
-        known.planned = found
+        known.planned = found if isinstance(found, Traffic) else Traffic(found, {})
         return Report("g", schedule(EXAMPLE), changed=True)
 
     return made.decided(plan), made, preserved
@@ -128,7 +129,7 @@ def negotiated(
 def test_the_launches_that_the_ranks_have_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     report, made, preserved, asked = negotiated(monkeypatch, LaunchChoice(0, PROPOSAL), True, (B, A), (A, B), (B, A))
     assert preserved == ["none", "all", "none"]
-    assert (report.changed, made.planned) == (True, (B, A))
+    assert (report.changed, made.planned) == (True, Traffic((B, A), {}))
     assert report.kept == "the ranks differ in tensor sizes: rank 0 against rank 1; all launch as rank 0 does."
     assert [one.order for one in asked] == ["launches of rank 0: [1, 0]"]
     assert made.cached is None  # nothing would ask the ranks again
@@ -149,7 +150,7 @@ def test_launches_are_kept_where_there_is_no_choice(
     plans = [(B, A), (A, B), *([] if last is None else [last, (A, B)])]
     report, made, preserved, asked = negotiated(monkeypatch, choice, agreed, *plans)
     assert preserved == ["none", "all", *([] if last is None else ["none", "all"])]
-    assert (report.changed, report.kept, made.planned, made.following) == (True, REASON, (A, B), None)
+    assert (report.changed, report.kept, made.planned, made.following) == (True, REASON, Traffic((A, B), {}), None)
     assert [one.failure for one in asked] == [failure]
 
 

@@ -103,13 +103,16 @@ def check_launches_kept(found: Found, scene: str, differ: str) -> None:
             assert "; launch order kept." in kept
 
 
-def test_ranks_that_launch_differently_run_what_they_ran(two: Found) -> None:
+@pytest.mark.parametrize("scene", ["one rank launches more", "one rank launches more, in generated code"])
+def test_ranks_that_launch_differently_keep_launches_and_waits_and_gain(two: Found, scene: str) -> None:
     for rank in two:
-        scene = rank["one rank launches more"]
-        assert scene["equal"]
-        assert not scene["changed"][0]  # backward is alike on both
-        assert "Their launch sequences differ too" in scene["reasons"][0]
-    launches = [rank["one rank launches more"]["launches"][0] for rank in two]
+        found = rank[scene]
+        assert found["equal"]
+        assert found["moved"] == [False, False]
+        assert found["changed"] == [True, True]
+        assert all(after < before for before, after in found["exposed"])
+        assert "Their launch sequences differ too" in found["kept"][0]  # backward is alike on both
+    launches = [rank[scene]["launches"][0] for rank in two]
     assert len(launches[1]) == len(launches[0]) + 1
 
 

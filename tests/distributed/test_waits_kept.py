@@ -40,43 +40,33 @@ def placed(launched: Sequence[str], at: int = 0, pending: tuple[int, ...] = ()) 
 
 def completes(ranks: Sequence[Program], groups: Mapping[str, Sequence[int]], one_stream: bool) -> bool:
     """Do all ranks get to their ends? To launch more never keeps another from being done, so any interleaving tells."""
-    at, went = [0] * len(ranks), True
-    while went:
-        went, done = False, finished([program[:n] for program, n in zip(ranks, at, strict=True)], groups, one_stream)
-        for r, program in enumerate(ranks):
-            while at[r] < len(program):
-                what, k = program[at[r]]
-                before = program[at[r] - 1] if at[r] else ("", 0)
-                if (what == "wait" and (r, k) not in done) or (before[0].isupper() and (r, before[1]) not in done):
-                    break
-                at[r], went = at[r] + 1, True
-    return all(
-        n == len(program) and (not program or not program[-1][0].isupper() or (r, program[-1][1]) in done)
-        for r, (program, n) in enumerate(zip(ranks, at, strict=True))
-    )
-
-
-def finished(issued: Sequence[Program], groups: Mapping[str, Sequence[int]], one_stream: bool) -> set[tuple[int, int]]:
-    """The launches that get done, of those that were issued: rank and number."""
-    queues = [[(what.lower(), k) for what, k in program if what != "wait"] for program in issued]
+    steps = [[s for what, k in one for s in [(what.lower(), k), ("wait", k)][: 1 + what.isupper()]] for one in ranks]
+    queues, at = [list[tuple[str, int]]() for _ in ranks], [0] * len(ranks)
     done, went = set[tuple[int, int]](), True
     while went:
         went = False
+        for r, mine in enumerate(steps):
+            while at[r] < len(mine) and (mine[at[r]][0] != "wait" or (r, mine[at[r]][1]) in done):
+                queues[r] += [mine[at[r]]] if mine[at[r]][0] != "wait" else []
+                at[r] += 1
         for name, members in groups.items():
-            heads = [head(queues[r], name, r, done, one_stream) for r in members]
-            if None not in heads:
-                done |= {(r, int(k)) for r, k in zip(members, heads, strict=True) if k is not None}
+            heads = {r: head(queues[r], name, one_stream) for r in members}
+            if None not in heads.values():
                 went = True
-    return done
+                for r, one in heads.items():
+                    queues[r].remove(one)  # type: ignore[arg-type]
+                    done.add((r, one[1]))  # type: ignore[index]
+    return at == list(map(len, steps))
 
 
-def head(queue: Sequence[tuple[str, int]], name: str, r: int, done: Any, one_stream: bool) -> int | None:
-    """The number of the launch that runs next on a stream, if it is on this group."""
-    left = [(group, k) for group, k in queue if (r, k) not in done and (one_stream or group == name)]
-    return left[0][1] if left and left[0][0] == name else None
+def head(queue: Sequence[tuple[str, int]], name: str, one_stream: bool) -> tuple[str, int] | None:
+    """What runs next on a stream, if it is on this group."""
+    on = [one for one in queue if one_stream or one[0] == name][:1]
+    return on[0] if on and on[0][0] == name else None
 
 
 def traffic(program: Program) -> Traffic:
+    """As the check sees it."""
     launching = tuple(one for one in program if one[0] != "wait")
     before = {
         k: sum(one[0] != "wait" for one in program[:at]) for at, (what, k) in enumerate(program) if what == "wait"

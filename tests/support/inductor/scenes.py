@@ -24,7 +24,7 @@ from overlap_sched import Options
 from overlap_sched.distributed import TIMEOUT_S, agreement, broadcast_costs, membership, negotiation
 from overlap_sched.fx.apply import Report
 from overlap_sched.problem import Kind
-from tests.support.inductor.models import Experts, OtherSwapped, Pair, Swapped, Uneven, step
+from tests.support.inductor.models import Experts, Lonely, OtherSwapped, Pair, Swapped, Uneven, step
 
 WIDTH = 16
 DIES = "dies"
@@ -37,18 +37,6 @@ class Other(Pair):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x.sin())
-
-
-class Lonely(Pair):
-    """With a collective besides, on a group of this rank alone: an expert that others have not."""
-
-    def __init__(self, width: int, ranks: int, alone: str) -> None:
-        super().__init__(width, ranks)
-        self.alone = alone
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        functional = torch.ops._c10d_functional
-        return super().forward(x + functional.wait_tensor(functional.all_reduce(x.detach(), "sum", self.alone)))
 
 
 class Stage:

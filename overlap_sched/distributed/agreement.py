@@ -45,7 +45,7 @@ class Agreement:
             that it followed, too.
         verdict: The recorded decision, the same on every rank: the reason, who differs in what, who is missing.
         in_doubt: The store failed for good while this rank waited, so it does not know what the others decided. It
-            does what all had agreed on before, for the same digest, or else keeps the original order. If the others
+            does what all had agreed on before, for the same digest, or else keeps its launches. If the others
             do not, the job hangs at the first collective whose place differs, until torch's own time limit.
         waited_s: Time spent here (seconds; for people).
     """

@@ -15,7 +15,6 @@ from overlap_sched.inductor.launches import Traffic
 
 Program = tuple[tuple[str, int], ...]
 """What a rank runs: ``("a", 0)``, its first launch, on group ``a``; ``("A", 0)``: it blocks; ``("wait", 0)`` for it."""
-ONE_STREAM = [False, True]
 PAIR = {"a": (0, 1), "b": (0, 1), "x": (0,)}
 RING = {"a": (0, 1), "b": (1, 2), "c": (2, 0)}
 
@@ -101,7 +100,7 @@ stream per group, and with one."""
 CASE, *MORE = CASES
 
 
-@pytest.mark.parametrize("one_stream", ONE_STREAM)
+@pytest.mark.parametrize("one_stream", [False, True])
 @pytest.mark.parametrize("case", [CASE, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE)])
 def test_where_no_wait_passes_a_launch_that_it_followed_nothing_stops(case: str, one_stream: bool) -> None:
     each, groups, *counts = CASES[case]

@@ -1,4 +1,4 @@
-"""What do ranks that differ lose? Their launches kept, one of them followed, and each by itself, beside the bound.
+"""What do ranks that differ lose? Waits or launches kept, one of them followed, and each by itself, beside the bound.
 
     python -m scripts.studies.unlike_ranks                     all shared instances at both prices (ten minutes)
     python -m scripts.studies.unlike_ranks FILE.json.gz --allocator none
@@ -28,16 +28,7 @@ from overlap_sched.scheduler.follow import Proposal
 from overlap_sched.scheduler.pipeline import follow
 from tests.support.unlike import unlike
 
-HEADINGS = (
-    "graph",
-    "prices",
-    "allocator",
-    "original",
-    "waits kept",
-    "launches kept",
-    "one is followed",
-    "each by itself",
-)
+HEADINGS = ("graph", "prices", "allocator", "original", "waits kept", "launches kept", "followed", "by itself")
 SEED, EVERY, LARGER = 1, 20, (0, 0, 0, 0, 0.05, -0.05)
 
 

@@ -93,6 +93,7 @@ APART = CachedOrder(replace(REWRITES.digest, order="launches kept: nothing is re
         (REWRITES, True, [DIFFER], False, ["rewrites"]),
         (REWRITES, False, [AGREED, DIFFER], True, []),
         (APART, True, [DIFFER, AGREED], True, []),
+        (APART, True, [OTHERS, AGREED], True, []),
         (APART, True, [DIFFER, DIFFER], False, ["rewrites", MINE.key]),
         (APART, False, [DIFFER, AGREED], False, ["rewrites"]),
         (APART, True, [AGREED], False, []),

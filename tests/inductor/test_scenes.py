@@ -109,9 +109,10 @@ def test_ranks_that_launch_differently_keep_launches_and_waits_and_gain(two: Fou
         found = rank[scene]
         assert found["equal"]
         assert found["moved"] == [False, False]
-        assert found["changed"] == [True, True]
-        assert all(after < before for before, after in found["exposed"])
-        assert "Their launch sequences differ too" in found["kept"][0]  # backward is alike on both
+        if FORWARD_GAINS or scene == "one rank launches more":
+            assert found["changed"] == [True, True]
+            assert all(after < before for before, after in found["exposed"])
+            assert "Their launch sequences differ too" in found["kept"][0]  # backward is alike on both
     launches = [rank[scene]["launches"][0] for rank in two]
     assert len(launches[1]) == len(launches[0]) + 1
 

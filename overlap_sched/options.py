@@ -46,7 +46,8 @@ class Options:
         memory_model: ``"runtime"`` (default) or ``"tracker"``, see :data:`overlap_sched.problem.MemoryModel`.
             Graphs are lifted in this model; a problem file is in one model and asking for the other is an error.
         preserve_collective_order: ``"none"`` (default); ``"group"`` keeps the original launch order within each
-            process group, ``"all"`` across all groups: for ranks whose graphs may differ.
+            process group, ``"all"`` across all groups: for ranks whose graphs may differ. ``"waits"``: so, and no wait
+            passes a launch that it followed, which is safe whatever the other ranks run.
         base: ``"original"`` (default): overlap starts from the original order. ``"memory"``: from the order with the
             lowest peak that is found (:func:`overlap_sched.peak_memory.best_order`), which leaves more of the budget to
             overlap. ``"memory-peak"``: the same, and headroom is counted from that lowest peak: less memory first, then
@@ -123,7 +124,7 @@ class Options:
         choices = {
             "budget": ("peak", "profile"),
             "memory_model": ("runtime", "tracker"),
-            "preserve_collective_order": ("none", "group", "all"),
+            "preserve_collective_order": get_args(Preserve),
             "base": ("original", "memory", "memory-peak"),
             "agreement": ("digest", "none"),
             "concurrent_groups": get_args(Concurrent),

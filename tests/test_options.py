@@ -143,7 +143,7 @@ def test_percent_are_exact_and_rounded_down() -> None:
         (
             "preserve_collective_order",
             True,
-            "preserve_collective_order is True; it is one of 'none', 'group', 'all'.",
+            "preserve_collective_order is True; it is one of 'none', 'group', 'all', 'waits'.",
         ),
         ("base", "low", "base is 'low'; it is one of 'original', 'memory', 'memory-peak'."),
         ("agreement", "vote", "agreement is 'vote'; it is one of 'digest', 'none'."),

@@ -24,6 +24,7 @@ from overlap_sched.cli.input_arguments import add_input_options, add_limits, add
 from overlap_sched.cli.parser import Parser
 from overlap_sched.options import Base, Concurrent, Options
 from overlap_sched.peak_memory.allocator.kinds import COMPILED
+from overlap_sched.problem.precedence import Preserve
 
 if TYPE_CHECKING:
     Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
@@ -132,9 +133,10 @@ def _scheduler(commands: "Commands", name: str, what: str) -> argparse.ArgumentP
     )
     add(
         "--preserve-collective-order",
-        choices=("none", "group", "all"),
+        choices=get_args(Preserve),
         default=default.preserve_collective_order,
-        help="keep the original launch order within each process group, or across all (default: none)",
+        help="keep the original launch order within each process group, across all, or across all and each wait behind "
+        "those that it followed (default: none)",
     )
     add(
         "--concurrent-groups",

@@ -4,7 +4,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -19,6 +19,7 @@ from overlap_sched.peak_memory.best import MemoryPlan, best_order
 from overlap_sched.peak_memory.exact import exact_order
 from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.problem import Problem
+from overlap_sched.problem.precedence import Preserve
 from overlap_sched.problem.quantities import shown
 from overlap_sched.report.files import write_file, write_order
 from overlap_sched.report.table import captioned_table
@@ -44,9 +45,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--preserve-collective-order",
-        choices=("none", "group", "all"),
+        choices=get_args(Preserve),
         default="none",
-        help="keep the original launch order within each process group, or across all (default: none)",
+        help="keep the original launch order within each process group, across all, or across all and each wait behind "
+        "those that it followed (default: none)",
     )
     add(
         "--exact",

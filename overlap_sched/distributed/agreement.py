@@ -41,10 +41,11 @@ class Agreement:
 
     Attributes:
         agreed: Use the new order. Else keep the original one, or one that launches all collectives in the same order
-            where ``verdict.launches_alike`` says that all ranks launch alike.
+            where ``verdict.launches_alike`` says that all ranks launch alike, or one with each wait behind the launches
+            that it followed, too.
         verdict: The recorded decision, the same on every rank: the reason, who differs in what, who is missing.
         in_doubt: The store failed for good while this rank waited, so it does not know what the others decided. It
-            does what all had agreed on before, for the same digest, or else keeps the original order. If the others
+            does what all had agreed on before, for the same digest, or else keeps its launches. If the others
             do not, the job hangs at the first collective whose place differs, until torch's own time limit.
         waited_s: Time spent here (seconds; for people).
     """

@@ -25,6 +25,9 @@ PARTS = ("operators", "sizes", "options", "costs", "order")
 LAUNCHES_KEPT = "launches kept: "
 """How the order begins that code from a cache shows where it launches as the original does."""
 
+WAITS_KEPT = f"{LAUNCHES_KEPT}and waits: "
+"""The same where no wait passes a launch that stood before it either."""
+
 
 @dataclass(frozen=True)
 class Digest:

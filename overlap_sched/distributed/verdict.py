@@ -29,7 +29,7 @@ KEPT = "launch order kept"
 _NOT_ALL_LOADED = "not all ranks have found forward and backward in a cache"
 _NOT_ALIKE = (
     "Their launch sequences differ too (collectives, groups, or graphs compiled in another order), so each rank keeps "
-    "its original order."
+    "its own, and no wait passes a launch that it followed."
 )
 
 
@@ -41,6 +41,7 @@ class Verdict:
         agreed: All ranks run the new order. Else no rank may launch its collectives in another order than originally.
         reason: Why they do not, and how to mend it; ``None`` if agreed.
         launches_alike: Not agreed, but all ranks have shown one launch sequence: each may use an order that keeps it.
+            Else each may use one in which no wait passes a launch that it followed either.
         differs: Per part (see :data:`~overlap_sched.distributed.digest.PARTS`) in which the ranks differ, who is like
             whom.
         missing: Ranks that did not come in time.

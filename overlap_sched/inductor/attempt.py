@@ -3,11 +3,13 @@
     plan -> all ranks agree                 -> use it
          -> they differ, but launch alike   -> choose one of their launch sequences, plan with that, and agree on it
                                             -> else plan again with the launches kept, use that
-         -> anything else                   -> the graph as it was, and why
+         -> anything else                   -> plan again with launches and waits kept, use that
+         any failure                        -> the graph as it was, and why
 
 A new order of launches is used only where all ranks use the same: what fails after they have agreed on one must not
 change the outcome, since a rank that fell back by itself would launch in another order than the others, which hangs.
-Where the launches are kept, that order is the original one, and any rank may fall back by itself at any time.
+Where the launches are kept, that order is the original one, and any rank may fall back by itself at any time. Where no
+wait passes a launch that stood before it either, a rank may do so whatever the others run: ``docs/agreement.md``.
 """
 
 import math
@@ -22,11 +24,12 @@ from overlap_sched.inductor.agree import ask, given_up, order_digest, shown
 from overlap_sched.inductor.cached_orders import CachedOrder, decided, order_of
 from overlap_sched.inductor.console import said, warn
 from overlap_sched.inductor.gathered import by_position
-from overlap_sched.inductor.launches import Launches
+from overlap_sched.inductor.launches import Launches, Traffic
 from overlap_sched.inductor.reporting import GraphReport, record
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
+from overlap_sched.problem.precedence import Preserve
 from overlap_sched.scheduler.follow import Proposal
 from overlap_sched.scheduler.pipeline import follow, schedule
 from overlap_sched.scheduler.result import Schedule
@@ -45,7 +48,8 @@ class Attempt:
             there is nothing to agree on.
         problem: What was scheduled.
         launches: The original launch sequence; ``None``: not known.
-        planned: The launch sequence of the order that was planned; ``None``: there is no such order.
+        original: What runs without us launches and waits for; ``None``: not known, as other code may still move it.
+        planned: The same of the order that was planned; ``None``: there is no such order.
         keeps: The ranks differ, but launch alike: nothing else than ``launches`` may run.
         following: Whose order gives the launch sequence, as the ranks that differ have chosen; ``None``: nobody's.
         asked: The options of the last plan.
@@ -59,7 +63,8 @@ class Attempt:
     key: str | None = None
     problem: Problem | None = None
     launches: Launches | None = None
-    planned: Launches | None = None
+    original: Traffic | None = None
+    planned: Traffic | None = None
     keeps: bool = False
     following: Proposal | None = None
     asked: Options | None = None
@@ -112,7 +117,10 @@ class Attempt:
     def _not_agreed(
         self, report: Report, plan: Callable[["Attempt"], Report], agreement: Agreement, mine: Digest
     ) -> Report:
-        """The report with all launches in their original order: whatever fails from here on may fail on one rank."""
+        """The report with all launches in their original order: whatever fails from here on may fail on one rank.
+
+        Unless all launch alike, waits are kept behind their launches, too: then it does not matter what others run.
+        """
         reason = str(agreement.reason)
         if agreement.verdict.launches_alike:
             self.keeps = True
@@ -121,10 +129,14 @@ class Attempt:
             if agreement.verdict.to_mend and report.schedule is not None:
                 warn(f"overlap_sched keeps the launch order of {report.name!r}: {reason}")
             return self._launches_kept(report, plan, reason)
-        if report.reason is not None and not report.changed:
-            reason = f"{report.reason}; {reason}"
+        found = self._waits_kept(report, plan, reason)
+        if found.changed:
+            warn(f"overlap_sched keeps the launches and waits of {report.name!r}: {reason}")
+            return found
+        if found.reason is not None:
+            reason = f"{found.reason}; {reason}"
         warn(f"overlap_sched leaves {report.name!r} as it was: {reason}")
-        return replace(report, changed=False, reason=reason)
+        return replace(found, changed=False, reason=reason, kept=None)
 
     def _negotiated(self, own: Report, plan: Callable[["Attempt"], Report], verdict: Verdict, mine: Digest) -> Report:
         """The report of an order with the launch sequence that all ranks have chosen; else of one that keeps its own.
@@ -174,7 +186,7 @@ class Attempt:
         if not report.changed or self.launches is None or self.planned is None:
             raise NotUnderstoodError(f"the launch sequence of another rank is not used: {report.reason}")
         place = {node: k for k, node in enumerate(self.launches)}
-        return tuple(place[node] for node in self.planned)
+        return tuple(place[node] for node in self.planned.launches)
 
     def _report_of(self, plan: Callable[["Attempt"], Report]) -> Report:
         try:
@@ -192,14 +204,40 @@ class Attempt:
 
     def _launches_kept(self, report: Report, plan: Callable[["Attempt"], Report], reason: str) -> Report:
         """The report of an order that moves no launch."""
+
+        def kept() -> bool:
+            return self.planned is not None and self.planned.launches == self.launches
+
+        return self._kept(report, plan, reason, "all", kept, "moves a launch though all are to be kept")
+
+    def _waits_kept(self, report: Report, plan: Callable[["Attempt"], Report], reason: str) -> Report:
+        """The report of an order in which no wait passes a launch that stood before it either."""
+
+        def kept() -> bool:
+            return self.planned is not None and self.original is not None and self.planned.keeps(self.original)
+
+        if self.original is None:
+            return replace(report, changed=False)
+        return self._kept(report, plan, reason, "waits", kept, "moves a launch, or a wait before one that it followed")
+
+    def _kept(
+        self,
+        report: Report,
+        plan: Callable[["Attempt"], Report],
+        reason: str,
+        preserve: Preserve,
+        kept: Callable[[], bool],
+        broken: str,
+    ) -> Report:
+        """The report of an order that keeps what it must: this one, else one of a second plan; checked, not assumed."""
         if report.schedule is None:  # this rank has nothing to use, and nobody needs it to
             return report
-        if report.changed and self.planned != self.launches:
-            options = replace(self.settings.options, rewrites=(), preserve_collective_order="all")
+        if report.changed and not kept():
+            options = replace(self.settings.options, rewrites=(), preserve_collective_order=preserve)
             self.settings, self.planned = replace(self.settings, options=options), None
             report = self._report_of(plan)
-            if report.changed and self.planned != self.launches:
-                report = self.failed(NotUnderstoodError("the order moves a launch though all are to be kept"))
+            if report.changed and not kept():
+                report = self.failed(NotUnderstoodError(f"the order {broken}"))
         return replace(report, kept=reason)
 
     def _cache(self, mine: Digest, agreement: Agreement, report: Report) -> None:

@@ -4,8 +4,8 @@ torch calls no pass where it finds code in a cache. So code in an agreed order c
 shown to the others; a rank that finds it shows the same again, at the moment when it would have compiled. Where ranks
 were asked twice, about rewrites and then about the order of the rewritten graph, they are asked twice again:
 
-    torch finds code -> show what it carries -> all ranks agree -> the code is used
-                                             -> they do not     -> torch compiles, with what they have decided
+    torch finds code -> show what it carries -> they decide as when it was made -> the code is used
+                                             -> they do not    -> torch compiles, with what they have decided
 
 Ranks that find nothing compile and show what they have made, as always. AOTAutograd's cache loads forward and backward
 at once: all ranks take both, or all trace and are asked about each. Why that is sound: ``docs/agreement.md``.
@@ -23,7 +23,7 @@ from typing import Any
 from torch import fx
 
 from overlap_sched.distributed import Agreement, Digest
-from overlap_sched.distributed.digest import LAUNCHES_KEPT
+from overlap_sched.distributed.digest import LAUNCHES_KEPT, WAITS_KEPT
 from overlap_sched.errors import AgreementError
 from overlap_sched.inductor.agree import ask, asks
 from overlap_sched.inductor.console import log, warn
@@ -57,6 +57,12 @@ class CachedOrder:
     def questions(self) -> tuple["CachedOrder", ...]:
         """The orders that the ranks are asked about, in turn."""
         return (self,) if self.rewrites is None else (self.rewrites, self)
+
+    def fits(self, agreement: Agreement) -> bool:
+        """Does it run what ranks run that decide so? Code that keeps launches alone is for ranks that launch alike."""
+        if self.agreed or agreement.agreed:
+            return self.agreed and agreement.agreed
+        return self.digest.order.startswith(WAITS_KEPT) != agreement.verdict.launches_alike
 
     @property
     def line(self) -> str:
@@ -92,7 +98,8 @@ def order_of(mine: Digest, agreement: Agreement, kept_order: str) -> CachedOrder
         return CachedOrder(mine, agreed=True)
     if not agreement.verdict.differs or mine.failure:  # a rank was late, the store failed
         return None
-    return CachedOrder(replace(mine, order=f"{LAUNCHES_KEPT}{kept_order}"), agreed=False)
+    kept = LAUNCHES_KEPT if agreement.verdict.launches_alike else WAITS_KEPT
+    return CachedOrder(replace(mine, order=f"{kept}{kept_order}"), agreed=False)
 
 
 def note_rewrites(graph: fx.Graph) -> Callable[[CachedOrder | None], None]:
@@ -158,7 +165,7 @@ def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
             return False, False
         if not agreement.agreed:
             refused[one.digest.key] = agreement
-        use = agreement.agreed == one.agreed
+        use = one.fits(agreement) if one is cached else agreement.agreed == one.agreed
         if not use:  # if all have agreed on an order that only keeps launches, they look for a better one together
             for key, no in refused.items():  # others have planned by now: they will not be asked a second time
                 decisions.keep(key, no)

@@ -13,8 +13,11 @@ from overlap_sched.inductor import names
 from overlap_sched.inductor.agree import asks, graph_key
 from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.console import warn
-from overlap_sched.inductor.launches import launches_in
+from overlap_sched.inductor.launches import traffic_in
 from overlap_sched.inductor.settings import Settings
+
+_AS_THEY_ARE = ("backend", "titan")
+"""Stages behind which nothing moves a wait: Inductor lowers the graphs of the others, and keeps launches only."""
 
 
 def schedule_fx(
@@ -82,7 +85,9 @@ def _plan(
         reorder(gm, before)
     name = attempt.name = graph_name(graph, kind)
     if asks(settings):
-        attempt.key, attempt.launches = graph_key(graph, settings.met_under), launches_in(before)
+        traffic = traffic_in(before)
+        attempt.key, attempt.launches = graph_key(graph, settings.met_under), traffic.launches
+        attempt.original = traffic if settings.stage in _AS_THEY_ARE else None
     compiled = settings.stage == "post_grad"  # by Inductor, and not run as FX
     if compiled:
         note_held(graph)
@@ -99,7 +104,7 @@ def _plan(
     if attempt.problem is not None and not attempt.problem.collectives:  # other ranks may have no such graph
         attempt.key = None
     if attempt.key is not None:
-        attempt.planned = launches_in(graph.nodes)
+        attempt.planned = traffic_in(graph.nodes)
     return report
 
 

@@ -2,20 +2,74 @@
 
 Read without lifting the graph, so that a rank that cannot schedule it still has one to show. What communicates on the
 compute stream is part of it, or may: it too must meet its partners in order. So are the launches in sub-graphs.
+
+And the waits of a graph, by how many launches stand before each: with both it is seen, without anything that planned
+it, whether an order is safe whatever the other ranks run (``docs/agreement.md``).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from torch import fx
+from torch._ops import OpOverload
 
 from overlap_sched.distributed.digest import launches_of
+from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.communication import Communications, Launched
 from overlap_sched.fx.groups import live_ranks
+from overlap_sched.fx.operators import traits_of
+from overlap_sched.fx.wrappers import bodies_of
 from overlap_sched.problem.node import ANY_GROUP
 
 Launches = tuple[fx.Node, ...]
 """The FX nodes that communicate, waits apart, in the order in which they do."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a graph launches and waits for, in an order.
+
+    Attributes:
+        launching: The launches in their order; one of several kernels stands there for each of them.
+        before: Per wait, how many of these stand before it.
+    """
+
+    launching: Launches
+    before: Mapping[Any, int]
+
+    @property
+    def launches(self) -> Launches:
+        """Each launch once."""
+        return tuple(dict.fromkeys(self.launching))
+
+    def keeps(self, original: "Traffic") -> bool:
+        """Does it launch as another order does, and has no wait passed a launch that stood before it there?"""
+        alike = self.launching == original.launching and self.before.keys() == original.before.keys()
+        return alike and all(self.before[wait] >= count for wait, count in original.before.items())
+
+
+def traffic_in(nodes: Iterable[fx.Node]) -> Traffic:
+    """That of the nodes of an FX graph."""
+    listed = list(nodes)
+    launches = launches_in(listed)
+    launching, before, count = set(launches), dict[Any, int](), 0
+    for node in listed:
+        if waits(node):
+            before[node] = count
+        count += node in launching
+    return Traffic(launches, before)
+
+
+def waits(node: fx.Node) -> bool:
+    """Does a node wait for a launch, by itself or in what it runs?"""
+    if node.op != "call_function":
+        return False
+    called = (node.target, *(argument for argument in node.args if isinstance(argument, OpOverload)))
+    if any(traits_of(one).role is Role.WAIT for one in called):
+        return True
+    return any(waits(inner) for body in bodies_of(node) if body is not None for inner in body.graph.nodes)
 
 
 def launches_in(nodes: Iterable[fx.Node]) -> Launches:

@@ -144,7 +144,7 @@ def _plan(snodes: list[Any], kept: list[Any], attempt: Attempt, planned: Planned
     """
     check_torch()
     from overlap_sched.inductor import private
-    from overlap_sched.inductor.lift.graph_order import in_order_of_effects, kernel_launches
+    from overlap_sched.inductor.lift.graph_order import in_order_of_effects, kernel_traffic
     from overlap_sched.inductor.lift.lifting import lift_kernels
 
     in_order_of_effects(snodes)  # or it cannot be had
@@ -154,7 +154,9 @@ def _plan(snodes: list[Any], kept: list[Any], attempt: Attempt, planned: Planned
     if not communicates and settings.options.base == "original":
         return Report(attempt.name, reason=NO_COLLECTIVES)
     if communicates and asks(settings):
-        attempt.key, attempt.launches = graph_key(private.V.graph.graph, settings.stage), kernel_launches(kept)
+        attempt.key, traffic = graph_key(private.V.graph.graph, settings.stage), kernel_traffic(kept)
+        attempt.launches = None if traffic is None else traffic.launches
+        attempt.original = kernel_traffic(snodes) if planned.last else None
     began = time.perf_counter()
     lifted = planned.lifted = lift_kernels(snodes, name=attempt.name, **settings.costs)
     known: dict[str, Any] = {
@@ -174,7 +176,7 @@ def _plan(snodes: list[Any], kept: list[Any], attempt: Attempt, planned: Planned
         reason = f"no better order was found: the one found cuts the graph into {after} parts for CUDA graphs"
         return Report(problem.name, plan, reason=f"{reason}, not {before}", **known)
     if attempt.key is not None:
-        attempt.planned = kernel_launches(planned.ordered)
+        attempt.planned = kernel_traffic(planned.ordered)
     return Report(problem.name, plan, True, reorder_s=time.perf_counter() - began, **known)
 
 

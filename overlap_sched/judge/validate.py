@@ -105,14 +105,18 @@ def broken_promise(
 
 
 def launch_violation(problem: Problem, order: Sequence[int], preserve: Preserve) -> str | None:
-    """The first launch of a valid order that is not in the order asked for, or ``None``."""
+    """The first launch of a valid order that is not in the order asked for, or wait in front of one, or ``None``."""
     last: dict[str | None, int] = {}
+    to_come = {v for v, node in enumerate(problem.nodes) if node.kind is Kind.COLLECTIVE or node.launches}
     for v in order if preserve != "none" else ():
         node = problem.nodes[v]
         on = [node.group] if node.kind is Kind.COLLECTIVE else list(node.launches)
         if not on:
+            if preserve == "waits" and node.kind is Kind.WAIT and (first := min(to_come, default=v)) < v:
+                return f"{node.name} waits before {problem.nodes[first].name} is launched, unlike originally"
             continue
-        every = preserve == "all" or ANY_GROUP in on
+        to_come.discard(v)
+        every = preserve in ("all", "waits") or ANY_GROUP in on
         later = max((u for group, u in last.items() if every or group in (*on, ANY_GROUP)), default=-1)
         if later > v:
             return f"{problem.nodes[later].name} is launched before {node.name}, unlike originally"

@@ -10,6 +10,7 @@ Everything is counted, nothing timed: the same problem and effort give the same 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 from overlap_sched.errors import OptionsError, VerificationError
 from overlap_sched.judge.liveness import memory_profile
@@ -81,8 +82,8 @@ def best_order(problem: Problem, preserve_collective_order: Preserve = "none", e
 
     Args:
         problem: What to order; memory is counted in its own model (:data:`overlap_sched.problem.MemoryModel`).
-        preserve_collective_order: As in :class:`~overlap_sched.options.Options`: ``"none"`` (default), ``"group"`` or
-            ``"all"``.
+        preserve_collective_order: As in :class:`~overlap_sched.options.Options`: ``"none"`` (default), ``"group"``,
+            ``"all"`` or ``"waits"``.
         effort: How much is tried: 0: the simple orders only; each unit more doubles repairs and searches.
 
     Raises:
@@ -139,10 +140,9 @@ def _close(graph: MemoryGraph, peak: int, bound: int) -> bool:
 
 def check_arguments(preserve_collective_order: str, effort: int) -> None:
     """Raise for values that these arguments cannot have."""
-    if preserve_collective_order not in ("none", "group", "all"):
-        raise OptionsError(
-            f"preserve_collective_order is {preserve_collective_order!r}; it is one of 'none', 'group', 'all'."
-        )
+    if preserve_collective_order not in get_args(Preserve):
+        known = ", ".join(map(repr, get_args(Preserve)))
+        raise OptionsError(f"preserve_collective_order is {preserve_collective_order!r}; it is one of {known}.")
     if isinstance(effort, bool) or not isinstance(effort, int) or effort < 0:
         raise OptionsError(f"effort is {effort!r}; it is a whole number, 0 or more.")
 

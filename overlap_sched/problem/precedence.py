@@ -6,7 +6,8 @@
     "group"              |-----------------^ |---------------------------------^
     "all"                |-----------------^ |----------------^ |--------------^
 
-Compute that communicates by itself (``Node.launches``) is a launch among the others.
+Compute that communicates by itself (``Node.launches``) is a launch among the others. "waits" is "all", and each wait
+behind the last launch that stood before it: no wait then passes a launch that it followed.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -18,8 +19,8 @@ import numpy as np
 from overlap_sched.problem.model import Order, Problem
 from overlap_sched.problem.node import ANY_GROUP, Kind, Node, NodeId, Position
 
-Preserve = Literal["none", "group", "all"]
-"""Whose launch order is kept: nobody's, that within each process group, or that across all groups."""
+Preserve = Literal["none", "group", "all", "waits"]
+"""Whose launch order is kept: nobody's, that within each process group, or that across all groups, for waits too."""
 
 Pair = tuple[NodeId, NodeId]
 """Two node ids: the first must run before the second."""
@@ -35,10 +36,13 @@ def launch_pairs(problem: Problem, order: Iterable[int], preserve: Preserve) -> 
     pairs: list[Pair] = []
     last: dict[str, int] = {}  # per group; that of ANY_GROUP is older than all others
     for v in order:
-        groups = launched_on(problem.nodes[v])
+        node = problem.nodes[v]
+        groups = launched_on(node)
         if not groups:
+            if preserve == "waits" and node.kind is Kind.WAIT:
+                pairs += [(u, v) for u in last.values()]
             continue
-        if preserve == "all" or ANY_GROUP in groups:
+        if preserve in ("all", "waits") or ANY_GROUP in groups:
             before, groups = list(last.values()), (ANY_GROUP,)
             last.clear()
         else:

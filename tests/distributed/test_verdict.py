@@ -80,12 +80,13 @@ def test_who_differs_in_what(other: Digest, reason: str) -> None:
 
 
 @pytest.mark.parametrize("launches", ["other", ""], ids=["others", "not known"])
-def test_ranks_that_launch_differently_keep_their_original_order(launches: str) -> None:
+def test_ranks_that_launch_differently_keep_their_own_launches_and_waits(launches: str) -> None:
     verdict = judge({0: A, 1: replace(A, sizes="t", launches=launches)})
     assert not verdict.launches_alike
     assert verdict.reason == (
         "the ranks differ in tensor sizes: rank 0 against rank 1. Their launch sequences differ too (collectives, "
-        "groups, or graphs compiled in another order), so each rank keeps its original order."
+        "groups, or graphs compiled in another order), so each rank keeps its own, and no wait passes a launch that it "
+        "followed."
     )
 
 

@@ -12,6 +12,8 @@ from overlap_sched.errors import OverlapSchedWarning, VerificationError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import attempt
 from overlap_sched.inductor.attempt import Attempt
+from overlap_sched.inductor.console import forget_warnings
+from overlap_sched.inductor.launches import Traffic
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.scheduler.follow import Proposal
 
@@ -23,20 +25,26 @@ NOT_ALIKE = Agreement(False, Verdict(False, "others launch otherwise.", False, {
 
 
 def decided(
-    monkeypatch: pytest.MonkeyPatch, answer: Agreement, *plans: Any, options: Options | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Agreement,
+    *plans: Any,
+    options: Options | None = None,
+    original: Traffic | None = None,
 ) -> tuple[Report, Attempt, list[str]]:
     """What becomes of a graph whose plans launch as given, one after the other: a sequence, or an error."""
     monkeypatch.setattr(attempt, "decided", lambda mine, settings: answer)
     monkeypatch.setattr(attempt, "shown", lambda *_: Digest("p", "s", "o", "c", "r", "key", "l"))
     made, preserved = Attempt(Settings(options or Options())), []
+    forget_warnings()
 
     def plan(known: Attempt) -> Report:
         preserved.append(known.settings.options.preserve_collective_order)
         known.key, known.problem, known.launches, known.asked = "key", EXAMPLE, (A, B), Options()
+        known.original = original
         found = plans[len(preserved) - 1]
         if isinstance(found, Exception):
             raise found
-        known.planned = found
+        known.planned = found if isinstance(found, Traffic) else Traffic(found, {})
         return Report("g", schedule(EXAMPLE), changed=True)
 
     return made.decided(plan), made, preserved
@@ -89,6 +97,36 @@ def test_launches_that_are_not_alike_leave_the_graph(monkeypatch: pytest.MonkeyP
     assert preserved == ["none"]
 
 
+ORIGINAL = Traffic((A, B), {"w": 1})
+EARLY, LATE, MOVED = Traffic((A, B), {"w": 0}), Traffic((A, B), {"w": 2}), Traffic((B, A), {"w": 2})
+
+
+@pytest.mark.parametrize(
+    ("plans", "kept"), [([LATE], ["none"]), ([EARLY, LATE], ["none", "waits"]), ([MOVED, ORIGINAL], ["none", "waits"])]
+)
+def test_launches_that_are_not_alike_stay_and_no_wait_passes_one_that_it_followed(
+    monkeypatch: pytest.MonkeyPatch, plans: list[Traffic], kept: list[str]
+) -> None:
+    with pytest.warns(OverlapSchedWarning, match="keeps the launches and waits of 'g': others launch otherwise"):
+        report, made, preserved = decided(monkeypatch, NOT_ALIKE, *plans, original=ORIGINAL)
+    assert (report.changed, report.kept, report.reason) == (True, "others launch otherwise.", None)
+    assert (made.planned, preserved) == (plans[-1], kept)
+    assert made.cached is not None
+    assert made.cached.digest.order.startswith("launches kept: and waits: ")
+
+
+@pytest.mark.parametrize("second", [EARLY, MOVED, KeyError("mm")])
+def test_a_second_plan_in_which_a_wait_passes_a_launch_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, second: Any
+) -> None:
+    with pytest.warns(OverlapSchedWarning) as heard:
+        report, _, _ = decided(monkeypatch, NOT_ALIKE, EARLY, second, original=ORIGINAL)
+    why = "NotUnderstoodError: the order moves a launch, or a wait before one that it followed"
+    why = "KeyError: 'mm'" if isinstance(second, Exception) else why
+    assert (report.changed, report.kept, report.reason) == (False, None, f"{why}; others launch otherwise.")
+    assert str(heard[-1].message) == f"overlap_sched leaves 'g' as it was: {why}; others launch otherwise."
+
+
 def test_where_all_agree_nothing_is_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     report, made, preserved = decided(monkeypatch, Agreement(True, Verdict(agreed=True)), (B, A))
     assert (report.changed, report.kept) == (True, None)
@@ -128,7 +166,7 @@ def negotiated(
 def test_the_launches_that_the_ranks_have_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     report, made, preserved, asked = negotiated(monkeypatch, LaunchChoice(0, PROPOSAL), True, (B, A), (A, B), (B, A))
     assert preserved == ["none", "all", "none"]
-    assert (report.changed, made.planned) == (True, (B, A))
+    assert (report.changed, made.planned) == (True, Traffic((B, A), {}))
     assert report.kept == "the ranks differ in tensor sizes: rank 0 against rank 1; all launch as rank 0 does."
     assert [one.order for one in asked] == ["launches of rank 0: [1, 0]"]
     assert made.cached is None  # nothing would ask the ranks again
@@ -149,7 +187,7 @@ def test_launches_are_kept_where_there_is_no_choice(
     plans = [(B, A), (A, B), *([] if last is None else [last, (A, B)])]
     report, made, preserved, asked = negotiated(monkeypatch, choice, agreed, *plans)
     assert preserved == ["none", "all", *([] if last is None else ["none", "all"])]
-    assert (report.changed, report.kept, made.planned, made.following) == (True, REASON, (A, B), None)
+    assert (report.changed, report.kept, made.planned, made.following) == (True, REASON, Traffic((A, B), {}), None)
     assert [one.failure for one in asked] == [failure]
 
 

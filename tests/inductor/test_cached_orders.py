@@ -12,12 +12,14 @@ from overlap_sched import Options
 from overlap_sched.distributed import Agreement, Digest, Verdict
 from overlap_sched.inductor import agree, cached_orders, torch_caches
 from overlap_sched.inductor.cached_orders import CachedOrder, may_load, may_load_both, may_save, order_in, order_of
+from overlap_sched.inductor.console import forget_warnings
 from overlap_sched.inductor.settings import Settings
 from tests.support.once import filled_once
 from tests.support.ranks import run_ranks
 
 MINE = Digest("p", "s", "o", "c", "r", "key", launches="l", name="backward 0/0", nodes=7)
 AGREED = Agreement(True, Verdict(agreed=True))
+OTHERS = Agreement(False, Verdict(False, "they launch otherwise", False, {"sizes": ((0,), (1,))}))
 DIFFER = Agreement(False, Verdict(False, "the ranks differ", True, {"sizes": ((0,), (1,))}))
 LATE = Agreement(False, Verdict(False, "rank 1 did not publish", missing=(1,)))
 CODE = "import torch\n{}\ndef call(args):\n    torch.ops._c10d_functional.wait_tensor.default(buf0)\n"
@@ -40,6 +42,8 @@ def test_what_code_carries() -> None:
     kept = order_of(MINE, DIFFER, "k")
     assert kept == CachedOrder(replace(MINE, order="launches kept: k"), agreed=False)
     assert kept.digest.order != MINE.order  # a rank that shows it promises no other order
+    waits = replace(MINE, order="launches kept: and waits: k")
+    assert order_of(MINE, OTHERS, "k") == CachedOrder(waits, agreed=False)
     assert order_of(MINE, LATE, "k") is None
     assert order_of(Digest.of_failure("KeyError", "key"), DIFFER, "") is None
 
@@ -59,17 +63,21 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     assert cached_orders.decisions.take(MINE.key) is None
 
 
-@pytest.mark.parametrize("agreed", [True, False])
-@pytest.mark.parametrize("answer", [AGREED, DIFFER, LATE], ids=["agreed", "differ", "late"])
+@pytest.mark.parametrize("when", [AGREED, DIFFER, OTHERS], ids=["agreed", "differ", "others"])
+@pytest.mark.parametrize("answer", [AGREED, DIFFER, OTHERS, LATE], ids=["agreed", "differ", "others", "late"])
 def test_code_is_used_where_the_ranks_decide_as_when_it_was_compiled(
-    asked: list[Any], agreed: bool, answer: Agreement, recwarn: pytest.WarningsRecorder
+    asked: list[Any], when: Agreement, answer: Agreement, recwarn: pytest.WarningsRecorder
 ) -> None:
+    """Where a wait may have passed a launch, only where all launch alike: who did not come may launch anything."""
+    forget_warnings()
     asked[-1] = answer
-    same = answer.agreed == agreed
-    assert may_load(Settings(), carrying(CachedOrder(MINE, agreed))) == (same, not same)
-    assert asked[:-1] == [MINE]
+    same = answer is when or (answer is LATE and when is OTHERS)
+    found = order_of(MINE, when, "k")
+    assert found is not None
+    assert may_load(Settings(), carrying(found)) == (same, not same)
+    assert asked[:-1] == [found.digest]
     decided = cached_orders.decisions.take(MINE.key)
-    assert decided is (answer if agreed and not same else None)  # they will not answer a second time
+    assert decided is (None if same or answer.agreed else answer)  # they will not answer a second time
     assert len(recwarn) == (decided is not None)
 
 
@@ -85,6 +93,7 @@ APART = CachedOrder(replace(REWRITES.digest, order="launches kept: nothing is re
         (REWRITES, True, [DIFFER], False, ["rewrites"]),
         (REWRITES, False, [AGREED, DIFFER], True, []),
         (APART, True, [DIFFER, AGREED], True, []),
+        (APART, True, [OTHERS, AGREED], True, []),
         (APART, True, [DIFFER, DIFFER], False, ["rewrites", MINE.key]),
         (APART, False, [DIFFER, AGREED], False, ["rewrites"]),
         (APART, True, [AGREED], False, []),

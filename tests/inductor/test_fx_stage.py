@@ -8,6 +8,7 @@ import pytest
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report
 from overlap_sched.inductor import fx_stage
+from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.reporting import Stage
 from overlap_sched.inductor.settings import Settings
 from tests.support.fx_graphs import C10D, trace, wait
@@ -38,3 +39,20 @@ def test_a_rank_that_fails_asks_only_about_graphs_that_others_ask_about(communic
     ):
         fx_stage.schedule_fx(trace(step, (4, 4)), Settings(stage="titan"))
     assert asked.called is communicates
+
+
+@pytest.mark.parametrize(
+    ("stage", "known"), [("backend", True), ("titan", True), ("post_grad", False), ("deepspeed", False)]
+)
+def test_waits_are_known_only_where_the_graph_runs_as_it_is(stage: Stage, known: bool) -> None:
+    """Inductor, which lowers the others, keeps launches in order and moves waits."""
+    made = []
+
+    def decided(attempt: Attempt, plan: Any) -> Report:
+        made.append(attempt)
+        return plan(attempt)
+
+    with mock.patch.object(fx_stage, "asks", return_value=True), mock.patch.object(Attempt, "decided", decided):
+        gm = trace(lambda x: wait(C10D.all_reduce(x, "sum", "0")), (4, 4))
+        fx_stage.schedule_fx(gm, Settings(stage=stage))
+    assert (made[0].original is not None) is known

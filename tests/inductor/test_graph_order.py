@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from overlap_sched.inductor.lift import graph_order
-from overlap_sched.inductor.lift.graph_order import in_graph_order
+from overlap_sched.inductor.lift.graph_order import in_graph_order, kernel_traffic
 from tests.inductor.test_dependencies import Kernel
 
 GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
@@ -35,6 +35,9 @@ class Named(Kernel):
     """A kernel with a name, which is that of its buffer, too."""
 
     name = ""
+
+    def get_name(self) -> str:
+        return self.name
 
     def get_buffer_names(self) -> list[str]:
         return [self.name]
@@ -73,3 +76,18 @@ def test_what_cannot_be_stays_as_it_was(graph: fx.Graph) -> None:
     unclear = kernels(graph, "g3 D1")
     unclear[0].node.origins = [node for node in graph.nodes if node.name[0] in "gD"]
     assert [kernel.name for kernel in in_graph_order(unclear)] == ["g3", "D1"]
+
+
+def test_waits_behind_the_launches_of_kernels(graph: fx.Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One launch by two kernels counts as two; a kernel of a sub-graph that waits is a wait."""
+    monkeypatch.setattr(graph_order, "is_wait", lambda node: id(node) in waiting)
+    monkeypatch.setattr(graph_order, "waits", lambda node: node.name == "r2")
+    made = kernels(graph, "a w1 g0 g0 r2 w2 D1 b w3")
+    waiting = [id(kernel.node) for kernel in made if kernel.name[0] == "w"]
+    found = kernel_traffic(made)
+    assert found is not None
+    assert [node.name for node in found.launching] == ["g0", "g0", "D1"]
+    assert [node.name for node in found.launches] == ["g0", "D1"]
+    assert found.before == {"w1": 0, "r2": 2, "w2": 2, "w3": 3}
+    made[2].node.origins = [node for node in graph.nodes if node.name[0] in "gD"]
+    assert kernel_traffic(made) is None

@@ -14,7 +14,8 @@ from torch._inductor.utils import run_and_get_code
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
-from overlap_sched.inductor import post_grad, private
+from overlap_sched.inductor import post_grad, private, scheduler_pass
+from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.post_grad import DeterministicWatch, RewritePass
 from overlap_sched.inductor.rewriting import planned as choose
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
@@ -121,6 +122,20 @@ def test_who_switches_us_off_later_has_the_order_of_torch_alone(later: Any, alon
         warnings.simplefilter("ignore", OverlapSchedWarning)
         assert layers() == alone
     assert not any(report.report.changed for report in overlap_sched.reports())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [True, False])
+def test_waits_are_known_only_where_our_order_comes_last(monkeypatch: pytest.MonkeyPatch, last: bool) -> None:
+    """By them ranks reorder that launch differently: what torch still moves is not what it alone would run."""
+    made: list[Any] = []
+    monkeypatch.setattr(scheduler_pass, "asks", lambda settings: True)
+    monkeypatch.setattr(Attempt, "decided", lambda attempt, plan: made.append(attempt) or plan(attempt))
+    if not last:
+        monkeypatch.setattr(private, "at_the_end", lambda *_: False)
+    overlap_sched.enable(ROOM)
+    layers()
+    assert (made[0].original is not None) is last
 
 
 def test_nothing_that_reorders_behind_us_is_switched_off() -> None:

@@ -26,18 +26,26 @@ from tests.peak_memory import SMALL
 from tests.support.graphs import problems
 from tests.support.oracle import all_orders, peak_by_definition, random_order
 
-PRESERVES = st.sampled_from(("none", "group", "all"))
+PRESERVES = st.sampled_from(("none", "group", "all", "waits"))
 
 
 def launches(problem: Problem, order: list[int], preserve: Preserve) -> list[list[int]]:
     """Collectives in launch order, per key that is to keep it."""
-    keys = {"none": [], "all": [None], "group": sorted(problem.groups)}[preserve]
+    keys = {"none": [], "all": [None], "waits": [None], "group": sorted(problem.groups)}[preserve]
     comms = [v for v in order if problem.nodes[v].kind is Kind.COLLECTIVE]
     return [[v for v in comms if key is None or problem.nodes[v].group == key] for key in keys]
 
 
+def waits_stay(problem: Problem, order: list[int]) -> bool:
+    """Each wait stands behind all launches that it followed."""
+    kinds = [node.kind for node in problem.nodes]
+    pairs = itertools.combinations(order, 2)
+    return not any(kinds[w] is Kind.WAIT and kinds[v] is Kind.COLLECTIVE and v < w for w, v in pairs)
+
+
 def allowed(problem: Problem, order: list[int], preserve: Preserve) -> bool:
-    return violation(problem, order) is None and all(own == sorted(own) for own in launches(problem, order, preserve))
+    alike = all(own == sorted(own) for own in launches(problem, order, preserve))
+    return violation(problem, order) is None and alike and (preserve != "waits" or waits_stay(problem, order))
 
 
 def few_orders(problem: Problem, preserve: Preserve = "none") -> list[list[int]]:
@@ -276,7 +284,7 @@ def test_work_is_counted_and_bounded_by_the_effort() -> None:
     [
         (
             {"preserve_collective_order": "some"},
-            "preserve_collective_order is 'some'; it is one of 'none', 'group', 'all'.",
+            "preserve_collective_order is 'some'; it is one of 'none', 'group', 'all', 'waits'.",
         ),
         ({"effort": -1}, "effort is -1; it is a whole number, 0 or more."),
         ({"effort": True}, "effort is True; it is a whole number, 0 or more."),

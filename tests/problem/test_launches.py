@@ -19,29 +19,37 @@ from overlap_sched.transform.recompute import refusal
 
 
 def problem(text: str) -> Problem:
-    """Launches on groups ``a`` and ``b``; ``A``, ``B``: compute that communicates there; ``*``: on any; ``.``: none."""
+    """Launches on groups ``a`` and ``b``; ``A``, ``B``: compute that communicates there; ``*``: on any; ``.``: none.
+
+    ``w``: a wait for what was launched before the graph.
+    """
     nodes = []
     for i, letter in enumerate(text):
         if letter in "ab":
             nodes.append(Node(f"{letter}{i}", Kind.COLLECTIVE, op="all_reduce", group=letter))
+        elif letter == "w":
+            nodes.append(Node(f"w{i}", Kind.WAIT))
         else:
             nodes.append(Node(f"{letter}{i}", Kind.COMPUTE, launches=() if letter == "." else (letter.lower(),)))
     return Problem("letters", tuple(nodes), (), {"a": Group(2, True), "b": Group(2, True)})
 
 
 def brute(text: str, order: tuple[int, ...], preserve: Preserve) -> bool:
-    """Whether an order is allowed: each two launches that share a group stand as they did."""
+    """Whether an order is allowed: each two launches that share a group stand as they did; waits behind launches."""
     for i, v in enumerate(order):
         for u in order[:i]:
             x, y = text[u].lower(), text[v].lower()
-            meet = "." not in (x, y) and (preserve == "all" or x == y or "*" in (x, y))
+            if "." in (x, y) or "w" in (x, y):
+                meet = preserve == "waits" and x == "w" and y in "ab*"
+            else:
+                meet = preserve in ("all", "waits") or x == y or "*" in (x, y)
             if meet and preserve != "none" and u > v:
                 return False
     return True
 
 
-@pytest.mark.parametrize("preserve", ["none", "group", "all"])
-@pytest.mark.parametrize("text", ["aAb.", "a*bB", "A.aB*", "*ab*a", "ABba", "bAA*"])
+@pytest.mark.parametrize("preserve", ["none", "group", "all", "waits"])
+@pytest.mark.parametrize("text", ["aAb.", "a*bB", "A.aB*", "*ab*a", "ABba", "bAA*", "wabw.", "aw*wB"])
 def test_pairs_and_the_judge_against_brute_force(text: str, preserve: Preserve) -> None:
     given = problem(text)
     pairs = launch_pairs(given, given.original_order, preserve)

@@ -43,7 +43,7 @@ def option_sets(draw: st.DrawFn, problem: Problem) -> Options:
         headroom=draw(HEADROOMS),
         budget=draw(st.sampled_from(["peak", "profile"])),
         memory_model=problem.memory_model,
-        preserve_collective_order=draw(st.sampled_from(["none", "group", "all"])),
+        preserve_collective_order=draw(st.sampled_from(["none", "group", "all", "waits"])),
         effort=draw(st.integers(1, 6)),
         strict=True,
     )
@@ -108,9 +108,13 @@ def test_bound_and_budget_against_every_order(case: tuple[Problem, Options]) -> 
 @given(cases())
 def test_launch_order_is_kept_where_asked_for(case: tuple[Problem, Options]) -> None:
     problem, options = case
-    launches = [v for v in schedule(problem, options).order if problem.nodes[v].kind is Kind.COLLECTIVE]
-    if options.preserve_collective_order == "all":
+    order = schedule(problem, options).order
+    launches = [v for v in order if problem.nodes[v].kind is Kind.COLLECTIVE]
+    if options.preserve_collective_order in ("all", "waits"):
         assert launches == sorted(launches)
+        if options.preserve_collective_order == "waits":
+            for at, w in enumerate(order):
+                assert problem.nodes[w].kind is not Kind.WAIT or {v for v in launches if v < w} <= {*order[:at]}
     elif options.preserve_collective_order == "group":
         for group in problem.groups:
             mine = [v for v in launches if problem.nodes[v].group == group]
@@ -361,7 +365,7 @@ def test_real_graphs_reach_their_figures(name: str, scale: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", ["peak", "profile"])
 @pytest.mark.parametrize("headroom", [0, at_night("1GiB")])
-@pytest.mark.parametrize("preserve", ["none", "group", "all"])
+@pytest.mark.parametrize("preserve", ["none", "group", "all", "waits"])
 def test_real_graphs_under_every_option(budget: str, headroom: int | str, preserve: str) -> None:
     problem = read_problem(INSTANCES / "llama3_8b_bw_64_2d.json.gz")
     options = Options(headroom, budget, "runtime", preserve, strict=True, allocator="none")  # type: ignore[arg-type]

@@ -11,23 +11,25 @@ from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.communication import Communications
 from overlap_sched.fx.hazards import Ordering
 from overlap_sched.fx.operators import is_higher_order, traits_of
-from overlap_sched.inductor.launches import Launches
-from overlap_sched.inductor.private import V, ir, is_collective, members, runs
+from overlap_sched.inductor.launches import Traffic, waits
+from overlap_sched.inductor.private import V, ir, is_collective, is_wait, members, runs
 
 
-def kernel_launches(snodes: Sequence[Any]) -> Launches | None:
-    """Those of Inductor's scheduler nodes: the FX nodes that they came from.
+def kernel_traffic(snodes: Sequence[Any]) -> Traffic | None:
+    """That of Inductor's scheduler nodes: the FX nodes that their launches came from, their waits by name.
 
-    ``None``: one of them comes from no single FX node.
+    ``None``: a launch comes from no single FX node.
     """
     known = Communications(V.graph.graph)
-    found: list[fx.Node] = []
-    for snode in snodes:
-        launches = _launches_of(snode, known)
+    found, before = list[fx.Node](), dict[str, int]()
+    for member in (one for snode in snodes for one in members(snode)):
+        launches = _launches_of(member, known)
         if launches is None:
             return None
+        if is_wait(member.node) or (runs(member) and any(map(waits, getattr(member.node, "origins", ()) or ()))):
+            before[member.get_name()] = len(found)
         found += launches
-    return tuple(dict.fromkeys(found))
+    return Traffic(tuple(found), before)
 
 
 def _launches_of(snode: Any, known: Communications) -> list[fx.Node] | None:

@@ -1,4 +1,4 @@
-"""What do ranks that differ lose? Their launches kept, one of them followed, and each by itself, beside the bound.
+"""What do ranks that differ lose? Waits or launches kept, one of them followed, and each by itself, beside the bound.
 
     python -m scripts.studies.unlike_ranks                     all shared instances at both prices (ten minutes)
     python -m scripts.studies.unlike_ranks FILE.json.gz --allocator none
@@ -28,7 +28,7 @@ from overlap_sched.scheduler.follow import Proposal
 from overlap_sched.scheduler.pipeline import follow
 from tests.support.unlike import unlike
 
-HEADINGS = ("graph", "prices", "allocator", "original", "launches kept", "one is followed", "each by itself")
+HEADINGS = ("graph", "prices", "allocator", "original", "waits kept", "launches kept", "followed", "by itself")
 SEED, EVERY, LARGER = 1, 20, (0, 0, 0, 0, 0.05, -0.05)
 
 
@@ -60,12 +60,19 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def gaps_of(problem: Problem, other: Problem, options: Options) -> tuple[str, ...]:
-    """Of the other rank: original, kept, followed, by itself."""
+    """Of the other rank: original, with waits and launches kept, with launches kept, followed, by itself."""
     bound_us = budget_bound_us(other, peak_memory(other, other.original_order)[0])
     proposal = Proposal.of(problem, schedule(problem, options).order)
+    waits = schedule(other, replace(options, preserve_collective_order="waits"))
     kept = schedule(other, replace(options, preserve_collective_order="all"))
     found, alone = follow(other, proposal, options), schedule(other, options)
-    steps = (kept.original, kept.scheduled, None if found is None else found.scheduled, alone.scheduled)
+    steps = (
+        kept.original,
+        waits.scheduled,
+        kept.scheduled,
+        None if found is None else found.scheduled,
+        alone.scheduled,
+    )
     return tuple("cannot be" if one is None else f"{(one.step_us / bound_us - 1):.2%}" for one in steps)
 
 

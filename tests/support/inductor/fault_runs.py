@@ -24,7 +24,7 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.distributed import agreement, membership, negotiation
 from tests.support.inductor.injection import ERRORS, FaultyStore, Watch
-from tests.support.inductor.models import OtherSwapped, Swapped, step
+from tests.support.inductor.models import Lonely, OtherSwapped, Pair, Swapped, step
 
 CACHED = "inductor, found in a cache"
 REWRITTEN = "backend, with rewrites"
@@ -33,6 +33,8 @@ DIFFERENT = ", ranks differ"
 """After a way: rank 1 has other options, so all keep their launches and plan a second time."""
 UNLIKE = "backend, graphs differ"
 """Rank 1 has an operator more, so all launch as one of them does."""
+MORE = "backend, launches differ"
+"""Rank 1 has a collective more, so each keeps its launches, and its waits behind them."""
 FAULT_WAY = "FAULT_WAY"
 """Only ways with this in their names."""
 WIDTH = 8
@@ -119,8 +121,10 @@ class Runner:
         self.model, self.other = (kind(WIDTH, self.ranks) for kind in (Swapped, OtherSwapped))
         self.shared = membership.membership_of(None, None, None)
         assert self.shared is not None
+        alone = [dist.new_group([rank]) for rank in range(self.ranks)][self.rank].group_name
+        self.lonely = Lonely(WIDTH, self.ranks, alone) if self.rank else Pair(WIDTH, self.ranks)
         self.runs = 0
-        self.plain = {way: self._plain(way) for way in (*WAYS, UNLIKE)}
+        self.plain = {way: self._plain(way) for way in (*WAYS, UNLIKE, MORE)}
         self.plain |= {way + DIFFERENT: plain for way, plain in self.plain.items()}
 
     def _plain(self, way: str) -> tuple[list[torch.Tensor], Outcome]:
@@ -188,7 +192,7 @@ class Runner:
 
     def _step(self, way: str, plain: bool = False) -> list[torch.Tensor]:
         torch._dynamo.reset()
-        model = self.other if way == UNLIKE and self.rank else self.model
+        model = self.lonely if way == MORE else self.other if way == UNLIKE and self.rank else self.model
         return step(model, torch.compile(model, backend=_backend_of(way, plain)), WIDTH)
 
     @contextmanager
@@ -221,7 +225,7 @@ def _backend_of(way: str, plain: bool = False) -> str | Callable[..., Any]:
 def faults(runner: Runner) -> Iterator[Fault]:
     """Every fault there is; which functions and operations there are, a run without faults shows (on any rank)."""
     turn = 0
-    ways = (*WAYS, *(way + DIFFERENT for way in WAYS), UNLIKE)
+    ways = (*WAYS, *(way + DIFFERENT for way in WAYS), UNLIKE, MORE)
     for way in filter(lambda way: os.environ.get(FAULT_WAY, "") in way, ways):
         _, watch, store = runner.run(Fault(way, "none", "", "", None))
         seen: list[Any] = [None] * runner.ranks
@@ -231,7 +235,7 @@ def faults(runner: Runner) -> Iterator[Fault]:
             turn += 1
             error, on = ERRORS[turn % len(ERRORS)].__name__, (0, 1, None)[turn % 3]
             yield Fault(way, "function", where, error, on)
-            if way.endswith((DIFFERENT, UNLIKE)) and min(each[0].get(where, 0) for each in seen) > 1:
+            if way.endswith((DIFFERENT, UNLIKE, MORE)) and min(each[0].get(where, 0) for each in seen) > 1:
                 yield Fault(way, "function", where, error, on, 2)  # while it plans for the second time
         # Ctrl-C ends a rank's step: only where both ranks are at the same place whatever the clock says, not where one
         # of them happens to see first that both wait, or logs what rank 0 alone logs, and the other goes on with a step

@@ -132,6 +132,18 @@ class OtherSwapped(Swapped):
         return super().forward(x.sin())
 
 
+class Lonely(Pair):
+    """With a collective besides, on a group of this rank alone: an expert that others have not."""
+
+    def __init__(self, width: int, ranks: int, alone: str) -> None:
+        super().__init__(width, ranks)
+        self.alone = alone
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        functional = torch.ops._c10d_functional
+        return super().forward(x + functional.wait_tensor(functional.all_reduce(x.detach(), "sum", self.alone)))
+
+
 class Net(nn.Module):
     """Blocks whose gathered weights are gathered again in the backward."""
 

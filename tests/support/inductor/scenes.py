@@ -24,7 +24,7 @@ from overlap_sched import Options
 from overlap_sched.distributed import TIMEOUT_S, agreement, broadcast_costs, membership, negotiation
 from overlap_sched.fx.apply import Report
 from overlap_sched.problem import Kind
-from tests.support.inductor.models import Experts, OtherSwapped, Pair, Swapped, Uneven, step
+from tests.support.inductor.models import Experts, Lonely, OtherSwapped, Pair, Swapped, Uneven, step
 
 WIDTH = 16
 DIES = "dies"
@@ -37,18 +37,6 @@ class Other(Pair):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x.sin())
-
-
-class Lonely(Pair):
-    """With a collective besides, on a group of this rank alone: an expert that others have not."""
-
-    def __init__(self, width: int, ranks: int, alone: str) -> None:
-        super().__init__(width, ranks)
-        self.alone = alone
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        functional = torch.ops._c10d_functional
-        return super().forward(x + functional.wait_tensor(functional.all_reduce(x.detach(), "sum", self.alone)))
 
 
 class Stage:
@@ -108,6 +96,7 @@ class Stage:
             "changed": [report.changed for report in reports],
             "reasons": [report.reason for report in reports],
             "kept": [report.kept for report in reports],
+            "exposed": [report.exposed_us for report in reports],
             "moved": [_launches(report, moved=True) != _launches(report, moved=False) for report in reports],
             "launches": [_launches(report, moved=True) for report in reports],
         }
@@ -183,10 +172,11 @@ def stages_of_a_pipeline(stage: Stage) -> dict[str, Any]:
     return stage.step(kind(WIDTH, size, groups[mine].group_name), ranks=halves[mine])
 
 
-def one_rank_launches_more(stage: Stage) -> dict[str, Any]:
-    """The odd rank has a collective of its own, so launch sequences differ: nothing is reordered."""
+def one_rank_launches_more(stage: Stage, backend: Any = None) -> dict[str, Any]:
+    """The odd rank has a collective of its own, so launch sequences differ: no wait passes one that it followed."""
     groups = [dist.new_group([rank]) for rank in range(stage.ranks)]
-    return stage.step(Lonely(WIDTH, stage.ranks, groups[stage.rank].group_name) if stage.odd else stage.model())
+    model = Lonely(WIDTH, stage.ranks, groups[stage.rank].group_name) if stage.odd else stage.model()
+    return stage.step(model, backend=backend)
 
 
 def one_rank_fails(stage: Stage) -> dict[str, Any]:
@@ -247,6 +237,7 @@ def run_scenes(stage: Stage, only: Sequence[str]) -> Iterator[tuple[str, Any]]:
         ),
         "one rank fails": lambda: one_rank_fails(stage),
         "one rank launches more": lambda: one_rank_launches_more(stage),
+        "one rank launches more, in generated code": lambda: one_rank_launches_more(stage, "inductor"),
         "costs of rank 0": lambda: costs_of_rank_0(stage),
     }
     for name, scene in scenes.items():

@@ -7,8 +7,8 @@ at every instant. Whole backwards are I and W in one. Micro-batches are alike, s
 
 Actions and transfers may wait on purpose, which saves memory and which no replay does. So what the program proves is a
 bound on every schedule, and its order, replayed, may be longer or need more. Where both are equal it is the optimum;
-without limits it always is. Times are whole ticks where they have a common unit. Else they are rounded down, and
-beside limits nothing is proved: what is held from an end on may begin a tick too soon.
+without limits it always is. Times are whole ticks where they have a common unit. Else they are rounded down, and what
+is held from an end on may begin a tick later: starts of any schedule, rounded down, then keep to all of it.
 Needs ``pip install "overlap_sched[exact]"``.
 """
 
@@ -24,7 +24,7 @@ from overlap_sched.pipeline.job import PipelineJob, PipelineStage
 from overlap_sched.pipeline.replay import replay_pipeline
 from overlap_sched.pipeline.schedule import PipelineSchedule
 
-TICKS = 4_000
+TICKS = 10_000
 """Of the step that is known, where times have no common unit, or too small a one: more take longer to prove."""
 WORKERS = 1
 KINDS = (ActionKind.FORWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
@@ -38,8 +38,7 @@ class ExactPipeline:
 
     Attributes:
         schedule: The best order; ``None``: there is none within the limits.
-        bound_us: No schedule of this layout within the limits is shorter; infinite: none is within them; 0: nothing is
-            proved.
+        bound_us: No schedule of this layout within the limits is shorter; infinite: none is within them.
     """
 
     schedule: PipelineSchedule | None
@@ -90,10 +89,9 @@ def exact_pipeline(
     solver.parameters.max_deterministic_time = work
     solver.parameters.num_workers = WORKERS
     status = solver.solve(program.model)
-    proves = program.whole or job.memory_limit_bytes is None
     if status == cp_model.INFEASIBLE:
-        return ExactPipeline(None, float("inf") if proves else 0.0)
-    bound_us = solver.best_objective_bound * program.tick_us if proves else 0.0
+        return ExactPipeline(None, float("inf"))
+    bound_us = solver.best_objective_bound * program.tick_us
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return ExactPipeline(None, bound_us) if bound_us > 0 else None
     return ExactPipeline(program.schedule(solver.value), bound_us)
@@ -170,7 +168,7 @@ class _Program:
         self.model.add(self._starts[weights] >= self._ends[back])
         rank = job.rank_of[s]
         self._hold(rank, self._starts[ahead], self._ends[back], stage.saved_bytes)
-        self._hold(rank, self._ends[back], self._ends[weights], stage.kept_bytes)
+        self._hold(rank, self._from(self._ends[back]), self._ends[weights], stage.kept_bytes)
         for action in (ahead, back):
             if (to := job.gives_to(action)) is not None:
                 self._send(action, Action(action.kind, to, m))
@@ -180,7 +178,7 @@ class _Program:
         sender, receiver = job.rank_of[action.stage], job.rank_of[user.stage]
         if sender == receiver:
             self.model.add(self._starts[user] >= self._ends[action])
-            self._hold(sender, self._ends[action], self._starts[user], block.buffer_bytes)
+            self._hold(sender, self._from(self._ends[action]), self._starts[user], block.buffer_bytes)
             return
         begin = self.model.new_int_var(0, self._horizon, f"{action} sent")
         arrived = self.model.new_int_var(0, self._horizon, f"{action} there")
@@ -189,8 +187,17 @@ class _Program:
         self._streams.setdefault((sender, receiver), []).append(transfer)
         self.model.add(begin >= self._ends[action])
         self.model.add(self._starts[user] >= arrived)
-        self._hold(sender, self._ends[action], arrived, block.buffer_bytes)
+        self._hold(sender, self._from(self._ends[action]), arrived, block.buffer_bytes)
         self._hold(receiver, begin, self._starts[user], block.output_bytes)
+
+    def _from(self, end: Any) -> Any:
+        """From when what an action leaves is live: its end, or where that is rounded down perhaps a tick later."""
+        if self.whole or self._job.memory_limit_bytes is None:
+            return end
+        later = self.model.new_int_var(0, self._horizon + 1, "")
+        self.model.add(later >= end)
+        self.model.add(later <= end + 1)
+        return later
 
     def _hold(self, rank: int, start: Any, end: Any, size: int) -> None:
         if size and self._job.memory_limit_bytes is not None:

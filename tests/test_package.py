@@ -167,13 +167,13 @@ def test_no_two_classes_have_one_name() -> None:
 
 ROOT = PACKAGE.parent
 BUDGETS = {  # lines now, rounded up to hundreds; behind each what it has to come to
-    "overlap_sched": 58_800,  # 40,000; for what has come since see the history: reach, pins, pages, plug-ins, pipelines
+    "overlap_sched": 60_200,  # 40,000; since: reach, pins, pages, plug-ins, pipelines (their graphs, cuts, recompute 1,300)
     "overlap_sched/scheduler": 6_300,  # 3,800; one rank's order followed by others 100, pins 100
     "llama_repro": 7_800,  # 7,500; a day with a GPU 300
-    "tests": 55_400,  # 34,000; as above
+    "tests": 56_100,  # 34,000; as above
 }
 MODULE_OF_THE_SCHEDULER = 250  # reached
-DOCUMENTS, PAGES = 4_180, 20  # 4,000; frameworks 90, GraphPP 30, pipelines 50; records apart
+DOCUMENTS, PAGES = 4_320, 21  # 4,000; frameworks 90, GraphPP 30, pipelines 190; records apart
 
 
 def lines_of(paths: Iterable[Path]) -> int:

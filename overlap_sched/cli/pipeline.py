@@ -172,7 +172,7 @@ def answer(options: argparse.Namespace, tell: Callable[[str], None]) -> str | tu
 def _found_with_room(
     found: FoundPipeline | None, effort: int, job_with: Callable[[int], PipelineJob], tell: Callable[[str], None]
 ) -> FoundPipeline | None:
-    """What is found where graphs are ordered in what was left, if that is shorter."""
+    """Search again with graphs ordered in what was left; the shorter of both."""
     room = 0 if found is None else left_bytes(found.plan)
     more = find_pipeline(job_with(room), effort, tell) if room else None
     if found is None or more is None or more.plan.replay.step_us >= found.plan.replay.step_us:

@@ -31,7 +31,7 @@ def item_us(job: PipelineJob, item: Item) -> float:
 
 
 def inside_us(job: PipelineJob, item: Item) -> float:
-    """Of the time of an item, that in which compute waits for collectives of its graphs; microseconds."""
+    """The part of an item's time in which compute waits for collectives of its graphs; microseconds."""
     known = pair_block(job, item) if isinstance(item, Pair) else None
     return sum(block_of(job, action).exposed_us for action in parts(item)) if known is None else known.exposed_us
 

@@ -114,7 +114,7 @@ def _side_by_side(job: PipelineJob, ahead: int | None, back: int | None) -> Pipe
 
 
 def _sizes(job: PipelineJob, count: int, cut: Cut | None) -> Cut:
-    """How many neighbours each of so many stages joins."""
+    """The neighbours that each of so many stages joins: how many."""
     if len(job.routes) != 1:
         raise PipelineError(f"{job.name}: has {len(job.routes)} routes already; only a job with one is laid out.")
     sizes = cut or (len(job.stages) // count,) * count

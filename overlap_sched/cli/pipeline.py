@@ -1,47 +1,44 @@
 """``overlap-sched pipeline``: its options, and what it answers."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import Any, get_args
+from typing import NamedTuple, get_args
 
 from rich.console import RenderableType
-from rich.table import Table
 
 from overlap_sched.cli.input import is_dump, load
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.source import Source
 from overlap_sched.errors import OptionsError, PipelineMemoryError
 from overlap_sched.options import Options
-from overlap_sched.pipeline.action import parts
-from overlap_sched.pipeline.compare import (
-    PlannedPipeline,
-    RankShortage,
-    compare_schedules,
-    named,
-    named_schedules,
-    plan_pipeline,
-)
+from overlap_sched.pipeline.compare import PlannedPipeline, compare_schedules, named, named_schedules, plan_pipeline
 from overlap_sched.pipeline.csv_file import CsvFormat, schedule_csv
 from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.job_file import read_job
 from overlap_sched.pipeline.room import left_bytes, with_room
-from overlap_sched.pipeline.search.best import FOUND, OF_A_BOUND, FoundPipeline, find_pipeline
+from overlap_sched.pipeline.search.best import FOUND, FoundPipeline, find_pipeline
+from overlap_sched.pipeline.vary import UNCHANGED, ChangedJob, changes, read_axis
 from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.limits import Limits
 from overlap_sched.report.files import write_file
 from overlap_sched.report.pipeline_graphs import graph_figures, graphs_table
 from overlap_sched.report.pipeline_page import cut_words, pipeline_page
-from overlap_sched.report.table import captioned_table
-from overlap_sched.report.units import count, duration, memory_unit, printable, size
-from overlap_sched.report.words.schedule import gap_percent
+from overlap_sched.report.units import count, printable
+from overlap_sched.report.words.pipeline import (
+    found_line,
+    job_figures,
+    lack_words,
+    peaks_table,
+    schedules_table,
+    varied_figures,
+    varied_table,
+)
 from overlap_sched.scheduler.pipeline import schedule
 
 LEFT = "left"
 """As a headroom: what memory limits leave."""
-MOST_RANKS = 16
-"""Of which the table shows each one's peak; ``--json`` has all."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +70,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="order the graphs that the job names before they are measured, and interleave those that run together, "
         "with so much memory above their peaks (0, 1GiB, 5%%; default: what the memory limits leave)",
     )
+    add(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="WHAT=VALUES",
+        help="also the best schedule for other micro_batches or ranks (8,16,32) or for links between stages of another "
+        "bandwidth (a factor: 0.5,1,2); can be repeated, all combinations are tried",
+    )
     add("--csv", metavar="OUT.csv", help="write one schedule as torch.distributed.pipelining reads it (_load_csv)")
     add("--schedule", default="", metavar="NAME", help="the schedule that --csv writes")
     add(
@@ -102,213 +107,137 @@ def check(options: argparse.Namespace) -> None:
         Options(headroom=options.order_graphs)
     for name in (*_split(options.schedules), *_split("" if options.schedule == FOUND else options.schedule)):
         named(name)
+    changes(map(read_axis, options.vary))
 
 
 def answer(options: argparse.Namespace, tell: Callable[[str], None]) -> str | tuple[RenderableType, ...]:
     """Plan the schedules; what to print: JSON, or tables and notes."""
-    limits = Limits(options.max_input_bytes, options.max_nodes)
-
-    @cache
-    def read_graph(source: GraphSource) -> Problem:
-        tell(f"reading {source.path}")
-        path = str(source.path)
-        of_dump = Source(path, cluster=source.cluster, groups=dict(source.groups), limits=limits)
-        return load(of_dump if is_dump(path) else Source(path, limits=limits), tell).problem
-
-    @cache
-    def job_with(headroom: int | str | None) -> tuple[PipelineJob, JobGraphs]:
-        def order(problem: Problem) -> Order:
-            tell(f"ordering {problem.name}")
-            return schedule(problem, Options(headroom=headroom or 0, allocator="none")).order
-
-        graphs = JobGraphs(read_graph, None if headroom is None else order)
-        return graphs.with_pairs(read_job(options.job, graphs, limits), tell), graphs
-
-    tell(f"reading {options.job}")
-    job, graphs = job_with(0 if options.order_graphs == LEFT else options.order_graphs)
-    if options.order_graphs is not None and not graphs.graphs:
-        raise OptionsError(f"--order-graphs: {options.job} names no graph. Give its blocks a problem, or leave it out.")
-    wanted = [named(name) for name in _split(options.schedules)] or list(named_schedules(job))
-    tell(f"planning {count(len(wanted), 'schedule')}")
-    planned, cannot = compare_schedules(job, wanted)
-    found = None if options.find is None else find_pipeline(job, options.find, tell)
-    if options.order_graphs == LEFT:
-        with_more = {one.name: one for one in wanted}
-        planned = tuple(
-            with_room(one, lambda room: job_with(room)[0], partial(plan_pipeline, of=with_more[one.name]))
-            for one in planned
-        )
-        found = _found_with_room(found, options.find, lambda room: job_with(room)[0], tell)
-    if found is None:
-        _check_fits(job, planned, options.find is not None)
+    plans = _Plans(options, tell)
+    one = plans.of(UNCHANGED)
+    if one.found is None:
+        if not options.vary:
+            _check_fits(one, options.find is not None)
         if options.schedule == FOUND:
             raise PipelineMemoryError(
-                f"{job.name}: nothing was found that fits. Raise memory_limit, or --find's effort."
+                f"{one.job.name}: nothing was found that fits. Raise memory_limit, or --find's effort."
             )
-    else:
-        planned = (*planned, found.plan)
+    varied = [(change, plans.of(change).planned) for change in changes(map(read_axis, options.vary))]
     if options.csv:
         tell(f"writing {options.csv}")
-        _write_csv(options, job, found)
+        _write_csv(options, one)
     if options.html:
         tell(f"writing {options.html}")
-        page = pipeline_page(printable(job.name), planned, printable(options.as_given))
+        page = pipeline_page(printable(one.job.name), one.planned, printable(options.as_given))
         write_file(options.html, page.encode())
     if options.json:
-        return as_json("pipeline", {**_figures(job, planned, cannot, found), **graph_figures(graphs)})
-    notes = tuple(f"{name}: {why}" for name, why in cannot.items())
-    if found is not None:
-        notes = (_line(found), *notes)
-    uneven = [one for one in planned if one.name != FOUND and len(set(one.cut)) > 1]
-    notes = (*notes, *(f"{one.name}: {cut_words(one)}." for one in uneven))
-    short = [(one.name, lack) for one in planned if (lack := one.shortage) is not None]
-    lacking = tuple(f"{name} does not fit: {_lack(lack)}." for name, lack in short)
-    tables: tuple[RenderableType, ...] = (_table(job, planned), "", _peaks_table(planned)) if planned else ()
-    if options.order_graphs is not None:
-        tables = (graphs_table(graphs), "", *tables)
+        figures = job_figures(one.job, one.planned, one.cannot, one.found)
+        return as_json("pipeline", {**figures, **graph_figures(one.graphs), "varied": varied_figures(varied)})
+    short = [(plan.name, lack) for plan in one.planned if (lack := plan.shortage) is not None]
+    lacking = [f"{name} does not fit: {lack_words(lack)}." for name, lack in short]
+    notes = [] if one.found is None else [found_line(one.found)]
+    notes += [f"{name}: {why}" for name, why in one.cannot.items()]
+    notes += [f"{plan.name}: {cut_words(plan)}." for plan in one.named if len(set(plan.cut)) > 1]
+    tables: list[RenderableType] = [graphs_table(one.graphs), ""] if options.order_graphs is not None else []
+    tables += [schedules_table(one.job, one.planned), "", peaks_table(one.planned)] if one.planned else []
+    tables += ["", varied_table(varied)] if varied else []
     return (*tables, *("\n" + "\n".join(lines) for lines in (lacking, notes) if lines))
 
 
-def _found_with_room(
-    found: FoundPipeline | None, effort: int, job_with: Callable[[int], PipelineJob], tell: Callable[[str], None]
-) -> FoundPipeline | None:
-    """Search again with graphs ordered in what was left; the shorter of both."""
-    room = 0 if found is None else left_bytes(found.plan)
-    more = find_pipeline(job_with(room), effort, tell) if room else None
-    if found is None or more is None or more.plan.replay.step_us >= found.plan.replay.step_us:
-        return found
-    return more
+class _Planned(NamedTuple):
+    """A job, and its schedules: named ones, why others cannot be had, and what was found."""
+
+    job: PipelineJob
+    graphs: JobGraphs
+    named: tuple[PlannedPipeline, ...]
+    cannot: Mapping[str, str]
+    found: FoundPipeline | None
+
+    @property
+    def planned(self) -> tuple[PlannedPipeline, ...]:
+        """All that there are."""
+        return self.named if self.found is None else (*self.named, self.found.plan)
+
+
+class _Plans:
+    """The job of a file, as it is and changed, with its graphs ordered in one headroom or another; read once each."""
+
+    def __init__(self, options: argparse.Namespace, tell: Callable[[str], None]) -> None:
+        self._options, self._tell = options, tell
+        self._read, self._graphs, self._job = cache(self._read_graph), cache(self._ordered), cache(self._read_job)
+
+    def of(self, change: ChangedJob) -> _Planned:
+        """Plan what was asked for."""
+        options, tell = self._options, self._tell
+        in_what_is_left = options.order_graphs == LEFT
+        headroom = 0 if in_what_is_left else options.order_graphs
+        job, graphs = self._job(change, headroom), self._graphs(headroom)
+        if options.order_graphs is not None and not graphs.graphs:
+            raise OptionsError(
+                f"--order-graphs: {options.job} names no graph. Give its blocks a problem, or leave it out."
+            )
+        wanted = [named(name) for name in _split(options.schedules)] or list(named_schedules(job))
+        tell(f"planning {count(len(wanted), 'schedule')}")
+        planned, cannot = compare_schedules(job, wanted)
+        found = None if options.find is None else find_pipeline(job, options.find, tell)
+        if in_what_is_left:
+            with_more, again = {one.name: one for one in wanted}, partial(self._job, change)
+            planned = tuple(with_room(one, again, partial(plan_pipeline, of=with_more[one.name])) for one in planned)
+            found = None if found is None else self._found_with_room(found, again)
+        return _Planned(job, graphs, planned, cannot, found)
+
+    def _found_with_room(self, found: FoundPipeline, job_with: Callable[[int], PipelineJob]) -> FoundPipeline:
+        """Search again with graphs ordered in what was left; the shorter of both."""
+        room = left_bytes(found.plan)
+        more = find_pipeline(job_with(room), self._options.find, self._tell) if room else None
+        return found if more is None or more.plan.replay.step_us >= found.plan.replay.step_us else more
+
+    def _read_job(self, change: ChangedJob, headroom: int | str | None) -> PipelineJob:
+        self._tell(f"reading {self._options.job}")
+        graphs = self._graphs(headroom)
+        job = read_job(self._options.job, graphs, self._limits, change.instead)
+        return graphs.with_pairs(change.linked(job), self._tell)
+
+    def _ordered(self, headroom: int | str | None) -> JobGraphs:
+        def order(problem: Problem) -> Order:
+            self._tell(f"ordering {problem.name}")
+            return schedule(problem, Options(headroom=headroom or 0, allocator="none")).order
+
+        return JobGraphs(self._read, None if headroom is None else order)
+
+    def _read_graph(self, source: GraphSource) -> Problem:
+        self._tell(f"reading {source.path}")
+        path = str(source.path)
+        of_dump = Source(path, cluster=source.cluster, groups=dict(source.groups), limits=self._limits)
+        return load(of_dump if is_dump(path) else Source(path, limits=self._limits), self._tell).problem
+
+    @property
+    def _limits(self) -> Limits:
+        return Limits(self._options.max_input_bytes, self._options.max_nodes)
 
 
 def _split(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
-def _line(found: FoundPipeline) -> str:
-    """Say what was found, and how far it is from the best that there may be."""
-    us = found.plan.replay.step_us
-    if found.proved:
-        end = "No schedule of the layouts and cuts that were tried is shorter within the limits, by 0.1 % or more."
-    else:
-        gap = f"{gap_percent(us, found.bound_us):.2f} %"
-        end = f"None that was tried can be shorter than {duration(found.bound_us)} within the limits: {gap} above."
-    if found.any_cut_us < found.bound_us * (1 - OF_A_BOUND):
-        end += f" With any cut into these layouts none is shorter than {duration(found.any_cut_us)}."
-    return f"{FOUND}: {found.layout}, made from {found.made_from}; {cut_words(found.plan)}. {end}"
-
-
-def _write_csv(options: argparse.Namespace, job: PipelineJob, found: FoundPipeline | None) -> None:
-    if found is not None and options.schedule == FOUND:
-        chosen = found.plan
-    else:
-        chosen = plan_pipeline(job, named(options.schedule))
+def _write_csv(options: argparse.Namespace, one: _Planned) -> None:
+    chosen = next((plan for plan in one.planned if plan.name == options.schedule), None)
+    chosen = chosen or plan_pipeline(one.job, named(options.schedule))
     if chosen.shortage is not None:
-        raise PipelineMemoryError(f"{job.name}: {chosen.name} does not fit: {_lack(chosen.shortage)}.")
+        raise PipelineMemoryError(f"{one.job.name}: {chosen.name} does not fit: {lack_words(chosen.shortage)}.")
     text = schedule_csv(chosen.job, chosen.schedule, chosen.replay, options.csv_format)
     write_file(options.csv, text.encode())
 
 
-def _check_fits(job: PipelineJob, planned: Sequence[PlannedPipeline], searched: bool) -> None:
+def _check_fits(one: _Planned, searched: bool) -> None:
     """Raise where no schedule fits, with what the nearest lacks."""
-    lacks = {one.name: one.shortage for one in planned}
-    short = {name: lack for name, lack in lacks.items() if lack is not None}
-    if planned and len(short) == len(planned):
-        name, lack = min(short.items(), key=lambda one: one[1].bytes)
-        recomputes = any(stage.recomputed is not None for stage in job.stages)
+    short = {plan.name: plan.shortage for plan in one.planned if plan.shortage is not None}
+    if one.planned and len(short) == len(one.planned):
+        name, lack = min(short.items(), key=lambda each: each[1].bytes)
+        recomputes = any(stage.recomputed is not None for stage in one.job.stages)
         tried = ", recomputed or not" if recomputes and searched else ""
         more = "more ranks or smaller micro-batches"
         more += ", or --find, which recomputes stages" if recomputes and not searched else ""
         raise PipelineMemoryError(
-            f"{job.name}: no schedule was found that fits{tried}. With {name}, the nearest, {_lack(lack)}. Raise "
-            f"memory_limit, or take {more}."
+            f"{one.job.name}: no schedule was found that fits{tried}. With {name}, the nearest, {lack_words(lack)}. "
+            f"Raise memory_limit, or take {more}."
         )
-
-
-def _lack(lack: RankShortage) -> str:
-    at = " beside ".join(map(str, parts(lack.item)))
-    return f"rank {lack.rank} lacks {lack.bytes:,} bytes ({size(lack.bytes)}) at {at}"
-
-
-def _table(job: PipelineJob, planned: Sequence[PlannedPipeline]) -> Table:
-    inside = any(max(one.inside_us) for one in planned)
-    waits = "Inside: of the rank whose compute waits longest for collectives of its graphs. " if inside else ""
-    table = captioned_table(
-        title=f"{printable(job.name)}: {count(len(job.stages), 'stage')}, {count(job.ranks, 'rank')}, "
-        f"micro-batches: {job.micro_batches:,}",
-        caption="Simulated. Bubble: the idle part of all ranks together. Exposed: of the rank that waits longest for "
-        f"transfers and reductions. {waits}Peak: of the rank that holds most. Bound: no schedule with these stages on "
-        "these ranks is shorter.",
-        numbers=("step", "bubble", "exposed", *(("inside",) if inside else ()), "peak", "bound", "gap"),
-        first="schedule",
-    )
-    for one in planned:
-        table.add_row(
-            one.name,
-            duration(one.replay.step_us),
-            f"{100 * one.replay.bubble:.1f} %",
-            duration(max(one.replay.exposed_us)),
-            *((duration(max(one.inside_us)),) if inside else ()),
-            size(max(peak.bytes for peak in one.peaks)),
-            duration(one.bound_us),
-            f"{gap_percent(one.replay.step_us, one.bound_us):.2f} %",
-        )
-    return table
-
-
-def _peaks_table(planned: Sequence[PlannedPipeline]) -> Table | str:
-    ranks = len(planned[0].peaks)
-    if ranks > MOST_RANKS:
-        return f"Peaks of all {ranks} ranks: --json."
-    unit, name = memory_unit(max(peak.bytes for one in planned for peak in one.peaks))
-    numbers = [f"rank {rank}" if rank == 0 else str(rank) for rank in range(ranks)]
-    table = captioned_table(f"Peak memory by rank, {name}", "", numbers, "schedule")
-    for one in planned:
-        table.add_row(one.name, *(f"{peak.bytes / unit:.2f}" for peak in one.peaks))
-    return table
-
-
-def _figures(
-    job: PipelineJob, planned: Sequence[PlannedPipeline], cannot: Mapping[str, str], found: FoundPipeline | None
-) -> dict[str, Any]:
-    return {
-        "name": job.name,
-        "stages": len(job.stages),
-        "ranks": job.ranks,
-        "micro_batches": job.micro_batches,
-        "memory_limit_bytes": None if job.memory_limit_bytes is None else list(job.memory_limit_bytes),
-        "schedules": [_schedule_figures(one) for one in planned],
-        "cannot": [{"name": name, "why": why} for name, why in cannot.items()],
-        "found": None
-        if found is None
-        else {
-            "made_from": found.made_from,
-            "bound_us": found.bound_us,
-            "any_cut_bound_us": found.any_cut_us,
-            "proved": found.proved,
-        },
-    }
-
-
-def _schedule_figures(one: PlannedPipeline) -> dict[str, Any]:
-    short = one.shortage
-    return {
-        "name": one.name,
-        "step_us": one.replay.step_us,
-        "bound_us": one.bound_us,
-        "gap_percent": gap_percent(one.replay.step_us, one.bound_us),
-        "bubble": one.replay.bubble,
-        "cut": list(one.cut),
-        "recomputed": list(one.recomputed),
-        "ranks": [
-            {
-                "busy_us": one.replay.busy_us[rank],
-                "bubble_us": one.replay.bubble_us[rank],
-                "exposed_us": one.replay.exposed_us[rank],
-                "inside_us": one.inside_us[rank],
-                "peak_bytes": peak.bytes,
-                "peak_at": str(peak.item),
-            }
-            for rank, peak in enumerate(one.peaks)
-        ],
-        "lacks": None if short is None else {"rank": short.rank, "bytes": short.bytes, "at": str(short.item)},
-    }

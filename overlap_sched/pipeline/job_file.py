@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 
 from overlap_sched.cost.cluster.description import Cluster
 from overlap_sched.cost.cluster.file import read_cluster
@@ -24,13 +25,19 @@ from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 FORMAT = "overlap-pipeline/1"
 
 
-def read_job(path: str | Path, graphs: JobGraphs, limits: Limits = DEFAULT_LIMITS) -> PipelineJob:
+def read_job(
+    path: str | Path,
+    graphs: JobGraphs,
+    limits: Limits = DEFAULT_LIMITS,
+    instead: Mapping[str, int] = MappingProxyType({}),
+) -> PipelineJob:
     """A job, its stages dealt out to the ranks in turn.
 
     Args:
         path: The file.
         graphs: Reads the graphs that it names, by paths from its folder.
         limits: How large it may be.
+        instead: Values that take the place of those of the file, by key.
 
     Raises:
         PipelineFileError: It cannot be read, or a key is missing, unknown, or of another kind.
@@ -39,17 +46,19 @@ def read_job(path: str | Path, graphs: JobGraphs, limits: Limits = DEFAULT_LIMIT
         OverlapSchedError: Of a graph or cluster that it names.
     """
     text = read_text(path, limits, "a TOML file of a job", "A job is TOML in UTF-8")
-    return parse_job(text, str(path), Path(path).parent, graphs)
+    return parse_job(text, str(path), Path(path).parent, graphs, instead)
 
 
-def parse_job(text: str, where: str, folder: Path, graphs: JobGraphs) -> PipelineJob:
+def parse_job(
+    text: str, where: str, folder: Path, graphs: JobGraphs, instead: Mapping[str, int] = MappingProxyType({})
+) -> PipelineJob:
     """The job in a text; ``where``: how errors name it. Raises as :func:`read_job`."""
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise PipelineFileError(f"{where}: is not TOML: {error}.") from None
     try:
-        return _job(TomlTable(data, where, ""), folder, graphs)
+        return _job(TomlTable({**data, **instead}, where, ""), folder, graphs)
     except (ClusterError, PipelineFileError) as error:
         raise PipelineFileError(str(error)) from None
 

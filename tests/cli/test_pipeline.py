@@ -169,7 +169,8 @@ def test_the_example_of_the_documents_is_what_is_printed(cli: Command, tmp_path:
     path = tmp_path / "job.toml"
     path.write_text(page.split("```toml\n")[2].split("```")[0])
     words = cli.words("pipeline", str(path))
-    rows = [line for line in page[page.index("## By numbers") :].splitlines() if line.startswith(("| gpipe", "| 1f1b", "| inter", "| zb", "| dual"))]
+    lines = page[page.index("## By numbers") :].splitlines()
+    rows = [line for line in lines if line.startswith(("| gpipe", "| 1f1b", "| inter", "| zb", "| dual"))]
     assert len(rows) == 7
     for row in rows:
         assert " ".join(row.replace("|", " ").split()) in words
@@ -216,6 +217,19 @@ def test_what_recomputes_is_said(job: str, cli: Command) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
+        (
+            ["--vary", "stages=4"],
+            "--vary stages=4: is not WHAT=VALUES, WHAT one of micro_batches, ranks, links: micro_batches=8,16,32, "
+            "links=0.5,2.",
+        ),
+        (["--vary", "ranks=0.5"], "--vary ranks=0.5: ranks are whole numbers."),
+        (["--vary", "links=2,x"], "--vary links=2,x: values are numbers above 0, each once: A,B,C."),
+        (["--vary", "links=2,2"], "--vary links=2,2: values are numbers above 0, each once: A,B,C."),
+        (["--vary", "links=2", "--vary", "links=3"], "--vary links: is varied already. Give it once."),
+        (
+            ["--vary", "ranks=" + ",".join(map(str, range(1, 66)))],
+            "--vary: that makes 65 combinations, 64 at most. Give fewer values.",
+        ),
         (["--find", "0"], "--find 0: an effort is 1 or more."),
         (["--csv", "a.csv", "--schedule", "found"], "--schedule found is what --find finds: give --find, too."),
         (
@@ -232,6 +246,26 @@ def test_there_is_no_graph_to_order(job: str, cli: Command) -> None:
     assert cli.refused("pipeline", job, "--order-graphs") == (
         f"--order-graphs: {job} names no graph. Give its blocks a problem, or leave it out."
     )
+
+
+def test_what_if(job: str, cli: Command) -> None:
+    """One row per combination; what does not fit says so, the job as it is included."""
+    Path(job).write_text(Path(job).read_text().replace('"100MB"', '"45MB"') + '[link]\nbandwidth = "1GB/s"\n')
+    given = ("pipeline", job, "--schedules", "1f1b,zbv", "--vary", "micro_batches=4,8", "--vary", "links=0.5,1")
+    varied = cli.json(*given)["varied"]
+    assert [one["changed"] for one in varied] == [
+        {"micro_batches": count, "links": factor} for count in (4, 8) for factor in (0.5, 1.0)
+    ]
+    slow, fast, *more = (one["schedule"]["step_us"] for one in varied)
+    assert slow > fast
+    assert min(more) > slow
+    alone = cli.json("pipeline", job, "--schedules", "1f1b,zbv")["schedules"]
+    assert fast == min(one["step_us"] for one in alone if one["lacks"] is None)
+    words = cli.words(*given)
+    assert f"{fast / 4000:.2f} ms" in words
+    tight = cli.json("pipeline", job, "--schedules", "gpipe", "--vary", "ranks=1,4")["varied"]
+    assert tight[0] == {"changed": {"ranks": 1}, "schedule": None}
+    assert "none fits 1" in cli.words("pipeline", job, "--schedules", "gpipe", "--vary", "ranks=1,4")
 
 
 def test_a_picture(job: str, cli: Command, tmp_path: Path) -> None:

@@ -1,0 +1,165 @@
+"""Schedules of a pipelined job in words and figures: tables, sentences, and the answer as JSON."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from overlap_sched.pipeline.action import parts
+from overlap_sched.pipeline.compare import PlannedPipeline, RankShortage
+from overlap_sched.pipeline.job import PipelineJob
+from overlap_sched.pipeline.search.best import FOUND, OF_A_BOUND, FoundPipeline
+from overlap_sched.pipeline.vary import ChangedJob
+from overlap_sched.report.pipeline_page import cut_words
+from overlap_sched.report.table import captioned_table
+from overlap_sched.report.units import count, duration, memory_unit, printable, size
+from overlap_sched.report.words.schedule import gap_percent
+
+MOST_RANKS = 16
+"""Of which the table shows each one's peak; ``--json`` has all."""
+
+
+def found_line(found: FoundPipeline) -> str:
+    """Say what was found, and how far it is from the best that there may be."""
+    us = found.plan.replay.step_us
+    if found.proved:
+        end = "No schedule of the layouts and cuts that were tried is shorter within the limits, by 0.1 % or more."
+    else:
+        gap = f"{gap_percent(us, found.bound_us):.2f} %"
+        end = f"None that was tried can be shorter than {duration(found.bound_us)} within the limits: {gap} above."
+    if found.any_cut_us < found.bound_us * (1 - OF_A_BOUND):
+        end += f" With any cut into these layouts none is shorter than {duration(found.any_cut_us)}."
+    return f"{FOUND}: {found.layout}, made from {found.made_from}; {cut_words(found.plan)}. {end}"
+
+
+def lack_words(lack: RankShortage) -> str:
+    """Say which rank lacks how many bytes, and at what."""
+    at = " beside ".join(map(str, parts(lack.item)))
+    return f"rank {lack.rank} lacks {lack.bytes:,} bytes ({size(lack.bytes)}) at {at}"
+
+
+def schedules_table(job: PipelineJob, planned: Sequence[PlannedPipeline]) -> Table:
+    """A row per schedule."""
+    inside = any(max(one.inside_us) for one in planned)
+    waits = "Inside: of the rank whose compute waits longest for collectives of its graphs. " if inside else ""
+    table = captioned_table(
+        title=f"{printable(job.name)}: {count(len(job.stages), 'stage')}, {count(job.ranks, 'rank')}, "
+        f"micro-batches: {job.micro_batches:,}",
+        caption="Simulated. Bubble: the idle part of all ranks together. Exposed: of the rank that waits longest for "
+        f"transfers and reductions. {waits}Peak: of the rank that holds most. Bound: no schedule with these stages on "
+        "these ranks is shorter.",
+        numbers=("step", "bubble", "exposed", *(("inside",) if inside else ()), "peak", "bound", "gap"),
+        first="schedule",
+    )
+    for one in planned:
+        table.add_row(
+            one.name,
+            duration(one.replay.step_us),
+            f"{100 * one.replay.bubble:.1f} %",
+            duration(max(one.replay.exposed_us)),
+            *((duration(max(one.inside_us)),) if inside else ()),
+            size(max(peak.bytes for peak in one.peaks)),
+            duration(one.bound_us),
+            f"{gap_percent(one.replay.step_us, one.bound_us):.2f} %",
+        )
+    return table
+
+
+def peaks_table(planned: Sequence[PlannedPipeline]) -> Table | str:
+    """The peak of each rank, unless there are many."""
+    ranks = len(planned[0].peaks)
+    if ranks > MOST_RANKS:
+        return f"Peaks of all {ranks} ranks: --json."
+    unit, name = memory_unit(max(peak.bytes for one in planned for peak in one.peaks))
+    numbers = [f"rank {rank}" if rank == 0 else str(rank) for rank in range(ranks)]
+    table = captioned_table(f"Peak memory by rank, {name}", "", numbers, "schedule")
+    for one in planned:
+        table.add_row(one.name, *(f"{peak.bytes / unit:.2f}" for peak in one.peaks))
+    return table
+
+
+def job_figures(
+    job: PipelineJob, planned: Sequence[PlannedPipeline], cannot: Mapping[str, str], found: FoundPipeline | None
+) -> dict[str, Any]:
+    """Return the answer as JSON, all of it that is of schedules."""
+    return {
+        "name": job.name,
+        "stages": len(job.stages),
+        "ranks": job.ranks,
+        "micro_batches": job.micro_batches,
+        "memory_limit_bytes": None if job.memory_limit_bytes is None else list(job.memory_limit_bytes),
+        "schedules": [schedule_figures(one) for one in planned],
+        "cannot": [{"name": name, "why": why} for name, why in cannot.items()],
+        "found": None
+        if found is None
+        else {
+            "made_from": found.made_from,
+            "bound_us": found.bound_us,
+            "any_cut_bound_us": found.any_cut_us,
+            "proved": found.proved,
+        },
+    }
+
+
+def schedule_figures(one: PlannedPipeline) -> dict[str, Any]:
+    """Return those of one schedule."""
+    short = one.shortage
+    return {
+        "name": one.name,
+        "step_us": one.replay.step_us,
+        "bound_us": one.bound_us,
+        "gap_percent": gap_percent(one.replay.step_us, one.bound_us),
+        "bubble": one.replay.bubble,
+        "cut": list(one.cut),
+        "recomputed": list(one.recomputed),
+        "ranks": [
+            {
+                "busy_us": one.replay.busy_us[rank],
+                "bubble_us": one.replay.bubble_us[rank],
+                "exposed_us": one.replay.exposed_us[rank],
+                "inside_us": one.inside_us[rank],
+                "peak_bytes": peak.bytes,
+                "peak_at": str(peak.item),
+            }
+            for rank, peak in enumerate(one.peaks)
+        ],
+        "lacks": None if short is None else {"rank": short.rank, "bytes": short.bytes, "at": str(short.item)},
+    }
+
+
+Varied = Sequence[tuple[ChangedJob, Sequence[PlannedPipeline]]]
+"""Changes of a job, each with its schedules."""
+
+
+def varied_table(varied: Varied) -> Table:
+    """A row per change: the shortest schedule that fits."""
+    names = [name for name, _ in varied[0][0].values]
+    table = captioned_table(
+        title="What if",
+        caption="Simulated. The shortest schedule that fits; links: factor on their bandwidth between stages.",
+        numbers=(*(name.replace("_", "-") for name in names), "step", "per micro-batch", "peak", "gap"),
+        first="schedule",
+    )
+    for change, planned in varied:
+        values, one = [f"{value:g}" for _, value in change.values], _best(planned)
+        if one is None:
+            table.add_row("none fits", *values, "", "", "", "")
+            continue
+        step_us, peak = one.replay.step_us, max(peak.bytes for peak in one.peaks)
+        each = duration(step_us / one.job.micro_batches)
+        gap = f"{gap_percent(step_us, one.bound_us):.2f} %"
+        table.add_row(one.name, *values, duration(step_us), each, size(peak), gap)
+    return table
+
+
+def varied_figures(varied: Varied) -> list[dict[str, Any]]:
+    """Return the same as JSON; the schedule is ``None`` where none fits."""
+    best = [(change, _best(planned)) for change, planned in varied]
+    return [
+        {"changed": dict(change.values), "schedule": None if one is None else schedule_figures(one)}
+        for change, one in best
+    ]
+
+
+def _best(planned: Sequence[PlannedPipeline]) -> PlannedPipeline | None:
+    return min((one for one in planned if one.shortage is None), key=lambda one: one.replay.step_us, default=None)

@@ -167,10 +167,10 @@ def test_no_two_classes_have_one_name() -> None:
 
 ROOT = PACKAGE.parent
 BUDGETS = {  # lines now, rounded up to hundreds; behind each what it has to come to
-    "overlap_sched": 58_700,  # 40,000; for what has come since see the history: reach, pins, pages, plug-ins, pipelines
+    "overlap_sched": 59_400,  # 40,000; for what has come since see the history: reach, pins, pages, plug-ins, pipelines
     "overlap_sched/scheduler": 6_300,  # 3,800; one rank's order followed by others 100, pins 100
     "llama_repro": 7_800,  # 7,500; a day with a GPU 300
-    "tests": 55_100,  # 34,000; as above
+    "tests": 55_400,  # 34,000; as above
 }
 MODULE_OF_THE_SCHEDULER = 250  # reached
 DOCUMENTS, PAGES = 4_180, 20  # 4,000; frameworks 90, GraphPP 30, pipelines 50; records apart

@@ -19,7 +19,7 @@ from overlap_sched.pipeline.search.best import FOUND, find_pipeline
 from overlap_sched.pipeline.search.exact import exact_pipeline, solvable
 from overlap_sched.pipeline.search.greedy import greedy_schedule
 from overlap_sched.pipeline.search.improve import improved
-from overlap_sched.pipeline.search.policies import POLICIES
+from overlap_sched.pipeline.search.policies import POLICIES, PolicySearch
 from overlap_sched.pipeline.search.quick import QuickTimes
 from overlap_sched.pipeline.updates import with_updates
 from tests.pipeline.test_bound import orders_of
@@ -88,6 +88,22 @@ def test_what_policies_make_is_valid(seed: int) -> None:
     for schedule in made:
         assert violation(job, schedule) is None
         assert measure_pipeline(job, schedule).step_us >= pipeline_bound_us(job) - 1e-9
+
+
+@pytest.mark.slow
+def test_what_policies_keep_fits() -> None:
+    """Links are slow: outputs that wait to be sent are what a policy alone does not count."""
+    kept = 0
+    for seed in range(4):
+        job = replace(uneven(3, 6, 2, random.Random(seed)), link=PipelineLink(9.0))
+        every = [peaks(job, one) for policy in POLICIES if (one := greedy_schedule(job, [policy] * 3)) is not None]
+        job = replace(job, memory_limit_bytes=sorted(every, key=sum)[len(every) // 2])
+        search = PolicySearch(job, float("inf"))
+        search.same_on_all()
+        search.one_for_each(20)
+        kept += len(search.made)
+        assert all(fits(job, made.schedule) for made, _ in search.made)
+    assert kept > 20
 
 
 @pytest.mark.parametrize("seed", range(10))

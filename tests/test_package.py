@@ -167,7 +167,7 @@ def test_no_two_classes_have_one_name() -> None:
 
 ROOT = PACKAGE.parent
 BUDGETS = {  # lines now, rounded up to hundreds; behind each what it has to come to
-    "overlap_sched": 60_200,  # 40,000; reach, pins, pages, plug-ins, pipelines (graphs, cuts, what-if 1,500)
+    "overlap_sched": 60_400,  # 40,000; reach, pins, pages, plug-ins, pipelines (graphs, cuts, what-if 1,700)
     "overlap_sched/scheduler": 6_300,  # 3,800; one rank's order followed by others 100, pins 100
     "llama_repro": 7_800,  # 7,500; a day with a GPU 300
     "tests": 56_100,  # 34,000; as above

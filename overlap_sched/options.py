@@ -47,7 +47,7 @@ class Options:
             Graphs are lifted in this model; a problem file is in one model and asking for the other is an error.
         preserve_collective_order: ``"none"`` (default); ``"group"`` keeps the original launch order within each
             process group, ``"all"`` across all groups: for ranks whose graphs may differ. ``"waits"``: so, and no wait
-            passes a launch that it followed, which is safe whatever the other ranks run.
+            passes a launch that it followed: for ranks whose launches may differ.
         base: ``"original"`` (default): overlap starts from the original order. ``"memory"``: from the order with the
             lowest peak that is found (:func:`overlap_sched.peak_memory.best_order`), which leaves more of the budget to
             overlap. ``"memory-peak"``: the same, and headroom is counted from that lowest peak: less memory first, then

@@ -170,7 +170,7 @@ BUDGETS = {  # lines now, rounded up to hundreds; behind each what it has to com
     "overlap_sched": 60_400,  # 40,000; reach, pins, pages, plug-ins, pipelines (graphs, cuts, what-if 1,700)
     "overlap_sched/scheduler": 6_300,  # 3,800; one rank's order followed by others 100, pins 100
     "llama_repro": 7_800,  # 7,500; a day with a GPU 300
-    "tests": 56_100,  # 34,000; as above
+    "tests": 56_200,  # 34,000; as above
 }
 MODULE_OF_THE_SCHEDULER = 250  # reached
 DOCUMENTS, PAGES = 4_320, 21  # 4,000; frameworks 90, GraphPP 30, pipelines 190; records apart

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from typing import NamedTuple, get_args
 
@@ -189,7 +190,12 @@ class _Plans:
         """Search again with graphs ordered in what was left; the shorter of both."""
         room = left_bytes(found.plan)
         more = find_pipeline(job_with(room), self._options.find, self._tell) if room else None
-        return found if more is None or more.plan.replay.step_us >= found.plan.replay.step_us else more
+        if more is None:
+            return found
+        best = min(found, more, key=lambda one: one.plan.replay.step_us)
+        return replace(
+            best, bound_us=min(found.bound_us, more.bound_us), any_cut_us=min(found.any_cut_us, more.any_cut_us)
+        )
 
     def _read_job(self, change: ChangedJob, headroom: int | str | None) -> PipelineJob:
         self._tell(f"reading {self._options.job}")

@@ -74,6 +74,14 @@ def note_held(graph: fx.Graph) -> None:
             node.meta[STAYS] = True
 
 
+def _in_region(node: fx.Node) -> bool:
+    """Tell whether Inductor will compile a part of the graph around a node.
+
+    ``torch/fx/passes/regional_inductor.py`` fuses what is tagged and sorts the graph: a wait may pass a launch.
+    """
+    return "compile_with_inductor" in (node.meta.get("custom") or ())
+
+
 def _plan(
     gm: fx.GraphModule | fx.Graph, before: list[fx.Node], attempt: Attempt, kind: str | None, rewritten: bool
 ) -> Report:
@@ -87,7 +95,8 @@ def _plan(
     if asks(settings):
         traffic = traffic_in(before)
         attempt.key, attempt.launches = graph_key(graph, settings.met_under), traffic.launches
-        attempt.original = traffic if settings.stage in _AS_THEY_ARE else None
+        runs_so = settings.stage in _AS_THEY_ARE and not any(map(_in_region, before))
+        attempt.original = traffic if runs_so else None
     compiled = settings.stage == "post_grad"  # by Inductor, and not run as FX
     if compiled:
         note_held(graph)

@@ -39,7 +39,8 @@ class GraphBlock:
         """A block with this time and memory, of which so much is counted elsewhere while it runs: saved, or kept."""
         transient = max(self.peak_bytes - held_bytes, 0)
         timed = replace(block, time_us=self.time_us, exposed_us=self.exposed_us)
-        return replace(timed, transient_bytes=transient, graph=self.name)
+        counted = self.pinned_bytes + held_bytes
+        return replace(timed, transient_bytes=transient, graph=self.name, counted_bytes=counted)
 
 
 def graph_block(name: str, problem: Problem, run: JudgedOrder, parameter_bytes: int | None = None) -> GraphBlock:

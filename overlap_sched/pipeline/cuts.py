@@ -1,12 +1,12 @@
 """Where the neighbouring units of a file are cut into the stages of a layout: so that the busiest rank is least busy.
 
-Of cuts that are alike in that, the longest stage is shortest; of those, no rank begins or ends late; of those, the
-fullest rank holds least.
+Of cuts that are alike in that, or nearly, the longest stage is shortest; of those, no rank begins or ends late; of
+those, the fullest rank holds least.
 
 It is exact for one stage per rank, and where stages are folded or in two directions: what is kept to is kept to with
 fewer units, too, so that each rank takes as many as it may, from the front, or from both ends (by their number at the
-front, the most at the back). Where several stages are dealt out in turn it is a local search: units go from stage to
-stage while that helps.
+front, the most at the back). Where several stages are dealt out in turn, or units are many, it is a local search: they
+go from stage to stage while that helps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +20,12 @@ from overlap_sched.pipeline.rank_needs import RankNeed, RankNeeds, way_us
 
 IN_FLIGHT = (2.0, 1.0, 0.5, 0.0)
 """Cuts fit with so many of 1F1B's micro-batches in flight, the last with none."""
+BUSIER = 0.01
+"""The busiest rank may be busier than with the best cut by this part, for stages that are more alike."""
+MOST_UNITS = 40
+"""Where stages are folded or in two directions, cuts of so many units are exact: it takes their square per rank."""
+MOST_STAGES = 16
+"""Of more, units come only from the worst rank's stages, or go there."""
 CLOSE = 1e-4
 """The least time of a worst rank is found up to this part."""
 
@@ -60,14 +66,16 @@ class _Cutter:
         self._units, self._stages = len(job.stages), layout.count(job.ranks)
 
     @property
-    def _dealt_out(self) -> bool:
-        return self._layout.kind == "looped" and self._layout.chunks > 1
+    def _exact(self) -> bool:
+        if self._layout.kind == "looped":
+            return self._layout.chunks == 1
+        return self._units <= MOST_UNITS
 
     def best(self) -> Cut | None:
         """The best cut, if any fits."""
         if self._units < self._stages:
             return None
-        if self._dealt_out:
+        if not self._exact:
             return self._by_moves()
         most = dict[str, float]()
         cut = None
@@ -75,14 +83,14 @@ class _Cutter:
             cut, _ = self._least(what, most)
             if cut is None:
                 return None
-            most[what] = self._worst(what, cut) * (1 + 1e-9)
+            most[what] = self._worst(what, cut) * (1 + (BUSIER if what == "busy_us" else 1e-9))
         return cut
 
     def least_us(self) -> float:
         """The least that no cut is below, in microseconds."""
         if self._units < self._stages:
             return inf
-        return self._need.spread_us() if self._dealt_out else self._least("least_us", {})[1]
+        return self._need.spread_us() if not self._exact else self._least("least_us", {})[1]
 
     def recomputed(self, cut: Cut) -> tuple[int, ...]:
         """The units that are recomputed with a cut."""
@@ -167,15 +175,22 @@ class _Cutter:
         cut = tuple(size + (s < more) for s in range(self._stages))
         best = self._badness(cut)
         while True:
+            stages = self._busiest(cut) if self._stages > MOST_STAGES else range(self._stages)
             moved = [
                 tuple(n - (s == p) + (s == q) for s, n in enumerate(cut))
                 for p, q in permutations(range(self._stages), 2)
-                if cut[p] > 1
+                if cut[p] > 1 and (p in stages or q in stages)
             ]
             found = min(((self._badness(one), one) for one in moved), default=(best, cut))
             if found[0] >= best:
                 return None if best[0] else cut
             best, cut = found
+
+    def _busiest(self, cut: Cut) -> tuple[int, ...]:
+        """The stages of the rank that is worst."""
+        needs = self._needs(cut)
+        worst = max(range(len(needs)), key=lambda rank: (needs[rank].over, needs[rank].busy_us))
+        return self._layout.stages_of(worst, self._job.ranks)
 
     def _badness(self, cut: Cut) -> tuple[float, ...]:
         squares = [sum(getattr(need, what) ** 2 for need in self._needs(cut)) for what in ("busy_us", "stage_us")]

@@ -11,7 +11,9 @@ gives and backward gives to its end, as torchtitan's multiplexed graphs do.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,7 +55,7 @@ class MeasuredGraph:
     before: JudgedOrder
     ordered: JudgedOrder
 
-    @property
+    @cached_property
     def peak_bytes(self) -> int:
         """The most that is live, in the order that it is to run in."""
         return max(self.ordered.profile)
@@ -78,20 +80,24 @@ class JobGraphs:
         """Measure a graph; of what it pins so many bytes are parameters (``None``: all)."""
         return self._block(source.name, lambda: self._problem(source), parameter_bytes)
 
-    def halves(self, source: GraphSource, node: str, parameter_bytes: int | None) -> tuple[GraphBlock, GraphBlock]:
+    def halves(
+        self, source: GraphSource, node: str, parameter_bytes: int | None
+    ) -> tuple[GraphBlock, GraphBlock] | None:
         """Measure a backward in two: what makes the gradient of the input, ``node``, and all else behind it.
 
-        Raises:
-            KeyError: The graph has no such node, or nothing else.
+        ``None``: the graph has no such node, or nothing else.
         """
         problem = self._problem(source)
-        order, count = needed_first(problem, {one.name: v for v, one in enumerate(problem.nodes)}[node])
+        last = next((v for v, one in enumerate(problem.nodes) if one.name == node), None)
+        if last is None:
+            return None
+        order, count = needed_first(problem, last)
         if count == len(order):
-            raise KeyError(node)
+            return None
 
-        def half(number: int) -> GraphBlock:
-            name = f"{source.name} {HALVES[number]}"
-            return self._block(name, lambda: parted(problem.renumbered(order), count)[number], parameter_bytes)
+        def half(which: int) -> GraphBlock:
+            name = f"{source.name} {HALVES[which]} ({node})"
+            return self._block(name, lambda: parted(problem.renumbered(order), count)[which], parameter_bytes)
 
         return half(0), half(1)
 
@@ -119,7 +125,8 @@ class JobGraphs:
         Nothing where nothing is ordered: then one runs behind the other.
         """
         found: dict[tuple[int, int], PipelineBlock] = {}
-        count = len({one.forward.graph for one in job.stages}) * len({one.backward.graph for one in job.stages})
+        named = [{one.forward.graph for one in job.stages}, {one.backward.graph for one in job.stages}]
+        count = prod(len(names & self.graphs.keys()) for names in named)
         for f, b in product(range(len(job.stages)), repeat=2) if self._order is not None else ():
             ahead, back = job.stages[f], job.stages[b]
             both = ahead.forward.graph, back.backward.graph
@@ -128,16 +135,20 @@ class JobGraphs:
             if both not in self.pairs:
                 tell(f"interleaving graphs, pair {len(self.pairs) + 1} of {count}")
             pair = self.interleaved(*both)
-            pinned = sum(storage.bytes for storage in pair.problem.storages if storage.pinned)
-            counted = pinned + ahead.saved_bytes + back.saved_bytes
+            counted = ahead.forward.counted_bytes + back.backward.counted_bytes
             line, transient = pair.ordered.timeline, max(pair.peak_bytes - counted, 0)
             found[f, b] = PipelineBlock(line.step_us, transient, exposed_us=line.exposed_us)
         return replace(job, pairs=found)
 
     def interleaved(self, ahead: str, back: str) -> MeasuredGraph:
-        """Order a forward beside a backward, from where each is in its own order; both have been measured."""
+        """Order a forward beside a backward; both have been measured, and it is no longer than both in their orders."""
         if (ahead, back) not in self.pairs:
             apart = [self.graphs[name] for name in (back, ahead)]
-            own = [one.problem.renumbered(tuple(one.ordered.order)) for one in apart]
-            self.pairs[ahead, back] = self._measured(f"{ahead} beside {back}", beside(*own).problem)
+            both = beside(*(one.problem for one in apart))
+            number = {(part, v): k for k, (part, v) in enumerate(zip(both.part, both.rank, strict=True))}
+            own = [number[c, v] for c, one in enumerate(apart) for v in one.ordered.order if (c, v) in number]
+            written = self._measured(f"{ahead} beside {back}", both.problem)
+            before = measure(both.problem, (*own, len(both.rank) - 1))
+            ordered = min(written.ordered, before, key=lambda one: one.timeline.step_us)
+            self.pairs[ahead, back] = replace(written, before=before, ordered=ordered)
         return self.pairs[ahead, back]

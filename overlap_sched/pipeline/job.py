@@ -33,6 +33,7 @@ class PipelineBlock:
         sent_bytes: The buffer of the output until it has been sent; ``None``: as large as the output. 0 where the
             output is saved for backward and so counted already.
         graph: The graph that it has been measured from; empty: given by numbers, or joined of several.
+        counted_bytes: Of the peak of that graph, what is counted elsewhere: parameters, and what is saved or kept.
         exposed_us: Of its time, that in which compute waits for collectives of its graph.
     """
 
@@ -41,6 +42,7 @@ class PipelineBlock:
     output_bytes: int = 0
     sent_bytes: int | None = None
     graph: str = ""
+    counted_bytes: int = 0
     exposed_us: float = 0.0
 
     @property

@@ -88,6 +88,8 @@ class RankNeeds:
         ranks, batches = self._job.ranks, self._job.micro_batches
         each = sorted((b - a for a, b in zip(self._both(), self._both()[1:], strict=False)), reverse=True)
         most_us = max(sum(each[k * ranks - k : k * ranks + 1]) for k in range((len(each) - 1) // ranks + 1))
+        if self._layout.kind == "mirrored":  # half of the micro-batches of each unit are on one rank, half on another
+            return self._scale * batches * sum(each) / ranks
         if self._scale < 1.0:
             return self._scale * batches * most_us
         waits = sum(self._forward[:ranks]) + (0.0 if self._halves else sum(self._down[:ranks]))

@@ -52,7 +52,9 @@ def _recomputed(stage: PipelineStage, way: Recomputation, received_bytes: int) -
     def holding(block: PipelineBlock, us: float) -> PipelineBlock:
         """With what is not saved live while it runs."""
         transient = block.transient_bytes + stage.saved_bytes - saved
-        return replace(block, time_us=block.time_us + us, transient_bytes=transient)
+        part = us / stage.forward.time_us if stage.forward.time_us else 0.0
+        exposed_us = block.exposed_us + part * stage.forward.exposed_us
+        return replace(block, time_us=block.time_us + us, transient_bytes=transient, exposed_us=exposed_us)
 
     half = stage.input_gradient
     return replace(
@@ -70,4 +72,5 @@ def recomputing(job: PipelineJob, units: Iterable[int]) -> PipelineJob:
     if not again:
         return job
     stages = [(one.recomputed or one) if unit in again else one for unit, one in enumerate(job.stages)]
-    return replace(job, stages=tuple(stages), pairs={})
+    kept = {both: block for both, block in job.pairs.items() if again.isdisjoint(both)}
+    return replace(job, stages=tuple(stages), pairs=kept)

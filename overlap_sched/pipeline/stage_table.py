@@ -44,7 +44,10 @@ def stage_of(table: TomlTable, read: GraphReader) -> PipelineStage:
         back = _both(half_i, half_w, saved, kept)
     else:
         back = _measured(*_given(table, "backward", read), saved)
-        if not halves and (parts := _parted(table.table("backward"), read)) is not None:
+        parts = _parted(table.table("backward"), read)
+        if halves and parts is not None:
+            raise table.error("backward.output_node", "makes halves of backward, which are given: leave one out.")
+        if parts is not None:
             kept = table.size("kept", left_by(parts[0], back.output_bytes))
             half_i = _measured(parts[0], replace(back, graph=""), saved)
             half_w = _measured(parts[1], PipelineBlock(0.0), kept)
@@ -90,13 +93,14 @@ def _parted(table: TomlTable, read: GraphReader) -> tuple[GraphBlock, GraphBlock
         return None
     if "problem" not in table:
         raise table.error("output_node", "names a node of a graph: give the graph, too (problem).")
-    try:
-        return read.graphs.halves(read.source(table.text("problem")), node, read.parameters)
-    except KeyError:
+    found = read.graphs.halves(read.source(table.text("problem")), node, read.parameters)
+    if found is None:
         raise table.error(
             "output_node",
-            f"is {shown(node)}; it is the node of the graph that makes the gradient to be sent, not its last one.",
-        ) from None
+            f"is {shown(node)}, but the graph has no such node, or nothing besides: name the one that makes the "
+            "gradient to be sent.",
+        )
+    return found
 
 
 def _measured(graph: GraphBlock | None, block: PipelineBlock, held_bytes: int) -> PipelineBlock:

@@ -42,10 +42,17 @@ def test_a_rank_that_fails_asks_only_about_graphs_that_others_ask_about(communic
 
 
 @pytest.mark.parametrize(
-    ("stage", "known"), [("backend", True), ("titan", True), ("post_grad", False), ("deepspeed", False)]
+    ("stage", "region", "known"),
+    [
+        ("backend", False, True),
+        ("titan", False, True),
+        ("titan", True, False),
+        ("post_grad", False, False),
+        ("deepspeed", False, False),
+    ],
 )
-def test_waits_are_known_only_where_the_graph_runs_as_it_is(stage: Stage, known: bool) -> None:
-    """Inductor, which lowers the others, keeps launches in order and moves waits."""
+def test_waits_are_known_only_where_the_graph_runs_as_it_is(stage: Stage, region: bool, known: bool) -> None:
+    """Inductor, which lowers the others, keeps launches in order and moves waits; so do regions that it compiles."""
     made = []
 
     def decided(attempt: Attempt, plan: Any) -> Report:
@@ -54,5 +61,7 @@ def test_waits_are_known_only_where_the_graph_runs_as_it_is(stage: Stage, known:
 
     with mock.patch.object(fx_stage, "asks", return_value=True), mock.patch.object(Attempt, "decided", decided):
         gm = trace(lambda x: wait(C10D.all_reduce(x, "sum", "0")), (4, 4))
+        if region:
+            list(gm.graph.nodes)[1].meta["custom"] = {"compile_with_inductor": {"inductor_region": 0}}
         fx_stage.schedule_fx(gm, Settings(stage=stage))
     assert (made[0].original is not None) is known

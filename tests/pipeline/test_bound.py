@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from overlap_sched.pipeline.action import ActionKind, Item, Pair, backward, forward, input_gradient, weight_gradient
-from overlap_sched.pipeline.job import PipelineJob
+from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineStage, Route
 from overlap_sched.pipeline.judge.bound import limited_bound_us, pipeline_bound_us
 from overlap_sched.pipeline.judge.measure import measure_pipeline
 from overlap_sched.pipeline.judge.validate import violation
@@ -87,6 +87,18 @@ def test_no_schedule_of_a_small_job_beats_the_bound() -> None:
             sharper += limited > bound
     assert reached >= 6  # it says something
     assert sharper >= 6
+
+
+def test_a_pair_may_need_less_than_its_parts() -> None:
+    """Eight micro-batches in pairs hold 20 bytes; one behind the other a forward alone needs 5 more than is saved."""
+    block = PipelineBlock(10.0, transient_bytes=5)
+    stage, pair = PipelineStage(block, block, saved_bytes=10), PipelineBlock(10.0)
+    job = PipelineJob("", (stage,), (0,), 1, (Route((0,), range(8)),), memory_limit_bytes=(20,), pairs={(0, 0): pair})
+    pairs = [Pair(forward(0, m + 1), backward(0, m)) for m in range(7)]
+    schedule = PipelineSchedule("", ((forward(0, 0), *pairs, backward(0, 7)),))
+    judged = measure_pipeline(job, schedule)
+    assert (judged.step_us, judged.peaks[0][0]) == (90.0, 20)
+    assert limited_bound_us(job) <= 90.0
 
 
 def test_one_micro_batch_at_a_time_waits_for_the_way_there_and_back() -> None:

@@ -79,7 +79,9 @@ def job_of(graphs: JobGraphs, text: str = TWO) -> PipelineJob:
 
 def test_halves_of_one_graph() -> None:
     stage = job_of(JobGraphs(lambda source: two_halves()), TWO + 'saved = "30B"').stages[0]
-    assert stage.backward == PipelineBlock(12.0, 65 - 30, 0, graph="backward")  # b, way and dw at the peak
+    assert stage.backward == PipelineBlock(
+        12.0, 65 - 30, 0, graph="backward", counted_bytes=130
+    )  # b, way and dw at the peak
     assert stage.input_gradient is not None
     assert stage.weight_gradient is not None
     assert (stage.input_gradient.time_us, stage.weight_gradient.time_us) == (5.0, 7.0)
@@ -87,14 +89,19 @@ def test_halves_of_one_graph() -> None:
     assert stage.splits
 
 
-NO_OUTPUT = "it is the node of the graph that makes the gradient to be sent, not its last one."
+NO_OUTPUT = "but the graph has no such node, or nothing besides: name the one that makes the gradient to be sent."
 
 
 @pytest.mark.parametrize(
     ("backward_is", "why"),
     [
-        ('problem = "backward", output_node = "dy"', f'is "dy"; {NO_OUTPUT}'),
-        ('problem = "backward", output_node = "output"', f'is "output"; {NO_OUTPUT}'),
+        ('problem = "backward", output_node = "dy"', f'is "dy", {NO_OUTPUT}'),
+        ('problem = "backward", output_node = "output"', f'is "output", {NO_OUTPUT}'),
+        (
+            'problem = "backward", output_node = "dx" }\n'
+            'input_gradient = { time = "1us" }\nweight_gradient = { time = "1us"',
+            "makes halves of backward, which are given: leave one out.",
+        ),
         ('time = "1us", output_node = "dx"', "names a node of a graph: give the graph, too (problem)."),
     ],
 )
@@ -103,6 +110,25 @@ def test_an_output_node_that_is_none(backward_is: str, why: str) -> None:
     with pytest.raises(PipelineFileError) as caught:
         job_of(JobGraphs(lambda source: two_halves()), text)
     assert str(caught.value) == f"job.toml: stage[0].backward.output_node {why}"
+
+
+def test_two_nodes_make_two_pairs_of_halves() -> None:
+    """Of one graph, in one job."""
+    other = TWO[TWO.index("[[stage]]") :].replace('"dx"', '"way"')
+    first, second = job_of(JobGraphs(lambda source: two_halves()), TWO + other).stages
+    times = [(s.input_gradient, s.weight_gradient) for s in (first, second)]
+    assert [(i and i.time_us, w and w.time_us) for i, w in times] == [(5.0, 7.0), (2.0, 10.0)]
+
+
+@pytest.mark.parametrize("parameters", ["", 'parameters = "0B"\n', 'parameters = "60B"\n'])
+def test_a_pair_counts_what_is_pinned_once(parameters: str) -> None:
+    """Parameters are static; the rest of what is pinned is saved, or the pair's."""
+    graphs = JobGraphs(lambda source: two_halves(), by_default())
+    text = TWO.replace(', output_node = "dx"', "") + parameters + 'saved = "30B"\n'
+    job = graphs.with_pairs(job_of(graphs, text), lambda told: None)
+    pair, stage = job.pairs[0, 0], job.stages[0]
+    pinned = min(stage.static_bytes, 100)
+    assert pair.transient_bytes == graphs.pairs["forward", "backward"].peak_bytes - 2 * pinned - 2 * 30
 
 
 def test_two_chains_hide_each_others_exchanges() -> None:

@@ -141,8 +141,8 @@ def test_by_graphs() -> None:
     assert (stage.static_bytes, stage.saved_bytes, stage.kept_bytes) == (100, 10, 3)
     assert (stage.forward.time_us, stage.input_gradient, stage.weight_gradient) == (
         12.0,
-        PipelineBlock(7.0, 23, 10, graph="back.json"),
-        PipelineBlock(9.0, 100, graph="weights.json"),
+        PipelineBlock(7.0, 23, 10, graph="back.json", counted_bytes=110),
+        PipelineBlock(9.0, 100, graph="weights.json", counted_bytes=3),
     )
     whole = 100 + 10 + stage.forward.transient_bytes
     assert whole == peak_memory(made["forward.json"], made["forward.json"].original_order)[0]

@@ -78,9 +78,17 @@ def test_by_hand() -> None:
 
 
 def test_what_pairs_take_is_not_known_of_the_other_way() -> None:
-    job = replace(with_ways(uniform(2, 2), Recomputation()), pairs={(0, 1): PipelineBlock(1.0)})
-    assert recomputing(job, [0]).pairs == {}
+    pair = PipelineBlock(1.0)
+    job = replace(with_ways(uniform(2, 2), Recomputation()), pairs={(0, 1): pair, (1, 1): pair})
+    assert recomputing(job, [0]).pairs == {(1, 1): pair}
     assert recomputing(job, []) is job
+
+
+def test_what_waits_in_forward_waits_again() -> None:
+    stage = PipelineStage(PipelineBlock(10.0, exposed_us=6.0), PipelineBlock(20.0, exposed_us=3.0), saved_bytes=10)
+    for way, exposed_us in ((Recomputation(), 9.0), (Recomputation(time_us=5.0), 6.0)):
+        again = recomputing(with_ways(replace(uniform(2, 2), stages=(stage, stage)), way), [0]).stages[0]
+        assert again.backward.exposed_us == exposed_us
 
 
 def test_as_many_units_recompute_as_have_to() -> None:

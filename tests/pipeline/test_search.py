@@ -228,6 +228,15 @@ def test_a_job_that_takes_no_time_and_does_not_fit() -> None:
     assert find_pipeline(job, 1) is None
 
 
+def test_stages_without_halves_are_searched() -> None:
+    """OR-tools, which wants halves, is not asked."""
+    whole = replace(uneven(3, 3).stages[0], input_gradient=None, weight_gradient=None)
+    job = replace(uneven(3, 3), stages=(whole,) * 3)
+    found = find_pipeline(job, 1)
+    assert found is not None
+    assert violation(found.plan.job, found.plan.schedule) is None
+
+
 def test_whole_backwards_may_be_what_fits() -> None:
     """Behind an input gradient its output is live beside what is kept: halves do not fit, and nothing is proved so."""
     blocks = PipelineBlock(10.0, 0, 5), PipelineBlock(20.0, 0, 5), PipelineBlock(10.0, 0, 5), PipelineBlock(10.0)

@@ -60,24 +60,25 @@ def limited_bound_us(job: PipelineJob) -> float:
         for s, one in times.items():
             stage, count = job.stages[s], len(one.route.micro_batches)
             held_us = one.forward_us + _beyond_us(job, s, one.route) + one.down_us
-            free = room - stage.forward.transient_bytes
+            paired = any(s in both for both in job.pairs)  # then what is transient is another matter
+            free = room - (0 if paired else stage.forward.transient_bytes)
             if free < stage.saved_bytes * (held_us > 0):
                 return inf
             if stage.saved_bytes and held_us:
                 bounds.append(one.head_us + held_us * -(-count // (free // stage.saved_bytes)) + one.tail_us)
             back = [stage.backward, *(half for half in (stage.input_gradient,) if half is not None)]
-            ends = [stage.saved_bytes * (block.time_us - one.down_us) + _area(block) for block in back]
+            ends = [stage.saved_bytes * (block.time_us - one.down_us) + _area(block, paired) for block in back]
             if stage.splits:
                 ends[1] += stage.kept_bytes * _time_us(stage.weight_gradient) + _area(stage.weight_gradient)
-            area += count * (stage.saved_bytes * held_us + _area(stage.forward) + min(ends))
+            area += count * (stage.saved_bytes * held_us + _area(stage.forward, paired) + min(ends))
         if area:
             bounds.append(min(one.head_us for one in times.values()) + (area / room if room > 0 else inf))
     return max(bounds)
 
 
-def _area(block: PipelineBlock | None) -> float:
-    """Transient bytes times microseconds."""
-    return 0.0 if block is None else block.transient_bytes * block.time_us
+def _area(block: PipelineBlock | None, paired: bool = False) -> float:
+    """Transient bytes times microseconds; none where it may be in a pair that has its own."""
+    return 0.0 if block is None or paired else block.transient_bytes * block.time_us
 
 
 def _beyond_us(job: PipelineJob, stage: int, route: Route) -> float:

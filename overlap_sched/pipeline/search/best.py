@@ -191,7 +191,8 @@ def _unlike(made: Sequence[MadeSchedule]) -> list[MadeSchedule]:
 
 def _named(trial: _Trial) -> Iterator[MadeSchedule]:
     """The named schedules of a layout that fit."""
-    for of in (interleaved_in(trial.layout.chunks), *NAMED):
+    chunks = trial.layout.chunks
+    for of in (*((interleaved_in(chunks),) if chunks > 1 else ()), *NAMED):
         if of.layout != trial.layout:
             continue
         try:
@@ -212,8 +213,10 @@ def _solve(trial: _Trial, best_us: float, effort: int, tell: Callable[[str], Non
         tell: Hears of it.
     """
     placed, made = trial.placed, trial.made[0] if trial.made else None
+    if not solvable(placed, EXACT_ACTIONS) or find_spec("ortools") is None:
+        return
     most_us = min(best_us, trial.step_us, _one_by_one_us(placed))
-    if not solvable(placed, EXACT_ACTIONS) or find_spec("ortools") is None or not most_us:
+    if not most_us:
         return
     tell(f"solving {trial.layout} exactly")
     start = made.schedule if made is not None and made.step_us <= most_us else None

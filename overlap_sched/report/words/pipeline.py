@@ -46,8 +46,8 @@ def schedules_table(job: PipelineJob, planned: Sequence[PlannedPipeline]) -> Tab
         title=f"{printable(job.name)}: {count(len(job.stages), 'stage')}, {count(job.ranks, 'rank')}, "
         f"micro-batches: {job.micro_batches:,}",
         caption="Simulated. Bubble: the idle part of all ranks together. Exposed: of the rank that waits longest for "
-        f"transfers and reductions. {waits}Peak: of the rank that holds most. Bound: no schedule with these stages on "
-        "these ranks is shorter.",
+        f"transfers and reductions. {waits}Peak: of the rank that holds most. Bound: no schedule with these stages "
+        f"on these ranks{', and graphs in these orders,' * inside} is shorter.",
         numbers=("step", "bubble", "exposed", *(("inside",) if inside else ()), "peak", "bound", "gap"),
         first="schedule",
     )

@@ -181,8 +181,8 @@ class _Plans:
         planned, cannot = compare_schedules(job, wanted)
         found = None if options.find is None else find_pipeline(job, options.find, tell)
         if in_what_is_left:
-            with_more, again = {one.name: one for one in wanted}, partial(self._job, change)
-            planned = tuple(with_room(one, again, partial(plan_pipeline, of=with_more[one.name])) for one in planned)
+            again = partial(self._job, change)
+            planned = tuple(with_room(one, again, partial(plan_pipeline, of=named(one.name))) for one in planned)
             found = None if found is None else self._found_with_room(found, again)
         return _Planned(job, graphs, planned, cannot, found)
 

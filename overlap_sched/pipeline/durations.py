@@ -41,6 +41,13 @@ def pair_block(job: PipelineJob, pair: Pair) -> PipelineBlock | None:
     return job.pairs.get((pair.forward.stage, pair.backward.stage))
 
 
+def least_part(job: PipelineJob) -> float:
+    """The least part of what a forward and a backward take apart that a pair of them takes; at most 1."""
+    apart = {(f, b): job.stages[f].forward.time_us + job.stages[b].backward.time_us for f, b in job.pairs}
+    known = [pair.time_us / apart[both] for both, pair in job.pairs.items() if apart[both]]
+    return min([1.0, job.pair_factor, *known])
+
+
 def transfers_us(job: PipelineJob) -> list[float]:
     """List what the transfers between ranks take for one micro-batch, of forwards and of input gradients."""
     batch = job.routes[0].micro_batches[0]

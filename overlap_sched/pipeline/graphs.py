@@ -11,7 +11,7 @@ gives and backward gives to its end, as torchtitan's multiplexed graphs do.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -70,15 +70,14 @@ class JobGraphs:
 
     def __init__(self, read: ReadGraph, order: Orderer | None = None) -> None:
         """Take a function that reads a graph, and one that orders it; ``None``: all run as they are written."""
-        self._read, self._order = read, order
+        self._read, self._order = cache(read), order
         self.graphs: dict[str, MeasuredGraph] = {}
         self.pairs: dict[tuple[str, str], MeasuredGraph] = {}
         self._blocks: dict[tuple[str, int | None], GraphBlock] = {}
-        self._problems: dict[GraphSource, Problem] = {}
 
     def whole(self, source: GraphSource, parameter_bytes: int | None) -> GraphBlock:
         """Measure a graph; of what it pins so many bytes are parameters (``None``: all)."""
-        return self._block(source.name, lambda: self._problem(source), parameter_bytes)
+        return self._block(source.name, lambda: self._read(source), parameter_bytes)
 
     def halves(
         self, source: GraphSource, node: str, parameter_bytes: int | None
@@ -87,7 +86,7 @@ class JobGraphs:
 
         ``None``: the graph has no such node, or nothing else.
         """
-        problem = self._problem(source)
+        problem = self._read(source)
         last = next((v for v, one in enumerate(problem.nodes) if one.name == node), None)
         if last is None:
             return None
@@ -100,11 +99,6 @@ class JobGraphs:
             return self._block(name, lambda: parted(problem.renumbered(order), count)[which], parameter_bytes)
 
         return half(0), half(1)
-
-    def _problem(self, source: GraphSource) -> Problem:
-        if source not in self._problems:
-            self._problems[source] = self._read(source)
-        return self._problems[source]
 
     def _block(self, name: str, problem: Callable[[], Problem], parameter_bytes: int | None) -> GraphBlock:
         if (name, parameter_bytes) not in self._blocks:

@@ -15,6 +15,7 @@ from itertools import accumulate
 from math import ceil
 from typing import NamedTuple
 
+from overlap_sched.pipeline.durations import least_part
 from overlap_sched.pipeline.job import PipelineJob, PipelineStage
 from overlap_sched.pipeline.layout import StageLayout
 
@@ -72,9 +73,7 @@ class RankNeeds:
         self._forward = _sums(unit.forward.time_us for unit in self._units)
         self._down, self._whole = _sums(map(_down_us, self._units)), _sums(map(_whole_us, self._units))
         self._halves = any(unit.splits for unit in self._units)
-        both = {pair: job.stages[pair[0]].forward.time_us + job.stages[pair[1]].backward.time_us for pair in job.pairs}
-        known = [one.time_us / both[pair] for pair, one in job.pairs.items() if both[pair]]
-        self._scale = min([1.0, job.pair_factor, *known])  # of what pairs take apart, the least that they take
+        self._scale = least_part(job)
         self._known: dict[tuple[int, Pieces], RankNeed] = {}
 
     def of(self, rank: int, pieces: Pieces) -> RankNeed:
@@ -87,9 +86,9 @@ class RankNeeds:
         """At least, of the worst rank, whatever units it has: of the kR + 1 longest some rank has k + 1."""
         ranks, batches = self._job.ranks, self._job.micro_batches
         each = sorted((b - a for a, b in zip(self._both(), self._both()[1:], strict=False)), reverse=True)
-        most_us = max(sum(each[k * ranks - k : k * ranks + 1]) for k in range((len(each) - 1) // ranks + 1))
         if self._layout.kind == "mirrored":  # half of the micro-batches of each unit are on one rank, half on another
             return self._scale * batches * sum(each) / ranks
+        most_us = max(sum(each[k * ranks - k : k * ranks + 1]) for k in range((len(each) - 1) // ranks + 1))
         if self._scale < 1.0:
             return self._scale * batches * most_us
         waits = sum(self._forward[:ranks]) + (0.0 if self._halves else sum(self._down[:ranks]))

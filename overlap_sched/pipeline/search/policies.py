@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from overlap_sched.pipeline.durations import least_part
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.judge.validate import violation
 from overlap_sched.pipeline.memory import pipeline_peaks
@@ -47,7 +48,7 @@ class PolicySearch:
     def __init__(self, job: PipelineJob, best_us: float) -> None:
         self._job, self.best_us = job, best_us
         self._seen: dict[tuple[object, ...], float] = {}
-        self._pairs = _pairs_save(job)
+        self._pairs = least_part(job) < 1.0
         self.made: list[tuple[MadeSchedule, tuple[PipelinePolicy, ...]]] = []
 
     def same_on_all(self) -> None:
@@ -109,9 +110,3 @@ class PolicySearch:
                 return replay.step_us
             spare = [one + lack for one, lack in zip(spare, lacks, strict=True)]
         return None
-
-
-def _pairs_save(job: PipelineJob) -> bool:
-    """Tell whether some forward and backward take less together."""
-    alone = {both: job.stages[both[0]].forward.time_us + job.stages[both[1]].backward.time_us for both in job.pairs}
-    return job.pair_factor < 1.0 or any(job.pairs[both].time_us < us for both, us in alone.items())

@@ -192,6 +192,10 @@ class AgreementError(OverlapSchedError, RuntimeError):
     """``strict=True`` and the ranks do not agree on an order, or cannot find out whether they do."""
 
 
+class SequenceError(AgreementError):
+    """Other ranks run a launch sequence that this graph cannot follow: to run it would mix values, or hang."""
+
+
 class InfeasibleLimitError(OverlapSchedError, ValueError):
     """No order of the graph has a peak as low as the one asked for: proven."""
 

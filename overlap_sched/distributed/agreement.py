@@ -9,12 +9,15 @@ import hashlib
 import time
 import uuid
 from collections.abc import Callable, Generator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from overlap_sched.distributed.digest import Digest
 from overlap_sched.distributed.membership import PREFIX, Membership, Store, members_of, membership_of
 from overlap_sched.distributed.protocol import InDoubtError, NotShownError, StoreCall, agreement_steps
+from overlap_sched.distributed.sequences import Entry, Launch, SequencesInForce, log_steps
 from overlap_sched.distributed.verdict import Verdict
 from overlap_sched.errors import AgreementError
 
@@ -31,6 +34,9 @@ ABSENT_SHARE = 0.1
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.1
 """Time between two looks: twice as long each time. A thousand ranks make ten thousand small requests a second at most;
 a rank learns what it waits for at most a tenth of a second late."""
+
+_TRIES = 3
+"""How often the log of launch sequences is asked where the store fails."""
 
 _SERVED = "Is the process that serves the store (rank 0, or torchrun) still running?"
 
@@ -189,6 +195,72 @@ def perform(step: StoreCall, store: Store, prefix: str) -> Any:
     key = [prefix + k for k in key] if isinstance(key, list) else prefix + key
     result = getattr(store, step.call)(key, *rest)
     return result.decode() if isinstance(result, bytes) else result
+
+
+_logs: list[tuple[Store, str, SequencesInForce]] = []
+"""What this process has read of each log of launch sequences."""
+_logs_lock = Lock()
+
+
+def find_sequence(
+    launches: Sequence[Launch],
+    store: Store | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    *,
+    ranks: Sequence[int] | None = None,
+) -> Entry | None:
+    """Return the launch sequence that is in force for the launches of a graph; ``None``: none yet, or a rank alone.
+
+    Never waits for another rank. Where the store fails, what this rank has read before counts.
+
+    Args:
+        launches: Those of the graph, in their original order.
+        store: What the ranks share; this and the others are as for :func:`agree`.
+        rank: This rank.
+        world_size: How many ranks there are.
+        ranks: Who must agree.
+    """
+    return _ask_log(tuple(launches), None, membership_of(store, rank, world_size), ranks)
+
+
+def settle_sequence(
+    entry: Entry,
+    store: Store | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    *,
+    ranks: Sequence[int] | None = None,
+) -> Entry | None:
+    """Put a launch sequence in force; return the one that is, which may be another.
+
+    ``None``: there can be none. Whatever the graph launches, ranks that cut the program into other graphs launch it
+    otherwise, so it must not run. The arguments besides ``entry`` are those of :func:`find_sequence`.
+    """
+    membership = membership_of(store, rank, world_size)
+    return entry if membership is None else _ask_log(entry.launches, entry, membership, ranks)
+
+
+def _ask_log(
+    launches: tuple[Launch, ...], entry: Entry | None, membership: Membership | None, ranks: Sequence[int] | None
+) -> Entry | None:
+    if membership is None:
+        return None
+    store, prefix = membership.store, prefix_of(membership, members_of(membership, ranks))
+    with _logs_lock:
+        log = next((known for s, p, known in _logs if s is store and p == prefix), None)
+        if log is None:
+            log = SequencesInForce()
+            _logs.append((store, prefix, log))
+        for _ in range(_TRIES):
+            try:
+                found: Entry | None = run_steps(
+                    log_steps(log, launches, entry), store, prefix, (0.0, 0.0), time.monotonic, time.sleep
+                )
+                return found
+            except Exception:  # torch's stores raise several types, none of them public
+                continue
+        return log.find(launches) if entry is None else deepcopy(log).decide(entry)
 
 
 def prefix_of(membership: Membership, members: tuple[int, ...]) -> str:

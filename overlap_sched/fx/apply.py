@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from overlap_sched.cost.checked import check_model
-from overlap_sched.errors import OverlapSchedWarning, RewriteError, VerificationError
+from overlap_sched.errors import OverlapSchedWarning, RewriteError, SequenceError, VerificationError
 from overlap_sched.fx.declared import undeclared_text
 from overlap_sched.fx.lifting import LIFTING, lift
 from overlap_sched.fx.reordering import reorder
@@ -164,7 +164,7 @@ def schedule_graph(
     before = list((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes)
     try:
         return _schedule_graph(gm, options, lift_arguments, scheduler or schedule)
-    except VerificationError:
+    except (VerificationError, SequenceError):
         raise
     except Exception as error:  # a pass that fails must not take the compilation with it
         name = str(lift_arguments.get("name") or type(gm).__name__)

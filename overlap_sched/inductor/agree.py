@@ -3,13 +3,19 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import wraps
+from typing import Any, NoReturn
 
+import torch
 from torch import fx
+from torch._dynamo import convert_frame
+from torch._guards import CompileContext
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from overlap_sched.distributed import Agreement, Digest, agree, digest_of
-from overlap_sched.errors import AgreementError, VerificationError
+from overlap_sched.distributed.agreement import find_sequence, settle_sequence
+from overlap_sched.distributed.sequences import Entry, Launch
+from overlap_sched.errors import AgreementError, SequenceError, VerificationError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor.console import rank, said, several_ranks, warn
 from overlap_sched.inductor.gathered import gathered_text
@@ -37,6 +43,58 @@ def ask(mine: Digest, settings: Settings, rest: Sequence[Digest] = ()) -> Agreem
     return agreement
 
 
+def in_force(launches: Sequence[Launch], settings: Settings) -> Entry | None:
+    """Return the launch sequence that all follow who launch these; ``None``: there is none yet."""
+    return find_sequence(launches, ranks=settings.ranks) if launches else None
+
+
+def put_in_force(entry: Entry, settings: Settings) -> Entry | None:
+    """Return the launch sequence that all follow from now on who launch what an entry does; ``None``: none can be."""
+    return settle_sequence(entry, ranks=settings.ranks)
+
+
+def refuse(name: str, why: str) -> NoReturn:
+    """Stop before anything of a graph is launched: beside ranks that launch otherwise it would mix values, or hang.
+
+    Raises:
+        SequenceError: Always.
+    """
+    torch._dynamo.config.suppress_errors = False  # torch would run the graph as it was, which is what must not be
+    raise SequenceError(
+        f"rank {rank()} cannot launch the collectives of {name!r} in the order in which other ranks launch them: {why}. "
+        "Nothing of it was launched. Compile alike on all ranks, or keep launches in their original order on all ranks: "
+        'overlap_sched.Options(preserve_collective_order="waits").'
+    )
+
+
+_moved_frames: set[int] = set()
+"""Dynamo's numbers of functions of which some graph launches in another order than the original."""
+
+
+def note_moved() -> None:
+    """Note that the function which torch compiles launches in a new order: it must never run as plain Python.
+
+    Where Dynamo gives up compiling it again (a graph break in a loop, the limit of recompilations), Python would
+    launch in the original order, beside ranks that run the new one.
+    """
+    compiling = CompileContext.current_compile_id()
+    if compiling is not None and compiling.frame_id is not None:
+        _moved_frames.add(compiling.frame_id)
+    convert = convert_frame.ConvertFrame.__call__
+    if hasattr(convert, "watched"):
+        return
+
+    @wraps(convert)
+    def watched(self: Any, frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, *args: Any, **kw: Any) -> Any:
+        result = convert(self, frame, cache_entry, hooks, frame_state, *args, **kw)
+        if result.guarded_code is None and frame_state.get("_id") in _moved_frames:
+            refuse(frame.f_code.co_name, f"torch has given up compiling it ({result.skip_reason or 'see TORCH_LOGS'})")
+        return result
+
+    watched.watched = True  # type: ignore[attr-defined]
+    convert_frame.ConvertFrame.__call__ = watched
+
+
 def asks(settings: Settings) -> bool:
     """Tell whether an order must be agreed on before it is used."""
     return settings.options.agreement != "none" and several_ranks()
@@ -50,6 +108,8 @@ def given_up(error: Exception, settings: Settings, doing: str, left: str) -> str
     Raises:
         VerificationError, AgreementError: With ``strict``.
     """
+    if isinstance(error, SequenceError):
+        raise error
     if settings.options.strict:
         if isinstance(error, VerificationError | AgreementError):
             raise error

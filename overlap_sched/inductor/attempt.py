@@ -1,10 +1,12 @@
 """One graph on its way through a plug-in: planned, agreed with the other ranks, or left as it was.
 
+    launches with a sequence in force       -> plan with that sequence, or stop
     plan -> all ranks agree                 -> use it
          -> they differ, but launch alike   -> choose one of their launch sequences, plan with that, and agree on it
                                             -> else plan again with the launches kept, use that
          -> anything else                   -> plan again with launches and waits kept, use that
          any failure                        -> the graph as it was, and why
+    what comes of it                        -> in force for these launches, on every rank and from now on
 
 A new order of launches is used only where all ranks use the same: what fails after they have agreed on one must not
 change the outcome, since a rank that fell back by itself would launch in another order than the others, which hangs.
@@ -18,21 +20,37 @@ from dataclasses import dataclass, field, replace
 
 from overlap_sched.distributed import Agreement, Digest, Verdict
 from overlap_sched.distributed.negotiation import LaunchChoice, chosen_digest, negotiate
+from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor.agree import ask, given_up, order_digest, shown
+from overlap_sched.inductor.agree import (
+    ask,
+    given_up,
+    in_force,
+    note_moved,
+    order_digest,
+    put_in_force,
+    refuse,
+    shown,
+)
 from overlap_sched.inductor.cached_orders import CachedOrder, decided, order_of
 from overlap_sched.inductor.console import said, warn
 from overlap_sched.inductor.gathered import by_position
-from overlap_sched.inductor.launches import Launches, Traffic
+from overlap_sched.inductor.launches import Launches, Traffic, launch_texts
 from overlap_sched.inductor.reporting import GraphReport, record
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.problem.precedence import Preserve
+from overlap_sched.report.units import size
 from overlap_sched.scheduler.follow import Proposal
-from overlap_sched.scheduler.pipeline import follow, schedule
+from overlap_sched.scheduler.pipeline import follow, follow_launches, schedule
 from overlap_sched.scheduler.result import Schedule
+
+Plan = Callable[["Attempt"], Report]
+"""Plans a graph as an attempt says, and puts it in that order."""
+FOLLOWS = "launches as the ranks have agreed before"
+OTHERWISE = "its launches are only a part of those of graphs that run in a new sequence, or several of these in one"
 
 
 @dataclass
@@ -54,6 +72,9 @@ class Attempt:
         following: Whose order gives the launch sequence, as the ranks that differ have chosen; ``None``: nobody's.
         asked: The options of the last plan.
         followed: What was made so, by the proposal.
+        standing: What the graph launches in the order that is planned from; ``None``: not known.
+        places: Per node of the problem that launches, by name, its place among ``launches``.
+        in_force: The launch sequence that must be followed; ``None``: none has to be.
         cached: What the code carries into torch's cache; ``None``: it must not be cached, or need not be agreed on.
     """
 
@@ -69,26 +90,90 @@ class Attempt:
     following: Proposal | None = None
     asked: Options | None = None
     followed: dict[Proposal, Schedule] = field(default_factory=dict)
+    standing: Launches | None = None
+    places: Mapping[str, int] = field(default_factory=dict)
+    in_force: Entry | None = None
     cached: CachedOrder | None = None
 
-    def decided(self, plan: Callable[["Attempt"], Report]) -> Report:
+    def decided(self, plan: Plan) -> Report:
         """Plan, then ask the other ranks: launches move only where they move alike on every rank.
 
         Raises:
+            SequenceError: Other ranks run a launch sequence that this graph cannot follow.
             VerificationError, AgreementError: With ``strict``, instead of a fallback.
         """
         report = self._report_of(plan)
-        if self.key is None:
+        if self.key is None or not self.texts:
             return report
         report, mine = self._shown(report, self.key)
+        known = in_force(self.texts, self.settings)
+        if known is None:
+            report, known = self._settled(report, plan, mine)
+        elif known.together and self._entry(report, mine, True) == known:
+            self._cache(mine, Agreement(True, Verdict(True)), report, known)
+        if not self._runs(report, mine, known):
+            report = self._followed(report, plan, mine, known)
+        if known.moves:
+            note_moved()
+        return report
+
+    def _settled(self, report: Report, plan: Plan, mine: Digest) -> tuple[Report, Entry]:
+        """What all ranks decide on launches of which nothing is in force yet, and what is from now on."""
         agreement = decided(mine, self.settings)
         if agreement is None:
-            return report
+            return report, self._entry(report, mine, True)
+        if agreement.in_doubt and not agreement.agreed:
+            refuse(report.name, str(agreement.reason))
         if not agreement.agreed:
             report = self._not_agreed(report, plan, agreement, mine)
-        if self.following is None:
-            self._cache(mine, agreement, report)  # does not fail: the others use the order
+        verdict = agreement.verdict
+        entry = self._entry(report, mine, (verdict.agreed or verdict.launches_alike) and not verdict.missing)
+        known = put_in_force(entry, self.settings)
+        if known is None:
+            refuse(report.name, OTHERWISE)
+        if known == entry and self.following is None:
+            self._cache(mine, agreement, report, entry)  # does not fail: the others use the order
+        return report, known
+
+    def _entry(self, report: Report, mine: Digest, together: bool) -> Entry:
+        """What this rank would run."""
+        launches = self.planned and self.planned.launches if report.changed else self.standing
+        if report.changed and (launches is None or self.launches is None):  # it is not known what is launched when
+            return Entry(self.texts, (), together, mine.identity)
+        if launches is None or self.launches is None or (self.keeps and not report.changed):
+            return Entry(self.texts, tuple(range(len(self.texts))), together)
+        place = {node: k for k, node in enumerate(self.launches)}
+        return Entry(self.texts, tuple(place[node] for node in launches), together)
+
+    def _runs(self, report: Report, mine: Digest, known: Entry) -> bool:
+        """Tell whether a report leaves the graph as it must run."""
+        if self._entry(report, mine, known.together) != known:
+            return False
+        return known.together or not report.changed or self._keeps_waits()
+
+    def _followed(self, report: Report, plan: Plan, mine: Digest, known: Entry) -> Report:
+        """The report of an order with the launch sequence in force, whatever memory and time that takes."""
+        if known.rewritten:
+            refuse(report.name, "they have rewritten its collectives")
+        if not known.moves:
+            self.keeps = True
+            report = (self._launches_kept if known.together else self._waits_kept)(report, plan, FOLLOWS)
+        else:
+            options = replace(self.settings.options, rewrites=(), preserve_collective_order="none")
+            self.settings, self.in_force, self.planned = replace(self.settings, options=options), known, None
+            report = replace(self._report_of(plan), kept=FOLLOWS)
+        if not self._runs(report, mine, known):
+            refuse(report.name, report.reason or OTHERWISE)
+        schedule = report.schedule
+        if schedule is not None and report.changed and schedule.scheduled.peak_bytes > schedule.budget_bytes:
+            more = schedule.scheduled.peak_bytes - schedule.budget_bytes
+            warn(f"overlap_sched: {report.name!r} {FOLLOWS}, and takes {size(more)} more than its budget for that")
         return report
+
+    @property
+    def texts(self) -> tuple[Launch, ...]:
+        """What the launches are known by on all ranks."""
+        return launch_texts(self.launches or self.standing or ())
 
     def scheduled(self, problem: Problem, options: Options) -> Schedule:
         """Schedule, as the ranks have decided by then.
@@ -97,6 +182,12 @@ class Attempt:
             NotUnderstoodError: The launch sequence that was chosen cannot be had after all.
         """
         self.asked = options
+        if self.in_force is not None:
+            turn = {place: k for k, place in enumerate(self.in_force.sequence)}
+            launching = [v for v, node in enumerate(problem.nodes) if node.name in self.places]
+            launching.sort(key=lambda v: turn[self.places[problem.nodes[v].name]])
+            made = follow_launches(problem, launching, options)
+            return made or refuse(problem.name, "its dependencies do not allow that sequence")
         if self.following is None:
             return schedule(problem, options)
         found = self._following(problem, self.following, options)
@@ -114,9 +205,7 @@ class Attempt:
             self.followed[proposal] = found
         return found
 
-    def _not_agreed(
-        self, report: Report, plan: Callable[["Attempt"], Report], agreement: Agreement, mine: Digest
-    ) -> Report:
+    def _not_agreed(self, report: Report, plan: Plan, agreement: Agreement, mine: Digest) -> Report:
         """The report with all launches in their original order: whatever fails from here on may fail on one rank.
 
         Unless all launch alike, waits are kept behind their launches, too: then it does not matter what others run.
@@ -138,7 +227,7 @@ class Attempt:
         warn(f"overlap_sched leaves {report.name!r} as it was: {reason}")
         return replace(found, changed=False, reason=reason, kept=None)
 
-    def _negotiated(self, own: Report, plan: Callable[["Attempt"], Report], verdict: Verdict, mine: Digest) -> Report:
+    def _negotiated(self, own: Report, plan: Plan, verdict: Verdict, mine: Digest) -> Report:
         """The report of an order with the launch sequence that all ranks have chosen; else of one that keeps its own.
 
         Whatever fails here, this rank shows it to the others, and all keep their launches.
@@ -188,7 +277,7 @@ class Attempt:
         place = {node: k for k, node in enumerate(self.launches)}
         return tuple(place[node] for node in self.planned.launches)
 
-    def _report_of(self, plan: Callable[["Attempt"], Report]) -> Report:
+    def _report_of(self, plan: Plan) -> Report:
         try:
             return plan(self)
         except Exception as error:  # a pass that fails must not take the compilation with it
@@ -202,7 +291,7 @@ class Attempt:
             failure = said(error)
             return replace(report, changed=False, reason=failure), Digest.of_failure(failure, key, name=report.name)
 
-    def _launches_kept(self, report: Report, plan: Callable[["Attempt"], Report], reason: str) -> Report:
+    def _launches_kept(self, report: Report, plan: Plan, reason: str) -> Report:
         """The report of an order that moves no launch."""
 
         def kept() -> bool:
@@ -210,20 +299,20 @@ class Attempt:
 
         return self._kept(report, plan, reason, "all", kept, "moves a launch though all are to be kept")
 
-    def _waits_kept(self, report: Report, plan: Callable[["Attempt"], Report], reason: str) -> Report:
+    def _waits_kept(self, report: Report, plan: Plan, reason: str) -> Report:
         """The report of an order in which no wait passes a launch that stood before it either."""
-
-        def kept() -> bool:
-            return self.planned is not None and self.original is not None and self.planned.keeps(self.original)
-
         if self.original is None:
             return replace(report, changed=False)
-        return self._kept(report, plan, reason, "waits", kept, "moves a launch, or a wait before one that it followed")
+        broken = "moves a launch, or a wait before one that it followed"
+        return self._kept(report, plan, reason, "waits", self._keeps_waits, broken)
+
+    def _keeps_waits(self) -> bool:
+        return self.planned is not None and self.original is not None and self.planned.keeps(self.original)
 
     def _kept(
         self,
         report: Report,
-        plan: Callable[["Attempt"], Report],
+        plan: Plan,
         reason: str,
         preserve: Preserve,
         kept: Callable[[], bool],
@@ -240,11 +329,11 @@ class Attempt:
                 report = self.failed(NotUnderstoodError(f"the order {broken}"))
         return replace(report, kept=reason)
 
-    def _cache(self, mine: Digest, agreement: Agreement, report: Report) -> None:
+    def _cache(self, mine: Digest, agreement: Agreement, report: Report, entry: Entry) -> None:
         """Note what the code is to carry into torch's cache; where that fails it is not cached."""
         try:
             kept_order = "" if self.problem is None else order_digest(report, self.problem)
-            self.cached = order_of(by_position(mine, self.launches), agreement, kept_order)
+            self.cached = order_of(by_position(mine, self.launches), agreement, kept_order, entry)
         except Exception as error:
             warn(f"overlap_sched keeps {self.name!r} out of torch's cache", error)
 

@@ -24,8 +24,9 @@ from torch import fx
 
 from overlap_sched.distributed import Agreement, Digest
 from overlap_sched.distributed.digest import LAUNCHES_KEPT, WAITS_KEPT
-from overlap_sched.errors import AgreementError
-from overlap_sched.inductor.agree import ask, asks
+from overlap_sched.distributed.sequences import Entry
+from overlap_sched.errors import AgreementError, SequenceError
+from overlap_sched.inductor.agree import ask, asks, in_force, note_moved, put_in_force
 from overlap_sched.inductor.console import log, warn
 from overlap_sched.inductor.gathered import named_now
 from overlap_sched.inductor.settings import Settings
@@ -47,11 +48,13 @@ class CachedOrder:
         agreed: All ranks had agreed on it when it was compiled; else it launches as the original order does.
         rewrites: The same of the rewrites, on which ranks were asked before; not agreed: the code has none. ``None``:
             nobody was asked, as there was nothing to rewrite.
+        entry: How it launches; ``None``: as another entry says, or nothing was to be rewritten.
     """
 
     digest: Digest
     agreed: bool
     rewrites: "CachedOrder | None" = None
+    entry: Entry | None = None
 
     @property
     def questions(self) -> tuple["CachedOrder", ...]:
@@ -71,13 +74,31 @@ class CachedOrder:
 
     def _data(self) -> dict[str, Any]:
         rewrites = None if self.rewrites is None else self.rewrites._data()
-        return {"digest": self.digest.to_json(), "agreed": self.agreed, "rewrites": rewrites}
+        entry = None if self.entry is None else self.entry.to_json()
+        return {"digest": self.digest.to_json(), "agreed": self.agreed, "rewrites": rewrites, "entry": entry}
 
     @classmethod
     def of_data(cls, data: dict[str, Any]) -> "CachedOrder":
         """Read what :attr:`line` wrote."""
         rewrites = None if data["rewrites"] is None else cls.of_data(data["rewrites"])
-        return cls(Digest.from_json(data["digest"]), data["agreed"], rewrites)
+        entry = None if data["entry"] is None else Entry.from_json(data["entry"])
+        return cls(Digest.from_json(data["digest"]), data["agreed"], rewrites, entry)
+
+    def settled(self, settings: Settings) -> bool | None:
+        """Tell whether it launches as is in force for its launches; ``None``: nothing is yet."""
+        known = None if self.entry is None else in_force(self.entry.launches, settings)
+        return None if known is None else known == self.entry
+
+    def put_in_force(self, settings: Settings, agreement: Agreement) -> bool:
+        """Tell whether it launches as is in force from now on, as all ranks use it."""
+        if self.entry is None:
+            return True
+        verdict = agreement.verdict
+        together = (verdict.agreed or verdict.launches_alike) and not verdict.missing
+        known = put_in_force(replace(self.entry, together=together), settings)
+        if known is not None and known.moves:
+            note_moved()
+        return known is not None and replace(known, together=self.entry.together) == self.entry
 
 
 def order_in(source: str) -> CachedOrder | None:
@@ -88,18 +109,18 @@ def order_in(source: str) -> CachedOrder | None:
     return CachedOrder.of_data(json.loads(lines[0].split(_MARK, 1)[1]))
 
 
-def order_of(mine: Digest, agreement: Agreement, kept_order: str) -> CachedOrder | None:
+def order_of(mine: Digest, agreement: Agreement, kept_order: str, entry: Entry | None = None) -> CachedOrder | None:
     """Return the order that code carries; ``None``: it must not be cached, as the ranks may decide otherwise next time.
 
     ``mine`` is what this rank has shown, with what it gathers by position; ``kept_order`` is the digest of the order
-    that the code has where they have not agreed.
+    that the code has where they have not agreed; ``entry``: how it launches.
     """
     if agreement.agreed:
-        return CachedOrder(mine, agreed=True)
+        return CachedOrder(mine, agreed=True, entry=entry)
     if not agreement.verdict.differs or mine.failure:  # a rank was late, the store failed
         return None
     kept = LAUNCHES_KEPT if agreement.verdict.launches_alike else WAITS_KEPT
-    return CachedOrder(replace(mine, order=f"{kept}{kept_order}"), agreed=False)
+    return CachedOrder(replace(mine, order=f"{kept}{kept_order}"), agreed=False, entry=entry)
 
 
 def note_rewrites(graph: fx.Graph) -> Callable[[CachedOrder | None], None]:
@@ -160,6 +181,12 @@ def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
         return False, False
     refused: dict[str, Agreement] = {}
     for one in cached.questions:
+        settled = one.settled(settings)  # where that is known, nobody has to be asked
+        if settled is not None:
+            if not settled:
+                return False, True
+            note_moved()
+            continue
         agreement = ask(named_now(one.digest), settings)
         if agreement is None:
             return False, False
@@ -169,6 +196,7 @@ def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
         if not use:  # if all have agreed on an order that only keeps launches, they look for a better one together
             for key, no in refused.items():  # others have planned by now: they will not be asked a second time
                 decisions.keep(key, no)
+        use = use and one.put_in_force(settings, agreement)
         if not use or one is cached:
             _tell(one.digest.name, use, agreement)
         if not use:
@@ -200,6 +228,11 @@ def may_load_both(settings: Settings, sources: Sequence[str]) -> tuple[bool, boo
         asked += cached.questions
     if not all(one.agreed for one in asked):
         return False, False
+    settled = {one.settled(settings) for one in asked}
+    if settled == {True}:
+        note_moved()
+    if settled != {None}:  # each by itself, where some are in force and others not
+        return settled == {True}, False
     first, *rest = (named_now(one.digest) for one in asked)
     agreement = ask(first, settings, rest)
     if agreement is None or agreement.verdict.again:
@@ -207,6 +240,9 @@ def may_load_both(settings: Settings, sources: Sequence[str]) -> tuple[bool, boo
     if not agreement.agreed:
         decisions.keep(first.key, agreement)
     _tell(first.name, agreement.agreed, agreement)
+    held = [one.put_in_force(settings, agreement) for one in asked] if agreement.agreed else []
+    if not all(held):
+        return False, False
     return agreement.agreed, not agreement.agreed
 
 
@@ -242,7 +278,7 @@ def _may_load(owner: Any, sources: Sequence[str], traced: bool) -> tuple[bool, b
             settled.loaded(communicates=bool(_COMMUNICATES.search(source)))
         return use, drop
     except Exception as error:  # compiled instead: the pass asks the others
-        if owner.settings.options.strict and isinstance(error, AgreementError):
+        if isinstance(error, SequenceError) or (owner.settings.options.strict and isinstance(error, AgreementError)):
             raise
         warn("overlap_sched leaves a graph in torch's cache", error)
         return False, False

@@ -96,7 +96,8 @@ def _plan(
         traffic = traffic_in(before)
         attempt.key, attempt.launches = graph_key(graph, settings.met_under), traffic.launches
         runs_so = settings.stage in _AS_THEY_ARE and not any(map(_in_region, before))
-        attempt.original = traffic if runs_so else None
+        attempt.original, attempt.standing = traffic if runs_so else None, traffic.launches
+        attempt.places = {node.name: k for k, node in enumerate(traffic.launches)}
     compiled = settings.stage == "post_grad"  # by Inductor, and not run as FX
     if compiled:
         note_held(graph)

@@ -7,15 +7,18 @@ And the waits of a graph, by how many launches stand before each: with both it i
 it, whether an order is safe whatever the other ranks run (``docs/agreement.md``).
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import fx
 from torch._ops import OpOverload
 
 from overlap_sched.distributed.digest import launches_of
+from overlap_sched.distributed.sequences import Launch
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.communication import Communications, Launched
 from overlap_sched.fx.groups import live_ranks
@@ -87,6 +90,27 @@ def launch_digest(launches: Launches) -> str:
     known = Communications(launches[0].graph) if launches else None
     sequence = [one for node in launches if known is not None for one in known.of(node)]
     return launches_of([(one.op, name, distances) for one in sequence for name, distances in _groups(one)])
+
+
+def launch_texts(launches: Launches) -> tuple[Launch, ...]:
+    """Return what launches are known by in all graphs of a job, see :mod:`overlap_sched.distributed.sequences`."""
+    known = Communications(launches[0].graph) if launches else None
+    found = []
+    for node in launches:
+        parts = [(one.op, [d for _, d in _groups(one)]) for one in ([] if known is None else known.of(node))]
+        groups = hashlib.sha256(repr([groups for _, groups in parts]).encode()).hexdigest()[:12]
+        found.append(f"{'+'.join(op for op, _ in parts)} {groups} {_bytes_given(node)}")
+    return tuple(found)
+
+
+def _bytes_given(node: fx.Node) -> str:
+    """The bytes of the tensors that a node is given; ``*``: not known before it runs."""
+    values = [argument.meta.get("val") for argument in node.all_input_nodes]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    sizes = [size for tensor in tensors for size in tensor.shape]
+    if not tensors or not all(type(size) is int for size in sizes):
+        return "*"
+    return str(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
 
 
 def _groups(launched: Launched) -> Iterator[tuple[str, list[int] | None]]:

@@ -17,14 +17,15 @@ from typing import NamedTuple
 from torch import fx
 
 from overlap_sched.distributed import Digest, digest_of
+from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.fx.lifting import Lifted, lift
 from overlap_sched.fx.rewrites import Pending, alike_of, prepare
 from overlap_sched.fx.rewrites.planning import may_rewrite, plan_rewrites, refused_in
-from overlap_sched.inductor.agree import asks, given_up, graph_key
+from overlap_sched.inductor.agree import asks, given_up, graph_key, in_force, put_in_force, refuse
 from overlap_sched.inductor.cached_orders import CachedOrder, decided, note_rewrites, order_of
 from overlap_sched.inductor.console import log, said, warn
 from overlap_sched.inductor.fx_stage import graph_name, note_held, schedule_fx
-from overlap_sched.inductor.launches import launch_digest, launches_in
+from overlap_sched.inductor.launches import launch_digest, launch_texts, launches_in
 from overlap_sched.inductor.reporting import note
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.report.units import count
@@ -60,6 +61,7 @@ class _Known:
         key: Under which the ranks meet; ``""``: not yet known.
         launches: The digest of its launches; ``""``: not known.
         mine: What the others are shown.
+        texts: What its launches are known by on all ranks.
         pending: The rewritten graph, not committed.
         choice: What it was made by.
         cached: As of :class:`~overlap_sched.inductor.attempt.Attempt`.
@@ -69,6 +71,7 @@ class _Known:
     key: str = ""
     launches: str = ""
     mine: Digest | None = None
+    texts: tuple[Launch, ...] = ()
     pending: Pending | None = None
     choice: RewriteChoice = field(default_factory=RewriteChoice)
     cached: CachedOrder | None = None
@@ -127,10 +130,9 @@ def _prepare(
     """Plan what this rank would do by itself."""
     graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     if asks(settings):
-        known.key, known.launches = (
-            graph_key(graph, f"rewrites {settings.graph}".rstrip()),
-            launch_digest(launches_in(graph.nodes)),
-        )
+        launches = launches_in(graph.nodes)
+        known.key = graph_key(graph, f"rewrites {settings.graph}".rstrip())
+        known.launches, known.texts = launch_digest(launches), launch_texts(launches)
     known.name = graph_name(graph, kind)
     compiled = settings.stage in ("inductor", "post_grad")
     if compiled:
@@ -160,15 +162,28 @@ def _agreed(known: _Known, settings: Settings, failure: Exception | None) -> boo
     mine = known.mine
     if mine is None or failure is not None:
         mine = Digest.of_failure(said(failure), known.key, known.launches, known.name)
+    entry = _entry(known, mine)
+    earlier = in_force(known.texts, settings)
+    if earlier is not None:
+        if earlier.rewritten and earlier != entry:
+            refuse(known.name, "they have rewritten its collectives")
+        return earlier == entry
     agreement = decided(mine, settings)
     if agreement is None:
         return True
-    known.cached = order_of(mine, agreement, "nothing is rewritten")
+    known.cached = order_of(mine, agreement, "nothing is rewritten", entry if agreement.agreed else None)
     if agreement.agreed:
-        return True
+        return entry is None or put_in_force(entry, settings) == entry
     if agreement.verdict.to_mend or not agreement.verdict.launches_alike:
         warn(f"overlap_sched rewrites no collective of {known.name!r}: {agreement.reason}")
     return False
+
+
+def _entry(known: _Known, mine: Digest) -> Entry | None:
+    """What is launched instead of the original launches; ``None``: those."""
+    if known.pending is None or launch_texts(launches_in(known.pending.order)) == known.texts:
+        return None
+    return Entry(known.texts, (), True, mine.identity)
 
 
 def planned(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> RewriteChoice:

@@ -144,7 +144,7 @@ def _plan(snodes: list[Any], kept: list[Any], attempt: Attempt, planned: Planned
     """
     check_torch()
     from overlap_sched.inductor import private
-    from overlap_sched.inductor.lift.graph_order import in_order_of_effects, kernel_traffic
+    from overlap_sched.inductor.lift.graph_order import in_order_of_effects, kernel_traffic, launch_places
     from overlap_sched.inductor.lift.lifting import lift_kernels
 
     in_order_of_effects(snodes)  # or it cannot be had
@@ -156,7 +156,9 @@ def _plan(snodes: list[Any], kept: list[Any], attempt: Attempt, planned: Planned
     if communicates and asks(settings):
         attempt.key, traffic = graph_key(private.V.graph.graph, settings.stage), kernel_traffic(kept)
         attempt.launches = None if traffic is None else traffic.launches
-        attempt.original = kernel_traffic(snodes) if planned.last else None
+        here = kernel_traffic(snodes)
+        attempt.original, attempt.standing = here if planned.last else None, None if here is None else here.launches
+        attempt.places = launch_places(snodes, attempt.launches or ())
     began = time.perf_counter()
     lifted = planned.lifted = lift_kernels(snodes, name=attempt.name, **settings.costs)
     known: dict[str, Any] = {
@@ -172,7 +174,7 @@ def _plan(snodes: list[Any], kept: list[Any], attempt: Attempt, planned: Planned
     began = time.perf_counter()
     planned.ordered = _put_in_order(snodes, lifted, plan.order)
     before, after = private.cuda_graphs(snodes), private.cuda_graphs(planned.ordered)
-    if after > before:
+    if after > before and attempt.in_force is None:
         reason = f"no better order was found: the one found cuts the graph into {after} parts for CUDA graphs"
         return Report(problem.name, plan, reason=f"{reason}, not {before}", **known)
     if attempt.key is not None:

@@ -16,17 +16,19 @@ original order, and why.
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 
 from overlap_sched.errors import MemoryModelError, OverlapSchedWarning, PinError, VerificationError
 from overlap_sched.judge.pins import pin_violation
 from overlap_sched.judge.together import together
 from overlap_sched.judge.validate import JudgedOrder, broken_promise, measure, violation
 from overlap_sched.options import Options, headroom_bytes, kept_allocator
-from overlap_sched.problem import Problem
+from overlap_sched.problem import NodeId, Problem
 from overlap_sched.problem.pins import pin_pairs
+from overlap_sched.problem.precedence import by_key
 from overlap_sched.scheduler.best import BestOrder, apart, best_order, closed_up, for_live_bytes
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.explain import decisions
@@ -84,6 +86,47 @@ def follow(problem: Problem, proposal: Proposal, options: Options | None = None)
     before = measure(problem, problem.original_order)
     found = best_like(Task(problem, options, max(before.profile)), proposal, ALL)
     return None if found is None else _judged(problem, options, before, lambda _: (found, max(before.profile)))
+
+
+def follow_launches(problem: Problem, launches: Sequence[NodeId], options: Options) -> Schedule | None:
+    """Reorder with the launches in this order, whatever memory and time it takes: other ranks launch so.
+
+    The best order within the budget that is not slower than the original; where there is none, the original order
+    with as little moved as the launches need.
+
+    Args:
+        problem: What to schedule.
+        launches: Node ids: all that launch, in the order in which they must.
+        options: How else.
+
+    Returns:
+        ``None``: the dependencies of the graph do not allow that order.
+    """
+    options = replace(options, preserve_collective_order="none", concurrent_groups="any", strict=False)
+    chain, place = tuple(pairwise(launches)), range(len(problem.nodes))
+    order = by_key(problem, chain, place)
+    if order is None:
+        return None
+    wanted = list(launches)
+    try:
+        best = follow(problem, Proposal.of(problem, order), options)
+        if best is not None and [v for v in best.order if v in set(wanted)] == wanted:
+            return best
+    except Exception:  # the order at hand serves
+        pass
+    before, after = measure(problem, problem.original_order), measure(problem, order)
+    candidate = Candidate(order, after.timeline.step_us, max(after.profile))
+    candidate = replace(candidate, reasons=dict.fromkeys(problem.collectives, "reference"))
+    return Schedule(
+        problem=problem,
+        options=options,
+        order=tuple(order),
+        original=figures_of(problem, before),
+        scheduled=figures_of(problem, after),
+        headroom_bytes=headroom_bytes(options.headroom, max(before.profile)),
+        base_bytes=max(before.profile),
+        decisions=decisions(problem, after.timeline, candidate),
+    )
 
 
 class Unfitted:

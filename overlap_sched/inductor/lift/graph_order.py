@@ -32,6 +32,13 @@ def kernel_traffic(snodes: Sequence[Any]) -> Traffic | None:
     return Traffic(tuple(found), before)
 
 
+def launch_places(snodes: Sequence[Any], launches: Sequence[fx.Node]) -> dict[str, int]:
+    """Per scheduler node that launches, by name, its place among some launches."""
+    known, place = Communications(V.graph.graph), {node: k for k, node in enumerate(launches)}
+    found = ((snode.get_name(), _launches_of(snode, known) or ()) for snode in snodes)
+    return {name: min(place[node] for node in nodes) for name, nodes in found if nodes and set(nodes) <= place.keys()}
+
+
 def _launches_of(snode: Any, known: Communications) -> list[fx.Node] | None:
     """Those of one scheduler node; ``None``: one of them comes from no single FX node."""
     found: list[fx.Node] = []

@@ -241,6 +241,25 @@ def settle_sequence(
     return entry if membership is None else _ask_log(entry.launches, entry, membership, ranks)
 
 
+def is_part_of_others(entry: Entry, ranks: Sequence[int] | None = None) -> bool:
+    """Tell whether ranks that cut the program otherwise may launch what is in force for an entry in another sequence.
+
+    Never asks the store: by what :func:`find_sequence` has read.
+    """
+    membership = membership_of(None, None, None)
+    with _logs_lock:
+        return membership is not None and _log_of(membership, ranks).launch_elsewhere(entry)
+
+
+def _log_of(membership: Membership, ranks: Sequence[int] | None) -> SequencesInForce:
+    store, prefix = membership.store, prefix_of(membership, members_of(membership, ranks))
+    log = next((known for s, p, known in _logs if s is store and p == prefix), None)
+    if log is None:
+        log = SequencesInForce()
+        _logs.append((store, prefix, log))
+    return log
+
+
 def _ask_log(
     launches: tuple[Launch, ...], entry: Entry | None, membership: Membership | None, ranks: Sequence[int] | None
 ) -> Entry | None:
@@ -248,10 +267,7 @@ def _ask_log(
         return None
     store, prefix = membership.store, prefix_of(membership, members_of(membership, ranks))
     with _logs_lock:
-        log = next((known for s, p, known in _logs if s is store and p == prefix), None)
-        if log is None:
-            log = SequencesInForce()
-            _logs.append((store, prefix, log))
+        log = _log_of(membership, ranks)
         for _ in range(_TRIES):
             try:
                 found: Entry | None = run_steps(

@@ -40,12 +40,14 @@ class Entry:
         together: All ranks have shown these launches at the same time, so waits may move. Else the others may be
             running anything, and no wait passes a launch that it followed.
         rewritten: What has become of a graph whose collectives were rewritten: the digest of that.
+        again: The program has been compiled otherwise before: this may be a part of what others run as a whole.
     """
 
     launches: tuple[Launch, ...]
     sequence: LaunchOrder
     together: bool = False
     rewritten: str = ""
+    again: bool = field(default=False, compare=False)
 
     @property
     def moves(self) -> bool:
@@ -54,13 +56,13 @@ class Entry:
 
     def to_json(self) -> str:
         """Return what goes into the store."""
-        return json.dumps([self.launches, self.sequence, self.together, self.rewritten])
+        return json.dumps([self.launches, self.sequence, self.together, self.rewritten, self.again])
 
     @classmethod
     def from_json(cls, text: str) -> "Entry":
         """Read what :meth:`to_json` wrote."""
-        launches, sequence, together, rewritten = json.loads(text)
-        return cls(tuple(launches), tuple(sequence), together, rewritten)
+        launches, sequence, *rest = json.loads(text)
+        return cls(tuple(launches), tuple(sequence), *rest)
 
     def splits_at(self, place: int) -> bool:
         """Tell whether all launches before a place are launched before all others."""
@@ -96,7 +98,7 @@ class SequencesInForce:
         if known is not None:
             return known
         for one in self._candidates(entry):
-            if (entry.together or not self._other_elsewhere(one)) and not self._ambiguous_with(one):
+            if (entry.together or not self.launch_elsewhere(one)) and not self._ambiguous_with(one, entry.again):
                 self.entries.append(one)
                 return one
         return None
@@ -129,7 +131,7 @@ class SequencesInForce:
                 chain.from_iterable([at + k for k in one.sequence] for at, one in zip(starts, parts, strict=False))
             )
 
-    def _other_elsewhere(self, one: Entry) -> bool:
+    def launch_elsewhere(self, one: Entry) -> bool:
         """Tell whether ranks that run entries may launch what these launches are part of in another sequence."""
         if not any(other.moves for other in (one, *self.entries)):
             return False
@@ -149,29 +151,31 @@ class SequencesInForce:
                 open_ += [(at + size, following, 0, differs) for following in self.entries]
         return False
 
-    def _ambiguous_with(self, new: Entry) -> bool:
-        """Tell whether some stream could be cut in two ways that launch differently, once an entry is in force."""
+    def _ambiguous_with(self, new: Entry, again: bool) -> bool:
+        """Tell whether some stream could be cut in two ways that launch differently, once an entry is in force.
+
+        Both ways end where they are the same again; where the program has been cut in another way before (``again``),
+        it is enough that they differ: by the time at which they end something would have been launched.
+        """
         entries = [*self.entries, new]
         if not any(one.moves for one in entries):
             return False
-        seen = set[tuple[int, int, bool]]()
-        open_ = [(k, 0, False) for k in range(len(entries))]
+        seen = set[tuple[int, int, bool, bool]]()
+        open_ = [(k, 0, False, False) for k in range(len(entries))]
         while open_:
-            k, at, differs = open_.pop()  # one way stands behind `at` launches of entry k, the other behind all of it
+            k, at, uses_new, differs = open_.pop()  # one way is behind `at` launches of entry k, the other behind all
             ahead = entries[k]
+            left = len(ahead.launches) - at
             for j, other in enumerate(entries):
-                if at == 0 and j == k:
+                size = min(left, len(other.launches))
+                if (at == 0 and j == k) or not _alike(ahead.launches[at : at + size], other.launches[:size]):
                     continue
-                size = min(len(ahead.launches) - at, len(other.launches))
-                if not _alike(ahead.launches[at : at + size], other.launches[:size]):
-                    continue
+                with_new = uses_new or new in (ahead, other)
                 now = differs or _differ(ahead, at, other, 0, size)
-                if len(ahead.launches) - at == len(other.launches):
-                    if now:
-                        return True
-                    continue
-                state = (k, at + size, now) if size == len(other.launches) else (j, size, now)
-                if state not in seen:
+                if now and with_new and (again or left == len(other.launches)):
+                    return True
+                state = (k, at + size, with_new, now) if size == len(other.launches) else (j, size, with_new, now)
+                if left != len(other.launches) and state not in seen:
                     seen.add(state)
                     open_.append(state)
         return False

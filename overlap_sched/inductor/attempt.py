@@ -25,9 +25,11 @@ from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor.agree import (
     ask,
+    compiled_otherwise,
     given_up,
     in_force,
-    note_moved,
+    may_be_a_part,
+    note_launches,
     order_digest,
     put_in_force,
     refuse,
@@ -109,12 +111,13 @@ class Attempt:
         known = in_force(self.texts, self.settings)
         if known is None:
             report, known = self._settled(report, plan, mine)
+        elif may_be_a_part(known, self.settings):
+            refuse(report.name, OTHERWISE)
         elif known.together and self._entry(report, mine, True) == known:
             self._cache(mine, Agreement(True, Verdict(True)), report, known)
         if not self._runs(report, mine, known):
             report = self._followed(report, plan, mine, known)
-        if known.moves:
-            note_moved()
+        note_launches(known)
         return report
 
     def _settled(self, report: Report, plan: Plan, mine: Digest) -> tuple[Report, Entry]:
@@ -128,7 +131,8 @@ class Attempt:
             report = self._not_agreed(report, plan, agreement, mine)
         verdict = agreement.verdict
         entry = self._entry(report, mine, (verdict.agreed or verdict.launches_alike) and not verdict.missing)
-        known = put_in_force(entry, self.settings)
+        again = compiled_otherwise(entry.launches)
+        known = put_in_force(replace(entry, again=again), self.settings)
         if known is None:
             refuse(report.name, OTHERWISE)
         if known == entry and self.following is None:
@@ -137,7 +141,9 @@ class Attempt:
 
     def _entry(self, report: Report, mine: Digest, together: bool) -> Entry:
         """What this rank would run."""
-        launches = self.planned and self.planned.launches if report.changed else self.standing
+        launches = self.standing
+        if report.changed:
+            launches = None if self.planned is None else self.planned.launches
         if report.changed and (launches is None or self.launches is None):  # it is not known what is launched when
             return Entry(self.texts, (), together, mine.identity)
         if launches is None or self.launches is None or (self.keeps and not report.changed):

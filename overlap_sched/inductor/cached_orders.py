@@ -26,7 +26,15 @@ from overlap_sched.distributed import Agreement, Digest
 from overlap_sched.distributed.digest import LAUNCHES_KEPT, WAITS_KEPT
 from overlap_sched.distributed.sequences import Entry
 from overlap_sched.errors import AgreementError, SequenceError
-from overlap_sched.inductor.agree import ask, asks, in_force, note_moved, put_in_force
+from overlap_sched.inductor.agree import (
+    ask,
+    asks,
+    compiled_otherwise,
+    in_force,
+    may_be_a_part,
+    note_launches,
+    put_in_force,
+)
 from overlap_sched.inductor.console import log, warn
 from overlap_sched.inductor.gathered import named_now
 from overlap_sched.inductor.settings import Settings
@@ -87,7 +95,12 @@ class CachedOrder:
     def settled(self, settings: Settings) -> bool | None:
         """Tell whether it launches as is in force for its launches; ``None``: nothing is yet."""
         known = None if self.entry is None else in_force(self.entry.launches, settings)
-        return None if known is None else known == self.entry
+        if known is None:
+            return None
+        if known != self.entry or may_be_a_part(known, settings):
+            return False
+        note_launches(known)
+        return True
 
     def put_in_force(self, settings: Settings, agreement: Agreement) -> bool:
         """Tell whether it launches as is in force from now on, as all ranks use it."""
@@ -95,9 +108,10 @@ class CachedOrder:
             return True
         verdict = agreement.verdict
         together = (verdict.agreed or verdict.launches_alike) and not verdict.missing
-        known = put_in_force(replace(self.entry, together=together), settings)
-        if known is not None and known.moves:
-            note_moved()
+        again = compiled_otherwise(self.entry.launches)
+        known = put_in_force(replace(self.entry, together=together, again=again), settings)
+        if known is not None:
+            note_launches(known)
         return known is not None and replace(known, together=self.entry.together) == self.entry
 
 
@@ -185,7 +199,6 @@ def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
         if settled is not None:
             if not settled:
                 return False, True
-            note_moved()
             continue
         agreement = ask(named_now(one.digest), settings)
         if agreement is None:
@@ -229,8 +242,6 @@ def may_load_both(settings: Settings, sources: Sequence[str]) -> tuple[bool, boo
     if not all(one.agreed for one in asked):
         return False, False
     settled = {one.settled(settings) for one in asked}
-    if settled == {True}:
-        note_moved()
     if settled != {None}:  # each by itself, where some are in force and others not
         return settled == {True}, False
     first, *rest = (named_now(one.digest) for one in asked)

@@ -126,6 +126,9 @@ def follow_launches(problem: Problem, launches: Sequence[NodeId], options: Optio
         headroom_bytes=headroom_bytes(options.headroom, max(before.profile)),
         base_bytes=max(before.profile),
         decisions=decisions(problem, after.timeline, candidate),
+        fell_back=None,
+        work=candidate.work,
+        schedule_s=0.0,
     )
 
 

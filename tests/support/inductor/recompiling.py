@@ -1,9 +1,11 @@
-"""What each of several gloo ranks does: ``torchrun ... -m tests.support.inductor.recompiling FOLDER FIRST COUNT [BACKEND]``.
+"""What each of several gloo ranks does: ``torchrun -m tests.support.inductor.recompiling FOLDER PROGRAMS [BACKEND]``.
+
+``PROGRAMS`` are names of :data:`NAMED`, or numbers of random ones: ``logs,rows``, ``named`` for all, ``0-499``.
 
 Random programs whose ranks compile again at random steps, each rank by itself: another batch length, one more output, a
-graph break, in a loop or not, no gradients, a second function that launches the same. Each program has a store and a
-process group of its own and runs twice, without us and with us. Writes ``FOLDER/rank<r>.json``: per program ``equal``,
-``wrong``, ``stopped`` (by :class:`~overlap_sched.errors.SequenceError`), ``left`` (another rank has stopped) or ``hung``.
+graph break, in a loop or not, no gradients, a second function that launches the same. Each program has a store and
+process groups of its own, and runs without us and with us. Writes ``FOLDER/rank<r>.json``: per program ``equal``,
+``wrong``, ``stopped`` (by a :class:`~overlap_sched.errors.SequenceError`), ``left`` (by another) or ``hung``.
 """
 
 import json
@@ -29,11 +31,11 @@ import overlap_sched
 from overlap_sched.distributed import agreement, membership, negotiation
 from overlap_sched.errors import SequenceError
 
-WIDTH, WRONG = 16, "wrong"
+WIDTH, WRONG = 256, "wrong"
 STEPS = 5
-LIMIT_S = 0.4
+LIMIT_S = 3.0
 """How long a rank waits for the others before it takes itself to be alone."""
-HANG_S = 6.0
+HANG_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Choice:
         learns: The input needs a gradient: the graph is a forward, and none for inference.
     """
 
-    rows: int = 8
+    rows: int = 512
     logs: bool = False
     breaks: int = -1
     learns: bool = False
@@ -63,7 +65,7 @@ class Program:
         twice: A second function launches the same.
         trains: Steps have a backward.
         dynamic: As for ``torch.compile``.
-        choices: Per step and rank.
+        choices: Per step, of the last ranks; those before are as the first of them.
     """
 
     blocks: str
@@ -77,7 +79,7 @@ class Program:
     def of(cls, seed: int, ranks: int) -> "Program":
         """The program with a number."""
         dice = random.Random(seed)
-        blocks = "".join(dice.choice(["mw", "wm", "gw", "gm", "ww", "g"]) for _ in range(dice.randint(2, 4)))
+        blocks = "".join(dice.choice(["mw", "mw", "gw", "mg", "ww"]) for _ in range(dice.randint(2, 4)))
         trains = dice.random() < 0.4
         made = cls(blocks, dice.random() < 0.3, dice.random() < 0.3, trains, dice.choice([None, None, False]))
         kinds = dice.sample(["rows", "logs", "breaks", "learns"][: 3 if trains else 4], dice.randint(1, 2))
@@ -87,7 +89,7 @@ class Program:
             if step:
                 for kind in kinds if dice.random() < 0.8 else ():
                     values: dict[str, Any] = {
-                        "rows": dice.choice([8, 12, 20]),
+                        "rows": dice.choice([512, 384, 640]),
                         "logs": dice.random() < 0.5,
                         "breaks": dice.choice([-1, dice.randrange(len(blocks))]),
                         "learns": dice.random() < 0.5,
@@ -115,7 +117,7 @@ class Program:
                     f"    if breaks == {i}: graph_break()",
                     f"    w = weights[{i}]",
                 ]  # or torch joins equal launches
-                lines += ["    x = relu(x @ w) + x", f"    {body[kind]}"]
+                lines += ["    x = relu(x @ w) + x"] * (i % 2 == 0) + [f"    {body[kind]}"]
         lines.append("    return (x, x.std()) if logs else (x,)")
         known = {"all_reduce": fc.all_reduce, "gather": fc.all_gather_tensor_autograd, "relu": torch.relu}
         known |= {"graph_break": torch._dynamo.graph_break, "group": group, "WIDTH": WIDTH}
@@ -128,15 +130,15 @@ class Program:
         rank = dist.get_rank()
         dice = torch.Generator().manual_seed(rank)
         weights = [
-            torch.randn(WIDTH, WIDTH, generator=dice).div(4).requires_grad_(self.trains)
+            torch.randn(WIDTH, WIDTH, generator=dice).div(16).requires_grad_(self.trains)
             for _ in range(3 if self.loops else len(self.blocks))
         ]
-        batch = torch.randn(32, WIDTH, generator=dice)
+        batch = torch.randn(640, WIDTH, generator=dice)
         names = ["model", "second"] if self.twice else ["model"]
         compiled = [torch.compile(self.function(group, n), backend=backend, dynamic=self.dynamic) for n in names]
         for choices in self.choices:
             for one in compiled:
-                own = choices[rank]
+                own = choices[max(0, rank + len(choices) - dist.get_world_size())]
                 x = batch[: own.rows].clone().requires_grad_(own.learns)
                 with nullcontext() if own.learns else torch.no_grad():
                     out = one(x, weights, own.breaks, own.logs)
@@ -144,6 +146,30 @@ class Program:
                     out[0].square().mean().backward()
                 grads = [w.grad.clone() for w in weights if w.grad is not None]
                 yield [out[0].detach(), *grads]
+
+
+def named(**odd: Any) -> Program:
+    """A program in which the last rank alone does something else from the third step on, and the first one later."""
+    shape = {key: odd.pop(key) for key in ("blocks", "loops", "twice", "trains", "dynamic") if key in odd}
+    whole = {"blocks": "mwmwmw", "loops": False, "twice": False, "trains": False, "dynamic": None} | shape
+    usual = Choice(learns=whole["trains"])
+    other = replace(usual, **odd)
+    return Program(**whole, choices=[[usual], [usual], [usual, other], [usual], [other, usual], [other]])
+
+
+NAMED: dict[str, Program] = {
+    "logs": named(logs=True),
+    "rows": named(rows=384, dynamic=False),
+    "rows of any number": named(rows=384),
+    "breaks": named(breaks=3),
+    "breaks in front": named(breaks=0),
+    "breaks in a loop": named(breaks=1, loops=True),
+    "needs a gradient": named(learns=True),
+    "second model": named(twice=True, logs=True),
+    "trains logs": named(trains=True, blocks="mwgwmwgw", logs=True),
+    "trains rows": named(trains=True, blocks="mwgwmwgw", rows=384),
+    "trains breaks": named(trains=True, blocks="mwgwmwgw", breaks=3),
+}
 
 
 class Runner:
@@ -165,9 +191,9 @@ class Runner:
         ):
             yield
 
-    def outcome(self, seed: int) -> str:
+    def outcome(self, seed: str) -> str:
         """What came of a program."""
-        program = Program.of(seed, self.ranks)
+        program = Program.of(int(seed), self.ranks) if seed.isdecimal() else NAMED[seed]
         torch._dynamo.reset()
         plain = "aot_eager" if self.backend == "overlap_sched" else self.backend
         expected: list[list[torch.Tensor]] = []
@@ -215,13 +241,16 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__ or getattr(error, "inner_exception", None)
 
 
-def main(folder: str, first: str, count: str, backend: str = "overlap_sched") -> None:
+def main(folder: str, programs: str, backend: str = "overlap_sched") -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    runner, found = Runner(backend), dict[int, str]()
-    for seed in range(int(first), int(first) + int(count)):
-        found[seed] = runner.outcome(seed)
+    first, dash, last = programs.partition("-")
+    names = list(map(str, range(int(first), int(last) + 1))) if dash else programs.split(",")
+    names = list(NAMED) if programs == "named" else names
+    runner, found = Runner(backend), dict[str, str]()
+    for name in names:
+        found[name] = runner.outcome(name)
         Path(folder, f"rank{runner.rank}.json").write_text(json.dumps(found))
     os._exit(0)
 

@@ -16,7 +16,7 @@ STOPS = {name for name in NAMED if "breaks" in name}
 
 
 def outcomes(folder: Path, programs: str, ranks: int, backend: str = "overlap_sched") -> list[dict[str, str]]:
-    run_ranks("tests.support.inductor.recompiling", ranks, str(folder), programs, backend)
+    run_ranks("tests.support.inductor.recompiling", folder, programs, backend, ranks=ranks, limit_s=400)
     return [json.loads((folder / f"rank{r}.json").read_text()) for r in range(ranks)]
 
 

@@ -164,6 +164,8 @@ class Attempt:
         if not known.moves:
             self.keeps = True
             report = (self._launches_kept if known.together else self._waits_kept)(report, plan, FOLLOWS)
+            kept = Verdict(False, FOLLOWS, known.together, {"order": ()})
+            self._cache(mine, Agreement(False, kept), report, known)
         else:
             options = replace(self.settings.options, rewrites=(), preserve_collective_order="none")
             self.settings, self.in_force, self.planned = replace(self.settings, options=options), known, None

@@ -22,8 +22,7 @@ from llama_repro.harness.judge import DEFAULT_CAPS, NO_CAPS, TorchOrder
 from llama_repro.harness.problem_graph import RebuiltGraph, problem_to_graph
 from overlap_sched.problem import Kind, Problem
 
-_DRAM_GBPS = "torch.utils._runtime_estimation.get_gpu_dram_gbps"
-_TFLOPS = "torch.utils._runtime_estimation.get_device_tflops"
+_RATES = ("get_gpu_dram_gbps", "get_device_dram_gbps", "get_device_tflops")  # the first in torch 2.13, the second in 2.15
 
 CAPS: dict[str, dict[str, float]] = {
     DEFAULT_CAPS: {},
@@ -99,7 +98,10 @@ def passed(
 @contextlib.contextmanager
 def any_gpu() -> Iterator[None]:
     """Torch's roofline finds a GPU, whatever the machine has."""
-    with mock.patch(_DRAM_GBPS, return_value=1e3), mock.patch(_TFLOPS, return_value=1e3):
+    from torch.utils import _runtime_estimation
+
+    known = [name for name in _RATES if hasattr(_runtime_estimation, name)]
+    with mock.patch.multiple(_runtime_estimation, **{name: lambda *_, **__: 1e3 for name in known}):
         yield
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from overlap_sched import Options, Problem
+from overlap_sched import Kind, Node, Options, Problem
 from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.validate import violation
 from overlap_sched.report.words.rewrites import record_text
@@ -167,6 +167,18 @@ def test_what_is_held_is_gathered_again_behind_the_peak() -> None:
     record = records(held, after, rewrites)[0]
     assert (record.stream_us, record.held_bytes) == (-26.0, -64)
     assert record_text(record) == "gather0f gathered again: 26.0 us more on its stream, 64 B not held until then"
+
+
+def test_what_is_not_used_through_the_wait_alone_is_not_gathered_again() -> None:
+    """`more` reads the gathered weight behind `backward1`, but does not take it from the wait or a view."""
+    held = whole_step([16] * 3, 100.0, acts_bytes=64, again=False)
+    at = {node.name: v for v, node in enumerate(held.nodes)}
+    (full, *_), last = held.nodes[at["gather1f"]].alloc, len(held.nodes) - 1
+    more = Node("more", Kind.COMPUTE, (at["backward1"],), (), (full,), 1.0, "aten.add_.Tensor")
+    output = held.nodes[last]._replace(deps=(*held.nodes[last].deps, last))
+    held = replace(held, nodes=(*held.nodes[:last], more, output))
+    gaps = to_gather_again(held, held.original_order, None)
+    assert [gap.rewrite for gap in gaps] == [Regather("gather0f", ("backward0",))]
 
 
 def test_memory_that_refuses_launches_is_freed_by_gathering_again() -> None:

@@ -155,6 +155,8 @@ def _judged(
         best, base_bytes = find(original)
         task, unrestricted_us = Task(problem, options, base_bytes), best.step_us
         best = closed_up(task, apart(task, best, original, stages, seed))
+        if best.order == original.order and not task.within_budget(best.order):
+            base_bytes = original.peak_bytes  # nothing was found within a lower peak: what stays needs its own
         after, fell_back = _verified(problem, options, before, best, base_bytes)
     except PinError as error:
         fell_back = str(error)

@@ -230,5 +230,6 @@ def find_collective(problem: Problem, name: str) -> int:
 def budget_words(schedule: Schedule) -> str:
     """Say what the memory budget is made of."""
     base = "the original peak" if schedule.options.budget == "peak" else "the original profile (its peak is shown)"
+    base = "the lowest peak found" if schedule.base_bytes < schedule.original.peak_bytes else base
     more = schedule.headroom_bytes
     return f"{base} {'minus' if more < 0 else 'plus'} {size(abs(more))}"

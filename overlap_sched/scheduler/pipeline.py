@@ -178,7 +178,9 @@ def _judged(
         scheduled=figures_of(problem, after),
         headroom_bytes=headroom_bytes(options.headroom, base_bytes),
         base_bytes=base_bytes,
-        decisions=decisions(problem, after.timeline, best),
+        decisions=decisions(
+            problem, after.timeline, best, None if fell_back is not None else Task(problem, options, base_bytes)
+        ),
         fell_back=fell_back,
         work=best.work,
         schedule_s=time.perf_counter() - began,

@@ -200,7 +200,7 @@ def blocked_by(problem: Problem, decision: Decision) -> str:
         return "the start of the graph: it was launched at once, and waited for too soon"
     if decision.held_by == "memory":
         return "memory: launched sooner, it would not have fitted into the budget"
-    return "nothing: it could have been launched sooner"
+    return "nothing: dependencies and live bytes allow an earlier launch"
 
 
 def refusal(problem: Problem, decision: Decision, over_position: int) -> str:

@@ -186,6 +186,17 @@ def test_what_stays_on_its_rank_is_not_sent() -> None:
     assert all(sent.start_us == sent.end_us == sent.made_us for sent in replay.sent)
 
 
+def test_what_is_sent_and_used_at_once_is_never_live() -> None:
+    """And an idle rank's peak is of its first item; all else here takes no bytes."""
+    block, sent = PipelineBlock(1.0), PipelineBlock(1.0, 0, 100, sent_bytes=64)
+    stages = (PipelineStage(sent, block, static_bytes=5), PipelineStage(block, sent))
+    job = PipelineJob("at once", stages, (0, 1), 2, (Route((0, 1), range(1)),))
+    replay = replay_pipeline(job, one_f_one_b(2, 1))
+    assert pipeline_peaks(job, replay) == ((5, 0.0, forward(0, 0)), (0, 0.0, forward(1, 0)))
+    assert replay.bubble == 0.5
+    assert replay.inner_bubble_us == (2.0, 0.0)
+
+
 def test_reductions_overlap_and_steps_wait() -> None:
     job = uniform(1, 2)
     stage = replace(job.stages[0], reduce=PipelineBlock(5.0, 3), step=PipelineBlock(2.0))

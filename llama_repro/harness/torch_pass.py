@@ -22,7 +22,8 @@ from llama_repro.harness.judge import DEFAULT_CAPS, NO_CAPS, TorchOrder
 from llama_repro.harness.problem_graph import RebuiltGraph, problem_to_graph
 from overlap_sched.problem import Kind, Problem
 
-_RATES = ("get_gpu_dram_gbps", "get_device_dram_gbps", "get_device_tflops")  # the first in torch 2.13, the second in 2.15
+_RATES = ("get_gpu_dram_gbps", "get_device_dram_gbps", "get_device_tflops")
+"""What torch asks about a GPU: the first is of torch 2.13, the second of 2.15."""
 
 CAPS: dict[str, dict[str, float]] = {
     DEFAULT_CAPS: {},
@@ -100,8 +101,10 @@ def any_gpu() -> Iterator[None]:
     """Torch's roofline finds a GPU, whatever the machine has."""
     from torch.utils import _runtime_estimation
 
-    known = [name for name in _RATES if hasattr(_runtime_estimation, name)]
-    with mock.patch.multiple(_runtime_estimation, **{name: lambda *_, **__: 1e3 for name in known}):
+    with contextlib.ExitStack() as stack:
+        for name in _RATES:
+            if hasattr(_runtime_estimation, name):
+                stack.enter_context(mock.patch.object(_runtime_estimation, name, return_value=1e3))
         yield
 
 

@@ -16,9 +16,7 @@ from overlap_sched.scheduler.result import Decision, Holder, Reason
 _ROUNDING = 1e-9  # relative: less than this is not exposed but rounded
 
 
-def decisions(
-    problem: Problem, timeline: Replay, best: Candidate, task: Task | None = None
-) -> tuple[Decision, ...]:
+def decisions(problem: Problem, timeline: Replay, best: Candidate, task: Task | None = None) -> tuple[Decision, ...]:
     """One record per collective, in the order of launches.
 
     Args:

@@ -47,8 +47,8 @@ Reason = Literal[
 Holder = Literal["nothing", "dependency", "memory", "stream", "start", "choice"]
 """What kept a collective from being hidden better: nothing (it is hidden), a dependency (it could not be launched
 sooner), memory (its storage did not fit), its stream (another collective was still on it), the start of the graph (it
-was launched at once), or the scheduler's own choice (dependencies and live bytes allow an earlier launch). What else was
-asked for, a launch order, pins or groups apart, counts as a dependency."""
+was launched at once), or the scheduler's own choice (dependencies and live bytes allow an earlier launch). A launch
+order, pins and groups apart, where asked for, count as dependencies."""
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,11 @@ def test_orders_kept_apart_are_valid_hold_no_more_memory_and_satisfy_the_judge(
 )
 def test_schedules_keep_their_promise(problem: Problem, concurrent: Concurrent, preserve: str, base: str) -> None:
     options = Options(
-        concurrent_groups=concurrent, preserve_collective_order=preserve, base=base, effort=1, strict=True  # type: ignore[arg-type]
+        concurrent_groups=concurrent,
+        preserve_collective_order=preserve,
+        base=base,
+        effort=1,
+        strict=True,  # type: ignore[arg-type]
     )
     made = schedule(problem, replace(options, memory_model=problem.memory_model))
     assert together_violation(problem, made.order, concurrent) is None

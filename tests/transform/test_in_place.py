@@ -229,6 +229,7 @@ def test_what_a_graph_refuses_and_what_is_not_clear_is_not_tried() -> None:
     assert plan(put_step([400]), PRICES, IN_PLACE, refuses=lambda one: "no").trials == ()
     same = put_step([40], rows=40)  # rows as large as the table: which of the two comes first?
     assert [one.over for one in places(same)] == ["zeros0", "mm0"]
+    assert places(put_step([1])) == [OVER]  # `at` is as large, but an input
     assert plan(same, PRICES, IN_PLACE).trials == ()
     known = plan(same, PRICES, IN_PLACE, refuses=lambda one: "" if one == OVER else "no")
     assert {trial.rewrites for trial in known.trials} == {(OVER,)}

@@ -71,6 +71,14 @@ def test_text_and_back() -> None:
     ]  # fmt: skip
 
 
+def test_what_can_only_be_taken_together_counts_until_it_is_left_out() -> None:
+    first, rest = digest_of(EXAMPLE, Options(), ORDER), digest_of(EXAMPLE, Options(), ORDER[::-1])
+    both = [first.with_rest(one) for one in ([], [rest], [first], [replace(rest, gathers="w")], [rest, rest])]
+    assert both[0] == first
+    assert len({one.identity for one in both}) == len(both)
+    assert all(one.alone == first for one in both)
+
+
 @pytest.mark.parametrize(
     ("problem", "parts"),
     [

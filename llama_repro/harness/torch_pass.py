@@ -22,8 +22,8 @@ from llama_repro.harness.judge import DEFAULT_CAPS, NO_CAPS, TorchOrder
 from llama_repro.harness.problem_graph import RebuiltGraph, problem_to_graph
 from overlap_sched.problem import Kind, Problem
 
-_DRAM_GBPS = "torch.utils._runtime_estimation.get_gpu_dram_gbps"
-_TFLOPS = "torch.utils._runtime_estimation.get_device_tflops"
+_RATES = ("get_gpu_dram_gbps", "get_device_dram_gbps", "get_device_tflops")
+"""What torch asks about a GPU: the first is of torch 2.13, the second of 2.15."""
 
 CAPS: dict[str, dict[str, float]] = {
     DEFAULT_CAPS: {},
@@ -99,7 +99,12 @@ def passed(
 @contextlib.contextmanager
 def any_gpu() -> Iterator[None]:
     """Torch's roofline finds a GPU, whatever the machine has."""
-    with mock.patch(_DRAM_GBPS, return_value=1e3), mock.patch(_TFLOPS, return_value=1e3):
+    from torch.utils import _runtime_estimation
+
+    with contextlib.ExitStack() as stack:
+        for name in _RATES:
+            if hasattr(_runtime_estimation, name):
+                stack.enter_context(mock.patch.object(_runtime_estimation, name, return_value=1e3))
         yield
 
 

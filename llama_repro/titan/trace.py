@@ -20,11 +20,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from llama_repro.capture.parallelism import fake_world
 from llama_repro.errors import TitanError
+from llama_repro.harness.torch_pass import any_gpu
 from llama_repro.titan.attention import attention_of_a_gpu
 from llama_repro.titan.models import TitanModel
 
 _TRAINER = "torchtitan.experiments.graph_trainer"
-_RATES = ("torch.utils._runtime_estimation.get_device_dram_gbps", "torch.utils._runtime_estimation.get_device_tflops")
 
 
 @contextmanager
@@ -89,8 +89,7 @@ def _no_gpu() -> Iterator[None]:
     """Meshes on the CPU, GPU rates for torchtitan's bucketing, attention as on a GPU."""
     with ExitStack() as stack:
         stack.enter_context(mock.patch("torchtitan.distributed.parallel_dims.device_type", "cpu"))
-        for rate in _RATES:
-            stack.enter_context(mock.patch(rate, return_value=1e3))
+        stack.enter_context(any_gpu())
         stack.enter_context(attention_of_a_gpu())
         yield
 

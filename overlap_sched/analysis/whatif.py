@@ -26,7 +26,7 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.judge.validate import measure
 from overlap_sched.options import Options
 from overlap_sched.problem import Group, Kind, Problem
-from overlap_sched.scheduler.candidate import SAME_STEP, Candidate
+from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Figures, Schedule
@@ -112,7 +112,7 @@ def _ordered_as(point: WhatIfPoint, other: WhatIfPoint) -> WhatIfPoint | None:
     new = Candidate(order, timeline.step_us, peak)
     after = Figures(timeline.step_us, timeline.exposed_us, peak, list(measured.profile).index(peak))
     faster = found.faster if found.faster is not None and found.faster.step_us < timeline.step_us else None
-    decided = decisions(found.problem, timeline, new)
+    decided = decisions(found.problem, timeline, new, Task(found.problem, found.options, found.base_bytes))
     return replace(point, found=replace(found, order=order, scheduled=after, decisions=decided, faster=faster))
 
 

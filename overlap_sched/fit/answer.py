@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from overlap_sched.problem import Order, Problem
+from overlap_sched.scheduler.result import Faster
 from overlap_sched.transform.rewrites import Rewrite
 
 
@@ -35,11 +36,14 @@ class Held:
             expandable segments.
         over_bytes: What a device of the memory limit lacks for it, with the allocator as it is set up; 0: nothing, or
             no memory limit was asked for.
+        faster: The shortest plan within the limit by its live bytes, and what such a device lacks for it; ``None``: it
+            is this one.
     """
 
     plain_bytes: int
     expandable_bytes: int
     over_bytes: int = 0
+    faster: Faster | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Live bytes within a limit are not enough where they leave holes: what torch's ca
 
 import warnings
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError, VerificationError
 from overlap_sched.fit.answer import Fit, FitPoint, Held
@@ -16,6 +17,7 @@ from overlap_sched.peak_memory.allocator.reserved import Requests, requests_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Problem
 from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, PLAIN
+from overlap_sched.scheduler.result import Faster
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Rewrite
@@ -215,15 +217,16 @@ def held_best(points: Sequence[FitPoint], limit: Limit, options: Options) -> tup
         return best, _held(asked, 0)
     capacity = limit.bytes + (SEGMENTS_BYTES if limit.bytes < SMALL_BYTES else 0)
     within = sorted((one for one in points if one.peak_bytes <= limit.bytes), key=lambda one: one.step_us)
-    lacking = []
+    lacking, faster = [], None
     for one in within:
         requests = asked if one is best else _requests(one)
         if requests.fits(capacity, settings):
-            return one, _held(requests, 0)
+            return one, replace(_held(requests, 0), faster=faster)
         reserved = requests.replayed(settings).peak_reserved_bytes
         lacking.append((requests.smallest_capacity(settings, reserved) - limit.bytes, one, requests))
+        faster = faster or Faster(one.step_us, lacking[0][0])
     over_bytes, best, asked = min(lacking, key=lambda each: each[0])
-    return best, _held(asked, over_bytes)
+    return best, replace(_held(asked, over_bytes), faster=None if best is within[0] else faster)
 
 
 def _requests(plan: FitPoint) -> Requests:

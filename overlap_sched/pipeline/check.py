@@ -19,12 +19,8 @@ def check_job(job: "PipelineJob") -> None:
     """Raise :class:`PipelineError` for the first rule that is broken; linear in stages."""
     _check_ranks(job)
     _check_routes(job)
-    count = 3 * sum(len(route.stages) * len(route.micro_batches) for route in job.routes)
-    if count > MAX_ACTIONS:
-        raise PipelineError(
-            f"{job.name}: {len(job.stages)} stages and {job.micro_batches} micro-batches make {count:,} actions, more "
-            f"than {MAX_ACTIONS:,}. Plan fewer micro-batches: the steady state repeats."
-        )
+    runs = sum(len(route.stages) * len(route.micro_batches) for route in job.routes)
+    check_actions(job.name, len(job.stages), job.micro_batches, runs)
     for number, stage in enumerate(job.stages):
         where = f"{job.name}: stage {number}"
         blocks = ("forward", "backward", "input_gradient", "weight_gradient", "reduce", "step")
@@ -44,6 +40,15 @@ def check_job(job: "PipelineJob") -> None:
         raise PipelineError(f"{job.name}: a pair takes {shown(job.pair_factor)}: factors are finite, 0 or more.")
     for (ahead, back), block in job.pairs.items():
         _check_block(f"{job.name}: the forward of stage {ahead} beside the backward of stage {back}", block)
+
+
+def check_actions(name: str, stages: int, micro_batches: int, runs: int) -> None:
+    """Raise :class:`PipelineError` for too many; ``runs``: of stages with micro-batches."""
+    if 3 * runs > MAX_ACTIONS:
+        raise PipelineError(
+            f"{name}: {stages} stages and {micro_batches} micro-batches make {3 * runs:,} actions, more than "
+            f"{MAX_ACTIONS:,}. Plan fewer micro-batches: the steady state repeats."
+        )
 
 
 def _check_ranks(job: "PipelineJob") -> None:

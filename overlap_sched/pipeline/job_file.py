@@ -3,7 +3,6 @@
 Files are not trusted: every key, type, unit and range is checked, and an error says what, where and what to write.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -12,9 +11,9 @@ from types import MappingProxyType
 
 from overlap_sched.cost.cluster.description import Cluster
 from overlap_sched.cost.cluster.file import read_cluster
-from overlap_sched.cost.cluster.toml_table import TomlTable
+from overlap_sched.cost.cluster.toml_table import TomlTable, parse_toml
 from overlap_sched.errors import ClusterError, PipelineFileError
-from overlap_sched.pipeline.check import MAX_ACTIONS
+from overlap_sched.pipeline.check import MAX_ACTIONS, check_actions
 from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
 from overlap_sched.pipeline.job import PipelineJob, PipelineLink, PipelineStage, Route
 from overlap_sched.pipeline.recompute import Recomputation, recompute_of, with_recomputation
@@ -54,8 +53,8 @@ def parse_job(
 ) -> PipelineJob:
     """The job in a text; ``where``: how errors name it. Raises as :func:`read_job`."""
     try:
-        data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        data = parse_toml(text)
+    except ValueError as error:
         raise PipelineFileError(f"{where}: is not TOML: {error}.") from None
     try:
         return _job(TomlTable({**data, **instead}, where, ""), folder, graphs)
@@ -65,7 +64,7 @@ def parse_job(
 
 def _job(table: TomlTable, folder: Path, graphs: JobGraphs) -> PipelineJob:
     table.choice("format", (FORMAT,))
-    ranks, batches = table.whole("ranks"), table.whole("micro_batches")
+    ranks, batches, name = table.whole("ranks"), table.whole("micro_batches"), table.text("name", folder.name or "job")
     named = table.text("cluster", "") or None
     groups = table.table("groups") if "groups" in table else TomlTable({}, "", "")
     sizes = tuple((name, groups.whole(name)) for name in groups.keys)
@@ -74,8 +73,10 @@ def _job(table: TomlTable, folder: Path, graphs: JobGraphs) -> PipelineJob:
     stages, again = list[PipelineStage](), list[Recomputation | None]()
     for one in table.tables("stage"):
         repeat = one.whole("repeat", 1)
-        if len(stages) + repeat > MAX_ACTIONS:
-            raise one.error("repeat", f"makes more than {MAX_ACTIONS:,} stages.")
+        count = len(stages) + repeat
+        if 3 * count > MAX_ACTIONS:
+            raise one.error("repeat", f"makes more than {MAX_ACTIONS // 3:,} stages.")
+        check_actions(name, count, batches, count * batches)
         stages += [stage_of(one, read)] * repeat
         again += [recompute_of(one)] * repeat
         one.done()
@@ -85,7 +86,7 @@ def _job(table: TomlTable, folder: Path, graphs: JobGraphs) -> PipelineJob:
         raise table.error("ranks", f"is {ranks}, and there are {len(stages)} stages: give one per rank, or more.")
     link, links = _links(table, ranks, None if named is None else read_cluster(_near(folder, named)))
     job = PipelineJob(
-        name=table.text("name", folder.name or "job"),
+        name=name,
         stages=with_recomputation(_with_outputs(stages), again),
         rank_of=tuple(stage % ranks for stage in range(len(stages))),
         ranks=ranks,
@@ -139,7 +140,7 @@ def _links(
         node = table.whole("ranks_per_node", 1)
         if not 1 <= node <= cluster.ranks_per_node:
             raise table.error("ranks_per_node", f"is {node}; a node of {cluster.name} has {cluster.ranks_per_node}.")
-        near = [(a, b) for a in range(ranks) for b in range(a - a % node, a - a % node + node) if a != b < ranks]
+        near = [(a, b) for a in range(ranks) for b in range(a - a % node, min(a - a % node + node, ranks)) if a != b]
         links = dict.fromkeys(near, inside)
     if "link" in table:
         link, links = _link(table.table("link")), {}

@@ -1,22 +1,29 @@
 """Why each collective went where it went: the record that reports and tests read."""
 
 from bisect import bisect_right
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
 
 from overlap_sched.judge.replay import Replay
-from overlap_sched.problem import Kind, Problem
-from overlap_sched.scheduler.candidate import Candidate
+from overlap_sched.problem import Kind, Order, Position, Problem
+from overlap_sched.problem.precedence import Pair
+from overlap_sched.scheduler.apart import clashes
+from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.result import Decision, Holder, Reason
 
 _ROUNDING = 1e-9  # relative: less than this is not exposed but rounded
 
 
-def decisions(problem: Problem, timeline: Replay, best: Candidate) -> tuple[Decision, ...]:
+def decisions(problem: Problem, timeline: Replay, best: Candidate, task: Task | None = None) -> tuple[Decision, ...]:
     """One record per collective, in the order of launches.
 
     Args:
         problem: What was scheduled.
         timeline: The replay of the order that came out.
         best: That order, with the reasons and refusals of the run that made it, if one did.
+        task: What was asked for, which may forbid earlier launches; ``None``: nothing did.
     """
     order = best.order
     unmoved: Reason = "original" if order == problem.original_order else "reference"
@@ -28,6 +35,7 @@ def decisions(problem: Problem, timeline: Replay, best: Candidate) -> tuple[Deci
     ]
     starts = [timeline.start_us[v] for v in computing]
     previous: dict[str | None, int] = {}
+    bars = None if task is None else _Bars(task, timeline, order)
     records = []
     for position, v in enumerate(order):
         if nodes[v].kind is not Kind.COLLECTIVE:
@@ -43,6 +51,8 @@ def decisions(problem: Problem, timeline: Replay, best: Candidate) -> tuple[Deci
                 overlap.append((common, u))
         exposed = sum(timeline.stall_us[w] for w in waits.get(v, ()))
         held_by, held_node = _holder(problem, timeline, best, v, exposed, previous.get(nodes[v].group))
+        if held_by == "choice" and bars is not None:
+            held_by, held_node = bars.holder(position)
         refusal = best.refusals.get(v)
         records.append(
             Decision(
@@ -83,6 +93,38 @@ def _holder(
     if launch_us > ready_us:
         return "choice", None
     return ("start", None) if dependency is None else ("dependency", dependency)
+
+
+class _Bars:
+    """What a task lets no launch pass: its budget, launches and pins in their order, groups kept apart."""
+
+    def __init__(self, task: Task, timeline: Replay, order: Order) -> None:
+        self._task, self._timeline, self._order = task, timeline, order
+        self._clash = clashes(task.problem, task.options.concurrent_groups)
+
+    @cached_property
+    def _spare_bytes(self) -> npt.NDArray[np.int64]:
+        """Per position but the last, what the budget has left where the node there runs one place later."""
+        limit = self._task.limit[1:] if self._task.limit.ndim else self._task.limit
+        return limit - self._task.live_ranges.profile(self._order)[:-1]
+
+    @cached_property
+    def _pairs(self) -> frozenset[Pair]:
+        return frozenset(self._task.pairs)
+
+    def holder(self, position: Position) -> tuple[Holder, int | None]:
+        """What keeps the launch there behind the node before which it would come any sooner."""
+        task, order, at_us = self._task, self._order, self._timeline.at_us
+        v, begin = order[position], position - 1
+        while begin > 0 and at_us[order[begin]] >= at_us[v]:
+            begin -= 1
+        for u in reversed(order[begin:position]):
+            c = task.problem.nodes[u].collective
+            apart = task.options.concurrent_groups != "any" and c is not None and self._clash(c, v)
+            if apart or (u, v) in self._pairs:
+                return "dependency", u
+        fits = task.live_ranges.alloc_bytes[v] <= int(self._spare_bytes[begin:position].min())
+        return ("choice" if fits else "memory"), None
 
 
 def _last_dependency(problem: Problem, timeline: Replay, v: int) -> int | None:

@@ -201,6 +201,8 @@ def _judged(
         best, base_bytes = find(original)
         task, unrestricted_us = Task(problem, options, base_bytes), best.step_us
         best = closed_up(task, apart(task, best, original, stages, seed))
+        if best.order == original.order and not task.within_budget(best.order):
+            base_bytes = original.peak_bytes  # nothing was found within a lower peak: what stays needs its own
         after, fell_back = _verified(problem, options, before, best, base_bytes)
     except PinError as error:
         fell_back = str(error)
@@ -222,7 +224,9 @@ def _judged(
         scheduled=figures_of(problem, after),
         headroom_bytes=headroom_bytes(options.headroom, base_bytes),
         base_bytes=base_bytes,
-        decisions=decisions(problem, after.timeline, best),
+        decisions=decisions(
+            problem, after.timeline, best, None if fell_back is not None else Task(problem, options, base_bytes)
+        ),
         fell_back=fell_back,
         work=best.work,
         schedule_s=time.perf_counter() - began,

@@ -47,7 +47,8 @@ Reason = Literal[
 Holder = Literal["nothing", "dependency", "memory", "stream", "start", "choice"]
 """What kept a collective from being hidden better: nothing (it is hidden), a dependency (it could not be launched
 sooner), memory (its storage did not fit), its stream (another collective was still on it), the start of the graph (it
-was launched at once), or the scheduler's own choice (it could have been launched sooner)."""
+was launched at once), or the scheduler's own choice (dependencies and live bytes allow an earlier launch). A launch
+order, pins and groups apart, where asked for, count as dependencies."""
 
 
 @dataclass(frozen=True)

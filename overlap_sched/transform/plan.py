@@ -319,7 +319,7 @@ def _planned(without: Schedule, done: _Finished, chosen: Candidate, rewrites: tu
         problem=problem,
         order=tuple(chosen.order),
         scheduled=figures_of(problem, after),
-        decisions=decisions(problem, after.timeline, chosen),
+        decisions=decisions(problem, after.timeline, chosen, done.task),
         work=without.work.plus(chosen.work),
         faster=chosen.faster,
         unrestricted_us=None if without.unrestricted_us is None else done.found.step_us,

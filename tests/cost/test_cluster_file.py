@@ -1,6 +1,7 @@
 """Cluster files: those that are shipped, the way there and back, and every mistake by its text."""
 
 import re
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from overlap_sched.cost.cluster.contention import contention_of
 from overlap_sched.cost.cluster.description import Across, Cluster, DefaultContention, IntraNodeLink, MeshDimension
 from overlap_sched.cost.cluster.file import cluster_text, parse_cluster, read_cluster, shipped_clusters, write_cluster
+from overlap_sched.cost.cluster.toml_table import parse_toml
 from overlap_sched.cost.device import H100
 from overlap_sched.cost.measured.lanes import InFlight
 from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, SlowdownFactor, Tables
@@ -173,6 +175,41 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "b.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ClusterFileError, match=r"is not text\. A cluster file is TOML in UTF-8\."):
         read_cluster(tmp_path / "b.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("\nx = " + "9" * 5000, "an integer has more than 64 bits (at line 2)"),
+        ("x = 0x" + "f" * 5000, '"x" is an integer of more than 64 bits'),
+        ("x = [1, [9223372036854775808]]", '"x" is an integer of more than 64 bits'),
+        ("\n\n" + ".".join("a" * 4000) + " = 1", "a key has more than 32 parts (at line 3)"),
+        ("[ " + " . ".join(["'a'"] * 4000) + " ]", "a key has more than 32 parts (at line 1)"),
+        ("x = { " + ".".join([r'"\""'] * 4000) + " = 1 }", "a key has more than 32 parts (at line 1)"),
+        ("x" + ".a" * 32 + " = 1", "a key has more than 32 parts (at line 1)"),
+        ("x" + ".a" * 20 + " = { b" + ".c" * 20 + " = 1 }", '"c" nests more than 32 deep'),
+        ("x = " + "[" * 100 + "]" * 100, '"x" nests more than 32 deep'),
+        ("x = " + "[" * 5000 + "]" * 5000, "a value nests more than 32 deep"),
+    ],
+)
+def test_what_is_too_large_for_toml(text: str, said: str) -> None:
+    tracemalloc.start()
+    with pytest.raises(ClusterFileError) as error:
+        parse_cluster(text, "mine.toml")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert str(error.value) == f"mine.toml: is not TOML: {said}."
+    assert most < 4 * 2**20
+
+
+def test_what_is_just_small_enough_for_toml() -> None:
+    text = f"""
+        x{".a" * 31} = {2**63 - 1}
+        y = [{-(2**63)}, 1e300, true, "{"1234567890" * 500}"]  # {"z, " * 40}
+        z = "{"../" * 40}"
+        us = [{"1.5, " * 40}]
+    """
+    assert {"x", "y", "us"} < set(parse_toml(text))
 
 
 def test_contention_follows_from_placement() -> None:

@@ -71,6 +71,14 @@ def test_text_and_back() -> None:
     ]  # fmt: skip
 
 
+def test_what_can_only_be_taken_together_counts_until_it_is_left_out() -> None:
+    first, rest = digest_of(EXAMPLE, Options(), ORDER), digest_of(EXAMPLE, Options(), ORDER[::-1])
+    both = [first.with_rest(one) for one in ([], [rest], [first], [replace(rest, gathers="w")], [rest, rest])]
+    assert both[0] == first
+    assert len({one.identity for one in both}) == len(both)
+    assert all(one.alone == first for one in both)
+
+
 @pytest.mark.parametrize(
     ("problem", "parts"),
     [
@@ -90,6 +98,7 @@ def test_text_and_back() -> None:
         (replace(EXAMPLE, name="graph_7"), {"name"}),
         (with_node(4, name="mm_1"), set()),
         (with_node(2, op="all_reduce"), {"operators", "calls", "key", "launches"}),
+        (with_node(4, launches=("fsdp",)), {"operators", "key", "launches"}),
     ],
 )
 def test_what_is_in_which_part(problem: Problem, parts: set[str]) -> None:
@@ -122,6 +131,14 @@ def test_the_order_counts() -> None:
 def test_integers_of_numpy_and_whole_floats_are_the_same_numbers() -> None:
     assert changed(with_node(4, time_us=50, flops=np.int64(0), deps=(np.int64(1),))) == set()
     assert changed(with_node(0, time_us=-0.0)) == set()
+
+
+def test_every_group_on_which_an_operator_launches_by_itself_counts() -> None:
+    digests = [
+        digest_of(with_node(4, launches=launches), Options(), ORDER)
+        for launches in (("fsdp",), ("fsdp", "tp"), ("tp", "fsdp"), ("fsdp", "tp", "tp"))
+    ]
+    assert len({digest.launches for digest in digests}) == len(digests)
 
 
 def two_groups(first: str, second: str, listed: tuple[str, str]) -> Problem:

@@ -195,6 +195,13 @@ def test_a_graph_compiled_again_by_one_rank_only_while_the_others_run_it() -> No
     assert all((end.verdicts[0] or ())[1].missing == (1,) for end in found)
 
 
+def test_a_rank_that_was_passed_over_waits_for_the_short_limit_only() -> None:
+    """In the next round, in which it shows something else, the others may well not come."""
+    ended = [end for end in Checker([[A, A], [A, OTHER_OPTIONS]]).ends() if "A/2/verdict" in end.store]
+    assert ended
+    assert all("within 30 s (instead of 300 s" in end.verdicts[1][1].reason for end in ended if end.verdicts[1])
+
+
 @pytest.mark.parametrize("again", [FAILED, OTHER_COSTS], ids=shown)
 def test_a_rank_that_differs_only_the_second_time_is_heard(again: Digest) -> None:
     for end in Checker([[A, A], [A, again]], limit_passes=False).ends():

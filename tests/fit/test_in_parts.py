@@ -16,7 +16,9 @@ from overlap_sched.fit.questions import held_best
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Node, Problem, Storage
+from overlap_sched.report.units import duration, size
 from overlap_sched.report.words.fit import Cost, answer_line, costs, grouped, rewrites_table
+from overlap_sched.scheduler.result import Faster
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.dimension_graph.cut import Cut
 from overlap_sched.transform.fission import Fission, Leave, Slice
@@ -209,7 +211,16 @@ def test_a_plan_that_the_allocator_holds_is_preferred() -> None:
     assert best == torn
     assert held.plain_bytes > torn.peak_bytes + 40 * MIB
     assert held.over_bytes > 0
-    assert held_best([torn, whole], limit, plain)[0] == whole
+    assert held.faster is None
+    picked, told = held_best([torn, whole], limit, plain)
+    assert (picked, told.faster) == (whole, Faster(torn.step_us, held.over_bytes))
+    answer = Fit(whole, torn, torn, limit.bytes, None, (torn, whole), 2, held=told)
+    assert (
+        f" The plan of {duration(torn.step_us)} is not picked: torch's allocator needs a device of "
+        f"{size(torn.peak_bytes + held.over_bytes)} for it. Without a limit "
+    ) in answer_line(answer)
+    worse = replace(torn, step_us=3 * torn.step_us)  # lacks as much: the shorter of the two is picked
+    assert held_best([torn, worse], limit, plain) == (torn, held)
     assert held_best([torn, whole], limit, Options(allocator="none"))[0] == torn
     assert held_best([torn], Limit(held.plain_bytes, None), plain)[1].over_bytes == 0
     assert held_best([torn], Limit(None, 10.0**6), plain)[1].over_bytes == 0

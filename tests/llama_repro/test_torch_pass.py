@@ -98,7 +98,11 @@ def test_torchs_order_is_a_valid_order_of_the_problem(tiny):
     assert not torch.distributed.is_initialized()
 
 
-@needs_pass
+@pytest.mark.slow
+def test_every_torch_with_the_pass_orders_a_problem():
+    assert violation(EXAMPLE, torch_pass.torch_order(EXAMPLE).order) is None
+
+
 def test_failures_of_the_pass_are_told(monkeypatch):
     def failing(bucketing):
         def run(graph_module, **options):

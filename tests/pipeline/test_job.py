@@ -8,6 +8,7 @@ from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import Action, ActionKind, backward, forward
 from overlap_sched.pipeline.action_text import read_item
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
+from overlap_sched.pipeline.judge.measure import measure_pipeline
 from overlap_sched.pipeline.layout import folded, looped, mirrored
 from overlap_sched.pipeline.memory import pipeline_peaks
 from overlap_sched.pipeline.named.one_at_a_time import one_f_one_b
@@ -104,6 +105,18 @@ def test_transients_of_joined_stages_count_beside_what_is_saved_by_then() -> Non
         assert looped(job).stages[0].forward.transient_bytes == transient
 
 
+def test_halves_of_joined_stages_count_beside_what_those_behind_have_kept() -> None:
+    """While the first unit's input gradient runs, the second one's is over: it has left 4 bytes for its weights."""
+    first, second = (
+        PipelineStage(*[PipelineBlock(1.0)] * 2, PipelineBlock(1.0, i), PipelineBlock(1.0, w), s, k)
+        for i, w, s, k in ((7, 8, 10, 3), (50, 2, 20, 4))
+    )
+    for stages, transients in (((first, second), (50, 8)), ((second, first), (43, 8))):
+        joined = looped(PipelineJob("two", stages, (0, 0), 1, (Route((0, 1), range(1)),))).stages[0]
+        halves = joined.input_gradient, joined.weight_gradient
+        assert tuple(half and half.transient_bytes for half in halves) == transients
+
+
 def test_places() -> None:
     assert looped(uniform(2, 4, 2), 2).rank_of == (0, 1, 0, 1)
     assert folded(uniform(2, 4, 2)).rank_of == (0, 1, 1, 0)
@@ -143,6 +156,23 @@ def test_what_is_live_when() -> None:
     )
 
 
+def test_outputs_to_one_rank_queue_and_are_live_until_they_have_been_sent() -> None:
+    """Of rank 0, 2B0 sends no bytes, but behind the 10 of 0F1: its buffer of 64 is held beside them, from 15 to 24."""
+    blocks = PipelineBlock(1.0), PipelineBlock(1.0)
+    first, last = PipelineStage(PipelineBlock(1.0, 0, 10), blocks[1]), PipelineStage(blocks[0], blocks[1])
+    last = replace(last, backward=PipelineBlock(1.0, sent_bytes=64))
+    stages = (first, PipelineStage(*blocks), last)
+    job = PipelineJob("by hand", stages, (0, 1, 0), 2, (Route((0, 1, 2), range(2)),), PipelineLink(0.0, 1e6))
+    texts = "0F0 2F0 0F1 2B0 2F1 0B0 2B1 0B1", "1F0 1F1 1B0 1B1"
+    schedule = PipelineSchedule("by hand", tuple(tuple(map(read_item, text.split())) for text in texts))
+    replay = replay_pipeline(job, schedule)
+    times = {str(one.action): one[2:] for one in replay.sent}
+    assert (times["0F0"], times["0F1"], times["2B0"]) == ((1, 1, 11), (14, 14, 24), (15, 24, 24))
+    peak = pipeline_peaks(job, replay)[0]
+    assert peak == (74, 15.0, Action(ActionKind.SEND_BACKWARD, 2, 0))
+    assert measure_pipeline(job, schedule).peaks[0] == peak[:2]
+
+
 def test_what_stays_on_its_rank_is_not_sent() -> None:
     """The last rank of a fold: the output belongs to nobody from the end of 0F0 to the start of 1F0."""
     last = PipelineStage(PipelineBlock(1.0), PipelineBlock(1.0))
@@ -153,6 +183,17 @@ def test_what_stays_on_its_rank_is_not_sent() -> None:
     assert replay.step_us == 8.0
     assert pipeline_peaks(job, replay) == ((7, 1.0, forward(0, 1)),)
     assert all(sent.start_us == sent.end_us == sent.made_us for sent in replay.sent)
+
+
+def test_what_is_sent_and_used_at_once_is_never_live() -> None:
+    """And an idle rank's peak is of its first item; all else here takes no bytes."""
+    block, sent = PipelineBlock(1.0), PipelineBlock(1.0, 0, 100, sent_bytes=64)
+    stages = (PipelineStage(sent, block, static_bytes=5), PipelineStage(block, sent))
+    job = PipelineJob("at once", stages, (0, 1), 2, (Route((0, 1), range(1)),))
+    replay = replay_pipeline(job, one_f_one_b(2, 1))
+    assert pipeline_peaks(job, replay) == ((5, 0.0, forward(0, 0)), (0, 0.0, forward(1, 0)))
+    assert replay.bubble == 0.5
+    assert replay.inner_bubble_us == (2.0, 0.0)
 
 
 def test_reductions_overlap_and_steps_wait() -> None:

@@ -1,14 +1,17 @@
 """Jobs from TOML: by numbers and by graphs; bad ones with one line that says what, where and what to write."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from overlap_sched import EXAMPLE
+from overlap_sched.cost.cluster.file import read_cluster, write_cluster
 from overlap_sched.errors import PipelineError, PipelineFileError
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.validate import measure
+from overlap_sched.pipeline import job_file
 from overlap_sched.pipeline.blocks import graph_block, left_by
 from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink
@@ -74,13 +77,17 @@ def test_links_and_limits() -> None:
     assert parsed(HEAD + 'memory_limit = "1GiB"\n' + STAGE).memory_limit_bytes == (2**30, 2**30)
 
 
-def test_links_of_a_cluster() -> None:
+def test_links_of_a_cluster(tmp_path: Path) -> None:
     alone = parsed(HEAD + 'cluster = "dgx-h100"\n' + STAGE)
     assert (alone.link.bytes_per_s, alone.links) == (50e9, {})
     near = parsed(HEAD + 'cluster = "dgx-h100"\nranks_per_node = 2\n' + STAGE)
     assert near.link == alone.link
     assert set(near.links) == {(0, 1), (1, 0)}
     assert near.links[0, 1].bytes_per_s > alone.link.bytes_per_s
+    huge = replace(read_cluster("dgx-h100"), ranks_per_node=2**40)  # of which two have links
+    write_cluster(huge, tmp_path / "huge.toml")
+    text = HEAD + f'cluster = "{tmp_path / "huge.toml"}"\nranks_per_node = {2**40}\n'
+    assert parsed(text + STAGE).links == near.links
 
 
 def graphs() -> dict[str, Problem]:
@@ -205,20 +212,26 @@ def test_a_rank_that_runs_one_graph_holds_its_peak() -> None:
             HEAD + STAGE + '[[links]]\nfrom = 0\nto = 2\nbandwidth = "1GB/s"',
             "job.toml: links[0].to makes a link from rank 0 to rank 2; ranks are 0 to 1.",
         ),
-        (HEAD + STAGE.replace("= 2", "= 2000000"), "job.toml: stage[0].repeat makes more than 1,000,000 stages."),
+        (HEAD + STAGE.replace("= 2", "= 333334"), "job.toml: stage[0].repeat makes more than 333,333 stages."),
+        (HEAD + STAGE.replace("= 2", "= 1" + "0" * 5000),
+         "job.toml: is not TOML: an integer has more than 64 bits (at line 6)."),
+        ("a." * 20_000 + "a = 1\n" + HEAD + STAGE,
+         "job.toml: is not TOML: a key has more than 32 parts (at line 1)."),
     ],
 )  # fmt: skip
 def test_what_is_refused(text: str, why: str) -> None:
     assert refused(text) == why
 
 
-def test_what_is_no_job() -> None:
-    with pytest.raises(PipelineError) as caught:
-        parsed(HEAD.replace("= 4", "= 200000") + STAGE)
-    assert str(caught.value) == (
-        "jobs: 2 stages and 200000 micro-batches make 1,200,000 actions, more than 1,000,000. Plan fewer "
-        "micro-batches: the steady state repeats."
-    )
+def test_what_is_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_file, "stage_of", None)  # no stage is made of what is too much
+    for batches, stages in (200_000, 2), (4, 300_000):
+        with pytest.raises(PipelineError) as caught:
+            parsed(HEAD.replace("= 4", f"= {batches}") + STAGE.replace("= 2", f"= {stages}"))
+        assert str(caught.value) == (
+            f"jobs: {stages} stages and {batches} micro-batches make {3 * batches * stages:,} actions, more than "
+            "1,000,000. Plan fewer micro-batches: the steady state repeats."
+        )
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from overlap_sched.pipeline.named.one_at_a_time import one_f_one_b
 from overlap_sched.pipeline.replay import replay_pipeline
 from overlap_sched.pipeline.schedule import PipelineSchedule
 from overlap_sched.pipeline.transfers import with_transfers
+from tests.support.examples import examples
 from tests.support.pipelines import random_job, random_schedule, swapped, uniform
 
 SEEDS = st.integers(0, 2**32)
@@ -38,8 +39,7 @@ def test_the_judge_shares_only_the_data() -> None:
                 assert module in {*data, "judge"}, f"{path.name} imports {node.module}"
 
 
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@examples(40)
 @given(SEEDS)
 def test_replay_and_judge_agree(seed: int) -> None:
     rng = random.Random(seed)
@@ -76,8 +76,7 @@ def test_sends_and_receives_of_any_schedule_match_and_never_hang(seed: int) -> N
     assert transfer_violation(job, with_sends, "buffered") is None
 
 
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@examples(40)
 @given(SEEDS)
 def test_what_the_judge_lets_through_runs_and_what_it_refuses_does_not(seed: int) -> None:
     """Two items change places: then the replay either ends or hangs, or runs an action before its own forward."""

@@ -135,7 +135,7 @@ def test_the_most_exposed_come_first(reordered: Schedule) -> None:
         ({"held_by": "dependency", "held_node": 6}, "blocked by a dependency: wgrad had to run first"),
         ({"held_by": "dependency"}, "blocked by a dependency"),
         ({"held_by": "stream", "held_node": 2}, "blocked by its stream: gather was still on it"),
-        ({"held_by": "choice"}, "blocked by nothing: it could have been launched sooner"),
+        ({"held_by": "choice"}, "blocked by nothing: dependencies and live bytes allow an earlier launch"),
         ({"held_by": "stream"}, "blocked by its stream, which was busy"),
         (
             {"held_by": "start"},

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched import Group, Kind, Node, Options, Problem, schedule
+from overlap_sched import Group, Kind, Node, Options, Problem, Storage, schedule
 from overlap_sched.errors import GroupSizeError, OptionsError
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.together import together, together_violation
 from overlap_sched.judge.validate import violation
 from overlap_sched.options import Concurrent
+from overlap_sched.report.words.schedule import budget_words
 from overlap_sched.report.words.together import together_figures, together_text
 from overlap_sched.scheduler.apart import clashes, kept_apart, on_one_stream
 from overlap_sched.scheduler.best import STALLS
@@ -139,12 +140,44 @@ def test_orders_kept_apart_are_valid_hold_no_more_memory_and_satisfy_the_judge(
 
 
 @examples(30)
-@given(problems(), st.sampled_from(["disjoint", "one"]), st.sampled_from(["none", "group", "all"]))
-def test_schedules_keep_their_promise(problem: Problem, concurrent: Concurrent, preserve: str) -> None:
-    options = Options(concurrent_groups=concurrent, preserve_collective_order=preserve, effort=1, strict=True)  # type: ignore[arg-type]
+@given(
+    problems(),
+    st.sampled_from(["disjoint", "one"]),
+    st.sampled_from(["none", "group", "all"]),
+    st.sampled_from(["original", "memory", "memory-peak"]),
+)
+def test_schedules_keep_their_promise(problem: Problem, concurrent: Concurrent, preserve: str, base: str) -> None:
+    options = Options(
+        concurrent_groups=concurrent,
+        preserve_collective_order=preserve,
+        base=base,
+        effort=1,
+        strict=True,  # type: ignore[arg-type]
+    )
     made = schedule(problem, replace(options, memory_model=problem.memory_model))
     assert together_violation(problem, made.order, concurrent) is None
     assert made.unrestricted_us is not None
+    assert made.scheduled.peak_bytes <= made.budget_bytes
+
+
+@pytest.mark.parametrize(("concurrent", "budget_bytes"), [("any", 30), ("one", 40)])
+def test_where_groups_cannot_be_kept_apart_within_the_lowest_peak_the_budget_is_the_original_peak(
+    concurrent: Concurrent, budget_bytes: int
+) -> None:
+    """Nothing waits for `put`: launched first it frees what it reads, but is in flight with `gather`."""
+    nodes = (
+        Node("make", Kind.COMPUTE, (), (0,), time_us=1.0),
+        Node("part", Kind.COMPUTE, (0,), (1,), (0,), time_us=1.0),
+        Node("gather", Kind.COLLECTIVE, (0,), (2,), (), 9.0, "all_gather", "one"),
+        Node("full", Kind.WAIT, (2,), (), (2,), collective=2),
+        Node("put", Kind.COLLECTIVE, (1,), (), (1,), 5.0, "broadcast", "other"),
+        Node("output", Kind.OUTPUT, (3, 4), (), (2,)),
+    )
+    problem = Problem("tight", nodes, (Storage(10), Storage(20), Storage(20)), {"one": WORLD, "other": ROW})
+    made = schedule(problem, Options(base="memory-peak", concurrent_groups=concurrent, strict=True))
+    assert (made.scheduled.peak_bytes, made.budget_bytes) == (budget_bytes, budget_bytes)
+    words = "the original peak" if concurrent == "one" else "the lowest peak found"
+    assert budget_words(made) == f"{words} plus 0 B"
 
 
 def test_values_that_are_none() -> None:

@@ -1,5 +1,8 @@
 """What kept a collective from being hidden better: one small graph for each answer."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from overlap_sched import Group, Kind, Node, Options, Problem, Storage
@@ -48,6 +51,35 @@ def test_what_held_it_back(collective: str, order: str, refused: bool, held_by: 
     assert found.held_by == held_by
     assert (None if found.held_node is None else NODES[found.held_node].name) == held_node
     assert (found.over_bytes, found.over_position) == ((7, 3) if refused else (0, None))
+
+
+@pytest.mark.parametrize(
+    ("order", "base_bytes", "asked", "held_by", "held_node"),
+    [
+        ("make mm two two.wait one one.wait long", 3, {}, "choice", None),
+        ("make mm two two.wait one one.wait long", 2, {}, "memory", None),  # its byte does not fit beside `mm`
+        ("make mm two two.wait one one.wait long", 0, {"budget": "profile"}, "memory", None),
+        ("make mm two two.wait one one.wait long", 99, {"pins": ("not before blk: two",)}, "dependency", "mm"),
+        ("make one one.wait two mm two.wait long", 99, {}, "choice", None),
+        ("make one one.wait two mm two.wait long", 99, {"concurrent_groups": "one"}, "dependency", "one.wait"),
+        ("make mm one two two.wait one.wait long", 99, {"preserve_collective_order": "all"}, "dependency", "one"),
+        ("make mm one two two.wait one.wait long", 99, {"preserve_collective_order": "group"}, "choice", None),
+    ],
+)
+def test_what_was_asked_for_may_forbid_an_earlier_launch(
+    order: str, base_bytes: int, asked: dict[str, Any], held_by: str, held_node: str | None
+) -> None:
+    """Of `two`, 5 us and more later than it could be; `one` is on another stream, and not beside it originally."""
+    make, one, two, mm, waited, *others = NODES
+    listed = (make, mm._replace(module="blk"), one._replace(group="tp"), waited._replace(deps=(2,), collective=2), two)
+    nodes = (*listed, others[0]._replace(deps=(4,), collective=4), others[1])
+    problem = replace(PROBLEM, nodes=nodes, groups={"fsdp": Group(8, True), "tp": Group(8, True)})
+    ids = {node.name: v for v, node in enumerate(nodes)}
+    task = Task(problem, Options(**asked), base_bytes)
+    best = task.measured(tuple(ids[name] for name in order.split()))
+    found = next(d for d in decisions(problem, replay(problem, best.order), best, task) if d.collective == ids["two"])
+    assert found.held_by == held_by
+    assert (None if found.held_node is None else nodes[found.held_node].name) == held_node
 
 
 def test_where_it_ran_and_what_hid_it() -> None:

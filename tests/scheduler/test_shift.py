@@ -91,14 +91,21 @@ def test_without_a_limit_nothing_stands_between_a_wait_and_its_first_user(proble
 @given(problems(), st.integers(0, 99), st.integers(0, 8))
 def test_memory_is_counted_exactly_move_by_move(problem: Problem, seed: int, room: int) -> None:
     order = random_order(problem, seed)
-    line = _Line(LiveRanges(problem), order, np.array(max(peak_by_definition(problem, order)) + room))
+    live_ranges, limit = LiveRanges(problem), np.array(max(peak_by_definition(problem, order)) + room)
+    line = _Line(live_ranges, order, limit)
+
+    def check() -> None:
+        """What is live during each step, and behind it."""
+        assert line.during == peak_by_definition(problem, line.order.tolist())
+        assert line._between.tolist() == _Line(live_ranges, line.order.tolist(), limit)._between.tolist()
+
     before, after = neighbours(problem, launch_pairs(problem, order, "group"))
     for v in order:  # any node: more kinds of moves than are made
         if problem.nodes[v].kind is not Kind.INPUT:
             line.move_later(v, min((int(line.position[w]) for w in after[v]), default=len(order)) - 1)
-            assert line.during == peak_by_definition(problem, line.order.tolist())
+            check()
             line.move_sooner(v, max((int(line.position[u]) for u in before[v]), default=-1) + 1)
-            assert line.during == peak_by_definition(problem, line.order.tolist())
+            check()
 
 
 @pytest.mark.slow

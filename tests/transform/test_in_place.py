@@ -137,6 +137,15 @@ def test_what_is_refused_and_why(problem: Problem, rewrites: list[Rewrite], mess
     assert str(caught.value) == message
 
 
+def test_a_collective_that_reads_what_is_written_over_is_waited_for_before() -> None:
+    at, last, (zeros,) = ids(ONE), len(ONE.nodes) - 1, named(ONE, "zeros0").alloc
+    wait = Node("look_wait", Kind.WAIT, (at["look0_0"],), (), (zeros, *named(ONE, "look0_0").alloc))
+    output = ONE.nodes[last]._replace(deps=(*ONE.nodes[last].deps, last))
+    nodes = (*NEVER_WAITED.nodes[:last], wait._replace(collective=at["look0_0"]), output)
+    after = apply(replace(ONE, nodes=nodes), [OVER], PRICES)
+    assert {after.nodes[u].name for u in named(after, "put0").deps} == {"zeros0", "at", "mm0", "look_wait"}
+
+
 def test_zeros_of_several_are_written_over_once() -> None:
     """The last of two puts into the same zeros; the first still copies them, before that."""
     two = put_step([100, 100])
@@ -220,6 +229,7 @@ def test_what_a_graph_refuses_and_what_is_not_clear_is_not_tried() -> None:
     assert plan(put_step([400]), PRICES, IN_PLACE, refuses=lambda one: "no").trials == ()
     same = put_step([40], rows=40)  # rows as large as the table: which of the two comes first?
     assert [one.over for one in places(same)] == ["zeros0", "mm0"]
+    assert places(put_step([1])) == [OVER]  # `at` is as large, but an input
     assert plan(same, PRICES, IN_PLACE).trials == ()
     known = plan(same, PRICES, IN_PLACE, refuses=lambda one: "" if one == OVER else "no")
     assert {trial.rewrites for trial in known.trials} == {(OVER,)}

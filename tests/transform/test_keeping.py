@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from overlap_sched import Options, Problem
+from overlap_sched import Kind, Node, Options, Problem
 from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.validate import violation
 from overlap_sched.report.words.rewrites import record_text
@@ -120,6 +120,7 @@ def test_three_of_one_are_kept_in_a_row() -> None:
     ]
     assert chained(gaps) == [Keep("d", "e"), Keep("a", "b"), Keep("a", "c")]
     assert chained(gaps[1:]) == [Keep("d", "e"), Keep("b", "c")]
+    assert (gaps[0].us_per_byte, gaps[0]._replace(bytes=0).us_per_byte) == (1 / 8, 1.0)  # what is not counted is free
 
 
 def test_only_gathers_of_the_same_are_pairs() -> None:
@@ -167,6 +168,31 @@ def test_what_is_held_is_gathered_again_behind_the_peak() -> None:
     record = records(held, after, rewrites)[0]
     assert (record.stream_us, record.held_bytes) == (-26.0, -64)
     assert record_text(record) == "gather0f gathered again: 26.0 us more on its stream, 64 B not held until then"
+
+
+def test_where_a_gather_comes_again_behind_the_longest_gap() -> None:
+    """Of a weight that `more` reads, too: from the wait, a view, or only behind `backward1`, as no copy could be."""
+    held = whole_step([16] * 3, 100.0, acts_bytes=64, again=False)
+    at = {node.name: v for v, node in enumerate(held.nodes)}
+    (full, *_), last = held.nodes[at["gather1f"]].alloc, len(held.nodes) - 1
+    view = Node("view", Kind.COMPUTE, (at["wait1f"],), (), (full,), op="aten.view.default")
+
+    def gaps(*deps: int, late: bool = True) -> list[GatherGap[Regather]]:
+        more = Node("more", Kind.COMPUTE, deps, (), (full,), 1.0, "aten.add_.Tensor")
+        output = held.nodes[last]._replace(deps=(*held.nodes[last].deps, last + 1))
+        order = list(range(last + 3))
+        if not late:
+            order.insert(at["backward2"], order.pop(last + 1))
+        return to_gather_again(replace(held, nodes=(*held.nodes[:last], view, more, output)), order, None)
+
+    (first,) = gaps(at["backward1"])
+    assert first.rewrite == Regather("gather0f", ("backward0",))
+    assert (first.begin, first.end) == (at["forward0"] + 1, at["backward0"])
+    assert [gap.rewrite for gap in gaps(at["wait1f"], at["backward1"])][1:] == [
+        Regather("gather1f", ("backward1", "more"))
+    ]
+    assert gaps(at["backward1"], last)[1].rewrite == Regather("gather1f", ("backward1", "more"), ("view",))
+    assert gaps(at["wait1f"], late=False)[2].rewrite == Regather("gather2f", ("backward2",))  # one node between
 
 
 def test_memory_that_refuses_launches_is_freed_by_gathering_again() -> None:

@@ -4,7 +4,6 @@ Files are not trusted: every key, type, unit and range is checked, and an error 
 """
 
 import json
-import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from overlap_sched.cost.cluster.description import Across, Cluster
 from overlap_sched.cost.cluster.reader import FORMAT, cluster_of
-from overlap_sched.cost.cluster.toml_table import TomlTable, written
+from overlap_sched.cost.cluster.toml_table import TomlTable, parse_toml, written
 from overlap_sched.cost.measured.table import CollectiveTime, Tables
 from overlap_sched.errors import ClusterError, ClusterFileError
 from overlap_sched.problem.paths import nameable
@@ -62,8 +61,8 @@ def cluster_given(cluster: Cluster | str | Path) -> Cluster:
 def parse_cluster(text: str, where: str) -> Cluster:
     """The cluster in a text; ``where``: how errors name it. Raises as :func:`read_cluster` does."""
     try:
-        data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        data = parse_toml(text)
+    except ValueError as error:
         raise ClusterFileError(f"{where}: is not TOML: {error}.") from None
     try:
         return cluster_of(TomlTable(data, where, ""))

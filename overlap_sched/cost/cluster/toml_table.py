@@ -4,6 +4,7 @@ import difflib
 import json
 import math
 import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -23,8 +24,48 @@ TIME = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 """Microseconds."""
 RATE = {f"{prefix}{name}": scale for prefix, scale in _PREFIX.items() for name in ("FLOPS", "FLOP/s", "FLOPs/s")}
 """Operations per second."""
+_DEEPEST = 32
+"""Tables inside of each other; no file that is read here has more than four."""
+_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
+_DEEP_KEY = re.compile(rf"""(?<![\w"'\\-])(?:{_PART}){{{_DEEPEST}}}""")
 EXAMPLES = {"bandwidth": '"50GB/s" or "400Gb/s"', "time": '"12us"', "rate": '"990TFLOPS"'}
 _UNITS = {"bandwidth": BANDWIDTH, "time": TIME, "rate": RATE}
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """What a TOML file holds: integers of 64 bits, tables and lists up to 32 deep.
+
+    Raises:
+        ValueError: It is not TOML, or goes beyond that; the message says where.
+    """
+    deep = _DEEP_KEY.search(text)
+    if deep is not None:  # of a key of n parts tomllib makes n ** 2 / 2
+        raise ValueError(f"a key has more than {_DEEPEST} parts (at line {_line(text, deep)})")
+    try:
+        data = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(f"a value nests more than {_DEEPEST} deep") from None
+    except ValueError as error:
+        if isinstance(error, tomllib.TOMLDecodeError):
+            raise
+        longest = max(re.finditer(r"[\d_]+", text), key=lambda digits: len(digits[0]))  # which int() has not read
+        raise ValueError(f"an integer has more than 64 bits (at line {_line(text, longest)})") from None
+    todo: list[tuple[str, Any, int]] = [("", data, 0)]
+    while todo:
+        key, value, depth = todo.pop()
+        if depth > _DEEPEST:
+            raise ValueError(f"{shown(key)} nests more than {_DEEPEST} deep")
+        if isinstance(value, dict):
+            todo += ((name, one, depth + 1) for name, one in value.items())
+        elif isinstance(value, list):
+            todo += ((key, one, depth + 1) for one in value)
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError(f"{shown(key)} is an integer of more than 64 bits")
+    return data
+
+
+def _line(text: str, at: re.Match[str]) -> int:
+    return text.count("\n", 0, at.start()) + 1
 
 
 class TomlTable:

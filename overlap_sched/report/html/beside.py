@@ -10,7 +10,7 @@ from overlap_sched.judge.validate import measure
 from overlap_sched.options import Options
 from overlap_sched.problem import Order, Problem
 from overlap_sched.report.words.fit import answer_line, costs
-from overlap_sched.scheduler.candidate import Candidate
+from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.result import NO_WORK, Figures, Schedule
 from overlap_sched.transform.left_out import Left
@@ -103,16 +103,17 @@ def shown_fit(found: Fit) -> tuple[Schedule, Extras]:
 
 def _schedule(point: FitPoint, original: Figures, base_bytes: int, headroom_bytes: int) -> Schedule:
     figures, timeline = _measured(point.problem, point.order)
+    options = Options(memory_model=point.problem.memory_model)
     order = Candidate(tuple(point.order), figures.step_us, figures.peak_bytes)
     return Schedule(
         problem=point.problem,
-        options=Options(memory_model=point.problem.memory_model),
+        options=options,
         order=order.order,
         original=original,
         scheduled=figures,
         headroom_bytes=headroom_bytes,
         base_bytes=base_bytes,
-        decisions=decisions(point.problem, timeline, order),
+        decisions=decisions(point.problem, timeline, order, Task(point.problem, options, base_bytes + headroom_bytes)),
         fell_back=None,
         work=NO_WORK,
         schedule_s=0.0,

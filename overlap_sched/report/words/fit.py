@@ -12,6 +12,7 @@ from overlap_sched.fit.answer import Effect, Fit, FitPoint, Held
 from overlap_sched.problem import Node
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, count, duration, printable, size
+from overlap_sched.scheduler.result import Faster
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.rewrites import Offload, Recompute, Rewrite, to_json
 
@@ -146,7 +147,9 @@ def answer_line(found: Fit) -> str:
     host = f", with {size(best.host_bytes)} of pinned host memory" if best.host_bytes else ""
     if found.limit_bytes is None:
         return f"The lowest peak found: {size(best.peak_bytes)}. {step}{host}.{reserved}"
-    return f"{_verdict(found, found.limit_bytes)} {step}{host}.{reserved}"
+    faster = None if found.held is None else found.held.faster
+    why = f" {_passed_over(found.limit_bytes, faster)}" if faster is not None else ""
+    return f"{_verdict(found, found.limit_bytes)} {step}{host}.{why}{reserved}"
 
 
 def _verdict(found: Fit, limit_bytes: int) -> str:
@@ -155,6 +158,13 @@ def _verdict(found: Fit, limit_bytes: int) -> str:
     return (
         f"Only live bytes fit into {size(limit_bytes)}: {lacking_line(found)}. No plan was found that fits; expandable "
         "segments (PYTORCH_ALLOC_CONF) may need less."
+    )
+
+
+def _passed_over(limit_bytes: int, faster: Faster) -> str:
+    return (
+        f"The plan of {duration(faster.step_us)} is not picked: torch's allocator needs a device of "
+        f"{size(limit_bytes + faster.lacks_bytes)} for it."
     )
 
 

@@ -200,7 +200,7 @@ def blocked_by(problem: Problem, decision: Decision) -> str:
         return "the start of the graph: it was launched at once, and waited for too soon"
     if decision.held_by == "memory":
         return "memory: launched sooner, it would not have fitted into the budget"
-    return "nothing: it could have been launched sooner"
+    return "nothing: dependencies and live bytes allow an earlier launch"
 
 
 def refusal(problem: Problem, decision: Decision, over_position: int) -> str:
@@ -230,5 +230,6 @@ def find_collective(problem: Problem, name: str) -> int:
 def budget_words(schedule: Schedule) -> str:
     """Say what the memory budget is made of."""
     base = "the original peak" if schedule.options.budget == "peak" else "the original profile (its peak is shown)"
+    base = "the lowest peak found" if schedule.base_bytes < schedule.original.peak_bytes else base
     more = schedule.headroom_bytes
     return f"{base} {'minus' if more < 0 else 'plus'} {size(abs(more))}"

@@ -98,7 +98,11 @@ WRITES = {
     "aten::_batch_norm_impl_index": ("running_mean", "running_var"),
     "aten::_cudnn_rnn": ("dropout_state",),
     "aten::_cudnn_rnn_backward": ("reserve",),
+    "aten::_cudnn_rnn_flatten_weight": ("weight_arr",),
     "aten::batch_norm": ("running_mean", "running_var"),
+    "aten::batch_norm_gather_stats": ("running_mean", "running_var"),
+    "aten::batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
+    "aten::batch_norm_update_stats": ("running_mean", "running_var"),
     "aten::cudnn_batch_norm": ("running_mean", "running_var"),
     "aten::instance_norm": ("running_mean", "running_var"),
     "aten::miopen_batch_norm": ("running_mean", "running_var"),
@@ -106,6 +110,9 @@ WRITES = {
     "aten::miopen_rnn_backward": ("reserve",),
     "aten::mkldnn_rnn_layer_backward": ("workspace",),
     "aten::native_batch_norm": ("running_mean", "running_var"),
+    "fsdp::all_gather_copy_in": ("all_gather_output",),
+    "overlap_sched::vllm_all_reduce": ("tensor",),
+    "vllm::all_reduce": ("tensor",),  # in place on a CPU and on XPUs
 }
 """Arguments that an operator writes, or frees, although its schema does not say so."""
 

@@ -270,7 +270,7 @@ def test_an_alias_that_the_schema_does_not_tell_is_a_write() -> None:
     b.call("view", ATEN._unsafe_view.default, buffer, [16], val=buffer.meta["val"].view(16))
     gm = b.done(x)
     assert hazards_of(gm) == {("before", "copy_in"), ("copy_in", "view")}
-    assert lift(gm).notes["undeclared_alias"] == 1
+    assert "undeclared_alias" not in lift(gm).notes  # this one the catalogue knows
 
 
 ROLES = (None, *Role)

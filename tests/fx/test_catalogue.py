@@ -13,6 +13,7 @@ from overlap_sched.fx import catalogue
 from overlap_sched.fx.collectives import names_a_group
 from overlap_sched.fx.hazards import Ordering
 from overlap_sched.fx.operators import traits_of
+from overlap_sched.fx.reader import read_graph
 from tests.fx.test_fx_hazards import Builder, hazards_of
 from tests.support import operator_runs
 from tests.support.fx_graphs import ATEN
@@ -116,7 +117,10 @@ def test_batch_norm_writes_its_running_statistics() -> None:
     norm = (x, None, None, mean, var, True, 0.1, 1e-5)
     b.call("norm", ATEN.native_batch_norm.default, *norm, val=(b.tensor(4, 4), b.tensor(4), b.tensor(4)))
     b.call("after", ATEN.mul.Tensor, var, 2, val=b.tensor(4))
-    assert hazards_of(b.done(x)) == {("before", "norm"), ("norm", "after")}
+    gm = b.done(x)
+    assert hazards_of(gm) == {("before", "norm"), ("norm", "after")}
+    reading = read_graph(gm.graph)
+    assert [reading.nodes[v].name for v in reading.unseen] == ["norm"]  # Inductor goes by schemas
 
 
 def test_a_sparse_tensor_shares_the_values_that_it_is_made_of() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from torch._dynamo.variables import streams  # noqa: F401  registers torch.ops.streams
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 from torch._higher_order_ops.effects import with_effects
+from torch._inductor.fx_passes.control_dependencies import control_deps
 from torch._subclasses import FakeTensorMode
 
 import overlap_sched.fx.declared
@@ -343,6 +344,20 @@ def test_an_argument_returned_unsaid_is_written_whatever_is_declared(
         assert {("before", "scale"), ("scale", "after")} <= hazards_of(gm)
         assert lift(gm).notes["undeclared_alias"] == 1
     traits_of.cache_clear()
+
+
+def test_what_a_body_hands_through_is_not_returned_by_what_it_runs() -> None:
+    body = Builder()
+    x, y = body.input("x"), body.input("y")
+    root = torch.nn.Module()
+    root.body = body.done(body.call("inner", ATEN.maximum.default, x, y), y)
+    b = Builder()
+    outer = [b.input("x"), b.input("y")]
+    b.call("before", ATEN.neg.default, outer[1])
+    val = (b.tensor(4, 4), outer[1].meta["val"])
+    wrapped = b.call("run", control_deps, (), b.graph.get_attr("body"), *outer, val=val)
+    gm = b.done(wrapped, root=root)
+    assert hazards_of(gm) == set() and "undeclared_alias" not in lift(gm).notes
 
 
 @pytest.mark.skipif(not hasattr(C10D, "isend"), reason="this torch has no functional sends")

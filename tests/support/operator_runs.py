@@ -4,6 +4,7 @@
 of its own, whose children may crash: what is given to an operator fits its schema, and no more.
 """
 
+import ctypes
 import json
 import os
 import resource
@@ -148,7 +149,8 @@ def _storage(tensor: Tensor) -> int:
 
 def _contents(tensor: Tensor) -> tuple[Any, ...]:
     where = (_storage(tensor), tensor.shape, tensor.stride(), tensor.storage_offset())
-    return (*where, tensor.untyped_storage().tolist())
+    storage = tensor.untyped_storage()
+    return (*where, ctypes.string_at(storage.data_ptr(), storage.nbytes()))
 
 
 def _run(ops: Sequence[OpOverload], start: int, pipe: int) -> None:

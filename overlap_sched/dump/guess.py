@@ -155,7 +155,7 @@ def mend(node: fx.Node, constants: Sequence[fx.Node] = ()) -> str:
     """Say what the user can do about it; ``constants``: those of its inputs that the file describes nowhere."""
     if constants:
         name = constants[0].target
-        return f'torch has not written the constant self.{name}: annotate it by hand (`{name}: "i64[4]" = self.{name}`).'
+        return f'torch has not written self.{name}: annotate it by hand (`{name}: "i64[4]" = self.{name}`).'
     parts = [user.name for user in node.users if user.target is operator.getitem]
     annotate = f'annotate it by hand (`{parts[0] if parts else node.name}: "bf16[8, 4]" = ...`).'
     if parts:
@@ -168,6 +168,6 @@ def mend(node: fx.Node, constants: Sequence[fx.Node] = ()) -> str:
 
 
 def operator_missing(node: fx.Node) -> str | None:
-    """The name of the operator that this torch build lacks: the node's own, or the one that a higher-order operator calls."""
+    """Return the name of the operator that this torch lacks: the node's own, or that which a higher-order one calls."""
     found = [item for item in (node.target, *node.args) if isinstance(item, UnknownOp)]
     return found[0].__name__ if found else None

@@ -91,5 +91,5 @@ def names_a_group(argument: Any) -> bool:
 
 def is_undeclared(op: OpOverload) -> bool:
     """Tell whether nothing but its schema says what an operator does: it may communicate, or draw random numbers."""
-    name = op.overloadpacket.__name__
-    return not (op.namespace in TORCH or name in BLOCKING.get(op.namespace, ()) or declared(op._schema.name) is not None)
+    listed = op.namespace in TORCH or op.overloadpacket.__name__ in BLOCKING.get(op.namespace, ())
+    return not listed and declared(op._schema.name) is None

@@ -92,8 +92,7 @@ class _Reader:
         declared = {s for arg in traits.aliases for n in _nodes_in(arg.of(args, kwargs)) for s in r.outs[self.index[n]]}
         fresh, written = r.raw_fresh[v], r.writes.get(v, ())
         roots = dict.fromkeys(r.storages.root[s] for s in raw if s not in fresh)
-        unseen = tuple(s for s in roots if s not in declared and s not in written)
-        if unseen:
+        if unseen := tuple(s for s in roots if s not in declared and s not in written):
             r.writes[v] = (*written, *unseen)
             r.unseen.add(v)
             r.notes["undeclared_alias"] += 1

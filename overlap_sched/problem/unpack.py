@@ -54,7 +54,6 @@ def read_json(
     what: str,
     error: type[Exception],
     too_many: Callable[[int], str],
-    *,
     unique: bool = False,
 ) -> Any:
     """Read what a JSON file holds, plain or gzipped; nothing of it is checked but its size, and keys where asked for.
@@ -85,8 +84,8 @@ def read_json(
         raise InputTooLargeError(refused)
     try:
         return json.loads(raw, object_pairs_hook=_object if unique else None)
-    except _TwiceError as fault:
-        raise error(f"{path}: the key {fault.args[0]!r} occurs twice in one object. Leave the one that is meant.") from None
+    except KeyError as fault:
+        raise error(f"{path}: the key {fault} occurs twice in one object. Leave the one that is meant.") from None
     except UnicodeDecodeError:
         raise error(f"{path}: is not text. A {what} is JSON, plain or gzipped.") from None
     except json.JSONDecodeError as fault:
@@ -97,15 +96,12 @@ def read_json(
         raise error(f"{path}: cannot be parsed ({fault}). A {what} is a flat JSON object.") from None
 
 
-class _TwiceError(ValueError):
-    """A key occurs twice in one object."""
-
-
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _TwiceError(next(key for at, key in enumerate(keys) if key in keys[:at]))
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise KeyError(key)
+        found[key] = value
     return found
 
 

@@ -144,7 +144,7 @@ def test_shapes_that_cannot_be_found(tmp_path: Path) -> None:
     assert "annotate each of its parts by hand (`b: " in text
     assert "the number does not fit" in message(tmp_path, in_body("a = 2 ** 63"), errors.DumpShapeError)
     constant = in_body("n = self.missing\nmm = torch.ops.aten.mm.default(x, n)")
-    advice = "torch has not written the constant self.missing: annotate it by hand (`missing: \"i64[4]\" = self.missing`)."
+    advice = 'torch has not written self.missing: annotate it by hand (`missing: "i64[4]" = self.missing`).'
     assert message(tmp_path, constant, errors.DumpShapeError).endswith(advice)
     load_dump(_written(tmp_path, constant.replace("n = self", "n: 'f32[4, 4]' = self")))  # it helps
 
@@ -239,7 +239,9 @@ def test_nothing_in_a_dump_is_run(tmp_path: Path) -> None:
 
 
 def test_a_failing_load_leaves_no_groups_behind(tmp_path: Path) -> None:
-    text = in_body("a = torch.ops._dtensor.shard_dim_alltoall.default(x, 0, 1, 'left')\nb = torch.ops.no.such(x)\nc = torch.ops.aten.mm.default(b, b)")
+    text = in_body(
+        "a = torch.ops._dtensor.shard_dim_alltoall.default(x, 0, 1, 'left')\nb = torch.ops.no.such(x)\nc = torch.ops.aten.mm.default(b, b)"
+    )
     message(tmp_path, text, errors.DumpShapeError, groups={"left": 4})
     with pytest.raises((RuntimeError, ValueError), match="left"):
         dist.distributed_c10d._resolve_process_group("left")

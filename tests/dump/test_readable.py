@@ -177,7 +177,7 @@ def test_constants_whose_shape_stands_with_their_copy_or_their_user(tmp_path: Pa
     assert (val["index"].shape, val.get("_tensor_constant1")) == ((2, 4), None)
     assert "no_val" not in lift(dump.gm).notes
     unprinted = body.replace('index: "f32[2, 4]"', "index")
-    with pytest.raises(errors.DumpShapeError, match="annotate it by hand .`_tensor_constant1: "):
+    with pytest.raises(errors.DumpShapeError, match=r"annotate it by hand .`_tensor_constant1: "):
         load(tmp_path, HEAD + unprinted.strip("\n"))
 
 
@@ -201,11 +201,14 @@ def test_process_groups_among_the_attributes_are_asked_for_by_name(tmp_path: Pat
         return (getitem_1, getitem_3, mm)
 """
     text = HEAD + body.strip("\n")
-    with pytest.raises(errors.DumpGroupError, match=r"group '_torchbind_obj0' is not known. .*--group _torchbind_obj0=64"):
+    with pytest.raises(
+        errors.DumpGroupError, match=r"group '_torchbind_obj0' is not known. .*--group _torchbind_obj0=64"
+    ):
         load(tmp_path, text)
     dump = load(tmp_path, text, groups={"_torchbind_obj0": 8})
     val = values(dump)
-    assert val["getitem_1"] is val["clone"] and val["getitem_3"] is val["empty"]
+    assert val["getitem_1"] is val["clone"]
+    assert val["getitem_3"] is val["empty"]
     lifted = lift(dump.gm)
     communicating = [node for node in lifted.problem.nodes if node.launches]
     assert [(node.name, node.launches) for node in communicating] == [
@@ -234,7 +237,8 @@ def test_parameters_that_torch_2_5_sets_and_gathers_into_what_it_allocates(tmp_p
     assert (val["getitem"].shape, val["getitem_1"].shape, val["getitem"].storage_offset()) == ((8,), (16,), 8)
     assert val["getitem"].untyped_storage()._cdata == val["getitem_1"].untyped_storage()._cdata
     problem, names = lift(dump.gm).problem, [node.name for node in dump.gm.graph.nodes]
-    assert val["set_"] is None and names.index("set_") in problem.predecessors[names.index("mm")]
+    assert val["set_"] is None
+    assert names.index("set_") in problem.predecessors[names.index("mm")]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -258,4 +262,5 @@ def test_collectives_of_vllm(tmp_path: Path, dynamic: bool) -> None:
     lifted = lift(dump.gm)
     told = {node.name: (node.launches, node.time_us > 0) for node in lifted.problem.nodes if node.launches}
     assert told == dict.fromkeys(("all_reduce", "rs", "ag"), (("tp:0",), True))
-    assert not lifted.undeclared and not {"unknown_op", "custom_op", "unknown_communication"} & set(lifted.notes)
+    assert not lifted.undeclared
+    assert not {"unknown_op", "custom_op", "unknown_communication"} & set(lifted.notes)

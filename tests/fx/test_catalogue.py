@@ -66,7 +66,11 @@ def test_tables_name_operators_and_arguments_that_exist(registered: list[OpOverl
     for name, arguments in catalogue.WRITES.items():
         assert name not in names or names[name].issuperset(arguments), name
     listed = {*catalogue.WRITES, *catalogue.SYNCS, *catalogue.VIEWS, *catalogue.RANDOM}
-    elsewhere = {"ao::wait_tensor", "inductor_prims::inductor_reserve_rng_state", "fsdp::all_gather_copy_in"}  # imported
+    elsewhere = {
+        "ao::wait_tensor",
+        "inductor_prims::inductor_reserve_rng_state",
+        "fsdp::all_gather_copy_in",
+    }  # imported
     assert {name for name in listed - names.keys() if "vllm" not in name} <= elsewhere
 
 

@@ -279,7 +279,7 @@ FLAGS = ("writes", "writes_all", "writes_aliased", "aliases", "syncs", "dropout"
 
 
 def test_every_combination_of_traits_is_read_as_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operator takes x and y: which of them it writes, what is said of it, and how readers are ordered against it."""
+    """An operator takes x and y: which of them it writes, and how readers are ordered against it."""
     x, y = Arg((0, "self")), Arg((1, "other"))
     readings, current = {}, [NO_CALL]
     monkeypatch.setattr(reader, "traits_of", lambda op: current[0] if op is ATEN.maximum.default else traits_of(op))
@@ -315,7 +315,8 @@ def test_every_combination_of_traits_is_read_as_what_it_says(monkeypatch: pytest
         assert {name for name in "xy" if found.outs[at[name]][0] in found.writes.get(op, ())} == written, traits
         assert (op in found.syncs, found.notes["unknown_op"] > 0) == (on["syncs"], not (traits.known or traits.plain))
         for name in written:
-            assert at[f"before_{name}"] in hazards[op] and op in hazards[at[f"after_{name}"]], traits
+            assert at[f"before_{name}"] in hazards[op], traits
+            assert op in hazards[at[f"after_{name}"]], traits
         if not written and role is None and expected is Ordering.NONE and not on["syncs"]:
             assert not hazards.get(op), traits
 
@@ -357,7 +358,8 @@ def test_what_a_body_hands_through_is_not_returned_by_what_it_runs() -> None:
     val = (b.tensor(4, 4), outer[1].meta["val"])
     wrapped = b.call("run", control_deps, (), b.graph.get_attr("body"), *outer, val=val)
     gm = b.done(wrapped, root=root)
-    assert hazards_of(gm) == set() and "undeclared_alias" not in lift(gm).notes
+    assert hazards_of(gm) == set()
+    assert "undeclared_alias" not in lift(gm).notes
 
 
 @pytest.mark.skipif(not hasattr(C10D, "isend"), reason="this torch has no functional sends")

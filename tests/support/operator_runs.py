@@ -24,7 +24,19 @@ GROUPED = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functi
 _CHANNELS = ("mean", "var", "std", "weight", "bias", "gamma")
 _SLIDING = ("dilation", "kernel_size", "output_size", "padding", "stride")
 _INDICES = ("index", "indices", "target", "offsets", "ind", "idx", "labels", "mask_indices", "lengths")
-_SHAPES = ("channels", "square", "vector", "kernel", "row", "integer", "boolean", "scalar", "image", "volume", "complex")
+_SHAPES = (
+    "channels",
+    "square",
+    "vector",
+    "kernel",
+    "row",
+    "integer",
+    "boolean",
+    "scalar",
+    "image",
+    "volume",
+    "complex",
+)
 _DIMENSIONS = {"vector": 1, "row": 1, "volume": 3}
 """Along so many do pools and convolutions slide; along two elsewhere."""
 _ENOUGH = 2

@@ -14,6 +14,7 @@ from torch import fx
 
 from overlap_sched.dump.graph import ParsedGraph
 from overlap_sched.errors import DumpGroupError, DumpNameError
+from overlap_sched.fx.collectives import names_a_group
 from overlap_sched.fx.operator_traits import arguments_of
 from overlap_sched.problem.quantities import MAX_RANKS, shown
 
@@ -124,20 +125,33 @@ def named_groups(node: fx.Node) -> list[tuple[str, int | None]]:
     else:
         operator, arguments = node.target, node.args
     by_name = arguments_of(operator, arguments, node.kwargs)
-    size = by_name.get("group_size")
+    size = by_name.get("group_size", by_name.get("world_size"))
     if not isinstance(size, int):
         splits = by_name.get("output_split_sizes") or by_name.get("input_split_sizes")
         size = len(splits) if isinstance(splits, list | tuple) and splits else None
-    names = [value for name, value in by_name.items() if name.endswith(("group_name", "pg_name"))]
+    named = [by_name.get(argument.name) for argument in operator._schema.arguments if names_a_group(argument)]
+    names = [value.target if isinstance(value, fx.Node) and value.op == "get_attr" else value for value in named]
     return [(name, size) for name in names if isinstance(name, str) and name]
 
 
-def resharded(source: torch.Tensor, gather_dim: int, shard_dim: int, size: int) -> torch.Tensor:
-    """Fake what ``_dtensor.shard_dim_alltoall`` returns; its own fake kernel asks for this rank in a default group."""
-    shape = list(source.shape)
-    shape[gather_dim] *= size
-    shape[shard_dim] //= size
-    return source.new_empty(shape)
+def collective_result(op: Any, args: Sequence[Any], groups: Mapping[str, DumpGroup]) -> Any:
+    """Fake what a collective returns whose own fake kernel is of no use here; NotImplemented for all others."""
+    if not isinstance(op, torch._ops.OpOverload):
+        return NotImplemented
+    if op.name() == "_dtensor::shard_dim_alltoall":  # asks for this rank in a default group
+        shape, size = list(args[0].shape), groups[args[3]].size
+        shape[args[1]] *= size
+        shape[args[2]] //= size
+        return args[0].new_empty(shape)
+    if op.name() == "fsdp::all_gather_copy_in" and len(args) == 7:  # until torch 2.8 it allocated what it gathers into
+        numel, ranks, rank, dtype, device = args[2:]
+        out = torch.empty(numel * ranks, dtype=dtype, device=device)
+        return out.narrow(0, numel * rank, numel), out
+    if op.namespace == "c10d":  # in place, and a handle
+        given = [(str(a.type), value) for a, value in zip(op._schema.arguments, args, strict=False)]
+        found = [next((value for kind, value in given if kind == str(r.type)), None) for r in op._schema.returns]
+        return found[0] if len(found) == 1 else tuple(found)
+    return NotImplemented
 
 
 @contextlib.contextmanager

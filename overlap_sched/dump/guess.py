@@ -143,7 +143,7 @@ def result_like(target: Any, args: Sequence[Any], tensors: Sequence[torch.Tensor
 
 def missing(node: fx.Node) -> str:
     """Why fake execution has no value for a node."""
-    name = _operator_missing(node)
+    name = operator_missing(node)
     if name is not None:
         return f"this torch build does not know the operator {name}"
     if isinstance(node.target, torch._ops.HigherOrderOperator):
@@ -151,20 +151,23 @@ def missing(node: fx.Node) -> str:
     return "this torch build cannot tell the shapes of its results"
 
 
-def mend(node: fx.Node) -> str:
-    """Say what the user can do about it."""
+def mend(node: fx.Node, constants: Sequence[fx.Node] = ()) -> str:
+    """Say what the user can do about it; ``constants``: those of its inputs that the file describes nowhere."""
+    if constants:
+        name = constants[0].target
+        return f'torch has not written self.{name}: annotate it by hand (`{name}: "i64[4]" = self.{name}`).'
     parts = [user.name for user in node.users if user.target is operator.getitem]
     annotate = f'annotate it by hand (`{parts[0] if parts else node.name}: "bf16[8, 4]" = ...`).'
     if parts:
         annotate = annotate.replace("annotate it", "annotate each of its parts")
-    if _operator_missing(node) is not None:
+    if operator_missing(node) is not None:
         return f"Import the package that registers it first (--import PACKAGE on the command line), or {annotate}"
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return f"Load the graph as tlparse prints it for reading, bodies included (aot_forward_graph), or {annotate}"
     return f"Load it with the torch that wrote it, or {annotate}"
 
 
-def _operator_missing(node: fx.Node) -> str | None:
-    """The operator that this torch build lacks: the node's own, or the one that a higher-order operator calls."""
+def operator_missing(node: fx.Node) -> str | None:
+    """Return the name of the operator that this torch lacks: the node's own, or that which a higher-order one calls."""
     found = [item for item in (node.target, *node.args) if isinstance(item, UnknownOp)]
     return found[0].__name__ if found else None

@@ -29,7 +29,7 @@ from overlap_sched.dump.inputs import InputMaker, SizeInput, read_inputs
 from overlap_sched.dump.literals import Literals, shorten
 from overlap_sched.dump.size_names import check_sizes, size_names
 from overlap_sched.dump.source import DumpSource
-from overlap_sched.dump.values import Opaque, Values
+from overlap_sched.dump.values import Opaque, UnknownConstant, Values
 from overlap_sched.errors import DumpError, DumpInputError, DumpStatementError
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 
@@ -38,6 +38,9 @@ NO_SHAPES = (
     "gm.print_readable(include_stride=True, include_device=True) prints"
 )
 _MOST_TRIES = 8
+_aten = torch.ops.aten
+_ALIKE = (_aten.lift_fresh_copy.default, _aten.lift_fresh.default, _aten.clone.default, _aten.detach.default)
+"""They give what they take: of a constant that torch has not written, the shape is printed with them."""
 
 
 class SizeNotKnownYetError(Exception):
@@ -216,17 +219,17 @@ class Loader:
                     f"{self.source.path}, line {value.lineno}: self.{name} is no tensor "
                     f"({str(error).splitlines()[0]}): `{shorten(value)}`. Write the dump again with torch."
                 ) from None
+        if name in self.groups:
+            return name
         runs = [isinstance(user.target, torch._ops.HigherOrderOperator) for user in node.users]
         if name in self._attribute_values or all(runs):
             return Opaque()
-        text = self.parsed.annotations.get(node.name)
-        printed = None if text is None else guess.annotated(text, torch.device("cpu"), self._maker.size_of)
-        if printed is not None:
-            return printed
-        raise DumpStatementError(
-            f"{self.parsed.place(node)}: __init__ does not set self.{name}. torch does not write every attribute: add "
-            f"`self.register_buffer('{name}', torch.randn([SHAPE], dtype=...))` there."
-        )
+        alike = [user.name for user in node.users if user.target in _ALIKE]
+        for text in filter(None, map(self.parsed.annotations.get, [node.name, *alike])):
+            printed = guess.annotated(text, torch.device("cpu"), self._maker.size_of)
+            if printed is not None:
+                return printed
+        return UnknownConstant()
 
     def _run_body(self, module: Any, operands: Sequence[Any]) -> Any:
         """Run the printed body of a submodule; None where there is none."""

@@ -1,7 +1,7 @@
 """Operators of ``torch.ops`` by name: those of this torch, stand-ins for newer ones, and marks for those it lacks.
 
-Stand-ins let an older torch read dumps that hold operators of a newer one. They are registered under this package's own
-name, when a dump first asks for one: torch's own namespaces say what this torch has.
+Stand-ins let an older torch read dumps that hold operators of a newer one, or of vLLM. They are registered under this
+package's own name, when a dump first asks for one: the other namespaces say what is installed here.
 """
 
 import importlib
@@ -27,7 +27,12 @@ _REGISTERING_MODULES = {
     "streams": "torch._dynamo.variables.streams",
     "rngprims": "torch._prims.rng_prims",
 }
-_SCHEMAS = {("_c10d_functional", "wait_tensors"): "wait_tensors(Tensor[] tensors) -> Tensor[]"}  # torch 2.15
+_SCHEMAS = {
+    ("_c10d_functional", "wait_tensors"): "wait_tensors(Tensor[] tensors) -> Tensor[]",  # torch 2.15
+    ("vllm", "all_reduce"): "vllm_all_reduce(Tensor tensor, str group_name) -> Tensor",
+    ("vllm", "all_gather"): "vllm_all_gather(Tensor tensor, int dim, int world_size, str group_name) -> Tensor",
+    ("vllm", "reduce_scatter"): "vllm_reduce_scatter(Tensor tensor, int dim, int world_size, str group_name) -> Tensor",
+}
 
 
 class UnknownOp:
@@ -90,7 +95,7 @@ def stand_in(namespace: str, name: str, overload: str | None = None) -> Any:
     if (namespace, name) not in _SCHEMAS or overload not in (None, "default"):
         return None
     _register()
-    packet = getattr(torch.ops.overlap_sched, name)
+    packet = getattr(torch.ops.overlap_sched, _SCHEMAS[namespace, name].partition("(")[0])
     return packet if overload is None else packet.default
 
 
@@ -101,4 +106,7 @@ def _register() -> torch.library.Library:
     for schema in _SCHEMAS.values():
         library.define(schema)
     library.impl("wait_tensors", list, "Meta")  # as torch 2.15 has it: the tensors themselves
+    library.impl("vllm_all_reduce", lambda tensor, _: torch.empty_like(tensor), "Meta")
+    library.impl("vllm_all_gather", lambda tensor, dim, ranks, _: torch.cat([tensor] * ranks, dim), "Meta")
+    library.impl("vllm_reduce_scatter", lambda tensor, dim, ranks, _: tensor.chunk(ranks, dim)[0].clone(), "Meta")
     return library

@@ -20,14 +20,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 from overlap_sched.dump import guess
 from overlap_sched.dump.counting import ValueCount
 from overlap_sched.dump.graph import MODES, ParsedGraph
-from overlap_sched.dump.groups import DumpGroup, resharded
+from overlap_sched.dump.groups import DumpGroup, collective_result
 from overlap_sched.dump.higher_order import hop_result
 from overlap_sched.dump.operators import UnknownOp
 from overlap_sched.errors import DumpShapeError, InputTooLargeError
 
 _CPU = torch.device("cpu")
 _LARGEST_INTEGER = 2**63
-_RESHARD = "_dtensor::shard_dim_alltoall"
 _aten = torch.ops.aten
 _CHECKS = frozenset(
     {
@@ -44,6 +43,10 @@ _CHECKS = frozenset(
 
 class Opaque(torch.nn.Module):
     """A submodule whose body the dump does not hold: the score function of an attention, for example."""
+
+
+class UnknownConstant(Opaque):
+    """A constant of which the dump does not say the shape."""
 
 
 class MisfitError(Exception):
@@ -160,8 +163,8 @@ class Values:
             return NotImplemented
         if isinstance(target, torch._ops.HigherOrderOperator):
             return hop_result(target._name, args, kwargs, self.submodule)
-        if isinstance(target, torch._ops.OpOverload) and target.name() == _RESHARD:
-            return resharded(args[0], args[1], args[2], self.groups[args[3]].size)
+        if (result := collective_result(target, args, self.groups)) is not NotImplemented:
+            return result
         if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
             return run_operator(target, args, kwargs, tensors)
         if target is not operator.getitem and any(isinstance(leaf, str) for leaf in tree_leaves((args, kwargs))):
@@ -181,6 +184,8 @@ class Values:
         if value is not None:
             self.note("results whose shape was taken from the printed annotation")
             return value
+        if not node.users and guess.operator_missing(node) is not None:
+            return None  # as of what writes its arguments alone (``fsdp.set_`` of torch 2.5)
         if node in self._guessed:
             with contextlib.suppress(RuntimeError, TypeError, ValueError):
                 value = guess.result_like(node.target, args, tensors)
@@ -189,7 +194,7 @@ class Values:
             return value
         raise DumpShapeError(
             f"{self.parsed.place(node)}: the shape of its result cannot be found: {reason.rstrip('.')}. "
-            + guess.mend(node)
+            + guess.mend(node, [one for one in node.all_input_nodes if isinstance(self.of[one], UnknownConstant)])
         )
 
     def _printed(self, node: fx.Node, tensors: Sequence[torch.Tensor]) -> Any:

@@ -42,8 +42,13 @@ WAITS = {
     "dc": ("end_backward", "wait_allgather"),  # the former flushes what is left in the buckets of gradients
     "overlap_sched": ("wait_tensors",),  # in dumps that an older torch reads, see overlap_sched.dump.operators
 }
-MEANT = {"allgather_param": "all_gather_into_tensor", "reduce_grad": "reduce_scatter_tensor"}
-"""What DeepSpeed's collectives (``dc``: DeepCompile, ``csrc/compile`` of 0.19.8) are by torch's names."""
+MEANT = {
+    "all_gather": "all_gather_into_tensor", "allgather_param": "all_gather_into_tensor",
+    "reduce_grad": "reduce_scatter_tensor", "reduce_scatter": "reduce_scatter_tensor",
+    "vllm_all_gather": "all_gather_into_tensor", "vllm_all_reduce": "all_reduce",
+    "vllm_reduce_scatter": "reduce_scatter_tensor",
+}  # fmt: skip
+"""What collectives of DeepSpeed (``dc``: DeepCompile, ``csrc/compile`` of 0.19.8) and vLLM are by torch's names."""
 COPIES_INPUT = frozenset({"dc::reduce_grad"})
 """Collectives that copy what they are given into a bucket: it is free when they return."""
 FREES = {"dc::release_param": "dc::allgather_param"}
@@ -51,6 +56,8 @@ FREES = {"dc::release_param": "dc::allgather_param"}
 BLOCKING = {
     # waits for its work before it returns (torch/csrc/distributed/c10d/Functional.cpp)
     "_dtensor": ("shard_dim_alltoall",),
+    "vllm": ("all_gather", "all_reduce", "reduce_scatter"),  # vllm/distributed/parallel_state.py: on the calling stream
+    "overlap_sched": ("vllm_all_gather", "vllm_all_reduce", "vllm_reduce_scatter"),  # in dumps where vLLM is not there
     "symm_mem": (
         # these two copy on the stream that calls them, and register no work
         "_low_contention_all_gather_ce_multicast", "_low_contention_all_gather_ce_multicast_out",
@@ -91,7 +98,11 @@ WRITES = {
     "aten::_batch_norm_impl_index": ("running_mean", "running_var"),
     "aten::_cudnn_rnn": ("dropout_state",),
     "aten::_cudnn_rnn_backward": ("reserve",),
+    "aten::_cudnn_rnn_flatten_weight": ("weight_arr",),
     "aten::batch_norm": ("running_mean", "running_var"),
+    "aten::batch_norm_gather_stats": ("running_mean", "running_var"),
+    "aten::batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
+    "aten::batch_norm_update_stats": ("running_mean", "running_var"),
     "aten::cudnn_batch_norm": ("running_mean", "running_var"),
     "aten::instance_norm": ("running_mean", "running_var"),
     "aten::miopen_batch_norm": ("running_mean", "running_var"),
@@ -99,6 +110,9 @@ WRITES = {
     "aten::miopen_rnn_backward": ("reserve",),
     "aten::mkldnn_rnn_layer_backward": ("workspace",),
     "aten::native_batch_norm": ("running_mean", "running_var"),
+    "fsdp::all_gather_copy_in": ("all_gather_output",),
+    "overlap_sched::vllm_all_reduce": ("tensor",),
+    "vllm::all_reduce": ("tensor",),  # in place on a CPU and on XPUs
 }
 """Arguments that an operator writes, or frees, although its schema does not say so."""
 

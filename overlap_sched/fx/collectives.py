@@ -67,18 +67,18 @@ def comm_of(op: OpOverload) -> Comm | None:
 
     Looked up once per operator and not kept in a table: some are registered only when their module is imported.
     """
+    said = None if op.namespace in TORCH else declared(op._schema.name)
     for role, family in ((Role.LAUNCH, LAUNCHES), (Role.WAIT, WAITS), (Role.BLOCKING, BLOCKING)):
-        for name in family.get(op.namespace, ()):
+        for name in () if said is False else family.get(op.namespace, ()):
             if getattr(getattr(torch.ops, op.namespace), name, None) is op.overloadpacket:
                 copies = op._schema.name in COPIES_INPUT
                 return Comm(role, MEANT.get(name, name), name in POINT_TO_POINT, copies=copies)
-    arguments, said = op._schema.arguments, None
+    arguments = op._schema.arguments
     if op.namespace in FAMILIES:
         communicates = any(argument.name in ("group_name", "ranks") for argument in arguments)
     elif op.namespace in TORCH:
         communicates = op.namespace in WHOLE_FAMILIES and op._schema.name not in LOCAL
     else:
-        said = declared(op._schema.name)
         communicates = any(map(names_a_group, arguments)) if said is None else said
     return Comm(Role.BLOCKING, op.overloadpacket.__name__, known=said is not None) if communicates else None
 
@@ -91,4 +91,5 @@ def names_a_group(argument: Any) -> bool:
 
 def is_undeclared(op: OpOverload) -> bool:
     """Tell whether nothing but its schema says what an operator does: it may communicate, or draw random numbers."""
-    return op.namespace not in TORCH and declared(op._schema.name) is None
+    listed = op.namespace in TORCH or op.overloadpacket.__name__ in BLOCKING.get(op.namespace, ())
+    return not listed and declared(op._schema.name) is None

@@ -40,7 +40,8 @@ class OperatorTraits:
         writes: Arguments that it writes.
         returns: Per return value, the argument that it is (``Tensor(a!)``) or looks at (``Tensor(a)``), or ``None``.
         writes_all: It may write any of its tensors.
-        writes_aliased: Aliasing that its schema does not declare means that it writes there (not so for views).
+        aliases: Arguments of which its schema says that it writes them, or may return them or views of them.
+        writes_aliased: To return any other argument means that it writes that (not so for views, waits and launches).
         dropout: Argument that, when 0, makes it draw no random numbers.
         non_blocking: Argument that says that a copy between devices need not be finished when it returns.
         syncs: The host waits for the device.
@@ -58,6 +59,7 @@ class OperatorTraits:
     known: bool = True
     writes: tuple[Arg, ...] = ()
     returns: tuple[Arg | None, ...] = ()
+    aliases: tuple[Arg, ...] = ()
     writes_all: bool = False
     writes_aliased: bool = False
     dropout: Arg | None = None

@@ -85,7 +85,9 @@ def traits_of_collective(op: OpOverload, comm: Comm) -> OperatorTraits:
         comm,
         writes=() if comm.role is Role.WAIT and op._schema.name not in WRITES else schema.writes,
         returns=schema.returns,
+        aliases=schema.aliases,
         writes_all=comm.point_to_point or schema.writes_unnamed,
+        writes_aliased=comm.role is Role.BLOCKING,
         overwrites=schema.writes_out or comm.op.endswith("_out"),  # those of symm_mem take it by position
     )
 
@@ -111,7 +113,8 @@ def traits_of_overload(op: OpOverload) -> OperatorTraits:
         writes=schema.writes,
         returns=schema.returns if any(schema.returns) else (),
         writes_all=schema.writes_unnamed or may_write_all,
-        writes_aliased=name not in VIEWS and not any(a.alias_info for a in op._schema.arguments),
+        aliases=schema.aliases,
+        writes_aliased=name not in VIEWS,
         dropout=schema.arguments.get("dropout_p"),
         non_blocking=schema.arguments.get("non_blocking"),
         syncs=torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags or name in SYNCS,
@@ -125,6 +128,7 @@ class _Schema:
 
     Attributes:
         arguments: Where the operator takes them, by name.
+        aliases: Those that it writes, or may return.
         writes: Those that it writes.
         returns: Per return value, the argument that it is or looks at, or ``None``.
         writes_unnamed: It writes, but not which arguments.
@@ -134,6 +138,7 @@ class _Schema:
     def __init__(self, op: OpOverload) -> None:
         schema = op._schema
         self.arguments = {a.name: Arg((-1 if a.kwarg_only else i, a.name)) for i, a in enumerate(schema.arguments)}
+        self.aliases = tuple(self.arguments[a.name] for a in schema.arguments if a.alias_info)
         written = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
         unseen = [name for name in WRITES.get(schema.name, ()) if name in self.arguments]
         self.writes = tuple(self.arguments[name] for name in dict.fromkeys([*(a.name for a in written), *unseen]))

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from overlap_sched.fx.catalogue import FREES, SHAPES
+from overlap_sched.fx.catalogue import FREES, SHAPES, WRITES
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.communication import communicating
 from overlap_sched.fx.hazards import Ordering
@@ -73,14 +73,29 @@ class _Reader:
         self._value(node, traits, takes, call)
         if not traits.plain:
             self._special(v, node, traits, call or EffectiveCall(node.target, node.args, node.kwargs, None))
-        elif traits.writes_aliased and len(r.raw_fresh[v]) != len(r.raw_outs[v]):
-            fresh = r.raw_fresh[v]
-            r.writes[v] = tuple(r.storages.root[s] for s in r.raw_outs[v] if s not in fresh)
-            r.notes["undeclared_alias"] += 1
+        if traits.writes_aliased and len(r.raw_fresh[v]) != len(r.raw_outs[v]):
+            self._undeclared_alias(v, node, traits, call)
         if self.launched and not self.launched.keys().isdisjoint(takes):
             self._look(v, kind)
         if isinstance(node.target, OpOverload) and node.target.namespace == "dc":
             self._frees(v, node)
+
+    def _undeclared_alias(self, v: int, node: fx.Node, traits: OperatorTraits, call: EffectiveCall | None) -> None:
+        """Take a node that returns an argument of which its schema does not say so for one that writes it."""
+        r, args, kwargs = self.reading, node.args, node.kwargs
+        raw = r.raw_outs[v]
+        if traits.aliases and call is None and len(r.takes[v]) == 1:
+            return  # a view, as most
+        if call is not None:
+            args, kwargs = call.args, call.kwargs
+            raw, _ = r.storages.of_value(None if call.given is None else call.given(node.meta.get("val")))
+        declared = {s for arg in traits.aliases for n in _nodes_in(arg.of(args, kwargs)) for s in r.outs[self.index[n]]}
+        fresh, written = r.raw_fresh[v], r.writes.get(v, ())
+        roots = dict.fromkeys(r.storages.root[s] for s in raw if s not in fresh)
+        if unseen := tuple(s for s in roots if s not in declared and s not in written):
+            r.writes[v] = (*written, *unseen)
+            r.unseen.add(v)
+            r.notes["undeclared_alias"] += 1
 
     def _frees(self, v: int, node: fx.Node) -> None:
         """Have what frees a storage by the numbers that it was made with use that storage: it lives until then."""
@@ -198,6 +213,8 @@ class _Reader:
         roots = tuple(dict.fromkeys(s for n in written for s in r.outs[self.index[n]]))
         if roots:
             r.writes[v] = roots
+            if isinstance(call.target, OpOverload) and call.target._schema.name in WRITES:
+                r.unseen.add(v)
             if traits.overwrites:
                 r.overwritten_bytes[v] = sum(r.value_bytes[self.index[n]] for n in written)
         if traits.non_blocking is not None:

@@ -29,6 +29,7 @@ class Reading:
         raw_outs, raw_fresh: Per node, its value's raw storages; those of them that no earlier value showed.
         value_bytes: Per node, bytes of the tensors in its value.
         writes: Roots that a node writes.
+        unseen: Nodes that write what their schemas do not say.
         overwritten_bytes: Of nodes that write without reading first: bytes of what they write.
         ordering: Nodes with an ordering constraint, see :class:`~overlap_sched.fx.hazards.Ordering`.
         launch_of: Per wait, its collective, of several the last. (A wait for one launched outside is not in it.)
@@ -53,6 +54,7 @@ class Reading:
     raw_fresh: list[tuple[int, ...]] = field(default_factory=list)
     value_bytes: list[int] = field(default_factory=list)
     writes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    unseen: set[int] = field(default_factory=set)
     overwritten_bytes: dict[int, int] = field(default_factory=dict)
     ordering: dict[int, Ordering] = field(default_factory=dict)
     launch_of: dict[int, int] = field(default_factory=dict)

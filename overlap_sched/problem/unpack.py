@@ -49,9 +49,14 @@ def read_unpacked(path: str | Path, limits: Limits, *, gzipped: bool = False) ->
 
 
 def read_json(
-    path: str | Path, limits: Limits, what: str, error: type[Exception], too_many: Callable[[int], str]
+    path: str | Path,
+    limits: Limits,
+    what: str,
+    error: type[Exception],
+    too_many: Callable[[int], str],
+    unique: bool = False,
 ) -> Any:
-    """Read what a JSON file holds, plain or gzipped; nothing of it is checked but its size.
+    """Read what a JSON file holds, plain or gzipped; nothing of it is checked but its size, and keys where asked for.
 
     Args:
         path: The file; gzipped where its name ends in ``.gz``, or it begins so.
@@ -59,6 +64,7 @@ def read_json(
         what: What it should be, for messages: ``"problem"``.
         error: What is raised where it is none.
         too_many: What to say of so many JSON objects and lists, parsed far larger than their text; ``""``: they may be.
+        unique: Refuse an object in which a key occurs twice; what other programs write may have such ones.
 
     Raises:
         error: It cannot be read or parsed.
@@ -77,7 +83,9 @@ def read_json(
     if refused := too_many(raw.count(b"{") + raw.count(b"[")):
         raise InputTooLargeError(refused)
     try:
-        return json.loads(raw)
+        return json.loads(raw, object_pairs_hook=_object if unique else None)
+    except KeyError as fault:
+        raise error(f"{path}: the key {fault} occurs twice in one object. Leave the one that is meant.") from None
     except UnicodeDecodeError:
         raise error(f"{path}: is not text. A {what} is JSON, plain or gzipped.") from None
     except json.JSONDecodeError as fault:
@@ -86,6 +94,15 @@ def read_json(
         ) from None
     except (RecursionError, ValueError) as fault:
         raise error(f"{path}: cannot be parsed ({fault}). A {what} is a flat JSON object.") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise KeyError(key)
+        found[key] = value
+    return found
 
 
 def _bounded(file: BinaryIO | gzip.GzipFile, path: str | Path, limit: int, when: str) -> bytes:

@@ -11,12 +11,16 @@ from tests.support.dump_graphs import handwritten
 
 
 def message(tmp_path: Path, text: str | bytes, kind: type[errors.DumpError], **options: object) -> str:
-    path = tmp_path / "dump.py"
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(kind) as caught:
-        load_dump(path, **options)  # type: ignore[arg-type]
+        load_dump(_written(tmp_path, text), **options)  # type: ignore[arg-type]
     assert type(caught.value) is kind
     return str(caught.value).replace(str(tmp_path) + "/", "")
+
+
+def _written(tmp_path: Path, text: str | bytes) -> Path:
+    path = tmp_path / "dump.py"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
 
 
 def in_body(statement: str, inputs: tuple[tuple[str, str], ...] = (("x", "float32 4 4"),)) -> str:
@@ -39,7 +43,8 @@ def test_a_missing_file(tmp_path: Path) -> None:
         ),
         (
             b"Repro is not generated due to existence of BackwardState in graph input",
-            "it starts with 'Repro is not generated due to existence of BackwardState",
+            "dump.py: torch wrote no graph here ('Repro is not generated due to existence of BackwardState in graph "
+            "input'). Take `fx_graph_readable.py` of the same folder.",
         ),
         (
             b"class Repro(torch.nn.Module):\n    pass\n",
@@ -105,10 +110,6 @@ def test_the_whole_message_for_a_statement(tmp_path: Path) -> None:
             "mm = torch.ops.aten.full.default([1 // 0], 1)",
             "this cannot be computed (integer division or modulo by zero)",
         ),
-        (
-            "n = self.missing\nmm = torch.ops.aten.mm.default(x, n)",
-            "__init__ does not set self.missing. torch does not write every attribute",
-        ),
     ],
 )
 def test_statements_that_are_not_understood(tmp_path: Path, statement: str, says: str) -> None:
@@ -118,7 +119,8 @@ def test_statements_that_are_not_understood(tmp_path: Path, statement: str, says
 
 
 def test_shapes_that_cannot_be_found(tmp_path: Path) -> None:
-    assert message(tmp_path, in_body("a = torch.ops.my_kernels.proj.default(x)"), errors.DumpShapeError) == (
+    used = in_body("a = torch.ops.my_kernels.proj.default(x)\nmm = torch.ops.aten.mm.default(a, x)")
+    assert message(tmp_path, used, errors.DumpShapeError) == (
         "dump.py, line 22: node 'a' (`a = torch.ops.my_kernels.proj.default(x)`): the shape of its result cannot be "
         "found: this torch build does not know the operator my_kernels.proj.default. Import the package that registers "
         'it first (--import PACKAGE on the command line), or annotate it by hand (`a: "bf16[8, 4]" = ...`).'
@@ -141,6 +143,10 @@ def test_shapes_that_cannot_be_found(tmp_path: Path) -> None:
     assert "this torch build does not know the operator my_kernels.log.default" in text
     assert "annotate each of its parts by hand (`b: " in text
     assert "the number does not fit" in message(tmp_path, in_body("a = 2 ** 63"), errors.DumpShapeError)
+    constant = in_body("n = self.missing\nmm = torch.ops.aten.mm.default(x, n)")
+    advice = 'torch has not written self.missing: annotate it by hand (`missing: "i64[4]" = self.missing`).'
+    assert message(tmp_path, constant, errors.DumpShapeError).endswith(advice)
+    load_dump(_written(tmp_path, constant.replace("n = self", "n: 'f32[4, 4]' = self")))  # it helps
 
 
 @pytest.mark.parametrize(
@@ -233,7 +239,9 @@ def test_nothing_in_a_dump_is_run(tmp_path: Path) -> None:
 
 
 def test_a_failing_load_leaves_no_groups_behind(tmp_path: Path) -> None:
-    text = in_body("a = torch.ops._dtensor.shard_dim_alltoall.default(x, 0, 1, 'left')\nb = torch.ops.no.such(x)")
+    text = in_body(
+        "a = torch.ops._dtensor.shard_dim_alltoall.default(x, 0, 1, 'left')\nb = torch.ops.no.such(x)\nc = torch.ops.aten.mm.default(b, b)"
+    )
     message(tmp_path, text, errors.DumpShapeError, groups={"left": 4})
     with pytest.raises((RuntimeError, ValueError), match="left"):
         dist.distributed_c10d._resolve_process_group("left")

@@ -158,3 +158,109 @@ def test_loops_and_operators_printed_without_their_overload(tmp_path: Path) -> N
 def test_a_graph_without_any_annotation_has_no_inputs(tmp_path: Path) -> None:
     with pytest.raises(errors.DumpInputError, match="forward takes 1 inputs but load_args describes 0"):
         load(tmp_path, HEAD + "        x,\n    ):\n        return (x,)\n")
+
+
+def test_constants_whose_shape_stands_with_their_copy_or_their_user(tmp_path: Path) -> None:
+    body = """
+        x: "f32[4, 4]",
+    ):
+        _tensor_constant0 = self._tensor_constant0
+        lift_fresh_copy: "i64[2]" = torch.ops.aten.lift_fresh_copy.default(_tensor_constant0);  _tensor_constant0 = None
+        _tensor_constant1 = self._tensor_constant1
+        index: "f32[2, 4]" = torch.ops.aten.index.Tensor(x, [_tensor_constant1]);  _tensor_constant1 = None
+        add: "f32[2, 4]" = torch.ops.aten.add.Tensor(index, lift_fresh_copy)
+        return (add,)
+"""
+    dump = load(tmp_path, HEAD + body.strip("\n"))
+    val = values(dump)
+    assert (val["_tensor_constant0"].shape, val["_tensor_constant0"].dtype) == ((2,), torch.int64)
+    assert (val["index"].shape, val.get("_tensor_constant1")) == ((2, 4), None)
+    assert "no_val" not in lift(dump.gm).notes
+    unprinted = body.replace('index: "f32[2, 4]"', "index")
+    with pytest.raises(errors.DumpShapeError, match=r"annotate it by hand .`_tensor_constant1: "):
+        load(tmp_path, HEAD + unprinted.strip("\n"))
+
+
+def test_process_groups_among_the_attributes_are_asked_for_by_name(tmp_path: Path) -> None:
+    body = """
+        x: "f32[4]",
+        w: "f32[4, 4]",
+    ):
+        clone: "f32[4]" = torch.ops.aten.clone.default(x);  x = None
+        _torchbind_obj0 = self._torchbind_obj0
+        _torchbind_obj1 = self._torchbind_obj1
+        broadcast_ = torch.ops.c10d.broadcast_.default([clone], _torchbind_obj0, 0, 0, False)
+        reduce_ = torch.ops.c10d.allreduce_.default([clone], _torchbind_obj0, _torchbind_obj1, None, False);  clone = None
+        getitem = reduce_[0]
+        getitem_1: "f32[4]" = getitem[0];  getitem = None
+        getitem_2 = reduce_[1];  reduce_ = getitem_2 = None
+        empty: "f32[32]" = torch.ops.aten.empty.memory_format([32], device = device(type='cpu'), pin_memory = False)
+        _allgather_base_ = torch.ops.c10d._allgather_base_.default(empty, getitem_1, _torchbind_obj0, False)
+        getitem_3: "f32[32]" = _allgather_base_[0];  _allgather_base_ = None
+        mm: "f32[4, 4]" = torch.ops.aten.mm.default(w, w);  w = None
+        return (getitem_1, getitem_3, mm)
+"""
+    text = HEAD + body.strip("\n")
+    with pytest.raises(
+        errors.DumpGroupError, match=r"group '_torchbind_obj0' is not known. .*--group _torchbind_obj0=64"
+    ):
+        load(tmp_path, text)
+    dump = load(tmp_path, text, groups={"_torchbind_obj0": 8})
+    val = values(dump)
+    assert val["getitem_1"] is val["clone"]
+    assert val["getitem_3"] is val["empty"]
+    lifted = lift(dump.gm)
+    communicating = [node for node in lifted.problem.nodes if node.launches]
+    assert [(node.name, node.launches) for node in communicating] == [
+        (name, ("_torchbind_obj0",)) for name in ("broadcast_", "reduce_", "_allgather_base_")
+    ]
+    assert all(node.time_us > 0 for node in communicating)
+    assert lifted.problem.groups == {} or lifted.problem.groups["_torchbind_obj0"].size == 8
+
+
+def test_parameters_that_torch_2_5_sets_and_gathers_into_what_it_allocates(tmp_path: Path) -> None:
+    """Where the file prints no shapes, too."""
+    head = 'class Repro(torch.nn.Module):\n    def forward(self, shard: "bf16[6]", weight: "bf16[4, 4]"):\n        '
+    body = """
+        copy_in = torch.ops.fsdp.all_gather_copy_in.default([shard], [6], 8, 2, 1, torch.bfloat16, device(type='cuda', index=1))
+        getitem = copy_in[0]
+        getitem_1 = copy_in[1];  copy_in = None
+        gather = torch.ops._c10d_functional.all_gather_into_tensor.default(getitem, 2, '0');  getitem = None
+        wait = torch.ops._c10d_functional.wait_tensor.default(gather);  gather = None
+        strided = torch.ops.aten.as_strided.default(wait, [4, 4], [4, 1], 0);  wait = None
+        set_ = torch.ops.fsdp.set_.default(weight, strided);  strided = set_ = None
+        mm = torch.ops.aten.mm.default(weight, weight)
+        return (mm, getitem_1)
+"""
+    dump = load(tmp_path, head + body.strip())
+    val = values(dump)
+    assert (val["getitem"].shape, val["getitem_1"].shape, val["getitem"].storage_offset()) == ((8,), (16,), 8)
+    assert val["getitem"].untyped_storage()._cdata == val["getitem_1"].untyped_storage()._cdata
+    problem, names = lift(dump.gm).problem, [node.name for node in dump.gm.graph.nodes]
+    assert val["set_"] is None
+    assert names.index("set_") in problem.predecessors[names.index("mm")]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_collectives_of_vllm(tmp_path: Path, dynamic: bool) -> None:
+    body = """
+        n: "Sym(s18)",
+        x: "bf16[s18, 64][64, 1]cuda:0",
+        w: "bf16[64, 64][64, 1]cuda:0",
+    ):
+        mm: "bf16[s18, 64][64, 1]cuda:0" = torch.ops.aten.mm.default(x, w)
+        all_reduce: "bf16[s18, 64][64, 1]cuda:0" = torch.ops.vllm.all_reduce.default(mm, 'tp:0');  mm = None
+        rs = torch.ops.vllm.reduce_scatter.default(all_reduce, dim = 0, world_size = 8, group_name = 'tp:0')
+        ag = torch.ops.vllm.all_gather.default(rs, 0, 8, 'tp:0');  rs = None
+        mm_1: "bf16[64, 64][64, 1]cuda:0" = torch.ops.aten.mm.default(w, w)
+        return (ag, mm_1)
+"""
+    text = HEAD + (body if dynamic else body.replace("s18", "32")).strip("\n")
+    dump = load(tmp_path, text, sizes={"s18": 32} if dynamic else None)
+    assert dump.groups == {"tp:0": (8, None)}  # as two of them say
+    assert [tuple(values(dump)[name].shape) for name in ("all_reduce", "rs", "ag")] == [(32, 64), (4, 64), (32, 64)]
+    lifted = lift(dump.gm)
+    told = {node.name: (node.launches, node.time_us > 0) for node in lifted.problem.nodes if node.launches}
+    assert told == dict.fromkeys(("all_reduce", "rs", "ag"), (("tp:0",), True))
+    assert not lifted.undeclared
+    assert not {"unknown_op", "custom_op", "unknown_communication"} & set(lifted.notes)

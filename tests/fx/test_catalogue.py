@@ -1,5 +1,7 @@
 """The catalogue against torch's own list of registered operators: no namespace, group or tag of torch is missing."""
 
+import json
+import re
 import subprocess
 import sys
 
@@ -11,7 +13,9 @@ from overlap_sched.fx import catalogue
 from overlap_sched.fx.collectives import names_a_group
 from overlap_sched.fx.hazards import Ordering
 from overlap_sched.fx.operators import traits_of
+from overlap_sched.fx.reader import read_graph
 from tests.fx.test_fx_hazards import Builder, hazards_of
+from tests.support import operator_runs
 from tests.support.fx_graphs import ATEN
 
 NAMESPACES = """
@@ -26,15 +30,7 @@ print(*sorted({name.split("::")[0] for name in torch._C._dispatch_get_all_op_nam
 @pytest.fixture(scope="module")
 def registered() -> list[OpOverload]:
     """All overloads of torch's own namespaces that are registered here."""
-    found = []
-    for full in sorted(torch._C._dispatch_get_all_op_names()):
-        namespace, rest = full.split("::")
-        name, _, overload = rest.partition(".")
-        if namespace in catalogue.TORCH:
-            packet = getattr(getattr(torch.ops, namespace), name, None)
-            if packet is not None and (overload or "default") in packet.overloads():
-                found.append(getattr(packet, overload or "default"))
-    return found
+    return operator_runs.registered()
 
 
 @pytest.mark.slow
@@ -70,8 +66,50 @@ def test_tables_name_operators_and_arguments_that_exist(registered: list[OpOverl
     for name, arguments in catalogue.WRITES.items():
         assert name not in names or names[name].issuperset(arguments), name
     listed = {*catalogue.WRITES, *catalogue.SYNCS, *catalogue.VIEWS, *catalogue.RANDOM}
-    elsewhere = {"ao::wait_tensor", "inductor_prims::inductor_reserve_rng_state"}  # registered on import
-    assert listed - names.keys() <= elsewhere
+    elsewhere = {
+        "ao::wait_tensor",
+        "inductor_prims::inductor_reserve_rng_state",
+        "fsdp::all_gather_copy_in",
+    }  # imported
+    assert {name for name in listed - names.keys() if "vllm" not in name} <= elsewhere
+
+
+READ_ONLY = "backward|functional|no_training|no_update|elemt|quantized"
+"""Operators that look at running statistics and leave them as they are."""
+
+
+def test_running_statistics_are_written_by_all_that_do_not_only_read_them(registered: list[OpOverload]) -> None:
+    """Most of these run on a GPU alone."""
+    for op in registered:
+        given = [a.name for a in op._schema.arguments if a.name in ("running_mean", "running_var")]
+        if given and not re.search(READ_ONLY, op._schema.name):
+            assert {name for _, name in traits_of(op).writes}.issuperset(given), op
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["batch_norm_update_stats", "batch_norm", "_batch_norm_impl_index", "native_batch_norm", "instance_norm", "add_"],
+)
+def test_what_an_operator_writes_is_seen_and_known(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = ATEN.add_.Tensor if name == "add_" else getattr(ATEN, name).default
+    seen = next(operator_runs.observe(op))
+    expected = ["self"] if name == "add_" else ["running_mean", "running_var"]
+    assert (seen.writes, operator_runs.unsaid(op, seen)) == (expected, [])
+    if name != "add_":
+        monkeypatch.delitem(catalogue.WRITES, op._schema.name)
+        traits_of.cache_clear()
+        assert operator_runs.unsaid(op, seen) == expected
+    traits_of.cache_clear()
+
+
+@pytest.mark.slow
+def test_whatever_operators_write_or_draw_is_known() -> None:
+    """All that run on a CPU, in a process of their own; those that want what cannot be made up crash, or do not run."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.operator_runs"]
+    found = json.loads(subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL))
+    assert found["unsaid"] == {}
+    assert found["ran"] > 2300
+    assert len(found["crashed"]) < 40
 
 
 def test_batch_norm_writes_its_running_statistics() -> None:
@@ -83,7 +121,10 @@ def test_batch_norm_writes_its_running_statistics() -> None:
     norm = (x, None, None, mean, var, True, 0.1, 1e-5)
     b.call("norm", ATEN.native_batch_norm.default, *norm, val=(b.tensor(4, 4), b.tensor(4), b.tensor(4)))
     b.call("after", ATEN.mul.Tensor, var, 2, val=b.tensor(4))
-    assert hazards_of(b.done(x)) == {("before", "norm"), ("norm", "after")}
+    gm = b.done(x)
+    assert hazards_of(gm) == {("before", "norm"), ("norm", "after")}
+    reading = read_graph(gm.graph)
+    assert [reading.nodes[v].name for v in reading.unseen] == ["norm"]  # Inductor goes by schemas
 
 
 def test_a_sparse_tensor_shares_the_values_that_it_is_made_of() -> None:

@@ -259,3 +259,22 @@ def test_declarations_are_part_of_the_cache_key() -> None:
     one = settings_key(Settings())
     declare_operator("deep::norm", communicates=False)
     assert len({before, one, settings_key(Settings())}) == 3
+
+
+@pytest.mark.parametrize("declared", [None, True, False])
+def test_collectives_of_vllm_are_known_unless_declared_otherwise(declared: bool | None) -> None:
+    with torch.library._scoped_library("vllm", "DEF") as made:
+        made.define("all_reduce(Tensor tensor, str group_name) -> Tensor")
+        if declared is not None:
+            declare_operator("vllm::all_reduce", communicates=declared)
+        b = Builder()
+        x, y = b.input("x"), b.input("y")
+        b.call("gather", GATHER, y, 2, "tp:0", val=b.tensor(8, 4))
+        b.call("reduce", torch.ops.vllm.all_reduce.default, x, "tp:0")
+        lifted = lift(b.done(x), groups={"tp:0": overlap_sched.problem.Group(2, True)})
+        node = next(node for node in lifted.problem.nodes if node.name == "reduce")
+        assert node.launches == (() if declared is False else ("tp:0",))
+        assert ("gather" in {lifted.problem.nodes[u].name for u in node.deps}) == (declared is not False)
+        assert not lifted.undeclared
+        assert "unknown_communication" not in lifted.notes
+    overlap_sched.fx.operators.traits_of.cache_clear()

@@ -1,5 +1,6 @@
 """What keeps its place, node by node: effects, fences, unknown calls, subgraphs, host synchronisation, sends."""
 
+import itertools
 import operator
 from typing import Any
 
@@ -9,11 +10,17 @@ from torch import Tensor, fx
 from torch._dynamo.variables import streams  # noqa: F401  registers torch.ops.streams
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 from torch._higher_order_ops.effects import with_effects
+from torch._inductor.fx_passes.control_dependencies import control_deps
 from torch._subclasses import FakeTensorMode
 
-from overlap_sched.fx import lift
+import overlap_sched.fx.declared
+from overlap_sched.fx import lift, reader
+from overlap_sched.fx.collectives import Comm, Role
+from overlap_sched.fx.graph_hazards import graph_hazards
 from overlap_sched.fx.hazards import Ordering
+from overlap_sched.fx.operator_traits import NO_CALL, Arg, OperatorTraits
 from overlap_sched.fx.operators import traits_of
+from overlap_sched.fx.reader import read_graph
 from tests.support.fx_graphs import ATEN, C10D, trace
 
 
@@ -264,7 +271,95 @@ def test_an_alias_that_the_schema_does_not_tell_is_a_write() -> None:
     b.call("view", ATEN._unsafe_view.default, buffer, [16], val=buffer.meta["val"].view(16))
     gm = b.done(x)
     assert hazards_of(gm) == {("before", "copy_in"), ("copy_in", "view")}
-    assert lift(gm).notes["undeclared_alias"] == 1
+    assert "undeclared_alias" not in lift(gm).notes  # this one the catalogue knows
+
+
+ROLES = (None, *Role)
+FLAGS = ("writes", "writes_all", "writes_aliased", "aliases", "syncs", "dropout", "non_blocking", "nested", "fresh")
+
+
+def test_every_combination_of_traits_is_read_as_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator takes x and y: which of them it writes, and how readers are ordered against it."""
+    x, y = Arg((0, "self")), Arg((1, "other"))
+    readings, current = {}, [NO_CALL]
+    monkeypatch.setattr(reader, "traits_of", lambda op: current[0] if op is ATEN.maximum.default else traits_of(op))
+    for fresh in (False, True):
+        b = Builder()
+        inputs = b.input("x"), b.input("y")
+        for one in inputs:
+            b.call(f"before_{one}", ATEN.neg.default, one)
+        b.call("op", ATEN.maximum.default, *inputs, val=b.tensor(4, 4) if fresh else inputs[0].meta["val"])
+        for one in inputs:
+            b.call(f"after_{one}", ATEN.neg.default, one)
+        readings[fresh] = b.done().graph
+    combinations = itertools.product(Ordering, ROLES, itertools.product((False, True), repeat=len(FLAGS)))
+    for i, (ordering, role, flags) in enumerate(combinations):
+        on = dict(zip(FLAGS, flags, strict=True))
+        current[0] = traits = OperatorTraits(
+            "op", ordering, Comm(role, "all_reduce") if role else None, known=i % 3 > 0,
+            writes=(y,) if on["writes"] else (), returns=(x,) if i % 5 == 0 else (), overwrites=i % 7 == 0,
+            aliases=(x,) if on["aliases"] else (), writes_all=on["writes_all"], writes_aliased=on["writes_aliased"],
+            dropout=Arg((-1, "dropout_p")) if on["dropout"] else None, syncs=on["syncs"], nested=on["nested"],
+            non_blocking=Arg((-1, "non_blocking")) if on["non_blocking"] else None,
+        )  # fmt: skip
+        found = read_graph(readings[on["fresh"]])
+        hazards = graph_hazards(found, {})
+        at = {node.name: v for v, node in enumerate(found.nodes)}
+        op = at["op"]
+        expected = Ordering.NONE if ordering is Ordering.RANDOM and on["dropout"] else ordering
+        hidden = on["writes_aliased"] and not on["fresh"] and not on["aliases"]
+        written = {"x", "y"} if on["writes_all"] or expected >= Ordering.BARRIER else {"y"} if on["writes"] else set()
+        assert found.ordering.get(op, Ordering.NONE) is expected, traits
+        assert found.notes["undeclared_alias"] == (op in found.unseen) == (hidden and "x" not in written), traits
+        written |= {"x"} if hidden else set()
+        assert {name for name in "xy" if found.outs[at[name]][0] in found.writes.get(op, ())} == written, traits
+        assert (op in found.syncs, found.notes["unknown_op"] > 0) == (on["syncs"], not (traits.known or traits.plain))
+        for name in written:
+            assert at[f"before_{name}"] in hazards[op], traits
+            assert op in hazards[at[f"after_{name}"]], traits
+        if not written and role is None and expected is Ordering.NONE and not on["syncs"]:
+            assert not hazards.get(op), traits
+
+
+@pytest.mark.parametrize("declared", [None, False, True])
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("schema", ["Tensor x, Tensor y", "Tensor x, Tensor(a!) y"])
+def test_an_argument_returned_unsaid_is_written_whatever_is_declared(
+    declared: bool | None, wrapped: bool, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with torch.library._scoped_library("unsaid", "DEF") as library:
+        library.define(f"scale({schema}) -> Tensor")
+        op = torch.ops.unsaid.scale.default
+        if declared is not None:
+            monkeypatch.setitem(overlap_sched.fx.declared._declared, "unsaid::scale", declared)
+        traits_of.cache_clear()
+        b = Builder()
+        x, y, token = b.input("x"), b.input("y"), b.input("token")
+        b.call("before", ATEN.neg.default, x)
+        if wrapped:
+            b.call("scale", with_effects, token, op, x, y, val=(b.tensor(0), x.meta["val"]))
+        else:
+            b.call("scale", op, x, y, val=x.meta["val"])
+        b.call("after", ATEN.neg.default, x)
+        gm = b.done(x)
+        assert {("before", "scale"), ("scale", "after")} <= hazards_of(gm)
+        assert lift(gm).notes["undeclared_alias"] == 1
+    traits_of.cache_clear()
+
+
+def test_what_a_body_hands_through_is_not_returned_by_what_it_runs() -> None:
+    body = Builder()
+    x, y = body.input("x"), body.input("y")
+    root = torch.nn.Module()
+    root.body = body.done(body.call("inner", ATEN.maximum.default, x, y), y)
+    b = Builder()
+    outer = [b.input("x"), b.input("y")]
+    b.call("before", ATEN.neg.default, outer[1])
+    val = (b.tensor(4, 4), outer[1].meta["val"])
+    wrapped = b.call("run", control_deps, (), b.graph.get_attr("body"), *outer, val=val)
+    gm = b.done(wrapped, root=root)
+    assert hazards_of(gm) == set()
+    assert "undeclared_alias" not in lift(gm).notes
 
 
 @pytest.mark.skipif(not hasattr(C10D, "isend"), reason="this torch has no functional sends")

@@ -57,6 +57,7 @@ def after(
     comms: Sequence[Comm] = (),
     groups: Mapping[int, str] | None = None,
     inside: Mapping[int, Communication] | None = None,
+    unseen: Sequence[int] = (),
 ) -> tuple[set[tuple[int, int]], Counter[str]]:
     """Pairs (later, earlier), and the notes."""
     flow: Any = SimpleNamespace(
@@ -66,7 +67,9 @@ def after(
         waits=[False] * len(kernels),
     )
     traits = [OperatorTraits("op", comm=comm) for comm in comms]
-    reading: Any = SimpleNamespace(ordering=orderings or {}, traits=traits, communicates=dict(inside or {}))
+    reading: Any = SimpleNamespace(
+        ordering=orderings or {}, traits=traits, communicates=dict(inside or {}), unseen=set(unseen)
+    )
     costs: Any = SimpleNamespace(
         origins=lambda member: [] if member.origin is None else [member.origin], group_of=groups or {}
     )
@@ -74,6 +77,12 @@ def after(
     notes: Counter[str] = Counter()
     table = dependencies(kernels, buffers, flow, reading, costs, notes)
     return {(at, before) for at, befores in table.items() for before in befores}, notes
+
+
+def test_what_no_schema_says_is_written_is_ordered_against_its_readers() -> None:
+    kernels = (Kernel("ab"), Kernel("a", origin=0), Kernel("a"), Kernel("b"))
+    assert after(*kernels)[0] == set()
+    assert after(*kernels, unseen=[0])[0] == {(1, 0), (2, 1)}
 
 
 @pytest.mark.parametrize(

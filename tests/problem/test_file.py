@@ -125,6 +125,9 @@ def test_files_that_are_cut_short_or_something_else(tmp_path: Path) -> None:
     assert bad(plain, b"\xff\xfe\xff") == "is not text. A problem is JSON, plain or gzipped."
     assert bad(plain, b"[" * 100_000).startswith("cannot be parsed (")
     assert bad(plain, b"9" * 5000).startswith("cannot be parsed (")
+    twice = text.replace(b'"storages":[', b'"storages":[],"storages":[')
+    assert bad(plain, twice) == "the key 'storages' occurs twice in one object. Leave the one that is meant."
+    assert bad(plain, text.replace(b'"kind":', b'"kind":"wait","kind":', 1)).startswith("the key 'kind' occurs twice")
 
 
 def data() -> dict[str, Any]:

@@ -132,6 +132,12 @@ BROKEN = [
         "node 0 ('b') uses storage 0 before 'c' (node 1) allocates it. List the allocating node first.",
     ),
     (
+        (Node("b", Kind.COMPUTE, use=(0,)), INPUT),
+        (Storage(4),),
+        errors.StorageError,
+        "node 0 ('b') uses storage 0 before 'in' (node 1) allocates it. List the allocating node first.",
+    ),
+    (
         (INPUT, Node("in1", Kind.INPUT, alloc=(1,)), Node("b", Kind.COMPUTE, use=(0, 1, 1, 0))),
         (Storage(1), Storage(1)),
         errors.StorageError,

@@ -46,7 +46,9 @@ def dependencies(
     """
     after = {at: _of_torch(at, snode, buffers, flow, notes) for at, snode in enumerate(snodes)}
     known = sum(map(len, after.values()))
-    add_hazards(after, storage_hazards(zip(range(len(snodes)), flow.takes, flow.writes, strict=True)))
+    unseen = [flow.takes[at] if _writes_unseen(snode, reading, costs) else () for at, snode in enumerate(snodes)]
+    writes = [(*said, *more) for said, more in zip(flow.writes, unseen, strict=True)]
+    add_hazards(after, storage_hazards(zip(range(len(snodes)), flow.takes, writes, strict=True)))
     add_hazards(after, impurity_hazards(_impure(snodes, flow, reading, costs)))
     chains = launch_chains(_launches(snodes, flow, reading, costs))
     notes["point_to_point"] = sum(map(len, chains))
@@ -54,6 +56,11 @@ def dependencies(
     add_hazards(after, blocking_hazards(_launch_steps(snodes, flow, reading, costs)))
     notes["hazard"] = sum(map(len, after.values())) - known
     return after
+
+
+def _writes_unseen(snode: Any, reading: Reading, costs: KernelCosts) -> bool:
+    """Tell whether a node writes something that it takes, although no schema says so: Inductor does not know."""
+    return any(v in reading.unseen for one in members(snode) if one.is_extern() for v in costs.origins(one))
 
 
 def _of_torch(at: int, snode: Any, buffers: Buffers, flow: DataFlow, notes: Counter[str]) -> set[int]:

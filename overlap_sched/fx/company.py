@@ -1,10 +1,15 @@
 """Nodes of a problem that stand for no node of the graph by themselves: further waits, launches, finishes.
 
-A problem has one collective per wait. torch 2.15 has ``wait_tensors``: the compute stream stands still until all
-collectives that its tensors come from have finished. Mostly that is one collective with several outputs. Where there
-are several, the wait gets company: one more wait for each of the others, in front of it, which hold no memory and take
-no time. A replay stands still at each of them in turn, and so until the last has finished; in any order it predicts at
-least the time that the program takes, and exactly that where nothing runs between them.
+A problem has one collective per wait, and only waits wait. torch 2.15 has ``wait_tensors``: the compute stream stands
+still until all collectives that its tensors come from have finished. Mostly that is one collective with several
+outputs. Where there are several, the wait gets company: one more wait for each of the others, in front of it, which
+hold no memory and take no time. A replay stands still at each of them in turn, and so until the last has finished; in any
+order it predicts at least the time that the program takes, and exactly that where nothing runs between them. So does
+what communicates on the compute stream, in a sub-graph, too: it runs when the streams of its groups are free, behind
+all that was launched there; and a sub-graph may wait for what it is given::
+
+    compute       | mm |.........|part|== all_reduce in a sub-graph ==|
+    fsdp               |== gather ====|
 
 On a GPU the host launches ahead of time. On a CPU the thread that computes launches, too, and over gloo that takes it
 50 to 1,000 us. A cost model that knows so (``launch_us``) gives each collective a *launch node*: a compute node in
@@ -17,29 +22,49 @@ A wait for a collective that is done takes time, too (gloo copies what a reduce_
 knows that (``finish_us``), a *finish node* stands in front of the wait. Without such a model no node is added.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from overlap_sched.cost import Collective, CostModel
 from overlap_sched.cost.model import FinishingModel, LaunchingModel
 from overlap_sched.problem import Group, Kind, Node
-from overlap_sched.problem.node import FINISH, LAUNCH
+from overlap_sched.problem.node import FINISH, LAUNCH, PART
 
 
 def one_collective_each(
-    nodes: Sequence[Node], ends: Mapping[int, Sequence[int]]
+    nodes: Sequence[Node], ends: Mapping[int, Sequence[int]], outside: Iterable[int] = ()
 ) -> tuple[tuple[Node, ...], tuple[int, ...]]:
     """Nodes in which every wait has one collective, and per node the index of the one that it stands for.
 
     Args:
         nodes: In their original order; of a wait of several collectives, ``collective`` is one of them.
-        ends: Per wait (its index) the indices of all collectives that it waits for.
+        ends: Per node that waits (its index) the indices of all collectives that it waits for.
+        outside: Nodes that wait for what this graph does not launch.
     """
-    company = {}
+    company: dict[int, list[Node]] = {}
     for v in sorted(ends):
-        name, kind, op = nodes[v].name, nodes[v].kind, nodes[v].op
-        others = [u for u in ends[v] if u != nodes[v].collective]
-        company[v] = [Node(f"{name}.{nodes[u].name}", kind, deps=(u,), op=op, collective=u) for u in others]
+        others = dict.fromkeys(u for u in ends[v] if u != nodes[v].collective)
+        company[v] = [
+            Node(f"{nodes[v].name}.{nodes[u].name}", Kind.WAIT, deps=(u,), op=PART, collective=u) for u in others
+        ]
+    for v in outside:
+        if nodes[v].kind is Kind.COMPUTE:
+            company.setdefault(v, []).append(Node(f"{nodes[v].name}.wait", Kind.WAIT, op=PART))
     return _with_company(nodes, company)
+
+
+def behind_launches(steps: Iterable[tuple[int, Sequence[str], bool]]) -> dict[int, list[int]]:
+    """Per node that communicates on the compute stream (its index): what it finds on the streams of its groups.
+
+    ``steps`` are those of :func:`~overlap_sched.fx.hazards.blocking_hazards`.
+    """
+    found: dict[int, list[int]] = {}
+    since: dict[str, list[int]] = {}
+    for v, groups, blocks in steps:
+        if blocks:
+            found[v] = [u for group in groups for u in since.pop(group, ())]
+        else:
+            since.setdefault(groups[0], []).append(v)
+    return found
 
 
 def launch_times(nodes: Sequence[Node], groups: Mapping[str, Group], model: CostModel | None) -> dict[int, float]:

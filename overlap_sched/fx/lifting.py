@@ -14,9 +14,9 @@ from overlap_sched.cost.cluster.description import Cluster, MeshDimension
 from overlap_sched.cost.cluster.file import cluster_given
 from overlap_sched.cost.cluster.placement import Placement, nodes_of_ranks
 from overlap_sched.fx.collectives import Role
-from overlap_sched.fx.company import launch_times, one_collective_each, with_launches
+from overlap_sched.fx.company import behind_launches, launch_times, one_collective_each, with_launches
 from overlap_sched.fx.costs import Cost, Costs, Fusion, costs_of
-from overlap_sched.fx.graph_hazards import graph_hazards
+from overlap_sched.fx.graph_hazards import graph_hazards, launch_steps
 from overlap_sched.fx.groups import carried_facts, groups_of
 from overlap_sched.fx.hazards import Ordering
 from overlap_sched.fx.inputs import Which, kept_inputs
@@ -28,6 +28,7 @@ from overlap_sched.fx.sizes import carried_sizes
 from overlap_sched.problem import Group, Kind, MemoryModel, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.node import OF_HOST
+from overlap_sched.problem.precedence import launched_on
 from overlap_sched.report.words.sizes import AssumedSize
 from overlap_sched.transform.host import OUT
 
@@ -137,11 +138,13 @@ def lift(
     after = graph_hazards(reading, name_of)
     memory = memory_of(reading, memory_model, kept, device_filter)
     model = model or (Roofline() if on is None else model_of(on))
-    costs = costs_of(reading, model, cost, name_of, group_table, fusion, after)
-    listed, waiting = one_collective_each(_nodes(reading, after, memory, costs, name_of), reading.ends)
+    costs = costs_of(reading, model, cost, group_table, fusion, after)
+    ends = behind_launches(launch_steps(reading, name_of))
+    ends |= {v: [*launches, *ends.get(v, ())] for v, launches in reading.ends.items()}
+    listed, waiting = one_collective_each(_nodes(reading, after, memory, costs, name_of), ends, reading.outside)
     nodes, launching = with_launches(listed, launch_times(listed, group_table, model))
     stands_for = [waiting[v] for v in launching]
-    used = {node.group for node in nodes if node.group is not None}
+    used = {group for node in nodes for group in launched_on(node)}
     used_groups = {k: g for k, g in group_table.items() if k in used}
     beside = NO_CONTENTION if on is None or not contention else contention_of(on, used_groups)
     name = name or (type(gm).__name__ if isinstance(gm, fx.GraphModule) else "graph")

@@ -239,7 +239,8 @@ def test_a_node_with_a_subgraph_does_what_the_subgraph_does(inner: Any, ordering
         "random": {("rand", "run")},
         "barrier": {("rand", "run"), ("write", "run")},
     }
-    assert {pair for pair in hazards_of(b.done(x, root=root)) if pair[1] == "run"} == expected[ordering]
+    found = {pair for pair in hazards_of(b.done(x, root=root)) if pair[1] == "run"}
+    assert found.difference({("run.wait", "run")}) == expected[ordering]
 
 
 @pytest.mark.parametrize(("operator_name", "barrier"), [("invoke_subgraph", True), ("flex_attention", False)])

@@ -27,6 +27,7 @@ from overlap_sched.inductor.lift.buffers import Buffers
 from overlap_sched.inductor.lift.costs import KernelCosts
 from overlap_sched.inductor.lift.data_flow import DataFlow
 from overlap_sched.inductor.private import V, WeakDep, members, runs
+from overlap_sched.problem import Kind
 
 
 def dependencies(
@@ -51,7 +52,7 @@ def dependencies(
     chains = launch_chains(_launches(snodes, flow, reading, costs))
     notes["point_to_point"] = sum(map(len, chains))
     add_hazards(after, chain_hazards(chains))
-    add_hazards(after, blocking_hazards(_launch_steps(snodes, flow, reading, costs)))
+    add_hazards(after, blocking_hazards(launch_steps(snodes, flow, reading, costs)))
     notes["hazard"] = sum(map(len, after.values())) - known
     return after
 
@@ -124,7 +125,7 @@ def _launches(snodes: Sequence[Any], flow: DataFlow, reading: Reading, costs: Ke
             yield Launch(at, comms[-1][0], any(comm is not None and comm.point_to_point for _, comm in comms))
 
 
-def _launch_steps(
+def launch_steps(
     snodes: Sequence[Any], flow: DataFlow, reading: Reading, costs: KernelCosts
 ) -> list[tuple[int, tuple[str, ...], bool]]:
     """As :func:`overlap_sched.fx.graph_hazards.launch_steps`, of scheduler nodes."""
@@ -137,6 +138,22 @@ def _launch_steps(
         elif inside is not None and (groups := inside.groups if launches else inside.kept):
             steps.append((at, groups, True))
     return steps
+
+
+def waits_inside(
+    snodes: Sequence[Any], flow: DataFlow, reading: Reading, costs: KernelCosts
+) -> tuple[dict[int, list[int]], list[int]]:
+    """Return the nodes whose sub-graphs wait, with the launches that they wait for; and those that wait for others."""
+    every = [[v for member in members(snode) for v in costs.origins(member)] for snode in snodes]
+    launched = {v: at for at, origins in enumerate(every) if flow.launches[at] for v in origins}
+    ends, outside = dict[int, list[int]](), list[int]()
+    for at, origins in enumerate(every):
+        inside = [v for v in origins if v in reading.inner and flow.kinds[at] is Kind.COMPUTE]
+        if any(v in reading.outside for v in inside):
+            outside.append(at)
+        if found := [launched[u] for v in inside for u in reading.ends.get(v, ()) if u in launched]:
+            ends[at] = found
+    return ends, outside
 
 
 def communication(snode: Any, reading: Reading, costs: KernelCosts) -> Communication | None:

@@ -3,10 +3,10 @@
 A problem has one collective per wait, and only waits wait. torch 2.15 has ``wait_tensors``: the compute stream stands
 still until all collectives that its tensors come from have finished. Mostly that is one collective with several
 outputs. Where there are several, the wait gets company: one more wait for each of the others, in front of it, which
-hold no memory and take no time. A replay stands still at each of them in turn, and so until the last has finished; in any
-order it predicts at least the time that the program takes, and exactly that where nothing runs between them. So does
-what communicates on the compute stream, in a sub-graph, too: it runs when the streams of its groups are free, behind
-all that was launched there; and a sub-graph may wait for what it is given::
+hold no memory and take no time. A replay stands still at each of them in turn, and so until the last has finished; in
+any order it predicts at least the time that the program takes, and exactly that where nothing runs between them. What
+communicates on the compute stream has them, too, as it runs when the streams of its groups are free, behind all that
+was launched there; and so has a sub-graph that waits for what it is given::
 
     compute       | mm |.........|part|== all_reduce in a sub-graph ==|
     fsdp               |== gather ====|
@@ -78,7 +78,9 @@ def launch_times(nodes: Sequence[Node], groups: Mapping[str, Group], model: Cost
     }
     times = {v: model.launch_us(work) for v, work in works.items()}
     if isinstance(model, FinishingModel):
-        waits = {v: node.collective for v, node in enumerate(nodes) if node.kind is Kind.WAIT}
+        waits = {v: node.collective for v, node in enumerate(nodes) if node.kind is Kind.WAIT and node.op != PART}
+        parts = {v: node.collective for v, node in enumerate(nodes) if node.op == PART}
+        waits |= {v: u for v, u in parts.items() if u not in waits.values()}
         times |= {v: model.finish_us(works[u]) for v, u in waits.items() if u is not None}
     return {v: us for v, us in times.items() if us > 0.0}
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx
-
 import torch._higher_order_ops.local_map  # registers it
+from torch import Tensor, fx
 
 import overlap_sched
 from overlap_sched import Options, schedule
@@ -27,7 +26,7 @@ from overlap_sched.inductor.settings import Settings
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import launch_violation
 from overlap_sched.options import Concurrent
-from overlap_sched.problem import Group, Kind, Node
+from overlap_sched.problem import Group, Node
 from overlap_sched.problem.precedence import Preserve, launch_pairs
 from overlap_sched.report.words.together import collectives_text
 from tests.fx.test_fx_hazards import Builder
@@ -236,7 +235,10 @@ def test_collectives_of_subgraphs_are_priced_counted_and_their_groups_are_known(
 
 
 def test_of_branches_the_longest_counts_and_of_others_all_do() -> None:
-    short, long = body((GATHER, 2, "0"), (WAIT,)), body((GATHER, 2, "0"), (WAIT,), (GATHER, 2, "0"), (WAIT,))
+    short, nested, inside = body((GATHER, 2, "0"), (WAIT,)), Builder(), torch.nn.Module()
+    y = nested.input("y")
+    run(nested, inside, "invoke_subgraph", body((GATHER, 2, "0"), (WAIT,), (GATHER, 2, "0"), (WAIT,)), y)
+    long = nested.done(y, root=inside)
 
     def sent_us(op: str) -> float:
         b, root = Builder(), torch.nn.Module()
@@ -331,6 +333,18 @@ def test_a_subgraph_that_only_waits_passes_no_launch_that_it_followed(kind: str,
         assert replay(problem, problem.original_order).at_us[d] == 5.0
         assert set(problem.nodes[problem.collectives[0]].use) <= set(problem.nodes[d].use)
         assert "collective_without_wait" not in lifted.notes
+
+
+def test_a_subgraph_may_wait_for_one_launch_and_stand_behind_another() -> None:
+    """It waits for what it is given, on group ``"0"``, and launches on group ``"1"``."""
+    b, root = Builder(), torch.nn.Module()
+    inputs = [b.input(f"x{i}") for i in range(2)]
+    launched = [b.call(f"g{i}", GATHER, inputs[i], 2, str(i), val=b.tensor(8, 4)) for i in range(2)]
+    run(b, root, "invoke_subgraph", body((WAIT,), (GATHER, 2, "1"), (WAIT,)), launched[0])
+    problem = lift(b.done(b.call("w1", WAIT, launched[1], val=b.tensor(8, 4)), root=root), model=Fixed()).problem
+    (d,) = [v for v, node in enumerate(problem.nodes) if node.name == "D"]
+    assert {problem.nodes[u].name for u in problem.predecessors[d]} >= {"D.g0", "D.g1"}
+    assert replay(problem, problem.original_order).step_us == 14.0
 
 
 @pytest.mark.parametrize(("concurrent", "free"), [("any", True), ("one", False), ("disjoint", False)])

@@ -114,7 +114,11 @@ def test_blocking_against_brute_force(seed: int) -> None:
     """Two that share a group, or one on any, keep their order where one of them blocks."""
     rng = random.Random(seed)
     steps = [
-        (at, ("*",) if blocks and rng.random() < 0.3 else tuple(rng.sample("abc", 1 + (blocks and rng.random() < 0.3))), blocks)
+        (
+            at,
+            ("*",) if blocks and rng.random() < 0.3 else tuple(rng.sample("abc", 1 + (blocks and rng.random() < 0.3))),
+            blocks,
+        )
         for at, blocks in enumerate(rng.random() < 0.3 for _ in range(12))
     ]
     conflicts = [

@@ -16,9 +16,9 @@ from overlap_sched import EXAMPLE, Group, Kind, Node, Options, Problem, Storage,
 from overlap_sched.analysis.frontier import frontier
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, PinError, ProblemFileError, VerificationError
 from overlap_sched.judge.pins import pin_violation
+from overlap_sched.judge.together import together_violation
 from overlap_sched.judge.validate import violation
 from overlap_sched.options import Base, Concurrent
-from overlap_sched.judge.together import together_violation
 from overlap_sched.problem.node import PART
 from overlap_sched.problem.pins import BINDS_NOTHING, Pin, is_in, pin_notes, pin_pairs, pinned, read_pin
 from overlap_sched.problem.redact import redacted

@@ -22,7 +22,7 @@ A wait for a collective that is done takes time, too (gloo copies what a reduce_
 knows that (``finish_us``), a *finish node* stands in front of the wait. Without such a model no node is added.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from overlap_sched.cost import Collective, CostModel
 from overlap_sched.cost.model import FinishingModel, LaunchingModel
@@ -31,40 +31,26 @@ from overlap_sched.problem.node import FINISH, LAUNCH, PART
 
 
 def one_collective_each(
-    nodes: Sequence[Node], ends: Mapping[int, Sequence[int]], outside: Iterable[int] = ()
+    nodes: Sequence[Node], ends: Mapping[int, Sequence[int]], outside: Collection[int] = ()
 ) -> tuple[tuple[Node, ...], tuple[int, ...]]:
     """Nodes in which every wait has one collective, and per node the index of the one that it stands for.
 
     Args:
-        nodes: In their original order; of a wait of several collectives, ``collective`` is one of them.
+        nodes: In their original order; of a wait of several collectives, ``collective`` is one of them. What
+            communicates on the compute stream depends on what was launched before on its groups.
         ends: Per node that waits (its index) the indices of all collectives that it waits for.
         outside: Nodes that wait for what this graph does not launch.
     """
     company: dict[int, list[Node]] = {}
-    for v in sorted(ends):
-        others = dict.fromkeys(u for u in ends[v] if u != nodes[v].collective)
-        company[v] = [
-            Node(f"{nodes[v].name}.{nodes[u].name}", Kind.WAIT, deps=(u,), op=PART, collective=u) for u in others
-        ]
-    for v in outside:
-        if nodes[v].kind is Kind.COMPUTE:
-            company.setdefault(v, []).append(Node(f"{nodes[v].name}.wait", Kind.WAIT, op=PART))
+    for v, node in enumerate(nodes):
+        if not (v in ends or node.launches or v in outside):
+            continue
+        found = dict.fromkeys([*ends.get(v, ()), *(u for u in node.deps if nodes[u].group in node.launches)])
+        others = [(nodes[u].name, u) for u in found if u != node.collective]
+        company[v] = [Node(f"{node.name}.{name}", Kind.WAIT, (u,), op=PART, collective=u) for name, u in others]
+        if v in outside and node.kind is Kind.COMPUTE and not others:
+            company[v] = [Node(f"{node.name}.wait", Kind.WAIT, op=PART)]
     return _with_company(nodes, company)
-
-
-def behind_launches(steps: Iterable[tuple[int, Sequence[str], bool]]) -> dict[int, list[int]]:
-    """Per node that communicates on the compute stream (its index): what it finds on the streams of its groups.
-
-    ``steps`` are those of :func:`~overlap_sched.fx.hazards.blocking_hazards`.
-    """
-    found: dict[int, list[int]] = {}
-    since: dict[str, list[int]] = {}
-    for v, groups, blocks in steps:
-        if blocks:
-            found[v] = [u for group in groups for u in since.pop(group, ())]
-        else:
-            since.setdefault(groups[0], []).append(v)
-    return found
 
 
 def launch_times(nodes: Sequence[Node], groups: Mapping[str, Group], model: CostModel | None) -> dict[int, float]:

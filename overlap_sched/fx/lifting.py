@@ -14,9 +14,9 @@ from overlap_sched.cost.cluster.description import Cluster, MeshDimension
 from overlap_sched.cost.cluster.file import cluster_given
 from overlap_sched.cost.cluster.placement import Placement, nodes_of_ranks
 from overlap_sched.fx.collectives import Role
-from overlap_sched.fx.company import behind_launches, launch_times, one_collective_each, with_launches
+from overlap_sched.fx.company import launch_times, one_collective_each, with_launches
 from overlap_sched.fx.costs import Cost, Costs, Fusion, costs_of
-from overlap_sched.fx.graph_hazards import graph_hazards, launch_steps
+from overlap_sched.fx.graph_hazards import graph_hazards
 from overlap_sched.fx.groups import carried_facts, groups_of
 from overlap_sched.fx.hazards import Ordering
 from overlap_sched.fx.inputs import Which, kept_inputs
@@ -139,9 +139,8 @@ def lift(
     memory = memory_of(reading, memory_model, kept, device_filter)
     model = model or (Roofline() if on is None else model_of(on))
     costs = costs_of(reading, model, cost, group_table, fusion, after)
-    ends = behind_launches(launch_steps(reading, name_of))
-    ends |= {v: [*launches, *ends.get(v, ())] for v, launches in reading.ends.items()}
-    listed, waiting = one_collective_each(_nodes(reading, after, memory, costs, name_of), ends, reading.outside)
+    found = _nodes(reading, after, memory, costs, name_of)
+    listed, waiting = one_collective_each(found, reading.ends, reading.outside)
     nodes, launching = with_launches(listed, launch_times(listed, group_table, model))
     stands_for = [waiting[v] for v in launching]
     used = {group for node in nodes for group in launched_on(node)}

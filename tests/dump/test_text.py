@@ -312,7 +312,7 @@ class sub(torch.nn.Module):
         moved = torch.ops._dtensor.shard_dim_alltoall.default(a, 0, 1, '9')
         return (moved,)
 """
-    body = "sub = self.sub\nmoved = torch.ops.higher_order.invoke_subgraph(sub, 'sub', x)\nreturn (moved[0],)"
+    body = "sub = self.sub\nmoved = torch.ops.higher_order.invoke_subgraph(sub, 'sub', x)\nreturn (moved,)"
     path = tmp_path / "dump.py"
     path.write_text(handwritten(body, [("x", "float32 4 4")], nested=nested))
     loader = Loader(read_source(path), {"9": DumpGroup(2)}, {})

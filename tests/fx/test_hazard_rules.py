@@ -113,14 +113,9 @@ def test_storages_against_brute_force(seed: int) -> None:
 def test_blocking_against_brute_force(seed: int) -> None:
     """Two that share a group, or one on any, keep their order where one of them blocks."""
     rng = random.Random(seed)
-    steps = [
-        (
-            at,
-            ("*",) if blocks and rng.random() < 0.3 else tuple(rng.sample("abc", 1 + (blocks and rng.random() < 0.3))),
-            blocks,
-        )
-        for at, blocks in enumerate(rng.random() < 0.3 for _ in range(12))
-    ]
+    blocking = [("*",), ("a", "b"), *"abc"]
+    drawn = [(rng.choice(blocking), True) if rng.random() < 0.4 else (rng.choice("abc"), False) for _ in range(12)]
+    steps = [(at, groups, blocks) for at, (groups, blocks) in enumerate(drawn)]
     conflicts = [
         (at, before)
         for at, groups, blocks in steps

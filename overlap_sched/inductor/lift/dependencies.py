@@ -52,7 +52,7 @@ def dependencies(
     chains = launch_chains(_launches(snodes, flow, reading, costs))
     notes["point_to_point"] = sum(map(len, chains))
     add_hazards(after, chain_hazards(chains))
-    add_hazards(after, blocking_hazards(launch_steps(snodes, flow, reading, costs)))
+    add_hazards(after, blocking_hazards(_launch_steps(snodes, flow, reading, costs)))
     notes["hazard"] = sum(map(len, after.values())) - known
     return after
 
@@ -125,7 +125,7 @@ def _launches(snodes: Sequence[Any], flow: DataFlow, reading: Reading, costs: Ke
             yield Launch(at, comms[-1][0], any(comm is not None and comm.point_to_point for _, comm in comms))
 
 
-def launch_steps(
+def _launch_steps(
     snodes: Sequence[Any], flow: DataFlow, reading: Reading, costs: KernelCosts
 ) -> list[tuple[int, tuple[str, ...], bool]]:
     """As :func:`overlap_sched.fx.graph_hazards.launch_steps`, of scheduler nodes."""

@@ -14,7 +14,7 @@ from overlap_sched.cost.cluster.contention import contention_of
 from overlap_sched.cost.cluster.cost_model import model_of
 from overlap_sched.cost.cluster.description import Cluster
 from overlap_sched.cost.cluster.placement import nodes_of_ranks
-from overlap_sched.fx.company import behind_launches, launch_times, one_collective_each, with_launches
+from overlap_sched.fx.company import launch_times, one_collective_each, with_launches
 from overlap_sched.fx.costs import Cost
 from overlap_sched.fx.pins import marks_of, module_of
 from overlap_sched.fx.reader import read_graph
@@ -22,7 +22,7 @@ from overlap_sched.fx.reading import Reading
 from overlap_sched.inductor.lift.buffers import Buffers, read_buffers
 from overlap_sched.inductor.lift.costs import KernelCost, KernelCosts
 from overlap_sched.inductor.lift.data_flow import DataFlow
-from overlap_sched.inductor.lift.dependencies import communication, dependencies, launch_steps, waits_inside
+from overlap_sched.inductor.lift.dependencies import communication, dependencies, waits_inside
 from overlap_sched.inductor.private import V, is_collective, members
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import NO_CONTENTION
@@ -99,11 +99,7 @@ def lift_kernels(
     listed = [*problem_inputs, *_kernels(snodes, flow, after, reading, costs, numbers, shift)]
     listed.append(Node("output", Kind.OUTPUT, use=tuple(numbers[s] for s in flow.kept)))
     inside, outside = waits_inside(snodes, flow, reading, costs)
-    behind = behind_launches(launch_steps(snodes, flow, reading, costs))
-    ends = {
-        at + shift: [u + shift for each in (flow.ends, inside, behind) for u in each.get(at, ())]
-        for at in sorted({*flow.ends, *inside, *behind})
-    }
+    ends = {at + shift: [u + shift for u in launches] for at, launches in (flow.ends | inside).items()}
     waited, waiting = one_collective_each(listed, ends, [at + shift for at in outside])
     nodes, launching = with_launches(waited, launch_times(waited, costs.groups, model))
     stands_for = [waiting[v] for v in launching]

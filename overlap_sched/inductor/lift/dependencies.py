@@ -144,7 +144,7 @@ def waits_inside(
     snodes: Sequence[Any], flow: DataFlow, reading: Reading, costs: KernelCosts
 ) -> tuple[dict[int, list[int]], list[int]]:
     """Return the nodes whose sub-graphs wait, with the launches that they wait for; and those that wait for others."""
-    every = [[v for member in members(snode) for v in costs.origins(member)] for snode in snodes]
+    every = [[v for member in members(snode) if runs(member) for v in costs.origins(member)] for snode in snodes]
     launched = {v: at for at, origins in enumerate(every) if flow.launches[at] for v in origins}
     ends, outside = dict[int, list[int]](), list[int]()
     for at, origins in enumerate(every):

@@ -404,6 +404,8 @@ def test_the_report_says_what_was_taken_so_and_how_to_declare_it() -> None:
         "deep::norm may communicate: keeps its place among the launches. If not so: "
         "overlap_sched.declare_operator('deep::norm', communicates=False)."
     )
+    apart = schedule_graph(graph(deep("norm")), Options(concurrent_groups="disjoint")).on_undeclared
+    assert str(apart).startswith("deep::norm may communicate: kept apart from what is in flight. If not so: ")
     report = schedule_graph(graph(deep("dispatch"), "0"))
     said = (
         "deep::dispatch takes a process group: it is taken for communication that blocks. If not so: "

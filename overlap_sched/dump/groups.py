@@ -54,9 +54,12 @@ def written_groups(path: str, literal: Any) -> dict[str, DumpGroup]:
 
 
 def resolve_groups(
-    parsed: ParsedGraph, given: Mapping[str, DumpGroup], written: Mapping[str, DumpGroup], notes: dict[str, int]
+    graphs: Sequence[ParsedGraph],
+    given: Mapping[str, DumpGroup],
+    written: Mapping[str, DumpGroup],
+    notes: dict[str, int],
 ) -> dict[str, DumpGroup]:
-    """Size of every group that a collective of the graph names, in the order of first use.
+    """Size of every group that a collective of the graphs names, in the order of first use.
 
     A group whose size is not known is taken to be as large as the largest one named, which is noted.
 
@@ -65,10 +68,10 @@ def resolve_groups(
         DumpGroupError: Two sources disagree, or no size is known for any group.
     """
     found: dict[str, DumpGroup] = {}
-    first_use: dict[str, fx.Node] = {}
-    for node in parsed.graph.nodes:
+    first_use: dict[str, str] = {}
+    for parsed, node in ((one, node) for one in graphs for node in one.graph.nodes):
         for name, size in named_groups(node):
-            first_use.setdefault(name, node)
+            first_use.setdefault(name, parsed.place(node))
             if size is not None and not 1 <= size <= MAX_RANKS:
                 raise DumpGroupError(
                     f"{parsed.place(node)}: group {name!r} has {shown(size)} ranks here; it has 1 to {MAX_RANKS}. "
@@ -82,13 +85,13 @@ def resolve_groups(
                 )
             if known is not None or size is not None:
                 found[name] = known or DumpGroup(size or 0)
-    _check_names(parsed.path, given, {**first_use, **written})
+    _check_names(graphs[0].path, given, {**first_use, **written})
     sizes = [group.size for group in (*found.values(), *given.values(), *written.values())]
-    for name, node in first_use.items():
+    for name, place in first_use.items():
         if name not in found:
             if not sizes:
                 raise DumpGroupError(
-                    f"{parsed.place(node)}: the size of process group {name!r} is not known. "
+                    f"{place}: the size of process group {name!r} is not known. "
                     f"Give it: groups={{{name!r}: 64}} for 64 ranks (--group {name}=64 on the command line)."
                 )
             found[name] = DumpGroup(max(sizes))

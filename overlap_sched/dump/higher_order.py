@@ -18,13 +18,11 @@ def hop_result(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], body: 
 
     Returns NotImplemented for operators whose result cannot be told.
     """
+    results = [body(*call) for call in _BODIES[name](args)] if name in _BODIES else [None]
     rule = _RULES.get(name)
     if rule is not None:
         return rule(*args, **kwargs)
-    if name in _BODIES:
-        result = body(*_BODIES[name](args))
-        return NotImplemented if result is None else result
-    return NotImplemented
+    return NotImplemented if results[0] is None else results[0]
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:
@@ -129,11 +127,14 @@ _RULES: Mapping[str, Callable[..., Any]] = {
     "print": lambda *_, **__: None,
 }
 
-# what is called with what: (submodule, its operands)
-_BODIES: Mapping[str, Callable[[Sequence[Any]], tuple[Any, Sequence[Any]]]] = {
-    "invoke_subgraph": lambda args: (args[0], args[2:]),
-    "cond": lambda args: (args[1], args[3]),
-    "control_deps": lambda args: (args[1], args[2:]),
-    "wrap": lambda args: (args[0], args[1:]),
-    "tag_activation_checkpoint": lambda args: (args[0], args[1:]),
+# what is called with what: (submodule, its operands), the one that gives the result first
+_BODIES: Mapping[str, Callable[[Sequence[Any]], list[tuple[Any, Sequence[Any]]]]] = {
+    "invoke_subgraph": lambda args: [(args[0], args[2:])],
+    "cond": lambda args: [(args[1], args[3]), (args[2], args[3])],
+    "control_deps": lambda args: [(args[1], args[2:])],
+    "while_loop": lambda args: [(run, [*args[2], *(args[3] if len(args) > 3 else ())]) for run in args[:2]],
+    **dict.fromkeys(
+        ("local_map_hop", "tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint"),
+        lambda args: [(args[0], args[1:])],
+    ),
 }

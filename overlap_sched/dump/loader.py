@@ -78,15 +78,16 @@ class Loader:
         self.notes: dict[str, int] = {}
         self.parsed = build_graph(source.path, source.forward)
         literal = None if source.groups is None else Literals(source.path, {}).read(source.groups)
-        self.groups = resolve_groups(self.parsed, given, written_groups(source.path, literal), self.notes)
+        self._bodies = {name: build_graph(source.path, forward) for name, forward in source.submodules.items()}
+        self._all = [self.parsed, *self._bodies.values()]
+        self.groups = resolve_groups(self._all, given, written_groups(source.path, literal), self.notes)
         self._sizes = dict(sizes)
         self.guessed: dict[str, int] = {}
         self._default, self._within = default, within
         self._evenly = default is not None
         self._strict = strict
         self._sizing = False
-        self._bodies = {name: build_graph(source.path, forward) for name, forward in source.submodules.items()}
-        names = size_names(source, [self.parsed, *self._bodies.values()])
+        names = size_names(source, self._all)
         check_sizes(source.path, sizes, names)
         self._attribute_values = read_attributes(source.path, source.attributes)
         self._attributes: dict[str, Any] = {}
@@ -118,7 +119,8 @@ class Loader:
         """The groups that fake kernels may look up: all but those of ``_c10d_functional``, whose kernels never do."""
         asked = {
             name
-            for node in self.parsed.graph.nodes
+            for parsed in self._all
+            for node in parsed.graph.nodes
             for name, _ in named_groups(node)
             if not (isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "_c10d_functional")
         }

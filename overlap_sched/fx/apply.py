@@ -22,7 +22,7 @@ from overlap_sched.report.units import count, duration, size
 from overlap_sched.report.words.kept import why_no_better
 from overlap_sched.report.words.reserved import held_lines
 from overlap_sched.report.words.sizes import AssumedSize, sizes_assumed
-from overlap_sched.report.words.together import apart_line
+from overlap_sched.report.words.together import apart_line, collectives_text
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Figures, Schedule
 from overlap_sched.transform.plan import Plan
@@ -76,7 +76,8 @@ class Report:
         """One sentence on them; ``None``: they make no difference here."""
         plan = self.schedule
         keeps = plan is not None and plan.options.preserve_collective_order != "none"
-        return undeclared_text(self.undeclared, keeps or self.kept is not None)
+        apart = plan is not None and plan.options.concurrent_groups != "any"
+        return undeclared_text(self.undeclared, keeps or self.kept is not None, apart)
 
     @property
     def became(self) -> str:
@@ -115,7 +116,7 @@ class Report:
             lines += [f"  {line}" for line in (held_lines(plan) if self.changed else ())]
             lines += [f"  {line}" for line in (apart_line(plan),) if line]
             lines.append(
-                f"  {count(len(plan.problem.nodes), 'node')}, {count(len(plan.problem.collectives), 'collective')}; "
+                f"  {count(len(plan.problem.nodes), 'node')}, {collectives_text(plan.problem)}; "
                 f"lifted in {self.lift_s:.2f} s, scheduled in {plan.schedule_s:.2f} s"
             )
         lines += [f"  not rewritten: {why}" for why in self.refused]
@@ -186,7 +187,8 @@ def _schedule_graph(
     notes = {**lifted.notes, **pin_notes(lifted.problem, options.pins)}
     report = Report(name, notes=notes, lift_s=lift_s, sizes=lifted.sizes, undeclared=lifted.undeclared)
     if not lifted.problem.collectives and options.base == "original":
-        return replace(report, reason=NO_COLLECTIVES)
+        said = collectives_text(lifted.problem)
+        return replace(report, reason=NO_COLLECTIVES if said.startswith("0") else f"{NO_COLLECTIVES} to move: {said}")
     launches = [lifted.nodes[v] for v in lifted.problem.collectives]
     if may_rewrite(launches, options):
         made = plan_lifted(lifted, options, alike_of(gm))

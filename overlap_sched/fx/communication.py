@@ -44,7 +44,7 @@ class Communication(NamedTuple):
     Attributes:
         groups: The process groups on which it does; :data:`~overlap_sched.problem.node.ANY_GROUP`: one of them, not
             known which. It never passes their launches. Empty: it may communicate.
-        kept: The groups among whose launches it keeps its place where launch orders are kept.
+        kept: Per launch, the group among whose launches it keeps its place where launch orders are kept.
         undeclared: Operators of other libraries of which nothing was said; whether they are taken for communication.
     """
 
@@ -56,13 +56,8 @@ class Communication(NamedTuple):
 def joined(parts: Sequence[Communication]) -> Communication:
     """Join what several communicate."""
     undeclared = tuple(dict.fromkeys(one for part in parts for one in part.undeclared))
-    return Communication(_together(part.groups for part in parts), _together(part.kept for part in parts), undeclared)
-
-
-def _together(groups: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """Each once; ``ANY_GROUP`` stands for all."""
-    names = dict.fromkeys(name for each in groups for name in each)
-    return (ANY_GROUP,) if ANY_GROUP in names else tuple(names)
+    groups = tuple(dict.fromkeys(name for part in parts for name in part.groups))
+    return Communication(groups, tuple(name for part in parts for name in part.kept), undeclared)
 
 
 class Communications:

@@ -1,10 +1,15 @@
 """Nodes of a problem that stand for no node of the graph by themselves: further waits, launches, finishes.
 
-A problem has one collective per wait. torch 2.15 has ``wait_tensors``: the compute stream stands still until all
-collectives that its tensors come from have finished. Mostly that is one collective with several outputs. Where there
-are several, the wait gets company: one more wait for each of the others, in front of it, which hold no memory and take
-no time. A replay stands still at each of them in turn, and so until the last has finished; in any order it predicts at
-least the time that the program takes, and exactly that where nothing runs between them.
+A problem has one collective per wait, and only waits wait. torch 2.15 has ``wait_tensors``: the compute stream stands
+still until all collectives that its tensors come from have finished. Mostly that is one collective with several
+outputs. Where there are several, the wait gets company: one more wait for each of the others, in front of it, which
+hold no memory and take no time. A replay stands still at each of them in turn, and so until the last has finished; in
+any order it predicts at least the time that the program takes, and exactly that where nothing runs between them. What
+communicates on the compute stream has them, too, as it runs when the streams of its groups are free, behind all that
+was launched there; and so has a sub-graph that waits for what it is given::
+
+    compute       | mm |.........|part|== all_reduce in a sub-graph ==|
+    fsdp               |== gather ====|
 
 On a GPU the host launches ahead of time. On a CPU the thread that computes launches, too, and over gloo that takes it
 50 to 1,000 us. A cost model that knows so (``launch_us``) gives each collective a *launch node*: a compute node in
@@ -17,28 +22,34 @@ A wait for a collective that is done takes time, too (gloo copies what a reduce_
 knows that (``finish_us``), a *finish node* stands in front of the wait. Without such a model no node is added.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from overlap_sched.cost import Collective, CostModel
 from overlap_sched.cost.model import FinishingModel, LaunchingModel
 from overlap_sched.problem import Group, Kind, Node
-from overlap_sched.problem.node import FINISH, LAUNCH
+from overlap_sched.problem.node import FINISH, LAUNCH, PART
 
 
 def one_collective_each(
-    nodes: Sequence[Node], ends: Mapping[int, Sequence[int]]
+    nodes: Sequence[Node], ends: Mapping[int, Sequence[int]], outside: Collection[int] = ()
 ) -> tuple[tuple[Node, ...], tuple[int, ...]]:
     """Nodes in which every wait has one collective, and per node the index of the one that it stands for.
 
     Args:
-        nodes: In their original order; of a wait of several collectives, ``collective`` is one of them.
-        ends: Per wait (its index) the indices of all collectives that it waits for.
+        nodes: In their original order; of a wait of several collectives, ``collective`` is one of them. What
+            communicates on the compute stream depends on what was launched before on its groups.
+        ends: Per node that waits (its index) the indices of all collectives that it waits for.
+        outside: Nodes that wait for what this graph does not launch.
     """
-    company = {}
-    for v in sorted(ends):
-        name, kind, op = nodes[v].name, nodes[v].kind, nodes[v].op
-        others = [u for u in ends[v] if u != nodes[v].collective]
-        company[v] = [Node(f"{name}.{nodes[u].name}", kind, deps=(u,), op=op, collective=u) for u in others]
+    company: dict[int, list[Node]] = {}
+    for v, node in enumerate(nodes):
+        if not (v in ends or node.launches or v in outside):
+            continue
+        found = dict.fromkeys([*ends.get(v, ()), *(u for u in node.deps if nodes[u].group in node.launches)])
+        others = [(nodes[u].name, u) for u in found if u != node.collective]
+        company[v] = [Node(f"{node.name}.{name}", Kind.WAIT, (u,), op=PART, collective=u) for name, u in others]
+        if v in outside and node.kind is Kind.COMPUTE and not others:
+            company[v] = [Node(f"{node.name}.wait", Kind.WAIT, op=PART)]
     return _with_company(nodes, company)
 
 
@@ -53,7 +64,9 @@ def launch_times(nodes: Sequence[Node], groups: Mapping[str, Group], model: Cost
     }
     times = {v: model.launch_us(work) for v, work in works.items()}
     if isinstance(model, FinishingModel):
-        waits = {v: node.collective for v, node in enumerate(nodes) if node.kind is Kind.WAIT}
+        waits = {v: node.collective for v, node in enumerate(nodes) if node.kind is Kind.WAIT and node.op != PART}
+        parts = {v: node.collective for v, node in enumerate(nodes) if node.op == PART}
+        waits |= {v: u for v, u in parts.items() if u not in waits.values()}
         times |= {v: model.finish_us(works[u]) for v, u in waits.items() if u is not None}
     return {v: us for v, us in times.items() if us > 0.0}
 

@@ -13,13 +13,14 @@ from overlap_sched.cost.fusion.kernels import KernelShare, parts_of_kernels, sha
 from overlap_sched.cost.price import Source
 from overlap_sched.errors import CostError, OptionsError
 from overlap_sched.fx.catalogue import HOST_COPIES
-from overlap_sched.fx.collectives import Role
+from overlap_sched.fx.collectives import Comm, Role
 from overlap_sched.fx.flops import FlopCounter
 from overlap_sched.fx.fusion_steps import rules_for, steps_of
+from overlap_sched.fx.groups import name_and_group
 from overlap_sched.fx.operator_traits import NO_CALL, arguments_of
-from overlap_sched.fx.reader import read_graph
+from overlap_sched.fx.operators import is_higher_order, only_wraps
 from overlap_sched.fx.reading import Reading
-from overlap_sched.fx.wrappers import bodies_of, body_of, call_of
+from overlap_sched.fx.wrappers import call_of
 from overlap_sched.problem import Group
 from overlap_sched.transform.host import PCIE_5
 
@@ -57,7 +58,6 @@ def costs_of(
     reading: Reading,
     model: CostModel,
     cost: Cost | None,
-    name_of: Mapping[int, str],
     groups: Mapping[str, Group],
     fusion: Fusion = "none",
     after: Mapping[int, set[int]] | None = None,
@@ -73,7 +73,6 @@ def costs_of(
         reading: Of the graph.
         model: Prices what ``cost`` leaves to it.
         cost: The user's times.
-        name_of: Per collective (its position) the name of its group.
         groups: Sizes and places of the groups.
         fusion: See :data:`Fusion`.
         after: Dependencies that are not data: no kernel spans them.
@@ -91,30 +90,26 @@ def costs_of(
     counter = FlopCounter(reading.storages.hint, reading.notes)
     free: set[int] = set()
     given: set[int] = set()
-    bodies: dict[fx.GraphModule, _Total | None] = {}
+    bodies: dict[Reading, _Total | None] = {}
     for v, traits in enumerate(reading.traits):
         comm = traits.comm
         if traits is NO_CALL or traits.role is Role.WAIT:
             continue
-        if comm is not None and v not in name_of:  # of a sub-graph: time on no stream of this graph
-            price = FREE
-        elif comm is not None:
-            takes = sum([reading.value_bytes[u] for u in reading.looked_at(v)])
-            result.bytes[v] = max(takes - reading.overwritten_bytes.get(v, 0), reading.value_bytes[v])
-            if comm.op in HOST_COPIES:
-                price = Price(PCIE_5.copy_us(result.bytes[v]), "table", "bandwidth")
-            else:
-                price = pricer.collective(Collective(comm.op, result.bytes[v], groups[name_of[v]]))
+        if comm is not None:
+            result.bytes[v] = _bytes_sent(reading, v)
+            price = _price_of_collective(reading, v, comm, groups, pricer)
         elif is_free(reading, v):
             free.add(v)
             price = FREE
-        elif (inside := _inside(reading.nodes[v], bodies, model, fusion) if traits.nested else None) is not None:
+        elif (inside := _inside(reading, v, bodies, model, groups, fusion) if traits.nested else None) is not None:
             result.flops[v], result.bytes[v], price = inside
             given.add(v)  # no kernel of this graph
         else:
             flops = result.flops[v] = _flops(reading, v, counter)
             nbytes = result.bytes[v] = _bytes_moved(reading, v)
             price = pricer.compute(Compute(traits.op, flops, nbytes))
+            if v in reading.inner:
+                price = price._replace(time_us=price.time_us + _us_sent_inside(reading, v, groups, pricer))
         us = None if cost is None else cost(reading.nodes[v])
         if us is not None:
             given.add(v)
@@ -138,6 +133,31 @@ def _fuse(reading: Reading, costs: Costs, parts: Sequence[KernelShare | None], p
         costs.bytes[v] = part.bytes
         if v not in given:
             costs.prices[v] = price._replace(time_us=0.0) if part.kernel in known else price
+
+
+def _bytes_sent(r: Reading, v: int) -> int:
+    """Bytes of a collective: the larger of what it takes and gives."""
+    takes = sum([r.value_bytes[u] for u in r.looked_at(v)])
+    return max(takes - r.overwritten_bytes.get(v, 0), r.value_bytes[v])
+
+
+def _price_of_collective(r: Reading, v: int, comm: Comm, groups: Mapping[str, Group], pricer: Pricer) -> Price:
+    nbytes = _bytes_sent(r, v)
+    if comm.op in HOST_COPIES:
+        return Price(PCIE_5.copy_us(nbytes), "table", "bandwidth")
+    return pricer.collective(Collective(comm.op, nbytes, groups[name_and_group(r.nodes[v])[0]]))
+
+
+def _us_sent_inside(r: Reading, v: int, groups: Mapping[str, Group], pricer: Pricer) -> float:
+    """How long the collectives in the sub-graphs of a node take: each sub-graph once; of branches, the longest."""
+    sent_us = [0.0]
+    for inner in r.inner.get(v, ()):
+        sent_us.append(0.0)
+        for u, traits in enumerate(inner.traits):
+            if traits.comm is not None and traits.role is not Role.WAIT:
+                sent_us[-1] += _price_of_collective(inner, u, traits.comm, groups, pricer).time_us
+            sent_us[-1] += _us_sent_inside(inner, u, groups, pricer)
+    return max(sent_us) if is_higher_order(r.nodes[v].target, "cond") else sum(sent_us)
 
 
 def is_free(r: Reading, v: int) -> bool:
@@ -184,7 +204,7 @@ def _flops(r: Reading, v: int, counter: FlopCounter) -> int:
     given = None if call.given is None else call.given(node.meta.get("val"))
     flops = counter.count(call.target, call.args, call.kwargs, given, inputs)
     if not flops:  # of what runs several sub-graphs, or one of them several times: each once
-        for inner in [read_graph(body.graph) for body in bodies_of(node) if body is not None]:
+        for inner in r.inner.get(v, ()):
             flops += sum(_flops(inner, u, counter) for u, one in enumerate(inner.nodes) if one.op == "call_function")
     return flops
 
@@ -198,19 +218,36 @@ class _Total(NamedTuple):
 
 
 def _inside(
-    node: fx.Node, known: dict[fx.GraphModule, _Total | None], model: CostModel, fusion: Fusion
+    r: Reading,
+    v: int,
+    known: dict[Reading, _Total | None],
+    model: CostModel,
+    groups: Mapping[str, Group],
+    fusion: Fusion,
 ) -> _Total | None:
     """Return the cost of the sub-graph that a node runs; ``None``: the node does more, or no shapes are known."""
-    body = body_of(node)
-    if body is None or call_of(node).in_body:
+    bodies = r.inner.get(v, ())
+    if len(bodies) != 1 or not only_wraps(call_of(r.nodes[v]).target):
         return None
-    if body not in known:
-        reading = read_graph(body.graph)
-        costs = costs_of(reading, model, None, {}, {}, fusion)
+    (reading,) = bodies
+    if reading not in known:
+        costs = costs_of(reading, model, None, groups, fusion)
         longest = max(costs.prices, key=lambda price: price.time_us, default=FREE)
-        price = longest._replace(time_us=sum(price.time_us for price in costs.prices), part_of="")
-        known[body] = None if reading.notes["no_val"] else _Total(sum(costs.flops), sum(costs.bytes), price)
-    return known[body]
+        price = longest._replace(time_us=_step_us(reading, costs.prices), part_of="")
+        known[reading] = None if reading.notes["no_val"] else _Total(sum(costs.flops), sum(costs.bytes), price)
+    return known[reading]
+
+
+def _step_us(r: Reading, prices: Sequence[Price]) -> float:
+    """How long a sub-graph takes: its collectives run beside its compute, and have finished when it returns."""
+    clock_us, finish_us, free_us = 0.0, dict[int, float](), dict[str, float]()
+    for v, price in enumerate(prices):
+        if r.traits[v].role is Role.LAUNCH:
+            group, _ = name_and_group(r.nodes[v])
+            finish_us[v] = free_us[group] = max(clock_us, free_us.get(group, 0.0)) + price.time_us
+        else:
+            clock_us = max([clock_us, *(finish_us[u] for u in r.ends.get(v, ()))]) + price.time_us
+    return max([clock_us, *free_us.values()])
 
 
 def _checked(given: float, node: fx.Node) -> float:

@@ -46,20 +46,22 @@ def declared(name: str) -> bool | None:
     return _declared.get(name, _declared.get(f"{name.partition('::')[0]}::*"))
 
 
-def undeclared_text(found: Mapping[str, bool], kept: bool) -> str | None:
+def undeclared_text(found: Mapping[str, bool], kept: bool, apart: bool = False) -> str | None:
     """One sentence on operators of other libraries of which nothing was said; ``None``: there is nothing to tell.
 
     ``found``: whether they are taken for communication. ``kept``: launches keep their order, and so do the others then.
+    ``apart``: process groups are kept apart, and so are the others.
     """
     communicates = [name for name in sorted(found) if found[name]]
-    may = [name for name in sorted(found) if not found[name]] if kept else []
+    may = [name for name in sorted(found) if not found[name]] if kept or apart else []
     parts = []
     if communicates:
         takes = "take process groups: they are" if len(communicates) > 1 else "takes a process group: it is"
         parts.append(f"{', '.join(communicates)} {takes} taken for communication that blocks")
     if may:
         keep = "keep their places" if len(may) > 1 else "keeps its place"
-        parts.append(f"{', '.join(may)} may communicate: {keep} among the launches")
+        keep = f"{keep} among the launches" if kept else "kept apart from what is in flight"
+        parts.append(f"{', '.join(may)} may communicate: {keep}")
     if not parts:
         return None
     one = (communicates + may)[0]

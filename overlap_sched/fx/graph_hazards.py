@@ -97,11 +97,9 @@ def _reads_and_writes(r: Reading, v: int, shared: set[int]) -> tuple[list[int], 
     """Return what a node reads of the shared storages, and what it writes without its schema saying so."""
     traits = r.traits[v]
     reads = [s for s in (r.outs[v] if traits.selects else r.takes[v]) if s in shared]
-    if traits.role is not Role.WAIT:
-        return reads, []
     for launch in r.ends.get(v, ()):
         reads += [s for s in r.held_in_flight(launch) if s in shared and s not in reads]
-    return reads, [s for s in r.takes[v] if s in shared]
+    return reads, [s for s in r.takes[v] if s in shared] if traits.role is Role.WAIT else []
 
 
 def _sides(r: Reading, after: Mapping[int, set[int]]) -> Iterator[tuple[int, bool, set[int]]]:

@@ -1,6 +1,6 @@
 """Process groups of a graph's collectives: who they are, how many ranks, inside a node or across."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -8,7 +8,7 @@ from torch import fx
 
 from overlap_sched.cost.cluster.placement import Facts, Nodes, Placement, place
 from overlap_sched.cost.cluster.sharding_groups import DataflowNode, sharding_groups
-from overlap_sched.fx.collectives import names_a_group
+from overlap_sched.fx.collectives import Role, names_a_group
 from overlap_sched.fx.operator_traits import NO_CALL, arguments_of
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.wrappers import call_of
@@ -25,7 +25,7 @@ GROUPS_KEY = "overlap_sched_groups"
 def groups_of(
     reading: Reading, launches: Sequence[int], given: Mapping[str, Group], carried: Mapping[str, Facts], nodes: Nodes
 ) -> tuple[dict[int, str], dict[str, Placement]]:
-    """Per collective the name of its group, and per name its size and where it is.
+    """Per collective the name of its group, and per name, of those in sub-graphs, too, its size and where it is.
 
     A group's size is the one in ``given`` or ``carried``; else that in its collectives' arguments; else that of the
     live process group; else the ratio of output to input; else that of the world (counted in the notes as
@@ -36,24 +36,37 @@ def groups_of(
         PlacementError: A group does not fit the ranks.
     """
     name_of: dict[int, str] = {}
-    members: dict[str, list[int]] = {}
+    members: dict[str, list[_Site]] = {}
     ranks: dict[str, list[int] | None] = {}
-    for v in launches:
-        name, live = name_and_group(reading.nodes[v])
-        name_of[v] = name
-        members.setdefault(name, []).append(v)
+    for site in (*((reading, v) for v in launches), *_inside(reading)):
+        node = site[0].nodes[site[1]]
+        name, live = name_and_group(node)
+        if site[0] is reading:
+            name_of[site[1]] = name
+        members.setdefault(name, []).append(site)
         if name not in ranks:
-            ranks[name] = _listed_ranks(reading.nodes[v]) or (
+            ranks[name] = _listed_ranks(node) or (
                 None if name in given or name in carried else live_ranks(name if live is None else live)
             )
     open_names = [name for name in members if name not in given]
-    facts = {name: carried.get(name) or _facts(reading, members[name], ranks[name], nodes) for name in open_names}
+    facts = {name: carried.get(name) or _facts(members[name], ranks[name], nodes) for name in open_names}
     if any(not one.ranks for one in facts.values()):
         shards = sharding_groups(_steps(reading, name_of))
         facts = {name: one._replace(shards=name in shards) for name, one in facts.items()}
     placed = place(facts, nodes)
     found = {name: one._replace(group=one.group._replace(ranks=facts[name].ranks)) for name, one in placed.items()}
     return name_of, {name: found[name] if name in found else Placement(given[name]) for name in members}
+
+
+_Site = tuple[Reading, int]
+"""A collective: in which graph, and where."""
+
+
+def _inside(reading: Reading) -> Iterator[_Site]:
+    """Yield the collectives in sub-graphs, at every depth."""
+    for inner in dict.fromkeys(one for readings in reading.inner.values() for one in readings):
+        yield from ((inner, v) for v, traits in enumerate(inner.traits) if traits.role in (Role.LAUNCH, Role.BLOCKING))
+        yield from _inside(inner)
 
 
 def carried_facts(graph: fx.Graph) -> dict[str, Facts]:
@@ -74,14 +87,14 @@ def _steps(reading: Reading, name_of: Mapping[int, str]) -> list[DataflowNode]:
     ]
 
 
-def _facts(reading: Reading, members: list[int], ranks: list[int] | None, nodes: Nodes) -> Facts:
-    size = next((n for v in members if (n := _argument(reading.nodes[v], "group_size")) is not None), None)
+def _facts(members: list[_Site], ranks: list[int] | None, nodes: Nodes) -> Facts:
+    size = next((n for r, v in members if (n := _argument(r.nodes[v], "group_size")) is not None), None)
     if ranks is not None and size in (None, len(ranks)):
         return Facts(len(ranks), tuple(ranks))
-    size = size or _size_from_values(reading, members)
+    size = size or _size_from_values(members)
     if size is None:
         size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else nodes.ranks_per_node
-        reading.notes["group_size_guessed"] += 1
+        members[0][0].notes["group_size_guessed"] += 1
     return Facts(int(size))
 
 
@@ -141,9 +154,9 @@ def live_ranks(group: Any) -> list[int] | None:
         return None
 
 
-def _size_from_values(reading: Reading, members: list[int]) -> int | None:
+def _size_from_values(members: list[_Site]) -> int | None:
     """How much larger one side of a gather or scatter is than the other."""
-    for v in members:
+    for reading, v in members:
         into = sum(reading.value_bytes[u] for u in reading.inputs[v])
         out, traits = reading.value_bytes[v], reading.traits[v]
         op = traits.comm.op if traits.comm else ""

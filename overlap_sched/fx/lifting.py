@@ -28,6 +28,7 @@ from overlap_sched.fx.sizes import carried_sizes
 from overlap_sched.problem import Group, Kind, MemoryModel, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.node import OF_HOST
+from overlap_sched.problem.precedence import launched_on
 from overlap_sched.report.words.sizes import AssumedSize
 from overlap_sched.transform.host import OUT
 
@@ -137,11 +138,12 @@ def lift(
     after = graph_hazards(reading, name_of)
     memory = memory_of(reading, memory_model, kept, device_filter)
     model = model or (Roofline() if on is None else model_of(on))
-    costs = costs_of(reading, model, cost, name_of, group_table, fusion, after)
-    listed, waiting = one_collective_each(_nodes(reading, after, memory, costs, name_of), reading.ends)
+    costs = costs_of(reading, model, cost, group_table, fusion, after)
+    found = _nodes(reading, after, memory, costs, name_of)
+    listed, waiting = one_collective_each(found, reading.ends, reading.outside)
     nodes, launching = with_launches(listed, launch_times(listed, group_table, model))
     stands_for = [waiting[v] for v in launching]
-    used = {node.group for node in nodes if node.group is not None}
+    used = {group for node in nodes for group in launched_on(node)}
     used_groups = {k: g for k, g in group_table.items() if k in used}
     beside = NO_CONTENTION if on is None or not contention else contention_of(on, used_groups)
     name = name or (type(gm).__name__ if isinstance(gm, fx.GraphModule) else "graph")

@@ -51,6 +51,7 @@ class _Reader:
         """By operator and numbers: what it has made, which another one frees."""
         self.waited: dict[int, dict[int, int]] = {}
         """Per value that comes from a wait or is a view of one: per storage, that wait."""
+        self.bodies: dict[fx.GraphModule, Reading] = {}
 
     def read(self, v: int, node: fx.Node) -> None:
         """Append one node to the reading."""
@@ -201,7 +202,9 @@ class _Reader:
         if ordering is Ordering.RANDOM and traits.dropout is not None and traits.dropout.of(args, kwargs, 0.0) == 0.0:
             ordering = Ordering.NONE
         if traits.nested and not call.in_body:
-            ordering = max(ordering, self._ordering_of_subgraphs(node))
+            ordering = max(ordering, self._ordering_of_subgraphs(v, node))
+            if any(inner.outside for inner in r.inner.get(v, ())):
+                self._wait_inside(v)
         if ordering is not Ordering.NONE:
             r.ordering[v] = ordering
         if not traits.known:
@@ -257,6 +260,14 @@ class _Reader:
                 r.peeked.update(outside)
             r.notes["wait_outside"] += not launched
 
+    def _wait_inside(self, v: int) -> None:
+        """A sub-graph waits for what it is given: for which of that, its arguments do not say."""
+        pending = [u for s in self.reading.takes[v] for u in self.in_flight.get(s, ())]
+        if pending:
+            self.reading.ends[v] = tuple(dict.fromkeys(pending))
+        else:
+            self.reading.outside.add(v)
+
     def _has_finished(self, v: int) -> bool:
         """Tell whether a value is that of a wait, or a view of one: to wait for it again is to do nothing."""
         r = self.reading
@@ -267,14 +278,19 @@ class _Reader:
             (v,) = before
         return True
 
-    def _ordering_of_subgraphs(self, node: fx.Node) -> Ordering:
+    def _ordering_of_subgraphs(self, v: int, node: fx.Node) -> Ordering:
         """A subgraph that does more than compute, or is not at hand, makes the node that runs it a barrier."""
         ordering = Ordering.NONE
         for body in bodies_of(node):
-            inner = None if body is None else read_graph(body.graph)
-            if inner is None:
+            if body is None:
                 self.reading.notes["unknown_op"] += 1
-            if inner is None or inner.writes or any(traits.comm for traits in inner.traits):
+                ordering = Ordering.BARRIER
+                continue
+            if body not in self.bodies:
+                self.bodies[body] = read_graph(body.graph)
+            inner = self.bodies[body]
+            self.reading.inner[v] = (*self.reading.inner.get(v, ()), inner)
+            if inner.writes or any(traits.comm for traits in inner.traits):
                 ordering = Ordering.BARRIER
             else:
                 ordering = max([ordering, *inner.ordering.values()])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from overlap_sched.fx.communication import Communication
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Reading:
     """A graph as parallel lists over its nodes (ids are positions), and tables of what is rare.
 
@@ -34,8 +34,9 @@ class Reading:
         ordering: Nodes with an ordering constraint, see :class:`~overlap_sched.fx.hazards.Ordering`.
         launch_of: Per wait, its collective, of several the last. (A wait for one launched outside is not in it.)
         ends: Per wait in ``launch_of``, all collectives that it waits for: several where they share a storage, or where
-            it waits for several storages.
+            it waits for several storages. Per node whose sub-graphs wait: all that it takes while they are in flight.
         outside: Waits for what this graph does not launch, or not alone.
+        inner: Per node that runs sub-graphs: the readings of those that are at hand.
         communicates: Nodes that communicate, or may, besides launching collectives on streams of their own.
         transfers: Copies to or from the host that need not be finished when they return: the roots concerned.
         syncs: Nodes at which the host waits for the device.
@@ -60,6 +61,7 @@ class Reading:
     launch_of: dict[int, int] = field(default_factory=dict)
     ends: dict[int, tuple[int, ...]] = field(default_factory=dict)
     outside: set[int] = field(default_factory=set)
+    inner: "dict[int, tuple[Reading, ...]]" = field(default_factory=dict)
     communicates: "dict[int, Communication]" = field(default_factory=dict)
     transfers: dict[int, tuple[int, ...]] = field(default_factory=dict)
     syncs: set[int] = field(default_factory=set)

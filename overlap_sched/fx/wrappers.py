@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from overlap_sched.fx.operator_traits import Arg, OperatorTraits
-from overlap_sched.fx.operators import is_higher_order, only_wraps, traits_of
+from overlap_sched.fx.operators import is_higher_order, traits_of
 from overlap_sched.fx.reading import attribute_of
 
 
@@ -109,9 +109,3 @@ def bodies_of(node: fx.Node) -> Iterator[fx.GraphModule | None]:
             yield body
         elif one.op == "get_attr" and (body is None or (isinstance(body, torch.nn.Module) and not pure)):
             yield None
-
-
-def body_of(node: fx.Node) -> fx.GraphModule | None:
-    """The sub-graph that a node runs once, where that is all that it does; ``None`` elsewhere, or if not at hand."""
-    found = [body for body in bodies_of(node) if body is not None]
-    return found[0] if only_wraps(call_of(node).target) and len(found) == 1 else None

@@ -105,9 +105,9 @@ def _plan(
     report = schedule_graph(
         gm, settings.options, name=name, fusion=fusion, scheduler=attempt.scheduled, **settings.costs
     )
-    if report.schedule is None and report.reason == NO_COLLECTIVES:
+    if report.schedule is None and (report.reason or "").startswith(NO_COLLECTIVES):
         attempt.key = None
-        return Report(name, reason=NO_COLLECTIVES)
+        return Report(name, reason=report.reason)
     attempt.problem = None if report.schedule is None else report.schedule.problem
     if attempt.problem is None and not attempt.launches:  # it fails here, but no other rank will ask
         attempt.key = None

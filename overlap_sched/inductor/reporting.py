@@ -20,8 +20,9 @@ from overlap_sched.inductor.console import forget_warnings, log, rank, warn
 from overlap_sched.inductor.settled import settled
 from overlap_sched.inductor.summary import outcome_of
 from overlap_sched.problem import Kind
-from overlap_sched.report.units import count, duration, from_to, size
+from overlap_sched.report.units import duration, from_to, size
 from overlap_sched.report.words.sizes import sizes_assumed
+from overlap_sched.report.words.together import collectives_text
 from overlap_sched.scheduler.result import Figures
 
 Stage = Literal["inductor", "post_grad", "backend", "titan", "deepspeed"]
@@ -66,7 +67,7 @@ class GraphReport:
             for a, b in ((before.exposed_us, after.exposed_us), (before.step_us, after.step_us))
         )
         return (
-            f"{self.name} ({self.stage}): {count(len(plan.problem.collectives), 'collective')}, exposed {exposed} of a "
+            f"{self.name} ({self.stage}): {collectives_text(plan.problem)}, exposed {exposed} of a "
             f"step of {step}, peak {from_to(size(before.peak_bytes), size(after.peak_bytes))} ({self._predicted}){kept}"
         )
 

@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import NamedTuple
 
+from overlap_sched.judge.together import completions
 from overlap_sched.problem import Kind, Node, Problem
 from overlap_sched.problem.sizes import size_bytes
 
@@ -93,6 +94,7 @@ def _named(node: Node, what: str) -> bool:
 def _in_flight(problem: Problem, order: Sequence[int], counted: set[int], most_bytes: int | None) -> str:
     """Say what is wrong with what is in flight; no limit: one at a time."""
     flying: dict[int, int] = {}
+    ended = completions(problem)
     for v in order:
         node = problem.nodes[v]
         if v in counted:
@@ -101,6 +103,6 @@ def _in_flight(problem: Problem, order: Sequence[int], counted: set[int], most_b
                 return f"{node.name} is launched while {problem.nodes[next(iter(flying))].name} is in flight"
             if most_bytes is not None and sum(flying.values()) > most_bytes:
                 return f"{sum(flying.values())} bytes are in flight behind {node.name}"
-        elif node.collective is not None:
-            flying.pop(node.collective, None)
+        for launch in ended.get(v, ()):
+            flying.pop(launch, None)
     return ""

@@ -38,7 +38,7 @@ from typing import Literal
 
 from overlap_sched.problem.check import check_problem
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
-from overlap_sched.problem.node import Group, Kind, Node, NodeId, Storage
+from overlap_sched.problem.node import PART, Group, Kind, Node, NodeId, Storage
 
 Order = tuple[NodeId, ...]
 """A permutation of a problem's node ids."""
@@ -120,6 +120,14 @@ class Problem:
             if node.collective is not None:
                 waits[node.collective] = (*waits.get(node.collective, ()), v)
         return waits
+
+    @cached_property
+    def ends(self) -> Mapping[NodeId, tuple[NodeId, ...]]:
+        """Per collective that has any, the nodes where the program waits for it: its waits, and what has parts."""
+        nodes, after = self.nodes, self.successors
+        return {
+            v: tuple([*after[w], w][0] if nodes[w].op == PART else w for w in waits) for v, waits in self.waits.items()
+        }
 
     @cached_property
     def collectives(self) -> tuple[NodeId, ...]:

@@ -36,6 +36,10 @@ Its name is the wait's with ``.finish`` behind it."""
 OF_HOST = (LAUNCH, FINISH)
 """Both: they hold nothing, and go and come with what they stand for."""
 
+PART = "part"
+"""Operator of a wait for one of the collectives that a node waits for. It stands in front of that node, holds nothing,
+and the program waits only where the node is."""
+
 ANY_GROUP = "*"
 """In ``Node.launches``: on a process group that is not known, so perhaps on each."""
 
@@ -79,7 +83,7 @@ class Node(NamedTuple):
         collective: Of a wait, the id of the collective; ``None`` where that was launched before this graph.
         flops: Floating-point operations of a compute node.
         bytes: Bytes read and written by a compute node; the larger side of a collective.
-        launches: Of a compute node that communicates itself, or may: the process groups on which it does, or
+        launches: Of a compute node that communicates itself, or may: per launch its process group, or
             :data:`ANY_GROUP`. Where a launch order is kept, its place among the launches is.
         module: The module of the model that it comes from, ``"layers.3.attention"``; ``""``: not known.
         marks: Pins that it has itself (:mod:`overlap_sched.problem.pins`).

@@ -19,6 +19,7 @@ comes behind the waits of those written so far before it that the bytes between 
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -36,6 +37,12 @@ Rule = Literal["not before", "not after", "together", "as written", "in flight",
 _RULE = re.compile(r"(not before|not after|in flight)\s+(\S+)|(together|as written|apart)")
 _MANY = 400
 """Of more launches "in flight" keeps the order as written: pairs would be too many."""
+BINDS_NOTHING = {
+    "pins_about_nothing": "nothing here is so named",
+    "pins_about_waits": "it names a wait; name what is launched, or what computes",
+    "pins_without_bytes": "its collectives have no bytes here",
+}
+"""Notes on pins that bind nothing, in words."""
 _SHOWN = 6
 """So many nodes of a ring are named."""
 
@@ -134,9 +141,21 @@ def pin_pairs(problem: Problem, pins: Iterable[str]) -> tuple[Pair, ...]:
 
 
 def pin_notes(problem: Problem, pins: Sequence[str]) -> dict[str, int]:
-    """How many pins are about nothing in a graph, as a note for reports."""
-    nothing = sum(not one.nodes for one in pinned(problem, pins))
-    return {"pins_about_nothing": nothing} if nothing else {}
+    """How many pins bind nothing in a graph, as notes for reports, by :data:`BINDS_NOTHING`."""
+    return dict(Counter(filter(None, (binds_nothing(problem, one) for one in pinned(problem, pins)))))
+
+
+def binds_nothing(problem: Problem, one: Pinned) -> str:
+    """Return why a pin binds nothing, of :data:`BINDS_NOTHING`; ``""``: it does."""
+    pin = one.pin
+    if one.nodes and (one.anchors or not pin.rule.startswith("not")):
+        lacks_bytes = pin.rule == "in flight" and not any(problem.nodes[v].bytes for v in one.nodes)
+        return "pins_without_bytes" if lacks_bytes else ""
+    waits = [node for node in problem.nodes if node.kind is Kind.WAIT]
+    if one.nodes:  # but nothing to come before or after
+        return "pins_about_waits" if any(node.name == pin.of for node in waits) else "pins_about_nothing"
+    named = pin.nodes != "*" and any(fnmatchcase(name, pin.nodes) for node in waits for name in (node.op, node.name))
+    return "pins_about_waits" if named else "pins_about_nothing"
 
 
 def is_in(module: str, pattern: str) -> bool:
@@ -246,13 +265,13 @@ def _fewer_bytes(problem: Problem, launches: Sequence[NodeId], pin: Pin) -> Iter
 
 
 def _end(problem: Problem, launch: NodeId, pin: Pin) -> NodeId:
-    waits = problem.waits.get(launch)
-    if not waits:
+    ends = problem.ends.get(launch)
+    if not ends:
         raise PinError(
             f"pin {pin.text!r} cannot be kept: {problem.nodes[launch].name} is in flight until the end, as nothing "
             "waits for it in this graph. Leave it out of the pin."
         )
-    return waits[0]
+    return ends[0]
 
 
 def _contradiction(problem: Problem, because: Mapping[Pair, str]) -> str:

@@ -1,5 +1,7 @@
 """Collectives of groups that share ranks, kept apart: none is launched while one of such a group is in flight.
 
+Nor does anything run then that communicates itself, or may (``Node.launches``).
+
 ::
 
     as found        gather (a)  reduce (b)  mm  wait (a)  wait (b)
@@ -19,6 +21,7 @@ from dataclasses import replace
 
 from overlap_sched.options import Concurrent
 from overlap_sched.problem import Kind, NodeId, Order, Problem
+from overlap_sched.problem.precedence import launched_on
 
 Clash = Callable[[NodeId, NodeId], bool]
 """Whether two collectives must not be in flight together."""
@@ -29,25 +32,27 @@ class _CannotBeError(Exception):
 
 
 def clashes(problem: Problem, concurrent: Concurrent, as_originally: bool = True) -> Clash:
-    """Return a test of whether two collectives must not be in flight together.
+    """Return a test of whether two nodes that launch must not be in flight together.
 
     Args:
         problem: With the ranks of its groups, where they are known; else they are taken to share all.
         concurrent: See ``Options.concurrent_groups``.
         as_originally: Two that are in flight together in the original order may be.
     """
-    nodes = problem.nodes
-    shared = {(a, b): _share(problem, a, b, concurrent) for a in problem.groups for b in problem.groups}
-    end = {v: problem.waits.get(v, (len(nodes),))[0] for v in problem.collectives}
+    on = {v: groups for v, node in enumerate(problem.nodes) if (groups := launched_on(node))}
+    names = {name for groups in on.values() for name in groups}
+    shared = {(a, b): _share(problem, a, b, concurrent) for a in names for b in names}
+    end = {v: v if problem.nodes[v].launches else problem.ends.get(v, (len(problem.nodes),))[0] for v in on}
 
     def clash(u: NodeId, v: NodeId) -> bool:
-        return shared[nodes[u].group or "", nodes[v].group or ""] and not (as_originally and u < end[v] and v < end[u])
+        share = any(shared[a, b] for a in on[u] for b in on[v])
+        return share and not (as_originally and u < end[v] and v < end[u])
 
     return clash
 
 
 def _share(problem: Problem, one: str, other: str, concurrent: Concurrent) -> bool:
-    a, b = problem.groups[one].ranks, problem.groups[other].ranks
+    a, b = (problem.groups[name].ranks if name in problem.groups else () for name in (one, other))
     return one != other and (concurrent == "one" or not a or not b or len(set(a) & set(b)) > 1)
 
 
@@ -101,6 +106,10 @@ class _Run:
     def __init__(self, problem: Problem, clash: Clash) -> None:
         self.order, self.deferred = list[NodeId](), list[NodeId]()
         self._problem, self._clash = problem, clash
+        self._ended: dict[NodeId, list[NodeId]] = {}  # per node, the collectives that the program waits for there
+        for u, ends in problem.ends.items():
+            for v in ends:
+                self._ended.setdefault(v, []).append(u)
         self._done = [False] * len(problem.nodes)
         self._in_flight = list[NodeId]()
         self._clock_us, self._free_us, self._finish_us = 0.0, dict[str | None, float](), dict[NodeId, float]()
@@ -136,15 +145,17 @@ class _Run:
         if self._done[v]:
             return
         node = self._problem.nodes[v]
-        if node.kind is Kind.COLLECTIVE:
+        if launched_on(node):
             for u in [u for u in self._in_flight if self._clash(u, v)]:
                 self._wait_for(u)
+        if node.kind is Kind.COLLECTIVE:
             self._launch(v)
         elif node.kind is Kind.WAIT and node.collective is not None:
             self._clock_us = max(self._clock_us, self._finish_us[node.collective])
-            self._in_flight = [u for u in self._in_flight if u != node.collective]
         elif node.kind is not Kind.WAIT:
             self._clock_us += node.time_us
+        ended = self._ended.get(v, ())
+        self._in_flight = [u for u in self._in_flight if u not in ended] if ended else self._in_flight
         self._done[v] = True
         self.order.append(v)
 
@@ -166,17 +177,18 @@ class _Run:
         return any(self._clash(u, v) and self._finish_us[u] > self._clock_us for u in self._in_flight)
 
     def _wait_for(self, u: NodeId) -> None:
-        """The first wait for u, now, with what takes it there."""
-        waits = self._problem.waits.get(u, ())
-        if not waits:
-            raise _CannotBeError
-        first, needs, open_ = waits[0], list[NodeId](), [waits[0]]
-        while open_:
-            v = open_.pop()
-            if self._done[v] or v in needs:
-                continue
-            if self._problem.nodes[v].kind is Kind.COLLECTIVE:
-                raise _CannotBeError
-            needs.append(v)
-            open_ += self._problem.predecessors[v]
-        self.emit(first)
+        """A wait for u, now, with what takes it there."""
+        for end in self._problem.ends.get(u, ()):
+            needs, open_ = list[NodeId](), [end]
+            while open_:
+                v = open_.pop()
+                if self._done[v] or v in needs:
+                    continue
+                if launched_on(self._problem.nodes[v]):
+                    break
+                needs.append(v)
+                open_ += self._problem.predecessors[v]
+            else:
+                self.emit(end)
+                return
+        raise _CannotBeError

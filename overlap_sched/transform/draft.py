@@ -10,6 +10,7 @@ from dataclasses import replace
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Group, Kind, Node, NodeId, Problem, Storage
 from overlap_sched.problem.node import FINISH, LAUNCH, OF_HOST, StorageId
+from overlap_sched.problem.precedence import launched_on
 
 
 class Draft:
@@ -181,7 +182,7 @@ class Draft:
             alloc, use = tuple([new_storage[s] for s in node.alloc]), tuple([new_storage[s] for s in node.use])
             waited = None if node.collective is None else new_id[node.collective]
             nodes.append(node._replace(deps=deps, alloc=alloc, use=use, collective=waited))
-        used = {node.group for node in nodes if node.group is not None}
+        used = {group for node in nodes for group in launched_on(node)}
         groups = {group: facts for group, facts in self.groups.items() if group in used}
         links = {group: link for group, link in self._links.items() if group in groups}
         return Problem(

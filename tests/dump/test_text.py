@@ -9,9 +9,13 @@ import torch
 from torch import fx
 
 from overlap_sched.cost.cluster.placement import Facts
+from overlap_sched.dump.groups import DumpGroup
 from overlap_sched.dump.load import load_dump
+from overlap_sched.dump.loader import Loader
 from overlap_sched.dump.operators import UnknownOp
+from overlap_sched.dump.source import read_source
 from overlap_sched.dump.values import Opaque
+from overlap_sched.errors import DumpNameError
 from overlap_sched.fx.groups import carried_facts
 from overlap_sched.fx.lifting import lift
 from overlap_sched.report.words.sizes import AssumedSize
@@ -263,6 +267,56 @@ return (getitem,)
     dump = load(tmp_path, handwritten(body, [("x", "float32 5 4"), ("y", "float32 4 3")], nested=nested))
     assert values(dump)["getitem"].shape == (3,)
     assert isinstance(dump.gm.repeated_subgraph0, fx.GraphModule)
+
+
+def test_collectives_in_bodies_have_groups_shapes_and_prices(tmp_path: Path) -> None:
+    """In every branch, in a loop, and in a region of local shards."""
+    nested = "".join(
+        f"""
+class {name}(torch.nn.Module):
+    def forward(self, a: "f32[4, 4]"):
+        all_reduce = torch.ops._c10d_functional.all_reduce.default(a, 'sum', '{group}')
+        wait_tensor = torch.ops._c10d_functional.wait_tensor.default(all_reduce);  all_reduce = None
+        return (wait_tensor,)
+"""
+        for name, group in (("one", "1"), ("two", "2"), ("three", "3"), ("four", "4"))
+    )
+    body = """
+one = self.one;  two = self.two;  three = self.three;  four = self.four
+branch = torch.ops.higher_order.cond(flag, one, two, [x])
+got: "f32[4, 4]" = branch[0]
+region = torch.ops.higher_order.local_map_hop(three, got)
+more: "f32[4, 4]" = region[0]
+loop = torch.ops.higher_order.while_loop(four, four, (more,), ())
+last = loop[0]
+return (last,)
+""".replace(";  ", "\n")
+    text = handwritten(body, [("x", "float32 4 4"), ("flag", "bool")], nested=nested)
+    with pytest.raises(DumpNameError, match="Its groups are '1', '2', '3', '4'"):
+        load(tmp_path, text, groups={"5": 8})
+    dump = load(tmp_path, text, groups=dict.fromkeys("1234", 8))
+    nodes = {node.name: node for node in lift(dump.gm).problem.nodes}
+    alone = {"branch": ("1", "2"), "region": ("3",), "loop": ("4",)}
+    assert {name: nodes[name].launches for name in alone} == alone
+    assert min(nodes[name].time_us for name in alone) > 10.0
+    assert {group.size for group in lift(dump.gm).problem.groups.values()} == {8}
+    inner = [node for module in dump.gm.children() for node in module.graph.nodes]
+    assert len(inner) == 16
+    assert all("val" in node.meta for node in inner if node.op != "output")
+
+
+def test_a_group_that_a_kernel_in_a_body_asks_for_is_there(tmp_path: Path) -> None:
+    nested = """
+class sub(torch.nn.Module):
+    def forward(self, a: "f32[4, 4]"):
+        moved = torch.ops._dtensor.shard_dim_alltoall.default(a, 0, 1, '9')
+        return (moved,)
+"""
+    body = "sub = self.sub\nmoved = torch.ops.higher_order.invoke_subgraph(sub, 'sub', x)\nreturn (moved,)"
+    path = tmp_path / "dump.py"
+    path.write_text(handwritten(body, [("x", "float32 4 4")], nested=nested))
+    loader = Loader(read_source(path), {"9": DumpGroup(2)}, {})
+    assert loader.groups_asked_by_name() == {"9": DumpGroup(2)}
 
 
 def test_a_dump_without_load_args_is_described_by_its_annotations(tmp_path: Path) -> None:

@@ -5,21 +5,30 @@ Graphs of two process groups, ``"0"`` and ``"1"``; ``D`` is something that commu
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+import torch._higher_order_ops.local_map  # registers it
 from torch import Tensor, fx
 
 import overlap_sched
 from overlap_sched import Options, schedule
+from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError
 from overlap_sched.fx import lift, schedule_graph
 from overlap_sched.fx.communication import Communication, Communications
 from overlap_sched.fx.declared import _declared, declare_operator
 from overlap_sched.inductor.cache_key import settings_key
+from overlap_sched.inductor.launches import traffic_in
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import launch_violation
+from overlap_sched.options import Concurrent
+from overlap_sched.problem import Group, Node
 from overlap_sched.problem.precedence import Preserve, launch_pairs
+from overlap_sched.report.words.together import collectives_text
 from tests.fx.test_fx_hazards import Builder
 from tests.support.fx_graphs import ATEN, C10D, random_order
 
@@ -74,6 +83,11 @@ def run(b: Builder, root: torch.nn.Module, kind: str, module: fx.GraphModule, x:
         run(inner, outer, "cond", module, y)
         return run(b, root, "invoke_subgraph", inner.done(y, root=outer), x)
     root.body, root.other = module, body((ATEN.sin.default,))
+    if kind == "while_loop":
+        loop = b.graph.get_attr("other"), b.graph.get_attr("body")
+        return b.call("D", HIGHER.while_loop, *loop, (x,), (), val=(x.meta["val"],))
+    if kind in ("local_map_hop", "tag_activation_checkpoint"):
+        return b.call("D", getattr(HIGHER, kind), b.graph.get_attr("body"), x, val=(x.meta["val"],))
     if kind == "cond":
         flag = b.graph.placeholder("flag")
         flag.meta["val"] = b.tensor()
@@ -107,7 +121,7 @@ HIDDEN: dict[str, tuple[Any, ...]] = {
 }
 
 
-def kept(gm: fx.GraphModule, preserve: Preserve, orders: int = 40) -> set[str]:
+def kept(gm: fx.GraphModule, preserve: Preserve, orders: int = 150) -> set[str]:
     """Which launches never pass ``D`` in random orders that the problem and the option allow."""
     problem = lift(gm).problem
     pairs = launch_pairs(problem, problem.original_order, preserve)
@@ -201,6 +215,154 @@ def test_without_launches_whatever_may_communicate_keeps_its_order() -> None:
     assert [problem.nodes[v].name for v in random_order(problem, random.Random(1))][1:4] == ["one", "other", "third"]
 
 
+RUNS = ("invoke_subgraph", "local_map_hop", "tag_activation_checkpoint", "cond", "while_loop", "deep")
+
+
+def node_of(problem: overlap_sched.Problem, name: str) -> Node:
+    return next(node for node in problem.nodes if node.name == name)
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_collectives_of_subgraphs_are_priced_counted_and_their_groups_are_known(kind: str) -> None:
+    """As the flat graph says, but for what blocks: ``D`` is done when it returns."""
+    inner = body((ATEN.sin.default,), (GATHER, 2, "0"), (WAIT,))
+    given = {"0": Group(2, True, ranks=(0, 1)), "1": Group(2, True, ranks=(2, 3))}
+    problem = lift(graph(kind, inner, shape="GD"), groups=given, model=Fixed()).problem
+    assert (node_of(problem, "D").time_us, node_of(problem, "D").launches) == (7.0, ("0",))
+    assert (problem.groups, collectives_text(problem)) == (given, "2 collectives (1 blocks compute)")
+    report = schedule_graph(graph(kind, inner, shape="D"))
+    assert report.reason == "the graph has no collectives to move: 1 collective (1 blocks compute)"
+
+
+def test_of_branches_the_longest_counts_and_of_others_all_do() -> None:
+    short, nested, inside = body((GATHER, 2, "0"), (WAIT,)), Builder(), torch.nn.Module()
+    y = nested.input("y")
+    run(nested, inside, "invoke_subgraph", body((GATHER, 2, "0"), (WAIT,), (GATHER, 2, "0"), (WAIT,)), y)
+    long = nested.done(y, root=inside)
+
+    def sent_us(op: str) -> float:
+        b, root = Builder(), torch.nn.Module()
+        root.one, root.two = short, long
+        x, bodies = b.input("x"), [b.graph.get_attr("one"), b.graph.get_attr("two")]
+        arguments = [x, *bodies, [x]] if op == "cond" else [*bodies, (x,), ()]
+        b.call("D", getattr(HIGHER, op), *arguments, val=(x.meta["val"],))
+        problem = lift(b.done(x, root=root), model=Fixed()).problem
+        assert node_of(problem, "D").launches == ("0",) * 3
+        return node_of(problem, "D").time_us
+
+    assert (sent_us("cond"), sent_us("while_loop")) == (14.0, 21.0)
+
+
+@dataclass(frozen=True)
+class Fixed(Roofline):
+    """A collective takes 7 us, compute always the same."""
+
+    matmul_us: float = 0.0
+
+    def collective_us(self, work: Any) -> float:
+        return 7.0
+
+    def compute_us(self, work: Any) -> float:
+        return self.matmul_us
+
+
+@pytest.mark.parametrize(("shape", "step_us"), [("gD", 14.0), ("GD", 7.0), ("gGgDg", 28.0), ("Dg", 14.0)])
+@pytest.mark.parametrize("hidden", ["blocks", "invoke_subgraph", "deep"])
+def test_what_communicates_stands_behind_what_its_group_has_in_flight(hidden: str, shape: str, step_us: float) -> None:
+    """On one communicator, as the flat graph does; beside those of others."""
+    problem = lift(graph(*HIDDEN[hidden], shape=shape), model=Fixed()).problem
+    assert replay(problem, problem.original_order).step_us == step_us
+    flat = lift(graph(None, shape=shape.replace("D", "g")), model=Fixed()).problem
+    assert replay(flat, flat.original_order).step_us == step_us
+
+
+@pytest.mark.parametrize(
+    ("written", "step_us"), [("gmw", 7.0), ("gwm", 11.0), ("mgw", 11.0), ("gm", 7.0), ("gmmm", 12.0), ("ggmw", 14.0)]
+)
+def test_inside_of_a_subgraph_communication_and_compute_overlap_as_they_are_written(
+    written: str, step_us: float
+) -> None:
+    """A collective takes 7 us, a matmul 4; what is not waited for has finished when the sub-graph returns."""
+    b = Builder()
+    x = launched = b.input("x")
+    for i, letter in enumerate(written):
+        if letter == "g":
+            launched = b.call(f"inner{i}", GATHER, x, 2, "0", val=b.tensor(8, 4))
+        elif letter == "w":
+            b.call(f"inner{i}", WAIT, launched, val=b.tensor(8, 4))
+        else:
+            b.call(f"inner{i}", ATEN.mm.default, x, x)
+    problem = lift(graph("invoke_subgraph", b.done(x), shape="D"), model=Fixed(matmul_us=4.0)).problem
+    assert node_of(problem, "D").time_us == step_us
+
+
+def waiting(kind: str, outside: bool) -> fx.GraphModule:
+    """``D`` waits in a sub-graph, for a launch of this graph or of an earlier one; launches stand around it."""
+    b, root = Builder(), torch.nn.Module()
+    inputs = [b.input(f"x{i}") for i in range(5)]
+    launched = [b.call(f"g{i}", GATHER, inputs[i], 2, "01"[i % 2], val=b.tensor(8, 4)) for i in range(3)]
+    run(b, root, kind, body((WAIT,)), inputs[4] if outside else launched[0])
+    launched.append(b.call("g3", GATHER, inputs[3], 2, "0", val=b.tensor(8, 4)))
+    waits = [b.call(f"w{i}", WAIT, launched[i], val=b.tensor(8, 4)) for i in range(1, 4)]
+    return b.done(*waits, root=root)
+
+
+@pytest.mark.parametrize("outside", [False, True], ids=["of this graph", "of an earlier one"])
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_subgraph_that_only_waits_passes_no_launch_that_it_followed(kind: str, outside: bool) -> None:
+    gm = waiting(kind, outside)
+    lifted = lift(gm, cost=lambda node: 5.0 if node.name.startswith("g") else 0.0)
+    problem, original = lifted.problem, traffic_in(gm.graph.nodes)
+    passed = False
+    for seed in range(60):
+        order = random_order(problem, random.Random(seed))
+        kept = launch_violation(problem, order, "waits") is None
+        assert not kept or traffic_in(lifted.reordered(order)).keeps(original)
+        passed = passed or not traffic_in(lifted.reordered(order)).keeps(original)
+    assert passed
+    for u, v in launch_pairs(problem, problem.original_order, "waits"):
+        assert u < v
+    (d,) = [v for v, node in enumerate(problem.nodes) if node.name == "D"]
+    pairs = launch_pairs(problem, problem.original_order, "waits")
+    before = {problem.nodes[u].name for u, v in pairs if v in problem.predecessors[d]}
+    assert "g2" in before
+    report = schedule_graph(gm, Options(preserve_collective_order="waits", headroom="1GiB", rewrites=()))
+    assert report.schedule is not None
+    assert traffic_in(gm.graph.nodes).keeps(original)
+    if not outside:  # it stands still there, and the collective is over behind it
+        assert replay(problem, problem.original_order).at_us[d] == 5.0
+        assert set(problem.nodes[problem.collectives[0]].use) <= set(problem.nodes[d].use)
+        assert "collective_without_wait" not in lifted.notes
+
+
+def test_a_subgraph_may_wait_for_one_launch_and_stand_behind_another() -> None:
+    """It waits for what it is given, on group ``"0"``, and launches on group ``"1"``."""
+    b, root = Builder(), torch.nn.Module()
+    inputs = [b.input(f"x{i}") for i in range(2)]
+    launched = [b.call(f"g{i}", GATHER, inputs[i], 2, str(i), val=b.tensor(8, 4)) for i in range(2)]
+    run(b, root, "invoke_subgraph", body((WAIT,), (GATHER, 2, "1"), (WAIT,)), launched[0])
+    problem = lift(b.done(b.call("w1", WAIT, launched[1], val=b.tensor(8, 4)), root=root), model=Fixed()).problem
+    (d,) = [v for v, node in enumerate(problem.nodes) if node.name == "D"]
+    assert {problem.nodes[u].name for u in problem.predecessors[d]} >= {"D.g0", "D.g1"}
+    assert replay(problem, problem.original_order).step_us == 14.0
+
+
+@pytest.mark.parametrize(("concurrent", "free"), [("any", True), ("one", False), ("disjoint", False)])
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_what_communicates_is_kept_apart_from_other_groups(hidden: str, concurrent: Concurrent, free: bool) -> None:
+    """``D`` is on group ``"0"``: nothing of ``"1"`` is in flight while it runs."""
+    gm = graph(*HIDDEN[hidden], shape="DG")
+    costs = {"mm0": 10.0, "mm1": 10.0, "D": 10.0, "G1": 20.0}
+    report = schedule_graph(
+        gm, Options(concurrent_groups=concurrent, headroom="1GiB", rewrites=()), cost=lambda n: costs.get(n.name, 0.0)
+    )
+    plan = report.schedule
+    assert plan is not None
+    assert (plan.scheduled.step_us < 40.0) == (plan.scheduled.groups_together == 1) == free
+    names = [node.name for node in gm.graph.nodes]
+    assert (names.index("G1") < names.index("D") < names.index("w0")) == free
+
+
 def test_every_mode_on_random_programs() -> None:
     rng = random.Random(7)
     for _ in range(12):
@@ -232,7 +394,7 @@ def test_what_a_node_launches_in_words() -> None:
         ("cond/all_gather_into_tensor", ["0"], True),
     ]
     undeclared = (("deep::dispatch", True), ("deep::norm", False))
-    assert Communications(gm.graph).besides(node) == Communication(("3", "0"), ("*",), undeclared)
+    assert Communications(gm.graph).besides(node) == Communication(("3", "0"), ("3", "*", "0"), undeclared)
 
 
 def test_the_report_says_what_was_taken_so_and_how_to_declare_it() -> None:
@@ -242,6 +404,8 @@ def test_the_report_says_what_was_taken_so_and_how_to_declare_it() -> None:
         "deep::norm may communicate: keeps its place among the launches. If not so: "
         "overlap_sched.declare_operator('deep::norm', communicates=False)."
     )
+    apart = schedule_graph(graph(deep("norm")), Options(concurrent_groups="disjoint")).on_undeclared
+    assert str(apart).startswith("deep::norm may communicate: kept apart from what is in flight. If not so: ")
     report = schedule_graph(graph(deep("dispatch"), "0"))
     said = (
         "deep::dispatch takes a process group: it is taken for communication that blocks. If not so: "

@@ -9,6 +9,7 @@ from overlap_sched.fx.hazards import (
     Launch,
     Ordering,
     Pair,
+    blocking_hazards,
     chain_hazards,
     fence_hazards,
     impurity_hazards,
@@ -106,6 +107,22 @@ def test_storages_against_brute_force(seed: int) -> None:
         if {*writes} & {*reads_before, *writes_before} or {*reads} & {*writes_before}
     ]
     assert closure(12, storage_pairs(steps)) == closure(12, conflicts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_blocking_against_brute_force(seed: int) -> None:
+    """Two that share a group, or one on any, keep their order where one of them blocks."""
+    rng = random.Random(seed)
+    blocking = [("*",), ("a", "b"), *"abc"]
+    drawn = [(rng.choice(blocking), True) if rng.random() < 0.4 else (rng.choice("abc"), False) for _ in range(12)]
+    steps = [(at, groups, blocks) for at, (groups, blocks) in enumerate(drawn)]
+    conflicts = [
+        (at, before)
+        for at, groups, blocks in steps
+        for before, others, blocked in steps[:at]
+        if (blocks or blocked) and ("*" in (*groups, *others) or not {*groups}.isdisjoint(others))
+    ]
+    assert closure(12, blocking_hazards(steps)) == closure(12, conflicts)
 
 
 @pytest.mark.parametrize("seed", range(50))

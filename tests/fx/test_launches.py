@@ -11,7 +11,8 @@ from overlap_sched.fx import lift
 from overlap_sched.fx.company import FINISH, LAUNCH, launch_times, with_launches
 from overlap_sched.judge.replay import replay
 from overlap_sched.options import Options
-from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem import Kind, Node, Problem
+from overlap_sched.problem.node import PART
 from overlap_sched.scheduler.pipeline import schedule
 from tests.support.fx_graphs import gather, scatter, trace, wait
 
@@ -50,6 +51,15 @@ class Finishing(Launching):
 
     def finish_us(self, work: Collective) -> float:
         return 4.0 if work.op.startswith("reduce_scatter") else 0.0
+
+
+def test_a_part_takes_no_more_than_what_finishes_the_collective_does():
+    """Of a collective whose only wait is a part that takes the time; else its own wait does."""
+    part = Node("mm.gather", Kind.WAIT, (2,), op=PART, collective=2)
+    for last, timed in ((EXAMPLE.nodes[3]._replace(deps=(3,)), 4), (Node("full", Kind.COMPUTE, (3,)), 3)):
+        nodes = (*EXAMPLE.nodes[:3], part, last)
+        gathers = {"finish_us": lambda self, work: 4.0, "launch_us": lambda self, work: 0.0}
+        assert launch_times(nodes, EXAMPLE.groups, type("Gathers", (Finishing,), gathers)()) == {timed: 4.0}
 
 
 def test_a_finish_node_stands_before_its_wait():

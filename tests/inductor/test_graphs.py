@@ -15,9 +15,10 @@ from torch.utils._pytree import tree_leaves
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
-from overlap_sched.inductor.reporting import GraphReport
+from overlap_sched.inductor.reporting import GraphReport, Stage
 from overlap_sched.inductor.summary import outcome_of, summary
 from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem.node import PART
 from overlap_sched.scheduler.pipeline import schedule
 from tests.support.inductor.generated import events, matmuls_under_way
 from tests.support.inductor.models import RANKS, SIMPLE_OVERLAP
@@ -115,6 +116,18 @@ def branches(x: torch.Tensor, w: torch.Tensor) -> Any:
     return full @ w, chosen @ w
 
 
+def communicates_in_a_branch(x: torch.Tensor, w: torch.Tensor) -> Any:
+    launched = comm.all_gather_into_tensor(x, RANKS, group())
+    chosen = torch.cond(x.sum() > 0, lambda a: gather(a).sum(0), lambda a: a.cos().sum(0), (w,))
+    return comm.wait_tensor(launched) @ w, chosen, torch.sin(x) @ w
+
+
+def waits_in_a_branch(x: torch.Tensor, w: torch.Tensor) -> Any:
+    launched, other = (comm.all_gather_into_tensor(one, RANKS, group()) for one in (x, w))
+    twice, thrice = (lambda a, k=k: comm.wait_tensor(a) * k for k in (2.0, 3.0))
+    return torch.cond(x.sum() > 0, twice, thrice, (launched,)) @ w, comm.wait_tensor(other) @ w, torch.sin(x) @ w
+
+
 def drops_rows(x: torch.Tensor, w: torch.Tensor) -> Any:
     n = x[0, 0].abs().int().item()
     torch._check(n >= 0)
@@ -137,6 +150,8 @@ FUNCTIONS: tuple[Function, ...] = (
     goes_over_lists,
     waits_for_an_input,
     branches,
+    communicates_in_a_branch,
+    waits_in_a_branch,
 )
 if hasattr(comm, "wait_tensors"):  # torch 2.15
     FUNCTIONS = (*FUNCTIONS, waits_for_several_at_once, waits_for_two_collectives)
@@ -160,8 +175,8 @@ def same(one: list[Any], other: list[Any]) -> bool:
 
 
 def main_report() -> GraphReport:
-    """Of the graph itself: those of its sub-graphs come before it."""
-    return overlap_sched.reports()[-1]
+    """Of the graph itself, not of its sub-graphs."""
+    return [one for one in overlap_sched.reports() if "_graph_" not in one.name][-1]
 
 
 def problem_of(function: Function) -> Problem:
@@ -235,6 +250,22 @@ def test_one_wait_of_two_collectives_is_a_wait_of_each() -> None:
     for launch in problem.collectives:
         assert {*problem.nodes[launch].use, *problem.nodes[launch].alloc} <= set(problem.nodes[last].use)
     assert main_report().report.notes.get("collective_without_wait") is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [communicates_in_a_branch, waits_in_a_branch], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("stage", ["inductor", "post_grad"])
+def test_a_branch_stands_behind_what_its_group_has_in_flight(function: Function, stage: Stage) -> None:
+    run(function, overlap_sched.inductor_options(Options(strict=True), stage=stage))
+    plan = main_report().report.schedule
+    assert plan is not None
+    nodes = plan.problem.nodes
+    (part,) = [v for v, node in enumerate(nodes) if node.op == PART]
+    (branch,) = [node for node in nodes if part in node.deps]
+    assert "cond" in branch.op
+    assert branch.launches == ((group(),) if function is communicates_in_a_branch else ())
+    in_flight = nodes[nodes[part].collective or 0]
+    assert (branch.time_us > in_flight.time_us) == (function is communicates_in_a_branch)
 
 
 def test_a_concatenation_is_one_storage() -> None:

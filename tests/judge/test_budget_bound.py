@@ -76,6 +76,18 @@ def test_an_input_that_two_share_is_held_once() -> None:
     assert shortest(problem, 112) == 70.0  # the gradients themselves are one byte each
 
 
+def test_what_waits_for_a_large_value_may_hold_what_that_is_made_of() -> None:
+    """wgrad1 reads a cast of 100 bytes, made of x1 of 10 bytes: put off with its cast it holds those 10."""
+    apart = tail(slow_us=5.0, x_bytes=10, table_bytes=100)
+    nodes = [node._replace(deps=tuple(u + (u > 2) for u in node.deps)) for node in apart.nodes]
+    nodes = [n if n.collective is None else n._replace(collective=n.collective + 1) for n in nodes]
+    nodes[3] = nodes[3]._replace(deps=(2, 3), use=(6,))
+    nodes.insert(3, Node("cast", Kind.COMPUTE, deps=(0,), alloc=(6,), use=(0,)))
+    problem = Problem("cast", tuple(nodes), (*apart.storages, Storage(100)), GROUPS)
+    assert [budget_bound_us(problem, budget) for budget in (10**9, 120, 110)] == [70.0, 70.0, 80.0]
+    assert shortest(problem, 211) == 70.0
+
+
 def test_large_graphs_have_the_bound_of_any_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = tail(slow_us=25.0)
     monkeypatch.setattr("overlap_sched.judge.budget_bound.EXACT_NODES", len(problem.nodes))

@@ -102,6 +102,9 @@ def test_rules_that_are_not_listed_dependencies() -> None:
     problem = Problem("implied", (launch, wait, late, output), EXAMPLE.storages[:1], EXAMPLE.groups)
     assert violation(problem, (1, 0, 2, 3)) == "wait waits for launch before it is launched"
     assert violation(problem, (0, 1, 3, 2)) == "output runs before late, which must not follow an output"
+    early = (launch, late, wait._replace(collective=0), output)  # what is listed last need not be what runs last
+    problem = Problem("implied", early, EXAMPLE.storages[:1], EXAMPLE.groups)
+    assert violation(problem, (0, 2, 3, 1)) == "output runs before late, which must not follow an output"
     user = Node("user", Kind.COMPUTE, use=(0,))
     problem = Problem("storage", (launch, user), EXAMPLE.storages[:1], EXAMPLE.groups)
     assert violation(problem, (1, 0)) == "user uses storage 0 before it is allocated"

@@ -16,10 +16,14 @@ from overlap_sched import EXAMPLE, Group, Kind, Node, Options, Problem, Storage,
 from overlap_sched.analysis.frontier import frontier
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, PinError, ProblemFileError, VerificationError
 from overlap_sched.judge.pins import pin_violation
+from overlap_sched.judge.together import together_violation
 from overlap_sched.judge.validate import violation
 from overlap_sched.options import Base, Concurrent
-from overlap_sched.problem.pins import Pin, is_in, pin_pairs, pinned, read_pin
+from overlap_sched.problem.node import PART
+from overlap_sched.problem.pins import BINDS_NOTHING, Pin, is_in, pin_notes, pin_pairs, pinned, read_pin
 from overlap_sched.problem.redact import redacted
+from overlap_sched.report.words.pins import pins_text
+from overlap_sched.scheduler.apart import clashes, kept_apart
 from overlap_sched.scheduler.best import closed_up
 from overlap_sched.scheduler.candidate import Task
 from overlap_sched.transform.plan import plan
@@ -286,6 +290,55 @@ def test_the_judge_says_what_is_broken(pin: str, order: str, broken: str) -> Non
     assert pin_violation(EXAMPLE, ids, (pin,)) == f"pin {pin!r} is broken: {broken}"
 
 
+@pytest.mark.parametrize(
+    ("pin", "note"),
+    [
+        ("apart: gather", ""),
+        ("apart: all_to_all*", "pins_about_nothing"),
+        ("apart: in layers.9", "pins_about_nothing"),
+        ("not before mm: gather", ""),
+        ("not before nowhere: gather", "pins_about_nothing"),
+        ("not after full: scatter", "pins_about_waits"),
+        ("not before mm: full", "pins_about_waits"),
+        ("together: wait*", "pins_about_waits"),
+        ("as written: full", ""),
+        ("in flight 64MiB: gather", ""),
+        ("in flight 64MiB: scatter", "pins_without_bytes"),
+        ("in flight 64MiB", ""),
+    ],
+)
+def test_a_pin_that_binds_nothing_is_told(pin: str, note: str) -> None:
+    nodes = [n._replace(op="wait_tensor") if n.kind is Kind.WAIT else n for n in EXAMPLE.nodes]
+    nodes[7] = nodes[7]._replace(bytes=0)
+    problem = replace(EXAMPLE, nodes=tuple(nodes))
+    assert pin_notes(problem, (pin, "apart")) == ({note: 1} if note else {})
+    assert note == "" or not pin_pairs(problem, (pin,))
+    text = pins_text(schedule(problem, replace(OPTIONS, pins=(pin,))))
+    assert ("binds nothing: " in text) == bool(note)
+    assert note == "" or f"'{pin}' (binds nothing: {BINDS_NOTHING[note]})" in text
+
+
+def test_where_something_waits_in_parts_it_is_not_over_with_the_first_of_them() -> None:
+    """``both`` waits for one and two; a part of it may stand anywhere before it, and the program waits at ``both``."""
+    nodes = (
+        Node("one", Kind.COLLECTIVE, group="a"),
+        Node("two", Kind.COLLECTIVE, group="a"),
+        Node("both.one", Kind.WAIT, (0,), op=PART, collective=0),
+        Node("both", Kind.WAIT, (1, 2), collective=1),
+        Node("mm", Kind.COMPUTE, time_us=1.0),
+        Node("three", Kind.COLLECTIVE, group="b"),
+        Node("last", Kind.WAIT, (5,), collective=5),
+    )
+    problem = Problem("parts", nodes, (), dict.fromkeys("ab", Group(2, True)))
+    assert problem.ends == {0: (3,), 1: (3,), 5: (6,)}
+    assert pin_pairs(problem, ("apart: [ot]*e*",)) == ((3, 5),)
+    assert pin_violation(problem, (0, 2, 5, 1, 3, 4, 6), ("apart: [ot]*e*",)) is not None
+    assert together_violation(problem, (0, 2, 5, 1, 3, 4, 6), "one") == (
+        "three (b) is launched while one (a) is in flight: concurrent_groups='one' keeps them apart"
+    )
+    assert kept_apart(problem, (0, 2, 1, 5, 3, 4, 6), clashes(problem, "one")) == (0, 2, 1, 3, 5, 4, 6)
+
+
 def test_nodes_have_pins_of_their_own(tmp_path: Path) -> None:
     """Together within each module, not across; kept in files and without names."""
     problem = layers(4)
@@ -384,6 +437,12 @@ def test_a_module_has_begun_with_the_first_of_its_nodes_and_ends_with_the_last()
     problem = replace(EXAMPLE, nodes=tuple(nodes))
     assert pin_pairs(problem, ("not before m: gather",)) == ((4, 2),)
     assert pin_pairs(problem, ("not after m: gather",)) == ((2, 6),)
+    between, behind = (0, 1, 4, 2, 3, 5, 6, 7, 8, 9), (0, 1, 4, 6, 2, 3, 5, 7, 8, 9)
+    for order in (between, behind):  # something of m is still to come: dgrad
+        assert pin_violation(problem, order, ("not after m: gather",)) is None
+        assert pin_violation(problem, order, ("not before m: gather",)) is None
+    last = (0, 1, 4, 2, 3, 5, 6, 7, 8, 9)
+    assert pin_violation(problem, last, ("not after m: scatter",)) is not None
 
 
 def test_marks_name_no_nodes(tmp_path: Path) -> None:

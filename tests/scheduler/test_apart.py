@@ -1,5 +1,6 @@
 """Groups that must not be in flight together: by hand, on random problems, and as the judge says."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.judge.together import together, together_violation
 from overlap_sched.judge.validate import violation
 from overlap_sched.options import Concurrent
+from overlap_sched.problem.precedence import launched_on
 from overlap_sched.report.words.schedule import budget_words
 from overlap_sched.report.words.together import together_figures, together_text
 from overlap_sched.scheduler.apart import clashes, kept_apart, on_one_stream
@@ -123,6 +125,87 @@ def test_groups_that_share_through_others_are_on_one_stream() -> None:
     assert on_one_stream(step(ROW, COLUMN), "disjoint") == step(ROW, COLUMN)
 
 
+def talking(problem: Problem, groups: Sequence[str] = ("g0", "g1", "*")) -> Problem:
+    """Every other compute node communicates itself, on a group in turn; ``"*"``: on one that is not known."""
+    timed = [v for v, node in enumerate(problem.nodes) if node.kind is Kind.COMPUTE and node.time_us][::2]
+    on = {v: (groups[i % len(groups)],) for i, v in enumerate(timed)}
+    return replace(problem, nodes=tuple(n._replace(launches=on.get(v, ())) for v, n in enumerate(problem.nodes)))
+
+
+def meetings(problem: Problem, order: Sequence[int]) -> set[tuple[int, int]]:
+    """Pairs of launches of unlike groups, the second while the first is in flight, by the definition."""
+    at = {v: i for i, v in enumerate(order)}
+    ends = {u: min(at[w] for w in waits) for u, waits in problem.waits.items()}
+    on = {v: {*launched_on(node)} for v, node in enumerate(problem.nodes) if launched_on(node)}
+    return {
+        (u, v)
+        for u in problem.collectives
+        for v in on
+        if at[u] < at[v] < ends.get(u, len(order)) and (on[u] != on[v] or "*" in on[v])
+    }
+
+
+@examples(100)
+@given(problems(), st.integers(0, 2**32 - 1))
+def test_the_judge_and_the_scheduler_keep_apart_what_communicates_itself(problem: Problem, seed: int) -> None:
+    problem = talking(problem)
+    order, originally = random_order(problem, seed), meetings(problem, problem.original_order)
+    either = originally | {(v, u) for u, v in originally}
+    for as_originally, allowed in ((True, either), (False, set())):
+        clash, broken = clashes(problem, "one", as_originally), meetings(problem, order) - allowed
+        assert (together_violation(problem, order, "one", as_originally) is None) == (not broken)
+        assert all(clash(u, v) for u, v in broken)
+        made = kept_apart(problem, order, clash)
+        if made is not None:
+            assert violation(problem, made) is None
+            assert not meetings(problem, made) - allowed
+
+
+@pytest.mark.parametrize(
+    ("groups", "pairs", "said"),
+    [
+        (("one",), 0, None),
+        (("other",), 1, "mm (other) communicates while gather (one) is in flight"),
+        (("one", "other", "other"), 1, "mm (one, other) communicates while gather (one) is in flight"),
+        (("*",), 0, "mm (*) communicates while gather (one) is in flight"),
+        (("elsewhere",), 1, "mm (elsewhere) communicates while gather (one) is in flight"),
+        (("far",), 0, None),
+    ],
+)
+def test_what_communicates_itself_beside_a_collective(groups: tuple[str, ...], pairs: int, said: str | None) -> None:
+    """The figure counts what is known to communicate; the judge looks at what may, too. ``far`` shares no rank."""
+    problem = step(WORLD, ROW)
+    nodes = [problem.nodes[v] for v in (2, 0, 1, 5, 3, 4, 6)]
+    nodes[0] = nodes[0]._replace(launches=groups)
+    for v, deps, collective in ((2, (1,), 1), (3, (0,), None), (5, (4,), 4), (6, (2, 3, 5), None)):
+        nodes[v] = nodes[v]._replace(deps=deps, collective=collective)
+    there = problem.groups | {"far": Group(2, True, ranks=(6, 7))}
+    problem = replace(problem, nodes=tuple(nodes), groups=there)
+    order = (1, 0, 2, 3, 4, 5, 6)
+    assert together(problem, replay(problem, order)) == pairs
+    assert together_violation(problem, order, "disjoint") == (
+        said and f"{said}: concurrent_groups='disjoint' keeps them apart"
+    )
+    assert (together_violation(problem, order, "one") is None) == (groups == ("one",))
+    made = schedule(problem, Options(concurrent_groups="disjoint", strict=True, headroom="1GiB"))
+    assert together_violation(problem, made.order, "disjoint") is None
+    assert (made.scheduled.step_us < 71.0) == (said is None)
+
+
+def test_what_a_wait_needs_may_communicate_itself() -> None:
+    """The wait of the gather needs ``talks``, which must not run beside it: that cannot be had."""
+    problem = step(WORLD, ROW)
+    nodes = [problem.nodes[v] for v in (0, 2, 1, 3, 4, 5, 6)]
+    nodes[1] = nodes[1]._replace(launches=("other",))
+    for v, deps, collective in ((2, (0, 1), 0), (4, (3,), 3), (5, (1,), None), (6, (2, 4, 5), None)):
+        nodes[v] = nodes[v]._replace(deps=deps, collective=collective)
+    tied = replace(problem, nodes=tuple(nodes))
+    first = (1, 0, 2, 3, 4, 5, 6)
+    assert kept_apart(tied, tied.original_order, clashes(tied, "one", as_originally=False)) is None
+    assert kept_apart(tied, first, clashes(tied, "one", as_originally=False)) == first
+    assert kept_apart(tied, tied.original_order, clashes(tied, "one")) == tied.original_order
+
+
 @examples(60)
 @given(problems(), st.integers(0, 2**32 - 1), st.booleans(), st.sampled_from(STALLS))
 def test_orders_kept_apart_are_valid_hold_no_more_memory_and_satisfy_the_judge(
@@ -145,8 +228,12 @@ def test_orders_kept_apart_are_valid_hold_no_more_memory_and_satisfy_the_judge(
     st.sampled_from(["disjoint", "one"]),
     st.sampled_from(["none", "group", "all"]),
     st.sampled_from(["original", "memory", "memory-peak"]),
+    st.booleans(),
 )
-def test_schedules_keep_their_promise(problem: Problem, concurrent: Concurrent, preserve: str, base: str) -> None:
+def test_schedules_keep_their_promise(
+    problem: Problem, concurrent: Concurrent, preserve: str, base: str, talks: bool
+) -> None:
+    problem = talking(problem) if talks else problem
     options = Options(
         concurrent_groups=concurrent,
         preserve_collective_order=preserve,

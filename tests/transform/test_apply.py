@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched import Kind, Problem
+from overlap_sched import Group, Kind, Problem
 from overlap_sched.errors import RewriteError
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem.contention import Contention
@@ -102,6 +102,12 @@ def test_a_split_by_hand() -> None:
     assert [named(after, f"split_gather0_1_2_{p}").bytes for p in (0, 1)] == [6, 6]
     assert named(after, "split_gather0_1_2_0").time_us == LATENCY_US + US_PER_BYTE * 6
     assert dict(live(after))["split_gather0_1_2_copy"] == 20 + 4 + 12 + 12
+
+
+def test_groups_of_what_communicates_itself_stay() -> None:
+    nodes = [n._replace(launches=("tp",)) if n.kind is Kind.COMPUTE else n for n in TWO.nodes]
+    problem = replace(TWO, nodes=tuple(nodes), groups=TWO.groups | {"tp": Group(2, True), "gone": Group(2, True)})
+    assert apply(problem, [Split("gather0_1", 2)], PRICES).groups == TWO.groups | {"tp": Group(2, True)}
 
 
 def test_a_second_stream_has_the_same_ranks() -> None:

@@ -59,7 +59,7 @@ class KernelCosts:
         self.groups: Mapping[str, Group]
         self.group_of, placements = groups_of(reading, comms, {}, {}, nodes)
         self.groups = {name: placement.group for name, placement in placements.items()}
-        self._fx: Costs = costs_of(reading, model, self._cost, self.group_of, self.groups)
+        self._fx: Costs = costs_of(reading, model, self._cost, self.groups)
 
     def origins(self, member: Any) -> list[int]:
         """Positions of the FX nodes that a scheduler node came from, in the order of the graph."""

@@ -27,6 +27,7 @@ from overlap_sched.inductor.lift.buffers import Buffers
 from overlap_sched.inductor.lift.costs import KernelCosts
 from overlap_sched.inductor.lift.data_flow import DataFlow
 from overlap_sched.inductor.private import V, WeakDep, members, runs
+from overlap_sched.problem import Kind
 
 
 def dependencies(
@@ -144,6 +145,22 @@ def _launch_steps(
         elif inside is not None and (groups := inside.groups if launches else inside.kept):
             steps.append((at, groups, True))
     return steps
+
+
+def waits_inside(
+    snodes: Sequence[Any], flow: DataFlow, reading: Reading, costs: KernelCosts
+) -> tuple[dict[int, list[int]], list[int]]:
+    """Return the nodes whose sub-graphs wait, with the launches that they wait for; and those that wait for others."""
+    every = [[v for member in members(snode) if runs(member) for v in costs.origins(member)] for snode in snodes]
+    launched = {v: at for at, origins in enumerate(every) if flow.launches[at] for v in origins}
+    ends, outside = dict[int, list[int]](), list[int]()
+    for at, origins in enumerate(every):
+        inside = [v for v in origins if v in reading.inner and flow.kinds[at] is Kind.COMPUTE]
+        if any(v in reading.outside for v in inside):
+            outside.append(at)
+        if found := [launched[u] for v in inside for u in reading.ends.get(v, ()) if u in launched]:
+            ends[at] = found
+    return ends, outside
 
 
 def communication(snode: Any, reading: Reading, costs: KernelCosts) -> Communication | None:

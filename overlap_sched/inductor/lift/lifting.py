@@ -22,10 +22,11 @@ from overlap_sched.fx.reading import Reading
 from overlap_sched.inductor.lift.buffers import Buffers, read_buffers
 from overlap_sched.inductor.lift.costs import KernelCost, KernelCosts
 from overlap_sched.inductor.lift.data_flow import DataFlow
-from overlap_sched.inductor.lift.dependencies import communication, dependencies
+from overlap_sched.inductor.lift.dependencies import communication, dependencies, waits_inside
 from overlap_sched.inductor.private import V, is_collective, members
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import NO_CONTENTION
+from overlap_sched.problem.precedence import launched_on
 from overlap_sched.report.words.sizes import AssumedSize
 
 
@@ -97,12 +98,13 @@ def lift_kernels(
     shift = len(problem_inputs)
     listed = [*problem_inputs, *_kernels(snodes, flow, after, reading, costs, numbers, shift)]
     listed.append(Node("output", Kind.OUTPUT, use=tuple(numbers[s] for s in flow.kept)))
-    ends = {at + shift: [u + shift for u in launches] for at, launches in flow.ends.items()}
-    waited, waiting = one_collective_each(listed, ends)
+    inside, outside = waits_inside(snodes, flow, reading, costs)
+    ends = {at + shift: [u + shift for u in launches] for at, launches in (flow.ends | inside).items()}
+    waited, waiting = one_collective_each(listed, ends, [at + shift for at in outside])
     nodes, launching = with_launches(waited, launch_times(waited, costs.groups, model))
     stands_for = [waiting[v] for v in launching]
     storages = tuple(Storage(buffers.nbytes[s], s not in buffers.maker and s not in flow.freeable) for s in numbers)
-    used = {node.group for node in nodes if node.group is not None}
+    used = {group for node in nodes for group in launched_on(node)}
     groups = {k: g for k, g in costs.groups.items() if k in used}
     beside = NO_CONTENTION if cluster is None else contention_of(cluster, groups)
     problem = Problem(name, nodes, storages, groups, "runtime", beside)

@@ -9,13 +9,15 @@ from rich.table import Table
 
 from overlap_sched.errors import UnknownIdError
 from overlap_sched.problem import Problem
+from overlap_sched.problem.node import ANY_GROUP
+from overlap_sched.problem.precedence import launched_on
 from overlap_sched.report.causes import ROUNDING, causes, causes_text
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, count, duration, printable, size
 from overlap_sched.report.words.contention import contention_figures, with_contention_line
 from overlap_sched.report.words.pins import pins_figures, pins_text
 from overlap_sched.report.words.purpose import group_names, group_purposes
-from overlap_sched.report.words.together import together_figures, together_rows
+from overlap_sched.report.words.together import collectives_text, together_figures, together_rows
 from overlap_sched.scheduler.result import Decision, Schedule
 
 _WHY = {
@@ -65,10 +67,10 @@ def figures(schedule: Schedule) -> dict[str, Any]:
 def summary(schedule: Schedule, more: Sequence[tuple[str, ...]] = ()) -> Table:
     """Before, after, and the limit of each: a table for :mod:`rich` to print; then more rows of the same columns."""
     problem = schedule.problem
-    groups = len({problem.nodes[v].group for v in problem.collectives})
+    groups = {group for node in problem.nodes for group in launched_on(node)} - {ANY_GROUP}
     table = captioned_table(
         f"{printable(problem.name)}: {count(len(problem.nodes), 'node')}, "
-        f"{count(len(problem.collectives), 'collective')} on {count(groups, 'process group')}",
+        f"{collectives_text(problem)} on {count(len(groups), 'process group')}",
         with_contention_line(
             f"Simulated, in the {problem.memory_model} memory model. Limits: a lower bound on any order's step; "
             f"the memory budget, {budget_words(schedule)}. Scheduled in {schedule.schedule_s:.2f} s.",

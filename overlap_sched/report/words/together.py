@@ -1,9 +1,23 @@
-"""Process groups in flight together, in words: how many pairs of collectives, and what it takes to keep them apart."""
+"""Process groups in flight together, in words: how many pairs of collectives, and what it takes to keep them apart.
+
+And how many collectives there are, those that block the compute stream, too.
+"""
 
 from typing import Any
 
-from overlap_sched.report.units import change, duration
+from overlap_sched.problem import Problem
+from overlap_sched.problem.node import ANY_GROUP
+from overlap_sched.report.units import change, count, duration
 from overlap_sched.scheduler.result import Schedule
+
+
+def collectives_text(problem: Problem) -> str:
+    """``3 collectives``, ``3 collectives (1 blocks compute)``: launched by an operator itself, or in a sub-graph."""
+    blocking = sum(group != ANY_GROUP for node in problem.nodes for group in node.launches)
+    if not blocking:
+        return count(len(problem.collectives), "collective")
+    text = f"{count(len(problem.collectives) + blocking, 'collective')} ({blocking:,} block"
+    return f"{text}{'s' if blocking == 1 else ''} compute)"
 
 
 def together_figures(schedule: Schedule) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.job_file import read_job
 from overlap_sched.pipeline.room import left_bytes, with_room
 from overlap_sched.pipeline.search.best import FOUND, FoundPipeline, find_pipeline
-from overlap_sched.pipeline.vary import UNCHANGED, ChangedJob, changes, read_axis
+from overlap_sched.pipeline.vary import UNCHANGED, ChangedJob, changes, read_axes
 from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.limits import Limits
 from overlap_sched.report.files import write_file
@@ -98,6 +98,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def check(options: argparse.Namespace) -> None:
     """Refuse options that cannot be, before anything is read."""
+    if options.schedule and not options.csv:
+        near = f"Did you mean --schedules {options.schedule}, which compares?"
+        raise OptionsError(f"--schedule is the one that --csv OUT.csv writes: give --csv, too. {near}")
     if bool(options.csv) != bool(options.schedule):
         raise OptionsError("--csv writes one schedule: give both --csv OUT.csv and --schedule NAME.")
     if options.find is not None and options.find < 1:
@@ -108,7 +111,7 @@ def check(options: argparse.Namespace) -> None:
         Options(headroom=options.order_graphs)
     for name in (*_split(options.schedules), *_split("" if options.schedule == FOUND else options.schedule)):
         named(name)
-    changes(map(read_axis, options.vary))
+    read_axes(options.vary)
 
 
 def answer(options: argparse.Namespace, tell: Callable[[str], None]) -> str | tuple[RenderableType, ...]:
@@ -122,7 +125,7 @@ def answer(options: argparse.Namespace, tell: Callable[[str], None]) -> str | tu
             raise PipelineMemoryError(
                 f"{one.job.name}: nothing was found that fits. Raise memory_limit, or --find's effort."
             )
-    varied = [(change, plans.of(change).planned) for change in changes(map(read_axis, options.vary))]
+    varied = [(change, plans.of(change).planned) for change in changes(read_axes(options.vary))]
     if options.csv:
         tell(f"writing {options.csv}")
         _write_csv(options, one)

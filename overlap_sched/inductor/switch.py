@@ -50,7 +50,7 @@ from overlap_sched.inductor.sessions import listening, observe, sessions_ended
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.settled import settled
 from overlap_sched.inductor.versions import knows_torch, refusal
-from overlap_sched.options import Options, check_names, rewrites_wanted
+from overlap_sched.options import Options, check_names, options_given, rewrites_wanted
 
 PARTITIONER = "custom_partitioner_fn"
 
@@ -135,7 +135,7 @@ def current_settings() -> Settings | None:
 
 def _settings(call: str, options: Options | None, how: How) -> Settings:
     check_names(call, "", how, How.__annotations__)
-    settings = Settings(Options() if options is None else options, **how)
+    settings = Settings(options_given(options), **how)
     model = settings.options.memory_model
     if settings.stage not in ("inductor", "post_grad"):
         raise OptionsError(f"stage is {settings.stage!r}. It must be 'inductor' or 'post_grad'.")

@@ -57,6 +57,11 @@ class Reader:
         Raises:
             ProblemFileError, UnknownKeyError, InputTooLargeError, ProblemError: As of ``read_problem``.
         """
+        if isinstance(data, list):
+            raise ProblemFileError(
+                f"{self.path}: is a list, as an order is, and no problem. Give the problem; `overlap-sched diff ORDER "
+                "ORDER --problem PROBLEM` compares orders."
+            )
         if not isinstance(data, dict) or data.get("format") not in (FORMAT, FORMAT_2):
             found = data.get("format") if isinstance(data, dict) else type(data).__name__
             raise ProblemFileError(

@@ -329,3 +329,10 @@ def test_a_pipe_is_read_once(tmp_path: Path, gzipped: bool) -> None:
     writer.start()
     assert read_problem(path) == EXAMPLE
     writer.join()
+
+
+def test_an_order_is_no_problem(tmp_path: Path) -> None:
+    path = tmp_path / "order.json"
+    path.write_text('["a", "b"]')
+    with pytest.raises(ProblemFileError, match=r"order\.json: is a list, as an order is, and no problem\. Give "):
+        read_problem(path)

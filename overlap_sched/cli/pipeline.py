@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from overlap_sched.cli.input import is_dump, load
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.source import Source
-from overlap_sched.errors import OptionsError, PipelineMemoryError
+from overlap_sched.errors import OptionsError, PipelineError
 from overlap_sched.options import Options
 from overlap_sched.pipeline.compare import PlannedPipeline, compare_schedules, named, named_schedules, plan_pipeline
 from overlap_sched.pipeline.csv_file import CsvFormat, schedule_csv
@@ -122,9 +122,7 @@ def answer(options: argparse.Namespace, tell: Callable[[str], None]) -> str | tu
         if not options.vary:
             _check_fits(one, options.find is not None)
         if options.schedule == FOUND:
-            raise PipelineMemoryError(
-                f"{one.job.name}: nothing was found that fits. Raise memory_limit, or --find's effort."
-            )
+            raise PipelineError(f"{one.job.name}: nothing was found that fits. Raise memory_limit, or --find's effort.")
     varied = [(change, plans.of(change).planned) for change in changes(read_axes(options.vary))]
     if options.csv:
         tell(f"writing {options.csv}")
@@ -232,7 +230,7 @@ def _write_csv(options: argparse.Namespace, one: _Planned) -> None:
     chosen = next((plan for plan in one.planned if plan.name == options.schedule), None)
     chosen = chosen or plan_pipeline(one.job, named(options.schedule))
     if chosen.shortage is not None:
-        raise PipelineMemoryError(f"{one.job.name}: {chosen.name} does not fit: {lack_words(chosen.shortage)}.")
+        raise PipelineError(f"{one.job.name}: {chosen.name} does not fit: {lack_words(chosen.shortage)}.")
     text = schedule_csv(chosen.job, chosen.schedule, chosen.replay, options.csv_format)
     write_file(options.csv, text.encode())
 
@@ -246,7 +244,7 @@ def _check_fits(one: _Planned, searched: bool) -> None:
         tried = ", recomputed or not" if recomputes and searched else ""
         more = "more ranks or smaller micro-batches"
         more += ", or --find, which recomputes stages" if recomputes and not searched else ""
-        raise PipelineMemoryError(
+        raise PipelineError(
             f"{one.job.name}: no schedule was found that fits{tried}. With {name}, the nearest, {lack_words(lack)}. "
             f"Raise memory_limit, or take {more}."
         )

@@ -42,8 +42,7 @@ def read_problem(path: str | Path, comm_scale: float = 1.0, limits: Limits = DEF
         limits: How large the file may be.
 
     Raises:
-        ProblemFileError: The file is missing, cut short, not gzip or JSON, or a field has the wrong type.
-        UnknownKeyError: A key is not one of the format.
+        ProblemFileError: The file is missing, cut short, not gzip or JSON, or has an unknown key or a wrong type.
         InputTooLargeError: The file is larger than the limits.
         ProblemError: Its content breaks a rule of :mod:`overlap_sched.problem`.
     """

@@ -69,25 +69,25 @@ def check_group(where: str, group: Group) -> None:
         group: Its size is checked.
     """
     if not 1 <= group.size <= MAX_RANKS:
-        raise errors.GroupSizeError(
+        raise errors.ProblemError(
             f"{where} has size {shown(group.size)}; it is a number of ranks, 1 to {MAX_RANKS}. Correct it."
         )
     if group.nodes and (group.intra_node or not 2 <= group.nodes <= group.size):
-        raise errors.GroupSizeError(
+        raise errors.ProblemError(
             f"{where} has {group.size} ranks on {group.nodes} nodes, and is {'' if group.intra_node else 'not '}in one "
             "node: these do not fit. Correct them, or leave nodes out."
         )
     listed = group.ranks
     if listed and (len(set(listed)) != group.size or len(listed) != group.size or min(listed) < 0):
-        raise errors.GroupSizeError(
+        raise errors.ProblemError(
             f"{where} has {group.size} ranks and lists {len(listed)}: list each once, from 0 on, or leave ranks out."
         )
 
 
-def timeless(what: str, kind: Kind, time_us: float) -> errors.TimelessNodeError:
+def timeless(what: str, kind: Kind, time_us: float) -> errors.ProblemError:
     """The error for a node that cannot take time; ``what``: the node, or where its time is written."""
     article = "a" if kind is Kind.WAIT else "an"
-    return errors.TimelessNodeError(
+    return errors.ProblemError(
         f"{what} {shown(time_us)} us, but {article} {kind.value} takes no time: only compute nodes and collectives do. "
         "Make it a compute node, or drop its time."
     )

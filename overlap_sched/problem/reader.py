@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from overlap_sched.errors import InputTooLargeError, OptionsError, ProblemFileError, QuantityError, UnknownKeyError
+from overlap_sched.errors import InputTooLargeError, OptionsError, ProblemFileError, QuantityError
 from overlap_sched.problem import Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.limits import Limits
@@ -55,7 +55,7 @@ class Reader:
         """The problem.
 
         Raises:
-            ProblemFileError, UnknownKeyError, InputTooLargeError, ProblemError: As of ``read_problem``.
+            ProblemFileError, InputTooLargeError, ProblemError: As of ``read_problem``.
         """
         if isinstance(data, list):
             raise ProblemFileError(
@@ -95,7 +95,7 @@ class Reader:
         key = next(key for key in data if key not in keys)
         near = difflib.get_close_matches(key, keys, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"It may have {', '.join(keys)}."
-        raise UnknownKeyError(f"{self.path}: {where} has an unknown key {_shortened(key)!r}. {hint}")
+        raise ProblemFileError(f"{self.path}: {where} has an unknown key {_shortened(key)!r}. {hint}")
 
     def _contention(self, data: Any) -> Contention:
         self._known(data, _CONTENTION_KEYS, "contention")

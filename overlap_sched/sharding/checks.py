@@ -20,8 +20,9 @@ def replace_parameter(parameter: nn.Parameter, name: str) -> None:
 
     torch can turn no ``Parameter`` into a DTensor: an optimizer that was made before still has the old one.
     """
-    parameter.__class__ = _replaced(type(parameter))
-    parameter.replaced = name  # type: ignore[attr-defined]
+    own: Any = type(parameter)
+    parameter.__class__ = _replaced(own)
+    parameter.replaced = name
 
 
 @cache

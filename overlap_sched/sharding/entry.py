@@ -56,7 +56,7 @@ def shard(
     Raises:
         ShardingError: The model or an argument is one that this cannot do; the message says what can be done.
     """
-    roots = module if isinstance(module, list | tuple) else [module]
+    roots = list(module) if isinstance(module, list | tuple) else [module]
     ignored = set(ignored_params) if isinstance(ignored_params, Iterable) else {ignored_params} - {None}
     check_arguments(roots, mp_policy, ignored, reshard_after_forward, offload_policy, dp_mesh_dims)
     place, policy, modules = _place_in(mesh), mp_policy or MixedPrecisionPolicy(), _modules_of(roots)

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 
 from overlap_sched.errors import (
-    EmptyProblemError,
     InputTooLargeError,
     OptionsError,
     ProblemError,
@@ -254,7 +253,7 @@ def test_times_that_cannot_be(tmp_path: Path, us: str) -> None:
 def test_a_well_formed_file_may_still_be_a_bad_problem(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     path.write_text(json.dumps(data() | {"nodes": [], "storages": []}))
-    with pytest.raises(EmptyProblemError):
+    with pytest.raises(ProblemError):
         read_problem(path)
 
 

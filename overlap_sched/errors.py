@@ -24,16 +24,8 @@ class CycleError(ProblemError):
     """Nodes wait for each other in a ring: no order exists."""
 
 
-class QuantityError(ProblemError):
-    """A time or size is negative, not finite, or too large to add up."""
-
-
 class ContentionError(ProblemError):
     """Contention names a group that is not there, or a factor that makes compute faster."""
-
-
-class MemoryModelError(ProblemError):
-    """The problem was written for another memory model than the one asked for."""
 
 
 class ProblemFileError(OverlapSchedError, ValueError):
@@ -166,7 +158,3 @@ class PipelineError(OverlapSchedError, ValueError):
 
 class PipelineFileError(PipelineError):
     """A file of a pipelined job or of its schedule cannot be read: not there, not TOML or CSV, or an unknown key."""
-
-
-class PipelineError(PipelineError):
-    """A pipelined job does not fit: a rank needs more memory than it has."""

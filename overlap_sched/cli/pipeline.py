@@ -236,7 +236,6 @@ def _write_csv(options: argparse.Namespace, one: _Planned) -> None:
 
 
 def _check_fits(one: _Planned, searched: bool) -> None:
-    """Raise where no schedule fits, with what the nearest lacks."""
     short = {plan.name: plan.shortage for plan in one.planned if plan.shortage is not None}
     if one.planned and len(short) == len(one.planned):
         name, lack = min(short.items(), key=lambda each: each[1].bytes)

@@ -75,7 +75,6 @@ def _varied(options: argparse.Namespace) -> dict[str, tuple[float, ...]]:
 
 
 def _table(points: Sequence[WhatIfPoint], cluster: str) -> Table:
-    """One line per variant: step, exposed time, memory, and the gap to the lower bound."""
     names = list(points[0].varied)
     problem = points[0].found.problem
     table = captioned_table(
@@ -115,7 +114,6 @@ def _at(point: WhatIfPoint) -> str:
 
 
 def _figures(points: Sequence[WhatIfPoint], cluster: str) -> dict[str, Any]:
-    """The same as data."""
     problem = points[0].found.problem
     return {
         "name": problem.name,

@@ -122,7 +122,6 @@ def fit(
 
 
 def _searched(planner: Planner, ways: Ways, extra: Sequence[Rewrite | tuple[Rewrite, ...]]) -> Planner:
-    """The planner that has the answer; its plans are those of all."""
     limit, plain = ways.limit, planner
     if limit.bytes is not None:
         plain.at(limit.bytes, otherwise=lambda: ways.make(plain))

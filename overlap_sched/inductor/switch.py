@@ -148,7 +148,6 @@ def _settings(call: str, options: Options | None, how: How) -> Settings:
 
 
 def _changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
-    """The settings with notes on what they change, and the changes."""
     changes: dict[str, Any] = {}
     notes: list[str] = []
     known = config.get_config_copy()
@@ -190,7 +189,6 @@ def _changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
 
 
 def _partitioner(settings: Settings, known: dict[str, Any]) -> dict[str, Any]:
-    """Ours, around the one that is set."""
     if PARTITIONER not in known:
         why = (
             f"torch {torch.__version__} takes no partitioner (torch._inductor.config.{PARTITIONER}). Use 2.13 or newer."

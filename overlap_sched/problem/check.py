@@ -23,7 +23,7 @@ def check_problem(problem: "Problem") -> None:
             "Was the graph empty when it was captured?"
         )
     if problem.memory_model not in ("runtime", "tracker"):
-        raise errors.MemoryModelError(
+        raise errors.ProblemError(
             f"problem {problem.name!r}: memory_model is {problem.memory_model!r}; it is 'runtime' or 'tracker'."
         )
     _check_names(problem)

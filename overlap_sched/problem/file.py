@@ -20,7 +20,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from overlap_sched.errors import ProblemFileError, QuantityError
+from overlap_sched.errors import ProblemError, ProblemFileError
 from overlap_sched.problem import Group, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
@@ -47,7 +47,7 @@ def read_problem(path: str | Path, comm_scale: float = 1.0, limits: Limits = DEF
         ProblemError: Its content breaks a rule of :mod:`overlap_sched.problem`.
     """
     if not 0 <= comm_scale <= LONGEST_US:
-        raise QuantityError(f"comm_scale is {shown(comm_scale)}: it is a finite factor of 0 or more.")
+        raise ProblemError(f"comm_scale is {shown(comm_scale)}: it is a finite factor of 0 or more.")
     data = _load(Path(path), limits)
     return Reader(str(path), comm_scale, limits).problem(data)
 

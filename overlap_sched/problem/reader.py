@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from overlap_sched.errors import InputTooLargeError, OptionsError, ProblemFileError, QuantityError
+from overlap_sched.errors import InputTooLargeError, OptionsError, ProblemError, ProblemFileError
 from overlap_sched.problem import Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.limits import Limits
@@ -89,7 +89,6 @@ class Reader:
         )
 
     def _known(self, data: Any, keys: tuple[str, ...], where: str) -> None:
-        """Raise for the first key that the format does not know."""
         if not isinstance(data, dict) or data.keys() <= _KEY_SETS[keys]:
             return
         key = next(key for key in data if key not in keys)
@@ -172,7 +171,7 @@ class Reader:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ProblemFileError(f"{self.path}: {where}.{name} is {_shown(value)}; it must be a number.")
         if not 0 <= value <= LONGEST_US:
-            raise QuantityError(
+            raise ProblemError(
                 f"{self.path}: {where}.{name} is {shown(value)}: it is finite and 0 or more. Check its cost."
             )
         return value
@@ -180,7 +179,7 @@ class Reader:
     def _count(self, data: Any, name: str, where: str) -> int:
         value = self._number(data, name, where)
         if value > MAX_COUNT:
-            raise QuantityError(f"{self.path}: {where}.{name} is {shown(value)}: it is below 2**63. Check its cost.")
+            raise ProblemError(f"{self.path}: {where}.{name} is {shown(value)}: it is below 2**63. Check its cost.")
         return int(value)
 
     def _names(self, data: Any, name: str, where: str, what: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
-from overlap_sched.errors import MemoryModelError, OverlapSchedWarning, PinError, ProblemError, VerificationError
+from overlap_sched.errors import OverlapSchedWarning, PinError, ProblemError, VerificationError
 from overlap_sched.judge.pins import pin_violation
 from overlap_sched.judge.together import together
 from overlap_sched.judge.validate import JudgedOrder, broken_promise, measure, violation
@@ -51,7 +51,7 @@ def schedule(problem: Problem, options: Options | None = None, *, stages: Stages
         seed: Of what is tried at random; only benchmarks ask for another.
 
     Raises:
-        MemoryModelError: The problem is in another memory model than ``options.memory_model``.
+        ProblemError: The problem is in another memory model than ``options.memory_model``.
         PinError: ``options.pins``, or those that nodes have, contradict each other or the graph.
         VerificationError: With ``strict=True``: what would otherwise be the reason for falling back.
     """
@@ -76,7 +76,7 @@ def follow(problem: Problem, proposal: Proposal, options: Options | None = None)
         ``None``: there is no such order within the budget, or it would take longer than the original one.
 
     Raises:
-        MemoryModelError: The problem is in another memory model than ``options.memory_model``.
+        ProblemError: The problem is in another memory model than ``options.memory_model``.
         VerificationError: With ``strict=True``: what would otherwise be the reason for falling back.
     """
     options = options_given(options)
@@ -210,7 +210,7 @@ def _check_memory_model(problem: Problem, options: Options) -> None:
             "schedule_graph(gm)."
         )
     if problem.memory_model != options.memory_model:
-        raise MemoryModelError(
+        raise ProblemError(
             f"problem {problem.name!r} is in the {problem.memory_model!r} memory model, but {options.memory_model!r} "
             "was asked for. A problem is in the model in which it was written: capture the graph again in the other "
             f"one, or ask for memory_model={problem.memory_model!r}."

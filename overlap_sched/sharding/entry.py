@@ -79,7 +79,6 @@ def shard(
 def _divide(
     modules: Sequence[nn.Module], layouts: Mapping[nn.Parameter, Layout], place: Place, state: ShardState
 ) -> None:
-    """Put this rank's parts in the places of the parameters, in all modules that have them."""
     parts = {parameter: part_of(parameter, place, layout) for parameter, layout in layouts.items()}
     owners: dict[nn.Parameter, list[Owner]] = {parameter: [] for parameter in layouts}
     for module in modules:
@@ -127,7 +126,6 @@ def _modules_of(roots: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
 
 
 def _parameters_of(modules: Sequence[tuple[str, nn.Module]], ignored: set[nn.Parameter]) -> dict[nn.Parameter, str]:
-    """Each parameter once, with the first of its names."""
     result: dict[nn.Parameter, str] = {}
     for path, module in modules:
         for name, parameter in module.named_parameters(recurse=False):

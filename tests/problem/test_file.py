@@ -18,7 +18,6 @@ from overlap_sched.errors import (
     OptionsError,
     ProblemError,
     ProblemFileError,
-    QuantityError,
 )
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.problem.contention import Contention
@@ -88,7 +87,7 @@ def test_comm_scale(tmp_path: Path) -> None:
     write_problem(EXAMPLE, path)
     scaled = read_problem(path, comm_scale=4)
     assert [node.time_us for node in scaled.nodes] == [0, 0, 160, 0, 50, 30, 30, 160, 0, 0]
-    with pytest.raises(QuantityError, match="comm_scale is -1: it is a finite factor of 0 or more"):
+    with pytest.raises(ProblemError, match="comm_scale is -1: it is a finite factor of 0 or more"):
         read_problem(path, comm_scale=-1)
 
 
@@ -246,7 +245,7 @@ def test_wrong_types_word_by_word(tmp_path: Path, change: Callable[[dict[str, An
 def test_times_that_cannot_be(tmp_path: Path, us: str) -> None:
     path = tmp_path / "p.json"
     path.write_text(json.dumps(data()).replace('"us": 1.5', f'"us": {us}'))
-    with pytest.raises(QuantityError, match=r"nodes\[0\]\.us is .*: it is finite and 0 or more\. Check its cost\."):
+    with pytest.raises(ProblemError, match=r"nodes\[0\]\.us is .*: it is finite and 0 or more\. Check its cost\."):
         read_problem(path)
 
 

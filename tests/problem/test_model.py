@@ -143,48 +143,48 @@ BROKEN = [
         errors.ProblemError,
         "node 0 ('b') names storage 3, but storages go from 0 to 0. Was the list of storages cut short?",
     ),
-    ((INPUT,), (Storage(-5),), errors.QuantityError, "storage 0 has -5 bytes: sizes are 0 or more."),
+    ((INPUT,), (Storage(-5),), errors.ProblemError, "storage 0 has -5 bytes: sizes are 0 or more."),
     (
         (INPUT,),
         (Storage(2**61),),
-        errors.QuantityError,
+        errors.ProblemError,
         "all storages together have 2305843009213693952 bytes, more than 1152921504606846976 (2**60). "
         "Are the sizes in bytes?",
     ),
     (
         (Node("b", Kind.COMPUTE, time_us=float("nan")),),
         (),
-        errors.QuantityError,
+        errors.ProblemError,
         "node 0 ('b') takes nan us: times are finite and 0 or more. Check its cost.",
     ),
     (
         (Node("b", Kind.COMPUTE, time_us=-1.0),),
         (),
-        errors.QuantityError,
+        errors.ProblemError,
         "node 0 ('b') takes -1.0 us: times are finite and 0 or more. Check its cost.",
     ),
     (
         (Node("b", Kind.COMPUTE, time_us=1.7e308), Node("c", Kind.COMPUTE, time_us=1.7e308)),
         (),
-        errors.QuantityError,
+        errors.ProblemError,
         "the times of all nodes add up to infinity. Are they in microseconds?",
     ),
     (
         (Node("b", Kind.COMPUTE, time_us=10**400),),
         (),
-        errors.QuantityError,
+        errors.ProblemError,
         "node 0 ('b') takes 2**1328 or more us: times are finite and 0 or more. Check its cost.",
     ),
     (
         (Node("b", Kind.COMPUTE, flops=2**63),),
         (),
-        errors.QuantityError,
+        errors.ProblemError,
         "node 0 ('b') has 9223372036854775808 flops: counts are 0 or more, and below 2**63. Check its cost.",
     ),
     (
         (Node("b", Kind.COMPUTE, bytes=-1),),
         (),
-        errors.QuantityError,
+        errors.ProblemError,
         "node 0 ('b') has -1 bytes: counts are 0 or more, and below 2**63. Check its cost.",
     ),
     (
@@ -222,7 +222,7 @@ def test_errors_word_by_word(
 
 
 def test_unknown_memory_model() -> None:
-    with pytest.raises(errors.MemoryModelError) as caught:
+    with pytest.raises(errors.ProblemError) as caught:
         Problem("p", (A,), (), memory_model="guess")  # type: ignore[arg-type]
     assert str(caught.value) == "problem 'p': memory_model is 'guess'; it is 'runtime' or 'tracker'."
 
@@ -235,7 +235,7 @@ def test_a_group_without_ranks(size: int) -> None:
 
 
 def test_contention_that_makes_the_step_endless() -> None:
-    with pytest.raises(errors.QuantityError) as caught:
+    with pytest.raises(errors.ProblemError) as caught:
         Problem("p", (A._replace(time_us=1e9),), (), contention=Contention({"": 1e300}))
     assert str(caught.value) == (
         "the times of all nodes, slowed down by contention, add up to infinity. Is a factor of `slowdown` too large?"

@@ -11,9 +11,10 @@ Graphs of ``torch.compile`` go through :func:`overlap_sched.schedule_graph`. Onl
 problems are read, scheduled and judged without it.
 """
 
+from importlib import import_module
 from typing import Any
 
-from overlap_sched.options import Options
+from overlap_sched.options import Options, close_to
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.file import read_problem, write_problem
 from overlap_sched.scheduler.pipeline import schedule
@@ -37,33 +38,26 @@ __all__ = [
     "write_problem",
 ]
 
-_FX = ("ProfileCost", "declare_operator", "lift", "pinned", "reorder", "schedule_graph")
-_INDUCTOR = (
-    "backend",
-    "clear_reports",
-    "compare",
-    "disable",
-    "enable",
-    "enabled",
-    "inductor_options",
-    "partitions",
-    "reports",
-    "write_pages",
-)
+_LAZY = {
+    **dict.fromkeys(
+        ("ProfileCost", "declare_operator", "lift", "pinned", "reorder", "schedule_graph"), "overlap_sched.fx"
+    ),
+    **dict.fromkeys(("backend", "enable", "enabled", "disable", "inductor_options"), "overlap_sched.inductor"),
+    **dict.fromkeys(("clear_reports", "compare", "partitions", "reports", "write_pages"), "overlap_sched.inductor"),
+    **dict.fromkeys(("ShardedModule", "shard"), "overlap_sched.sharding"),
+    "load_dump": "overlap_sched.dump",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch when it is first asked for."""
-    if name in _FX:
-        import overlap_sched.fx
-
-        return getattr(overlap_sched.fx, name)
-    if name in _INDUCTOR:
-        import overlap_sched.inductor
-
-        return getattr(overlap_sched.inductor, name)
-    if name == "load_dump":
-        from overlap_sched.dump import load_dump
-
-        return load_dump
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import what needs torch, and packages of this one, when they are first asked for."""
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    module = f"{__name__}.{name}"
+    if not name.startswith("_"):
+        try:
+            return import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != module:
+                raise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{close_to(name, [*_LAZY, *__all__])}")

@@ -20,56 +20,16 @@ class ProblemError(OverlapSchedError, ValueError):
     """A problem breaks one of the rules in :mod:`overlap_sched.problem`."""
 
 
-class EmptyProblemError(ProblemError):
-    """There is not a single node."""
-
-
-class DuplicateNameError(ProblemError):
-    """Two nodes share one name, so an order of names would be ambiguous."""
-
-
-class UnknownIdError(ProblemError):
-    """An id points at a node, storage or group that does not exist."""
-
-
 class CycleError(ProblemError):
     """Nodes wait for each other in a ring: no order exists."""
-
-
-class OriginalOrderError(ProblemError):
-    """The order in which the nodes are listed breaks one of their own dependencies."""
-
-
-class StorageError(ProblemError):
-    """A storage is allocated twice, never, or only after its first use, or one node lists it twice."""
-
-
-class QuantityError(ProblemError):
-    """A time or size is negative, not finite, or too large to add up."""
-
-
-class TimelessNodeError(ProblemError):
-    """An input, wait or output has a time: only compute nodes and collectives take any."""
-
-
-class GroupSizeError(ProblemError):
-    """A process group has no rank, or more than there can be."""
 
 
 class ContentionError(ProblemError):
     """Contention names a group that is not there, or a factor that makes compute faster."""
 
 
-class MemoryModelError(ProblemError):
-    """The problem was written for another memory model than the one asked for."""
-
-
 class ProblemFileError(OverlapSchedError, ValueError):
     """A problem file cannot be read: not there, cut short, not gzip, not JSON, or not of our format."""
-
-
-class UnknownKeyError(ProblemFileError):
-    """A problem file has a key that its format does not know."""
 
 
 class InputTooLargeError(OverlapSchedError, ValueError):
@@ -102,10 +62,6 @@ class VerificationError(OverlapSchedError, RuntimeError):
 
 class OutputError(OverlapSchedError, OSError):
     """A result file cannot be written."""
-
-
-class OutputCollisionError(OptionsError):
-    """A result would be written over the input, or over another result."""
 
 
 class MissingExtraError(OverlapSchedError, ImportError):
@@ -154,10 +110,6 @@ class CostError(OverlapSchedError, ValueError):
 
 class ClusterError(OverlapSchedError, ValueError):
     """A cluster is not one: an unknown key, a number without its unit or out of its range, parts that do not fit."""
-
-
-class ClusterFileError(ClusterError):
-    """A cluster file is not there, cannot be read, or is not TOML."""
 
 
 class PlacementError(OverlapSchedError, ValueError):
@@ -210,7 +162,3 @@ class PipelineError(OverlapSchedError, ValueError):
 
 class PipelineFileError(PipelineError):
     """A file of a pipelined job or of its schedule cannot be read: not there, not TOML or CSV, or an unknown key."""
-
-
-class PipelineMemoryError(PipelineError):
-    """A pipelined job does not fit: a rank needs more memory than it has."""

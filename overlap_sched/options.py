@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, Self, get_args
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import MAX_TOTAL_BYTES, MemoryModel
@@ -27,8 +27,20 @@ RewriteKind = Literal["bucket", "coalesce_gathers", "in_place", "keep", "regathe
 _ANYWHERE: tuple[RewriteKind, ...] = ("coalesce_gathers", "keep")
 """Bitwise on every backend, without copies, without a second communicator."""
 
-MAX_EFFORT = 1_000_000
+MAX_EFFORT = 64
 """Far more than any graph has use for."""
+HOW = [
+    "stage",
+    "cost",
+    "model",
+    "ranks_per_node",
+    "cluster",
+    "ranks",
+    "timeout_s",
+    "memory_limit",
+    "max_slowdown",
+]
+"""What functions take besides options."""
 MAX_COST = 1_000_000
 """Percent: far more than any original order takes longer."""
 
@@ -118,6 +130,28 @@ class Options:
     rewrites: tuple[RewriteKind, ...] = _ANYWHERE
     concurrent_groups: Concurrent = "any"
     pins: tuple[str, ...] = ()
+
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        """Refuse names that are no options, in words that say where they belong.
+
+        Raises:
+            OptionsError: There is one.
+        """
+        for name in given:
+            if name in HOW:
+                raise OptionsError(f"{name} is not one of the options. Write enable(Options(...), {name}=...).")
+            if name not in cls.__dataclass_fields__:
+                near, known = close_to(name, cls.__dataclass_fields__), ", ".join(cls.__dataclass_fields__)
+                raise OptionsError(f"there is no option {name!r}.{near} The options are {known}.")
+        return super().__new__(cls)
+
+    def items(self) -> NoReturn:
+        """Raise: ``torch.compile(options=...)`` calls this, and takes settings of Inductor.
+
+        Raises:
+            OptionsError: Always.
+        """
+        raise OptionsError("options is an Options. Write torch.compile(model, options=inductor_options(Options(...))).")
 
     def __post_init__(self) -> None:
         headroom_bytes(self.headroom, 0)
@@ -221,6 +255,17 @@ def headroom_bytes(headroom: int | str, original_peak_bytes: int) -> int:
         text = headroom if len(headroom) <= 40 else headroom[:37] + "..."
         raise OptionsError(f"headroom is {text}: more than 2**60 bytes, which no device has. Write less.")
     return min(found, MAX_TOTAL_BYTES)
+
+
+def options_given(options: Any) -> Options:
+    """Return the options of a call; ``None``: the defaults.
+
+    Raises:
+        OptionsError: It is something else.
+    """
+    if options is not None and not isinstance(options, Options):
+        raise OptionsError(f"options is {options!r}; it is an Options: Options(headroom='1GiB').")
+    return options or Options()
 
 
 def check_names(call: str, first: str, given: Mapping[str, Any], known: Collection[str]) -> None:

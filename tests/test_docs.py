@@ -127,6 +127,8 @@ def test_links_lead_somewhere(document: Path) -> None:
 def test_the_readme_takes_two_minutes_and_leads_to_the_two_ideas() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 130
+    assert " overlap_sched && cd" not in text  # a script beside a folder of this name finds the folder
+    assert "--override.imports overlap_sched.titan.options --compile.pass_pipeline overlap_sched" in text
     assert "(overlap_sched/scheduler/list_scheduler.py)" in text
     assert "(overlap_sched/scheduler/admission.py)" in text
 

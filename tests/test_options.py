@@ -1,12 +1,16 @@
 """Options: what they mean, and what is said of a value that cannot be."""
 
+import copy
+import pickle
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from overlap_sched import EXAMPLE
+from overlap_sched import EXAMPLE, schedule
 from overlap_sched.cost import Roofline
-from overlap_sched.errors import OptionsError
+from overlap_sched.errors import OptionsError, OverlapSchedError
 from overlap_sched.fit import fit
 from overlap_sched.fit.question import Question
 from overlap_sched.options import Options, check_names, headroom_bytes, kept_allocator, on_devices
@@ -147,9 +151,10 @@ def test_percent_are_exact_and_rounded_down() -> None:
         ),
         ("base", "low", "base is 'low'; it is one of 'original', 'memory', 'memory-peak'."),
         ("agreement", "vote", "agreement is 'vote'; it is one of 'digest', 'none'."),
-        ("effort", -1, "effort is -1; it is a whole number of runs, 0 to 1000000."),
-        ("effort", 2.0, "effort is 2.0; it is a whole number of runs, 0 to 1000000."),
-        ("effort", 10**400, "effort is 2**1328 or more; it is a whole number of runs, 0 to 1000000."),
+        ("effort", -1, "effort is -1; it is a whole number of runs, 0 to 64."),
+        ("effort", 2.0, "effort is 2.0; it is a whole number of runs, 0 to 64."),
+        ("effort", 99, "effort is 99; it is a whole number of runs, 0 to 64."),
+        ("effort", 10**400, "effort is 2**1328 or more; it is a whole number of runs, 0 to 64."),
         ("strict", 1, "strict is 1; it is True or False."),
     ],
 )
@@ -221,10 +226,56 @@ def test_a_number_without_a_unit_is_asked_about(text: str, likely: str) -> None:
         assert str(caught.value) == name + said
 
 
-@pytest.mark.parametrize("size", [5, "0", "0.0", "5B", "1048576", "80000000000", "5%"])
+@pytest.mark.parametrize("size", [0, 5, "0", "0.0", 1024, "5B", "1048576", "80000000000", "5%", "200%"])
 def test_bytes_that_are_meant(size: int | str) -> None:
     assert Options(headroom=size).headroom == size
-    assert Question(memory_limit=size).memory_limit == size
+    if size not in (0, 5, "0", "0.0"):
+        assert Question(memory_limit=size).memory_limit == size
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ({"memory_limit": 40}, "is 40, a number without a unit. Did you mean 40GiB? For bytes write 40B."),
+        ({"memory_limit": 1023}, "is 1023, a number without a unit. Did you mean 1023MiB? For bytes write 1023B."),
+        ({"memory_limit": 0}, "is 0, into which nothing fits; write bytes, "),
+        ({"memory_limit": "0.0GiB"}, "is '0.0GiB', into which nothing fits; write bytes, "),
+        ({"memory_limit": "0%"}, "is '0%', into which nothing fits; write bytes, "),
+        ({"memory_limit": "800%"}, "is '800%', far above what is needed. Did you mean 80%?"),
+        ({"max_slowdown": 5}, "is 5; it is 0 to 1, 0.05 for five percent. Did you mean 0.05?"),
+        ({"max_slowdown": "5%"}, "is '5%'; it is 0 to 1, 0.05 for five percent."),
+        ({"max_slowdown": True}, "is True; it is 0 to 1, 0.05 for five percent."),
+    ],
+)
+def test_limits_in_a_wrong_unit(question: dict[str, Any], said: str) -> None:
+    for give in (Question, lambda **given: fit(EXAMPLE, Prices(Roofline()), **given)):
+        with pytest.raises(OptionsError, match=f"^{next(iter(question))} {re.escape(said)}"):
+            give(**question)
+
+
+def test_what_is_no_option_says_where_it_belongs() -> None:
+    with pytest.raises(
+        OptionsError, match=r"^there is no option 'head_room'\. Did you mean headroom\? The options are"
+    ):
+        Options(head_room="1GiB")  # type: ignore[call-arg]
+    with pytest.raises(OptionsError, match=r"Write enable\(Options\(\.\.\.\), memory_limit=\.\.\.\)\.$"):
+        Options(memory_limit="40GiB")  # type: ignore[call-arg]
+    copied = pickle.loads(pickle.dumps(replace(Options(effort=1), headroom="1GiB")))
+    assert copied == copy.deepcopy(copied) == Options(effort=1, headroom="1GiB")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((["a", "b"],), "problem is a list; it is a Problem: read_problem(FILE). Of a graph of torch: "),
+        (("problem.json",), "problem is a str; it is a Problem: read_problem(FILE)."),
+        ((EXAMPLE, "1GiB"), "options is '1GiB'; it is an Options: Options(headroom='1GiB')."),
+        ((EXAMPLE, {}), "options is {}; it is an Options: "),
+    ],
+)
+def test_other_things_are_not_scheduled(arguments: tuple[Any, ...], said: str) -> None:
+    with pytest.raises(OverlapSchedError, match=f"^{re.escape(said)}"):
+        schedule(*arguments)
 
 
 def test_names_that_a_function_does_not_take() -> None:

@@ -33,7 +33,15 @@ def test_the_core_never_imports_torch() -> None:
 def test_what_needs_torch_is_there_when_asked_for() -> None:
     assert callable(overlap_sched.schedule_graph)
     assert callable(overlap_sched.load_dump)
+    assert overlap_sched.shard is overlap_sched.sharding.shard is overlap_sched.distributed.shard
     assert not hasattr(overlap_sched, "no_such_name")
+    with pytest.raises(AttributeError, match=r"has no attribute 'enabel'\. Did you mean enable\?$"):
+        overlap_sched.enabel  # noqa: B018
+
+
+def test_packages_are_imported_when_they_are_asked_for() -> None:
+    script = "import overlap_sched as o, sys; o.pipeline, o.analysis, o.report; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 PACKAGE = Path(overlap_sched.__file__).parent

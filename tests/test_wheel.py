@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -101,6 +102,28 @@ def test_without_a_compiler_it_is_installed_and_says_what_that_costs(source: Pat
     assert "the allocator is replayed in Python: a plan takes up to twice as long" in run_installed(
         wheel, tmp_path / "there", "--version"
     )
+
+
+@pytest.mark.slow
+def test_a_script_beside_the_clone_finds_what_the_readme_installs(source: Path, tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    folder = re.search(r"^git clone \S+ (\S+) && cd \1 ", readme, re.MULTILINE)[1]  # type: ignore[index]
+    blocks = "\n".join(re.findall(r"```python\n(.*?)```", readme, re.DOTALL))
+    names = {*re.findall(r"\boverlap_sched(?:\.\w+)+", blocks), "overlap_sched.deepspeed.register"}
+    assert {"overlap_sched.enable", "overlap_sched.shard", "overlap_sched.schedule_graph"} <= names
+    shutil.copytree(source, tmp_path / folder)
+    site = tmp_path / "site"
+    site.mkdir()
+    with zipfile.ZipFile(build("editable", tmp_path / folder, site, CC="false", CXX="false")) as wheel:
+        wheel.extractall(site)
+    lines = [f"import site; site.addsitedir({str(site)!r})", "import overlap_sched", "print(overlap_sched.__file__)"]
+    script = tmp_path / "train.py"
+    script.write_text("\n".join([*lines, *sorted(names), "overlap_sched.distributed.shard"]))
+    paths = os.pathsep.join([str(site), sysconfig.get_paths()["purelib"]])
+    run = [sys.executable, "-S", str(script)]  # this environment may have the package, too
+    done = subprocess.run(run, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Path(done.stdout.strip()).parent == tmp_path / folder / "overlap_sched"
 
 
 def test_the_demo_is_one_of_the_graphs_of_the_benchmark() -> None:

@@ -32,7 +32,7 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.judge.replay import replay
-from overlap_sched.options import Options
+from overlap_sched.options import Options, options_given
 from overlap_sched.peak_memory.best import best_order
 from overlap_sched.peak_memory.memory_graph import lead_with_inputs, memory_graph_of
 from overlap_sched.peak_memory.repair import judged
@@ -77,7 +77,7 @@ def frontier(
         raise OptionsError("the frontier takes orders that know of no pins: leave them out, those of nodes, too.")
     if budgets < 3:
         raise OptionsError(f"budgets is {budgets}; it is 3 or more: the lowest, the original and no limit.")
-    search = FrontierSearch(problem, options or Options(), tell, budgets)
+    search = FrontierSearch(problem, options_given(options), tell, budgets)
     for budget_bytes in (MAX_TOTAL_BYTES, search.original.peak_bytes, search.lowest_bytes):
         search.at(budget_bytes)  # downward: what is found above is lowered to what is below
     while search.tried < budgets and search.lowest_bytes not in search.budgets:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from overlap_sched.cost.noise import LOG_NORMAL, Floats, Noise
-from overlap_sched.errors import OptionsError, QuantityError
+from overlap_sched.errors import OptionsError, ProblemError
 from overlap_sched.judge.contended_clock import ContendedClock
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Problem
@@ -64,7 +64,7 @@ def robustness(
 
     Raises:
         OptionsError: ``draws`` is not 1 to 1,000,000, or ``seed`` is negative.
-        QuantityError: Times are so large that their sum is not finite.
+        ProblemError: Times are so large that their sum is not finite.
     """
     check_draws(draws, seed)
     rank = _SHARE * (draws - 1)  # as of numpy.percentile: between two draws, both among the largest
@@ -76,7 +76,7 @@ def robustness(
             largest = np.sort(np.concatenate([largest, steps]))[-keep:]
         p95_us = float(np.quantile(largest[:2], rank - math.floor(rank)))
     if not math.isfinite(total_us + p95_us):
-        raise QuantityError(
+        raise ProblemError(
             f"the steps of {problem.name!r} under errors add up to infinity. Are its times in microseconds?"
         )
     return Robustness(replay(problem, order).step_us, total_us / draws, p95_us)

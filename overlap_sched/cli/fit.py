@@ -13,7 +13,7 @@ from overlap_sched.cli.source import BATCH, FISSION, Loaded
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, UnreachableError
 from overlap_sched.fit import Fit, fit
-from overlap_sched.fit.questions import KINDS, taken_out
+from overlap_sched.fit.questions import KINDS
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Problem
@@ -90,7 +90,7 @@ def check(options: argparse.Namespace) -> None:
     _host_bytes(options.host_memory)
     unknown = [name for name in _kinds(options) if name not in ALL]
     if unknown:
-        raise OptionsError(f"--kinds has {unknown[0]!r}; known are {', '.join(ALL)}.{taken_out(unknown)}")
+        raise OptionsError(f"--kinds has {unknown[0]!r}; known are {', '.join(ALL)}.")
     if options.effort not in (0, 1, 2):
         raise OptionsError(f"--effort is {options.effort}; it is 0, 1 or 2.")
 
@@ -104,7 +104,8 @@ def _slowdown(text: str | None) -> float | None:
     if text is None:
         return None
     digits = text.strip().removesuffix("%").strip()
-    if text.strip().endswith("%") and digits.replace(".", "", 1).isascii() and digits.replace(".", "", 1).isdigit():
+    number = digits.replace(".", "", 1)
+    if text.strip().endswith("%") and number.isascii() and number.isdigit() and float(digits) <= 100:
         return float(digits) / 100
     raise OptionsError(f"--max-slowdown is {shortened(text)!r}; write percent of the best order's step: 5%.")
 

@@ -5,7 +5,7 @@ import os
 import stat
 from pathlib import Path
 
-from overlap_sched.errors import OptionsError, OutputCollisionError
+from overlap_sched.errors import OptionsError
 from overlap_sched.problem.paths import nameable
 from overlap_sched.report.files import check_writable
 from overlap_sched.report.html.page import check_html
@@ -36,13 +36,11 @@ def check_outputs(options: argparse.Namespace) -> None:
             raise OptionsError(f"{option}: the name of the file is empty. Name a file, or leave {option} out.")
         for what, read in inputs:
             if _same(path, read):
-                raise OutputCollisionError(
-                    f"{option} {path}: would overwrite {what}, {read}. Name another file to write to."
-                )
+                raise OptionsError(f"{option} {path}: would overwrite {what}, {read}. Name another file to write to.")
     for at, (option, path) in enumerate(outputs):
         for other, taken in outputs[:at]:
             if _same(path, taken):
-                raise OutputCollisionError(
+                raise OptionsError(
                     f"{option} {path}: would overwrite what {other} {taken} writes. Give each a file of its own."
                 )
     for option, path in outputs:

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from overlap_sched.cli.input import is_dump, load
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.source import Source
-from overlap_sched.errors import OptionsError, PipelineMemoryError
+from overlap_sched.errors import OptionsError, PipelineError
 from overlap_sched.options import Options
 from overlap_sched.pipeline.compare import PlannedPipeline, compare_schedules, named, named_schedules, plan_pipeline
 from overlap_sched.pipeline.csv_file import CsvFormat, schedule_csv
@@ -20,7 +20,7 @@ from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.job_file import read_job
 from overlap_sched.pipeline.room import left_bytes, with_room
 from overlap_sched.pipeline.search.best import FOUND, FoundPipeline, find_pipeline
-from overlap_sched.pipeline.vary import UNCHANGED, ChangedJob, changes, read_axis
+from overlap_sched.pipeline.vary import UNCHANGED, ChangedJob, changes, read_axes
 from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.limits import Limits
 from overlap_sched.report.files import write_file
@@ -98,6 +98,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def check(options: argparse.Namespace) -> None:
     """Refuse options that cannot be, before anything is read."""
+    if options.schedule and not options.csv:
+        near = f"Did you mean --schedules {options.schedule}, which compares?"
+        raise OptionsError(f"--schedule is the one that --csv OUT.csv writes: give --csv, too. {near}")
     if bool(options.csv) != bool(options.schedule):
         raise OptionsError("--csv writes one schedule: give both --csv OUT.csv and --schedule NAME.")
     if options.find is not None and options.find < 1:
@@ -108,7 +111,7 @@ def check(options: argparse.Namespace) -> None:
         Options(headroom=options.order_graphs)
     for name in (*_split(options.schedules), *_split("" if options.schedule == FOUND else options.schedule)):
         named(name)
-    changes(map(read_axis, options.vary))
+    read_axes(options.vary)
 
 
 def answer(options: argparse.Namespace, tell: Callable[[str], None]) -> str | tuple[RenderableType, ...]:
@@ -119,10 +122,8 @@ def answer(options: argparse.Namespace, tell: Callable[[str], None]) -> str | tu
         if not options.vary:
             _check_fits(one, options.find is not None)
         if options.schedule == FOUND:
-            raise PipelineMemoryError(
-                f"{one.job.name}: nothing was found that fits. Raise memory_limit, or --find's effort."
-            )
-    varied = [(change, plans.of(change).planned) for change in changes(map(read_axis, options.vary))]
+            raise PipelineError(f"{one.job.name}: nothing was found that fits. Raise memory_limit, or --find's effort.")
+    varied = [(change, plans.of(change).planned) for change in changes(read_axes(options.vary))]
     if options.csv:
         tell(f"writing {options.csv}")
         _write_csv(options, one)
@@ -229,13 +230,12 @@ def _write_csv(options: argparse.Namespace, one: _Planned) -> None:
     chosen = next((plan for plan in one.planned if plan.name == options.schedule), None)
     chosen = chosen or plan_pipeline(one.job, named(options.schedule))
     if chosen.shortage is not None:
-        raise PipelineMemoryError(f"{one.job.name}: {chosen.name} does not fit: {lack_words(chosen.shortage)}.")
+        raise PipelineError(f"{one.job.name}: {chosen.name} does not fit: {lack_words(chosen.shortage)}.")
     text = schedule_csv(chosen.job, chosen.schedule, chosen.replay, options.csv_format)
     write_file(options.csv, text.encode())
 
 
 def _check_fits(one: _Planned, searched: bool) -> None:
-    """Raise where no schedule fits, with what the nearest lacks."""
     short = {plan.name: plan.shortage for plan in one.planned if plan.shortage is not None}
     if one.planned and len(short) == len(one.planned):
         name, lack = min(short.items(), key=lambda each: each[1].bytes)
@@ -243,7 +243,7 @@ def _check_fits(one: _Planned, searched: bool) -> None:
         tried = ", recomputed or not" if recomputes and searched else ""
         more = "more ranks or smaller micro-batches"
         more += ", or --find, which recomputes stages" if recomputes and not searched else ""
-        raise PipelineMemoryError(
+        raise PipelineError(
             f"{one.job.name}: no schedule was found that fits{tried}. With {name}, the nearest, {lack_words(lack)}. "
             f"Raise memory_limit, or take {more}."
         )

@@ -4,8 +4,8 @@ import math
 import re
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.options import size_given
 from overlap_sched.problem import MAX_TOTAL_BYTES
+from overlap_sched.problem.sizes import limit_given, size_given
 
 _TIME = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s)\s*")
 _MICROSECONDS = {"us": 1.0, "ms": 1e3, "s": 1e6}
@@ -14,7 +14,8 @@ _MICROSECONDS = {"us": 1.0, "ms": 1e3, "s": 1e6}
 def limit_bytes(option: str, text: str, original_peak_bytes: int) -> int:
     """A memory limit in bytes: ``80GB``, ``24GiB``, or percent of the original peak."""
     meant = "a size with a unit (80GB, 24GiB) or percent of the original peak (90%)"
-    found = size_given(option, text, original_peak_bytes, meant)
+    read = size_given if option == "--host-memory" else limit_given  # of the host's it may be none
+    found = read(option, text, original_peak_bytes, meant)
     if found > MAX_TOTAL_BYTES:
         raise OptionsError(f"{option} is {shortened(text)!r}; write {meant}.")
     return found

@@ -1,7 +1,6 @@
 """``overlap-sched whatif``: its options, and what it answers."""
 
 import argparse
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,12 +9,12 @@ from rich.table import Table
 
 from overlap_sched.analysis.whatif import AXES, WhatIfPoint, whatif
 from overlap_sched.cli.schemas import as_json
-from overlap_sched.cli.sizes import shortened
 from overlap_sched.cli.source import cluster_named, options_for
 from overlap_sched.cost import H100
 from overlap_sched.cost.cluster.file import ASSUMED
 from overlap_sched.errors import OptionsError
 from overlap_sched.peak_memory.allocator.reserved import replay_allocator
+from overlap_sched.pipeline.vary import read_axes
 from overlap_sched.problem import Order, Problem
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, duration, from_to, printable, size
@@ -24,7 +23,6 @@ from overlap_sched.report.words.schedule import gap_percent
 from overlap_sched.scheduler.result import Figures
 
 MAX_POINTS = 256
-_MAX_RANKS = 2**20
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -48,9 +46,7 @@ def check(options: argparse.Namespace) -> None:
     """Refuse options that cannot be, before anything is read."""
     if options.comm_scale != 1.0:
         raise OptionsError("--comm-scale: whatif prices collectives anew. Give --vary network=FACTOR instead.")
-    points = math.prod(map(len, _varied(options).values()))
-    if points > MAX_POINTS:
-        raise OptionsError(f"--vary: that makes {points} combinations, {MAX_POINTS} at most. Give fewer values.")
+    _varied(options)
     cluster_named(options, ASSUMED[H100.name])
 
 
@@ -71,47 +67,14 @@ def answer(
 
 
 def _varied(options: argparse.Namespace) -> dict[str, tuple[float, ...]]:
-    vary: dict[str, tuple[float, ...]] = {}
-    for text in options.vary or ["network=0.25..4"]:
-        what, values = _axis(text)
-        if what in vary:
-            raise OptionsError(f"--vary {shortened(text)}: {what} is varied already. Give it once.")
-        vary[what] = values
+    given = options.vary or ["network=0.25..4"]
+    vary = read_axes(given, AXES, ("ranks",), "network=0.25..4, ranks=64,256.", MAX_POINTS)
+    if min(vary.get("ranks", (2,))) < 2:
+        raise OptionsError("--vary ranks: they are 2 or more.")
     return vary
 
 
-def _axis(text: str) -> tuple[str, tuple[float, ...]]:
-    what, _, values = (part.strip() for part in text.partition("="))
-    if what not in AXES or not values:
-        raise OptionsError(
-            f"--vary {shortened(text)}: is not WHAT=VALUES, WHAT one of {', '.join(AXES)}: network=0.25..4, "
-            "ranks=64,256."
-        )
-    first, dots, last = values.partition("..")
-    try:
-        found = _powers(float(first), float(last)) if dots else tuple(float(value) for value in values.split(","))
-    except ValueError:
-        found = ()
-    if not found or not all(2.0**-20 <= value <= 2.0**20 for value in found) or len(set(found)) != len(found):
-        raise OptionsError(
-            f"--vary {shortened(text)}: values are numbers above 0, each once: FIRST..LAST in powers of two, or A,B,C."
-        )
-    if what == "ranks" and not all(value == int(value) and 2 <= value <= _MAX_RANKS for value in found):
-        raise OptionsError(f"--vary {shortened(text)}: ranks are whole numbers, 2 to {_MAX_RANKS}.")
-    return what, found
-
-
-def _powers(first: float, last: float) -> tuple[float, ...]:
-    """From the first on, each twice the one before, up to the last."""
-    found: list[float] = []
-    while 0 < first <= last * (1 + 1e-9) and len(found) <= MAX_POINTS:
-        found.append(first)
-        first *= 2
-    return tuple(found)
-
-
 def _table(points: Sequence[WhatIfPoint], cluster: str) -> Table:
-    """One line per variant: step, exposed time, memory, and the gap to the lower bound."""
     names = list(points[0].varied)
     problem = points[0].found.problem
     table = captioned_table(
@@ -151,7 +114,6 @@ def _at(point: WhatIfPoint) -> str:
 
 
 def _figures(points: Sequence[WhatIfPoint], cluster: str) -> dict[str, Any]:
-    """The same as data."""
     problem = points[0].found.problem
     return {
         "name": problem.name,

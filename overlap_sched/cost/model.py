@@ -1,11 +1,13 @@
 """The small protocol behind which cost models stand, and the first of them: a roofline."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from overlap_sched.cost.device import H100, HGX, Device, Network
 from overlap_sched.cost.price import FREE, Price
+from overlap_sched.errors import CostError, OverlapSchedError
 from overlap_sched.problem import Group
 
 
@@ -106,13 +108,28 @@ class Pricer:
 
     def compute(self, work: Compute) -> Price:
         """Price on the compute stream."""
-        us = self._model.compute_us(work)
+        us = asked(self._model.compute_us, work)
         return _explained(us, None if self._explaining is None else self._explaining.compute_price(work))
 
     def collective(self, work: Collective) -> Price:
         """Price on the group's communication stream."""
-        us = self._model.collective_us(work)
+        us = asked(self._model.collective_us, work)
         return _explained(us, None if self._explaining is None else self._explaining.collective_price(work))
+
+
+def asked(times: Callable[[Any], Any], work: Any, read: Callable[[Any], Any] = float) -> Any:
+    """Return the time that a function, perhaps the user's, gives.
+
+    Raises:
+        CostError: It gives none.
+    """
+    try:
+        return read(times(work))
+    except OverlapSchedError:
+        raise
+    except Exception as error:
+        name = getattr(times, "__qualname__", "the cost model")
+        raise CostError(f"{name} raised {type(error).__name__}: {error}, of {work}. Return microseconds.") from error
 
 
 def _explained(us: float, price: Price | None) -> Price:

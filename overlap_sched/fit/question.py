@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from overlap_sched.analysis.frontier_points import Found, StepAndPeak
 from overlap_sched.errors import OptionsError
-from overlap_sched.problem.sizes import size_bytes, size_given
+from overlap_sched.problem.sizes import limit_given, size_bytes
 
 _SAME = 1e-12
 
@@ -37,10 +37,12 @@ class Question:
             raise OptionsError("memory_limit and max_slowdown are two questions: give one of them.")
         if self.memory_limit is not None:
             meant = f"bytes, a size with a unit (40GiB), or percent of {self.percent_of} (80%)"
-            size_given("memory_limit", self.memory_limit, 0, meant)
+            limit_given("memory_limit", self.memory_limit, 0, meant)
         slowdown = self.max_slowdown
-        if slowdown is not None and not (isinstance(slowdown, int | float) and 0 <= slowdown < float("inf")):
-            raise OptionsError(f"max_slowdown is {slowdown!r}; it is 0 or more, 0.05 for five percent.")
+        if slowdown is not None and (type(slowdown) not in (int, float) or not 0 <= slowdown <= 1):
+            percent = type(slowdown) in (int, float) and 1 < slowdown <= 100
+            near = f" Did you mean {slowdown / 100:g}?" if percent else ""
+            raise OptionsError(f"max_slowdown is {slowdown!r}; it is 0 to 1, 0.05 for five percent.{near}")
 
     def limit(self, peak_bytes: int, step_us: float) -> "Limit":
         """The limit where the original has such a peak and such a step."""

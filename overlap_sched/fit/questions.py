@@ -12,7 +12,7 @@ from overlap_sched.fit.answer import Fit, FitPoint, Held
 from overlap_sched.fit.in_parts import Ways, effects
 from overlap_sched.fit.planner import FitContext, Planner, begun_with
 from overlap_sched.fit.question import Limit, Question, halve
-from overlap_sched.options import Options, kept_allocator
+from overlap_sched.options import Options, kept_allocator, options_given
 from overlap_sched.peak_memory.allocator.reserved import Requests, requests_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Problem
@@ -87,7 +87,7 @@ def fit(
     """
     question = Question(memory_limit, max_slowdown, "the original peak")
     _check(problem, kinds, host_limit_bytes, effort)
-    wanted = options or Options()
+    wanted = options_given(options)
     known, ordered = None if rerun is None else frozenset(rerun), tuple(kind for kind in KINDS if kind in kinds)
     asked = FitContext(problem, prices, wanted, ordered, known, host_limit_bytes, effort)
     planner = Planner(asked, None, tell)
@@ -124,7 +124,6 @@ def fit(
 
 
 def _searched(planner: Planner, ways: Ways, extra: Sequence[Rewrite | tuple[Rewrite, ...]]) -> Planner:
-    """The planner that has the answer; its plans are those of all."""
     limit, plain = ways.limit, planner
     if limit.bytes is not None:
         plain.at(limit.bytes, otherwise=lambda: ways.make(plain))
@@ -236,8 +235,3 @@ def _requests(plan: FitPoint) -> Requests:
 def _held(requests: Requests, over_bytes: int) -> Held:
     plain, expandable = (requests.replayed(one).peak_reserved_bytes for one in (PLAIN, EXPANDABLE))
     return Held(plain, expandable, max(over_bytes, 0))
-
-
-def taken_out(kinds: Sequence[str]) -> str:
-    """A sentence on a kind that there was once, if it is among these; else nothing."""
-    return " merge was taken out: several products run as one made no step shorter." if "merge" in kinds else ""

@@ -12,10 +12,10 @@ from overlap_sched.cost.checked import check_model
 from overlap_sched.errors import OverlapSchedWarning, RewriteError, SequenceError, VerificationError
 from overlap_sched.fx.declared import undeclared_text
 from overlap_sched.fx.lifting import LIFTING, lift
-from overlap_sched.fx.reordering import reorder
+from overlap_sched.fx.reordering import graph_of, reorder
 from overlap_sched.fx.rewrites import alike_of, prepare
 from overlap_sched.fx.rewrites.planning import may_rewrite, plan_lifted
-from overlap_sched.options import Options, check_names, on_devices
+from overlap_sched.options import Options, check_names, on_devices, options_given
 from overlap_sched.problem import Problem
 from overlap_sched.problem.pins import pin_notes
 from overlap_sched.report.units import count, duration, size
@@ -159,10 +159,10 @@ def schedule_graph(
         VerificationError: With ``options.strict``, instead of that warning.
         OptionsError: An argument is one that it does not take, or no cost model.
     """
-    options = options or Options()
+    options = options_given(options)
     check_names("schedule_graph", "gm, ", lift_arguments, LIFTING)
     check_model(lift_arguments.get("model"))
-    before = list((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes)
+    before = list(graph_of(gm).nodes)
     try:
         return _schedule_graph(gm, options, lift_arguments, scheduler or schedule)
     except (VerificationError, SequenceError):
@@ -229,6 +229,5 @@ def stays(plan: Schedule) -> bool:
 
 
 def _restore(gm: fx.GraphModule | fx.Graph, before: list[fx.Node]) -> None:
-    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
-    if list(graph.nodes) != before:
+    if list(graph_of(gm).nodes) != before:
         reorder(gm, before)

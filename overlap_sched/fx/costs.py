@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 
 from overlap_sched.cost import FREE, Collective, Compute, CostModel, Price, Pricer
 from overlap_sched.cost.fusion.kernels import KernelShare, parts_of_kernels, shared_prices
+from overlap_sched.cost.model import asked
 from overlap_sched.cost.price import Source
 from overlap_sched.errors import CostError, OptionsError
 from overlap_sched.fx.catalogue import HOST_COPIES
@@ -110,7 +111,7 @@ def costs_of(
             price = pricer.compute(Compute(traits.op, flops, nbytes))
             if v in reading.inner:
                 price = price._replace(time_us=price.time_us + _us_sent_inside(reading, v, groups, pricer))
-        us = None if cost is None else cost(reading.nodes[v])
+        us = None if cost is None else asked(cost, reading.nodes[v], lambda given: given)
         if us is not None:
             given.add(v)
             price = Price(_checked(us, reading.nodes[v]), source)

@@ -18,14 +18,13 @@ from overlap_sched.errors import OptionsError, OverlapSchedWarning
 from overlap_sched.fit import Fit, fit
 from overlap_sched.fit.planner import point
 from overlap_sched.fit.questions import KINDS as OF_VALUES
-from overlap_sched.fit.questions import taken_out
 from overlap_sched.fx.dimensions.candidates import fission_candidates
 from overlap_sched.fx.dimensions.experts import expert_fissions
 from overlap_sched.fx.lifting import LIFTING, Lifted, lift
 from overlap_sched.fx.rewrites import alike_of, prepare, rerunnable
 from overlap_sched.fx.rewrites.batches import batch_fissions
 from overlap_sched.fx.rewrites.planning import plan_lifted
-from overlap_sched.options import Options, check_names, on_devices
+from overlap_sched.options import Options, check_names, on_devices, options_given
 from overlap_sched.report.words.fit import lacking_line
 from overlap_sched.transform.host import PCIE_5, HostLink
 from overlap_sched.transform.prices import Prices
@@ -71,7 +70,7 @@ def fit_graph(
         OptionsError: Both questions or none, or a value that cannot be.
         Exception: With ``strict``, what kept a plan from being used.
     """
-    options = options or Options()
+    options = options_given(options)
     check_names("fit_graph", "gm, ", lifting, LIFTING)
     check_model(lifting.get("model"))
     lifted = lift(gm, **lifting)
@@ -122,7 +121,7 @@ def fit_lifted(
     unknown = sorted(set(kinds) - set(ALL))
     if unknown:
         known = ", ".join(map(repr, ALL))
-        raise OptionsError(f"kinds has {', '.join(map(repr, unknown))}; known are {known}.{taken_out(unknown)}")
+        raise OptionsError(f"kinds has {', '.join(map(repr, unknown))}; known are {known}.")
     of_values = [kind for kind in OF_VALUES if kind in kinds and (kind != "offload" or "cuda" in lifted.devices)]
     prices = Prices(lifted.model, host=host)
     some = fission_candidates(lifted, parts=_PARTS, effort=_REGIONS)[:_FISSIONS] if FISSION in kinds else []

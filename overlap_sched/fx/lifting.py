@@ -24,6 +24,7 @@ from overlap_sched.fx.memory import DeviceFilter, Memory, memory_of
 from overlap_sched.fx.pins import marks_of, module_of
 from overlap_sched.fx.reader import read_graph
 from overlap_sched.fx.reading import Reading
+from overlap_sched.fx.reordering import graph_of
 from overlap_sched.fx.sizes import carried_sizes
 from overlap_sched.problem import Group, Kind, MemoryModel, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION
@@ -127,7 +128,7 @@ def lift(
         InputNameError, CostError, OptionsError, ProblemError: The arguments do not fit the graph.
         ClusterError, PlacementError: The cluster is none, or a process group does not fit it.
     """
-    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
+    graph = graph_of(gm)
     reading = read_graph(graph)
     kept = kept_inputs([n for n in reading.nodes if n.op == "placeholder"], memory_model, parameters, donated)
     on = None if cluster is None else cluster_given(cluster)

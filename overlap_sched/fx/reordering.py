@@ -2,9 +2,25 @@
 
 from collections.abc import Sequence
 
-from torch import fx
+from torch import fx, nn
 
-from overlap_sched.errors import OrderError
+from overlap_sched.errors import OptionsError, OrderError
+from overlap_sched.problem import Problem
+
+
+def graph_of(gm: object) -> fx.Graph:
+    """Return the graph of a graph module; a graph is its own.
+
+    Raises:
+        OptionsError: It is neither.
+    """
+    if isinstance(gm, fx.GraphModule | fx.Graph):
+        return gm.graph if isinstance(gm, fx.GraphModule) else gm
+    if isinstance(gm, nn.Module) or callable(gm):
+        what = "Call enable() before torch.compile(model), which orders its graphs."
+    else:
+        what = "Of a Problem: schedule(problem)." if isinstance(gm, Problem) else "See lift() for what it must hold."
+    raise OptionsError(f"gm is a {type(gm).__name__}; it is a graph of a compiler, a torch.fx.GraphModule. {what}")
 
 
 def reorder(gm: fx.GraphModule | fx.Graph, nodes: Sequence[fx.Node]) -> None:
@@ -15,8 +31,7 @@ def reorder(gm: fx.GraphModule | fx.Graph, nodes: Sequence[fx.Node]) -> None:
     Raises:
         OrderError: ``nodes`` are not exactly the graph's nodes; the graph is as it was.
     """
-    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
-    present = list(graph.nodes)
+    present = list(graph_of(gm).nodes)
     if len(nodes) != len(present) or set(nodes) != set(present):
         raise OrderError(
             f"the order has {len(nodes)} nodes ({len(set(nodes))} different) and the graph has {len(present)}. "
@@ -34,7 +49,7 @@ def with_ends(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> list[fx.No
 
 def link(gm: fx.GraphModule | fx.Graph, order: Sequence[fx.Node]) -> None:
     """Set the order, which must be right: all nodes of the graph. A module is recompiled."""
-    last = next(iter((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes), None)
+    last = next(iter(graph_of(gm).nodes), None)
     for node in order:
         if last is not None and node is not last:
             last.append(node)

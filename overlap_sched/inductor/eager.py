@@ -22,7 +22,7 @@ from overlap_sched.inductor.rewriting import rewrite_and_schedule
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import current_settings
 from overlap_sched.joint.graphs import note_what_stays
-from overlap_sched.options import Options, close_to
+from overlap_sched.options import Options, options_given
 
 
 def backend(
@@ -77,15 +77,7 @@ def options_from(given: Options | Mapping[str, Any] | None) -> Options:
     Raises:
         OptionsError: There is no such option, or it cannot have this value.
     """
-    if given is None or isinstance(given, Options):
-        return given or Options()
-    known = Options.__dataclass_fields__
-    for name in given:
-        if name not in known:
-            raise OptionsError(
-                f"there is no option {name!r}.{close_to(name, known)} The options are {', '.join(known)}."
-            )
-    return Options(**given)
+    return Options(**given) if isinstance(given, Mapping) else options_given(given)
 
 
 def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Settings, kind: str) -> Callable[..., Any]:

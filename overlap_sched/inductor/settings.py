@@ -18,7 +18,7 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.fit.question import Question
 from overlap_sched.fx.costs import Cost
 from overlap_sched.inductor.reporting import Stage
-from overlap_sched.options import Options
+from overlap_sched.options import Options, options_given
 
 NODES = {"A100": "dgx-a100", "H100": "dgx-h100", "H200": "dgx-h200", "B200": "dgx-b200", "MI300X": "mi300x"}
 """By what a GPU is called, as a word of its own (a GB200 is in other nodes than a B200)."""
@@ -73,8 +73,7 @@ class Settings:
             OptionsError: ``memory_limit`` and ``max_slowdown`` are none of :class:`overlap_sched.joint.Question`, or
                 another value cannot be.
         """
-        if not isinstance(self.options, Options):
-            raise OptionsError(f"options is {self.options!r}; it is an Options: Options(headroom='1GiB').")
+        options_given(self.options)
         check_model(self.model)
         if self.cost is not None and not callable(self.cost):
             raise OptionsError(f"cost is {self.cost!r}; it is a function from an FX node to microseconds, or None.")

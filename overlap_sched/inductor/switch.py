@@ -50,7 +50,7 @@ from overlap_sched.inductor.sessions import listening, observe, sessions_ended
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.settled import settled
 from overlap_sched.inductor.versions import knows_torch, refusal
-from overlap_sched.options import Options, check_names, rewrites_wanted
+from overlap_sched.options import Options, check_names, options_given, rewrites_wanted
 
 PARTITIONER = "custom_partitioner_fn"
 
@@ -135,7 +135,7 @@ def current_settings() -> Settings | None:
 
 def _settings(call: str, options: Options | None, how: How) -> Settings:
     check_names(call, "", how, How.__annotations__)
-    settings = Settings(Options() if options is None else options, **how)
+    settings = Settings(options_given(options), **how)
     model = settings.options.memory_model
     if settings.stage not in ("inductor", "post_grad"):
         raise OptionsError(f"stage is {settings.stage!r}. It must be 'inductor' or 'post_grad'.")
@@ -148,7 +148,6 @@ def _settings(call: str, options: Options | None, how: How) -> Settings:
 
 
 def _changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
-    """The settings with notes on what they change, and the changes."""
     changes: dict[str, Any] = {}
     notes: list[str] = []
     known = config.get_config_copy()
@@ -190,7 +189,6 @@ def _changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
 
 
 def _partitioner(settings: Settings, known: dict[str, Any]) -> dict[str, Any]:
-    """Ours, around the one that is set."""
     if PARTITIONER not in known:
         why = (
             f"torch {torch.__version__} takes no partitioner (torch._inductor.config.{PARTITIONER}). Use 2.13 or newer."

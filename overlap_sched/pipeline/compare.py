@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from overlap_sched.errors import PipelineError
+from overlap_sched.options import close_to
 from overlap_sched.pipeline.action import Item
 from overlap_sched.pipeline.durations import inside_us
 from overlap_sched.pipeline.job import PipelineJob
@@ -93,6 +94,7 @@ def named(name: str) -> NamedSchedule:
         known = ", ".join(one.name for one in NAMED)
         raise PipelineError(
             f"{name[:40]!r} is no schedule. Give some of {known}, and {INTERLEAVED}:V with V stages per rank."
+            f"{close_to(name.lower(), [one.name for one in NAMED])}"
         )
     return found
 

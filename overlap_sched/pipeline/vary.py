@@ -3,12 +3,14 @@
 Stages, their times and bytes stay: with more micro-batches a step does more, and takes longer.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
 from overlap_sched.errors import OptionsError
+from overlap_sched.options import close_to
 from overlap_sched.pipeline.job import PipelineJob, PipelineLink
 
 WHOLE = ("micro_batches", "ranks")
@@ -42,42 +44,52 @@ def _times(link: PipelineLink, factor: float) -> PipelineLink:
     return replace(link, bytes_per_s=link.bytes_per_s * factor)
 
 
-def read_axis(text: str) -> tuple[str, tuple[float, ...]]:
-    """Read ``micro_batches=8,16,32``.
+def read_axes(
+    texts: Iterable[str],
+    axes: Sequence[str] = AXES,
+    whole: Collection[str] = WHOLE,
+    example: str = "micro_batches=8,16,32, links=0.5,2.",
+    most: int = MOST_CHANGES,
+) -> dict[str, tuple[float, ...]]:
+    """Read what ``--vary`` was given: ``micro_batches=8,16,32``, ``links=0.25..4``.
 
     Raises:
-        OptionsError: It is not written so.
-    """
-    shown = text if len(text) <= 40 else text[:37] + "..."
-    name, _, values = (part.strip() for part in text.partition("="))
-    if name not in AXES or not values:
-        raise OptionsError(
-            f"--vary {shown}: is not WHAT=VALUES, WHAT one of {', '.join(AXES)}: micro_batches=8,16,32, links=0.5,2."
-        )
-    try:
-        found = tuple(float(value) for value in values.split(","))
-    except ValueError:
-        found = ()
-    if not found or not all(2.0**-20 <= value <= _MOST for value in found) or len(set(found)) != len(found):
-        raise OptionsError(f"--vary {shown}: values are numbers above 0, each once: A,B,C.")
-    if name in WHOLE and not all(value == int(value) for value in found):
-        raise OptionsError(f"--vary {shown}: {name} are whole numbers.")
-    return name, found
-
-
-def changes(axes: Iterable[tuple[str, tuple[float, ...]]]) -> list[ChangedJob]:
-    """List all combinations of values.
-
-    Raises:
-        OptionsError: Something is varied twice, or there are more than :data:`MOST_CHANGES`.
+        OptionsError: One is not written so, something is varied twice, or there are more than ``most`` combinations.
     """
     found: dict[str, tuple[float, ...]] = {}
-    for name, values in axes:
+    for text in texts:
+        shown = text if len(text) <= 40 else text[:37] + "..."
+        name, _, values = (part.strip() for part in text.partition("="))
+        if name not in axes or not values:
+            near = "" if name in axes else close_to(name, axes)
+            raise OptionsError(f"--vary {shown}: is not WHAT=VALUES, WHAT one of {', '.join(axes)}: {example}{near}")
         if name in found:
-            raise OptionsError(f"--vary {name}: is varied already. Give it once.")
-        found[name] = values
-    count = prod(map(len, found.values()))
-    if count > MOST_CHANGES:
-        raise OptionsError(f"--vary: that makes {count} combinations, {MOST_CHANGES} at most. Give fewer values.")
+            raise OptionsError(f"--vary {shown}: {name} is varied already. Give it once.")
+        found[name] = _values(shown, name, values, most)
+        if name in whole and not all(value == int(value) for value in found[name]):
+            raise OptionsError(f"--vary {shown}: {name} are whole numbers.")
+    if (count := prod(map(len, found.values()))) > most:
+        raise OptionsError(f"--vary: that makes {count} combinations, {most} at most. Give fewer values.")
+    return found
+
+
+def _values(shown: str, name: str, text: str, most: int) -> tuple[float, ...]:
+    first, dots, last = text.partition("..")
+    if last.startswith("."):
+        raise OptionsError(f"--vary {shown}: has three dots. Did you mean {name}={first}..{last.lstrip('.')}?")
+    found: list[float] = []
+    with suppress(ValueError):
+        low, *others = [float(value) for value in ([first, last] if dots else text.split(","))]
+        powers = [low * 2**k for k in range(most + 1)]
+        found = [value for value in powers if value <= others[0] * (1 + 1e-9)] if dots else [low, *others]
+    if not found or not all(2.0**-20 <= value <= _MOST for value in found) or len(set(found)) != len(found):
+        raise OptionsError(
+            f"--vary {shown}: values are numbers above 0, each once: FIRST..LAST in powers of two, or A,B,C."
+        )
+    return tuple(found)
+
+
+def changes(found: Mapping[str, tuple[float, ...]]) -> list[ChangedJob]:
+    """List all combinations of values."""
     combined = product(*found.values()) if found else ()
     return [ChangedJob(tuple(zip(found, values, strict=True))) for values in combined]

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 def check_problem(problem: "Problem") -> None:
     """Raise the error for the first rule that the problem breaks; linear, no recursion."""
     if not problem.nodes:
-        raise errors.EmptyProblemError(
+        raise errors.ProblemError(
             f"problem {problem.name!r} has no nodes: there is nothing to schedule. "
             "Was the graph empty when it was captured?"
         )
     if problem.memory_model not in ("runtime", "tracker"):
-        raise errors.MemoryModelError(
+        raise errors.ProblemError(
             f"problem {problem.name!r}: memory_model is {problem.memory_model!r}; it is 'runtime' or 'tracker'."
         )
     _check_names(problem)
@@ -41,7 +41,7 @@ def _check_names(problem: "Problem") -> None:
     for v, node in enumerate(problem.nodes):
         first = seen.setdefault(node.name, v)
         if first != v:
-            raise errors.DuplicateNameError(
+            raise errors.ProblemError(
                 f"nodes {first} and {v} are both named {node.name!r}. "
                 "Orders are lists of names: give each node its own."
             )
@@ -53,13 +53,13 @@ def _check_nodes(problem: "Problem") -> None:
     for v, node in enumerate(nodes):
         for u in node.deps:
             if not 0 <= u < n:
-                raise errors.UnknownIdError(
+                raise errors.ProblemError(
                     f"node {v} ({node.name!r}) depends on node {u}, but ids go from 0 to {n - 1}. "
                     "Was the list of nodes cut short?"
                 )
             forward = forward or u >= v
         if node.kind is Kind.COLLECTIVE and node.group not in problem.groups:
-            raise errors.UnknownIdError(
+            raise errors.ProblemError(
                 f"collective {v} ({node.name!r}) runs on group {node.group!r}, which is not among the groups "
                 f"{sorted(problem.groups)}. Add it to `groups` with its size."
             )
@@ -89,7 +89,7 @@ def _check_wait(problem: "Problem", v: int) -> None:
             "Only waits do: make it a wait or drop `collective`."
         )
     if launch is None or not 0 <= launch < len(nodes) or nodes[launch].kind is not Kind.COLLECTIVE:
-        raise errors.UnknownIdError(
+        raise errors.ProblemError(
             f"wait {v} ({node.name!r}) waits for node {launch}, which is not a collective of this problem. "
             "Leave `collective` out where it was launched before this graph."
         )
@@ -105,7 +105,7 @@ def _raise_for_forward_dependency(problem: "Problem") -> None:
         ring = error.args[1]
     else:
         v = next(v for v, b in enumerate(before) if b and max(b) >= v)
-        raise errors.OriginalOrderError(
+        raise errors.ProblemError(
             f"node {v} ({nodes[v].name!r}) is listed before node {max(before[v])} ({nodes[max(before[v])].name!r}), "
             "on which it depends. List the nodes in an order that can run."
         )
@@ -127,14 +127,14 @@ def _check_storages(problem: "Problem") -> None:
         node = nodes[v]
         for s in (*node.alloc, *node.use):
             if not 0 <= s < count:
-                raise errors.UnknownIdError(
+                raise errors.ProblemError(
                     f"node {v} ({node.name!r}) names storage {s}, but storages go from 0 to {count - 1}. "
                     "Was the list of storages cut short?"
                 )
         for s in node.alloc:
             first = made_by[s]
             if first is not None:
-                raise errors.StorageError(
+                raise errors.ProblemError(
                     f"storage {s} is allocated twice, by {nodes[first].name!r} and by {node.name!r}. "
                     "A storage has one allocation: let the second only use it, or give it a storage of its own."
                 )
@@ -142,19 +142,19 @@ def _check_storages(problem: "Problem") -> None:
     for v, node in enumerate(nodes):
         if len(node.use) > 1 and len(set(node.use)) < len(node.use):
             s = next(s for at, s in enumerate(node.use) if s in node.use[:at])
-            raise errors.StorageError(
+            raise errors.ProblemError(
                 f"node {v} ({node.name!r}) lists storage {s} twice in `use` and would count as two users of it. "
                 "List it once."
             )
         for s in node.use:
             maker = made_by[s]
             if maker is None:
-                raise errors.StorageError(
+                raise errors.ProblemError(
                     f"node {v} ({node.name!r}) uses storage {s}, which no node allocates. "
                     "Add it to the `alloc` of the node that makes it (an input, if it comes from outside)."
                 )
             if maker > v:
-                raise errors.StorageError(
+                raise errors.ProblemError(
                     f"node {v} ({node.name!r}) uses storage {s} before {nodes[maker].name!r} (node {maker}) "
                     "allocates it. "
                     "List the allocating node first."

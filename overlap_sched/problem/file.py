@@ -20,7 +20,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from overlap_sched.errors import ProblemFileError, QuantityError
+from overlap_sched.errors import ProblemError, ProblemFileError
 from overlap_sched.problem import Group, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
@@ -42,13 +42,12 @@ def read_problem(path: str | Path, comm_scale: float = 1.0, limits: Limits = DEF
         limits: How large the file may be.
 
     Raises:
-        ProblemFileError: The file is missing, cut short, not gzip or JSON, or a field has the wrong type.
-        UnknownKeyError: A key is not one of the format.
+        ProblemFileError: The file is missing, cut short, not gzip or JSON, or has an unknown key or a wrong type.
         InputTooLargeError: The file is larger than the limits.
         ProblemError: Its content breaks a rule of :mod:`overlap_sched.problem`.
     """
     if not 0 <= comm_scale <= LONGEST_US:
-        raise QuantityError(f"comm_scale is {shown(comm_scale)}: it is a finite factor of 0 or more.")
+        raise ProblemError(f"comm_scale is {shown(comm_scale)}: it is a finite factor of 0 or more.")
     data = _load(Path(path), limits)
     return Reader(str(path), comm_scale, limits).problem(data)
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from overlap_sched.errors import InputTooLargeError, OptionsError, ProblemFileError, QuantityError, UnknownKeyError
+from overlap_sched.errors import InputTooLargeError, OptionsError, ProblemError, ProblemFileError
 from overlap_sched.problem import Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.limits import Limits
@@ -55,8 +55,13 @@ class Reader:
         """The problem.
 
         Raises:
-            ProblemFileError, UnknownKeyError, InputTooLargeError, ProblemError: As of ``read_problem``.
+            ProblemFileError, InputTooLargeError, ProblemError: As of ``read_problem``.
         """
+        if isinstance(data, list):
+            raise ProblemFileError(
+                f"{self.path}: is a list, as an order is, and no problem. Give the problem; `overlap-sched diff ORDER "
+                "ORDER --problem PROBLEM` compares orders."
+            )
         if not isinstance(data, dict) or data.get("format") not in (FORMAT, FORMAT_2):
             found = data.get("format") if isinstance(data, dict) else type(data).__name__
             raise ProblemFileError(
@@ -84,13 +89,12 @@ class Reader:
         )
 
     def _known(self, data: Any, keys: tuple[str, ...], where: str) -> None:
-        """Raise for the first key that the format does not know."""
         if not isinstance(data, dict) or data.keys() <= _KEY_SETS[keys]:
             return
         key = next(key for key in data if key not in keys)
         near = difflib.get_close_matches(key, keys, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"It may have {', '.join(keys)}."
-        raise UnknownKeyError(f"{self.path}: {where} has an unknown key {_shortened(key)!r}. {hint}")
+        raise ProblemFileError(f"{self.path}: {where} has an unknown key {_shortened(key)!r}. {hint}")
 
     def _contention(self, data: Any) -> Contention:
         self._known(data, _CONTENTION_KEYS, "contention")
@@ -167,7 +171,7 @@ class Reader:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ProblemFileError(f"{self.path}: {where}.{name} is {_shown(value)}; it must be a number.")
         if not 0 <= value <= LONGEST_US:
-            raise QuantityError(
+            raise ProblemError(
                 f"{self.path}: {where}.{name} is {shown(value)}: it is finite and 0 or more. Check its cost."
             )
         return value
@@ -175,7 +179,7 @@ class Reader:
     def _count(self, data: Any, name: str, where: str) -> int:
         value = self._number(data, name, where)
         if value > MAX_COUNT:
-            raise QuantityError(f"{self.path}: {where}.{name} is {shown(value)}: it is below 2**63. Check its cost.")
+            raise ProblemError(f"{self.path}: {where}.{name} is {shown(value)}: it is below 2**63. Check its cost.")
         return int(value)
 
     def _names(self, data: Any, name: str, where: str, what: str) -> tuple[str, ...]:

@@ -21,11 +21,11 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
-from overlap_sched.errors import MemoryModelError, OverlapSchedWarning, PinError, VerificationError
+from overlap_sched.errors import OverlapSchedWarning, PinError, ProblemError, VerificationError
 from overlap_sched.judge.pins import pin_violation
 from overlap_sched.judge.together import together
 from overlap_sched.judge.validate import JudgedOrder, broken_promise, measure, violation
-from overlap_sched.options import Options, headroom_bytes, kept_allocator
+from overlap_sched.options import Options, headroom_bytes, kept_allocator, options_given
 from overlap_sched.problem import NodeId, Problem
 from overlap_sched.problem.pins import pin_pairs
 from overlap_sched.problem.precedence import by_key
@@ -53,11 +53,11 @@ def schedule(problem: Problem, options: Options | None = None, *, stages: Stages
         seed: Of what is tried at random; only benchmarks ask for another.
 
     Raises:
-        MemoryModelError: The problem is in another memory model than ``options.memory_model``.
+        ProblemError: The problem is in another memory model than ``options.memory_model``.
         PinError: ``options.pins``, or those that nodes have, contradict each other or the graph.
         VerificationError: With ``strict=True``: what would otherwise be the reason for falling back.
     """
-    options = options or Options()
+    options = options_given(options)
     _check_memory_model(problem, options)
     pin_pairs(problem, options.pins)  # what contradicts itself is the user's error, no reason to fall back
     before = measure(problem, problem.original_order)
@@ -78,10 +78,10 @@ def follow(problem: Problem, proposal: Proposal, options: Options | None = None)
         ``None``: there is no such order within the budget, or it would take longer than the original one.
 
     Raises:
-        MemoryModelError: The problem is in another memory model than ``options.memory_model``.
+        ProblemError: The problem is in another memory model than ``options.memory_model``.
         VerificationError: With ``strict=True``: what would otherwise be the reason for falling back.
     """
-    options = options or Options()
+    options = options_given(options)
     _check_memory_model(problem, options)
     before = measure(problem, problem.original_order)
     found = best_like(Task(problem, options, max(before.profile)), proposal, ALL)
@@ -254,8 +254,13 @@ def _verified(
 
 
 def _check_memory_model(problem: Problem, options: Options) -> None:
+    if not isinstance(problem, Problem):
+        raise ProblemError(
+            f"problem is a {type(problem).__name__}; it is a Problem: read_problem(FILE). Of a graph of torch: "
+            "schedule_graph(gm)."
+        )
     if problem.memory_model != options.memory_model:
-        raise MemoryModelError(
+        raise ProblemError(
             f"problem {problem.name!r} is in the {problem.memory_model!r} memory model, but {options.memory_model!r} "
             "was asked for. A problem is in the model in which it was written: capture the graph again in the other "
             f"one, or ask for memory_model={problem.memory_model!r}."

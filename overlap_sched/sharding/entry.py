@@ -1,6 +1,6 @@
 """``shard``: fully sharded parameters by the arguments of ``fully_shard``, with all collectives in the graph."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ from torch.distributed.tensor import Shard
 from overlap_sched.errors import ShardingError
 from overlap_sched.sharding.access import put_casts, put_properties
 from overlap_sched.sharding.alike import put_names
-from overlap_sched.sharding.checks import check_arguments, check_mesh, check_modules, check_parameter, mark_sharded
+from overlap_sched.sharding.checks import check_arguments, check_mesh, check_modules, check_parameter, replace_parameter
 from overlap_sched.sharding.gather import cache_gathers
 from overlap_sched.sharding.layout import Layout, Place, layout_of, part_of
 from overlap_sched.sharding.random_states import repair_random_states
@@ -56,10 +56,10 @@ def shard(
     Raises:
         ShardingError: The model or an argument is one that this cannot do; the message says what can be done.
     """
-    roots = [module] if isinstance(module, nn.Module) else list(module)
-    check_arguments(reshard_after_forward, offload_policy, dp_mesh_dims)
-    place, policy = _place_in(mesh), mp_policy or MixedPrecisionPolicy()
-    modules, ignored = _modules_of(roots), ignored_params or set()
+    roots = list(module) if isinstance(module, list | tuple) else [module]
+    ignored = set(ignored_params) if isinstance(ignored_params, Iterable) else {ignored_params} - {None}
+    check_arguments(roots, mp_policy, ignored, reshard_after_forward, offload_policy, dp_mesh_dims)
+    place, policy, modules = _place_in(mesh), mp_policy or MixedPrecisionPolicy(), _modules_of(roots)
     check_modules(roots, modules, ignored)
     parameters = _parameters_of(modules, ignored)
     for parameter, name in parameters.items():
@@ -68,6 +68,8 @@ def shard(
     cache_gathers()
     state = ShardState(again=reshard_after_forward is not False, group=place.shards.name)
     _divide([one for _, one in modules], {one: layout_of(one, place, policy) for one in parameters}, place, state)
+    for parameter, name in parameters.items():
+        replace_parameter(parameter, name)
     for root in roots:
         put_casts(root, state, policy)
     put_names(roots)
@@ -77,7 +79,6 @@ def shard(
 def _divide(
     modules: Sequence[nn.Module], layouts: Mapping[nn.Parameter, Layout], place: Place, state: ShardState
 ) -> None:
-    """Put this rank's parts in the places of the parameters, in all modules that have them."""
     parts = {parameter: part_of(parameter, place, layout) for parameter, layout in layouts.items()}
     owners: dict[nn.Parameter, list[Owner]] = {parameter: [] for parameter in layouts}
     for module in modules:
@@ -91,8 +92,6 @@ def _divide(
         if any(True for _ in module.parameters()):
             put_properties(module, own, state)
     state.owners.extend(owners.values())
-    for parameter in layouts:
-        mark_sharded(parameter)
 
 
 def _place_in(mesh: DeviceMesh | None) -> Place:
@@ -127,7 +126,6 @@ def _modules_of(roots: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
 
 
 def _parameters_of(modules: Sequence[tuple[str, nn.Module]], ignored: set[nn.Parameter]) -> dict[nn.Parameter, str]:
-    """Each parameter once, with the first of its names."""
     result: dict[nn.Parameter, str] = {}
     for path, module in modules:
         for name, parameter in module.named_parameters(recurse=False):

@@ -10,7 +10,6 @@ With ``inductor_compilation="full"`` Inductor would order the graph anew: there 
 """
 
 from contextlib import ExitStack
-from difflib import get_close_matches
 from functools import wraps
 from typing import Any
 
@@ -20,6 +19,7 @@ from torchtitan.experiments.graph_trainer.registry import PASS_PIPELINE_REGISTRY
 from overlap_sched.inductor.console import said, warn
 from overlap_sched.inductor.gloo import safe_gathers_with
 from overlap_sched.inductor.switch import enabled
+from overlap_sched.options import close_to
 from overlap_sched.titan.chosen import plug_in_arguments, settings_of
 from overlap_sched.titan.graph_pass import GraphPass, is_marked
 from overlap_sched.titan.listed import with_ours
@@ -116,6 +116,5 @@ def not_chosen(chosen: str) -> str | None:
         return None
     if chosen == DEFAULT:
         return f"--compile.pass_pipeline {NAME} is missing."
-    close = get_close_matches(chosen, PASS_PIPELINE_REGISTRY, n=1)
-    meant = f". Did you mean {close[0]!r}?" if close else f". There are {', '.join(map(repr, PASS_PIPELINE_REGISTRY))}."
-    return f"torchtitan knows no pass pipeline {chosen!r} and takes its default{meant}"
+    meant = close_to(chosen, PASS_PIPELINE_REGISTRY) or f" There are {', '.join(map(repr, PASS_PIPELINE_REGISTRY))}."
+    return f"torchtitan knows no pass pipeline {chosen!r} and takes its default.{meant}"

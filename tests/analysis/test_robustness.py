@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from overlap_sched import EXAMPLE
 from overlap_sched.analysis.robustness import robustness, steps_us
 from overlap_sched.cost.noise import HEAVY_TAILS, LOG_NORMAL, Noise
-from overlap_sched.errors import OptionsError, QuantityError
+from overlap_sched.errors import OptionsError, ProblemError
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.contention import Contention
 from tests.judge.test_contention import contended, with_lanes
@@ -96,7 +96,7 @@ def test_memory_does_not_grow_with_the_draws(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_steps_that_add_up_to_infinity() -> None:
     problem = with_times(EXAMPLE, {4: 1e308})
-    with pytest.raises(QuantityError) as error:
+    with pytest.raises(ProblemError) as error:
         robustness(problem, problem.original_order)
     assert str(error.value) == (
         "the steps of 'example' under errors add up to infinity. Are its times in microseconds?"

@@ -6,7 +6,7 @@ import pytest
 
 from overlap_sched import EXAMPLE, load_dump
 from overlap_sched.cost.cluster.file import read_cluster, write_cluster
-from overlap_sched.errors import ClusterFileError, DumpFileError, OutputError, ProblemFileError
+from overlap_sched.errors import ClusterError, DumpFileError, OutputError, ProblemFileError
 from overlap_sched.problem.file import read_problem, write_problem
 from overlap_sched.report.files import make_folder, write_file
 from tests.cli.test_outputs import EACH
@@ -77,7 +77,7 @@ def test_in_python(name: str) -> None:
         read_problem(name)
     with pytest.raises(DumpFileError, match=reason):
         load_dump(name)
-    with pytest.raises(ClusterFileError, match=reason):
+    with pytest.raises(ClusterError, match=reason):
         read_cluster(name)
     for write in (lambda: write_problem(EXAMPLE, name), lambda: write_cluster(read_cluster("dgx-h100"), name)):
         with pytest.raises(OSError, match=reason):

@@ -123,11 +123,6 @@ def test_an_order_without_its_graph_is_noted(
             ("--memory-limit", "1MiB", "--kinds", "melt"),
             "--kinds has 'melt'; known are recompute, offload, fission, batch.",
         ),
-        (
-            ("--memory-limit", "1MiB", "--kinds", "recompute,merge"),
-            "--kinds has 'merge'; known are recompute, offload, fission, batch. "
-            "merge was taken out: several products run as one made no step shorter.",
-        ),
         (("--memory-limit", "1MiB", "--effort", "7"), "--effort is 7; it is 0, 1 or 2."),
         (
             ("--memory-limit", "1MiB"),

@@ -135,15 +135,22 @@ def test_dumps_are_priced_for_the_cluster(job: str, dump: str, cli: Command) -> 
     assert slower > alone
 
 
+VALUES = "values are numbers above 0, each once: FIRST..LAST in powers of two, or A,B,C."
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
         (("--csv", "x.csv"), "--csv writes one schedule: give both --csv OUT.csv and --schedule NAME."),
-        (("--schedule", "1f1b"), "--csv writes one schedule: give both --csv OUT.csv and --schedule NAME."),
         (
             ("--schedules", "1f1b,2f2b"),
             "'2f2b' is no schedule. Give some of gpipe, 1f1b, zb-h1, zbv, dualpipe, dualpipev, and interleaved:V with "
             "V stages per rank.",
+        ),
+        (
+            ("--schedules", "1F1B"),
+            "'1F1B' is no schedule. Give some of gpipe, 1f1b, zb-h1, zbv, dualpipe, dualpipev, and interleaved:V with "
+            "V stages per rank. Did you mean 1f1b?",
         ),
         (
             ("--csv", "no/such/x.csv", "--schedule", "1f1b"),
@@ -223,9 +230,15 @@ def test_what_recomputes_is_said(job: str, cli: Command) -> None:
             "links=0.5,2.",
         ),
         (["--vary", "ranks=0.5"], "--vary ranks=0.5: ranks are whole numbers."),
-        (["--vary", "links=2,x"], "--vary links=2,x: values are numbers above 0, each once: A,B,C."),
-        (["--vary", "links=2,2"], "--vary links=2,2: values are numbers above 0, each once: A,B,C."),
-        (["--vary", "links=2", "--vary", "links=3"], "--vary links: is varied already. Give it once."),
+        (
+            ["--vary", "links=2,x"],
+            f"--vary links=2,x: {VALUES}",
+        ),
+        (
+            ["--vary", "links=2,2"],
+            f"--vary links=2,2: {VALUES}",
+        ),
+        (["--vary", "links=2", "--vary", "links=3"], "--vary links=3: links is varied already. Give it once."),
         (
             ["--vary", "ranks=" + ",".join(map(str, range(1, 66)))],
             "--vary: that makes 65 combinations, 64 at most. Give fewer values.",

@@ -8,7 +8,7 @@ import pytest
 
 from overlap_sched import write_problem
 from overlap_sched.cli.schemas import COMMANDS, as_json, schema_text
-from overlap_sched.errors import QuantityError
+from overlap_sched.errors import ProblemError
 from overlap_sched.problem import Kind, Node, Problem
 from tests.cli.test_pipeline import ONE_STAGE
 from tests.judge.test_contention import two_groups
@@ -122,7 +122,7 @@ def test_they_are_part_of_the_package(cli: Command) -> None:
 
 
 def test_a_figure_that_is_no_number() -> None:
-    with pytest.raises(QuantityError) as caught:
+    with pytest.raises(ProblemError) as caught:
         as_json("plan", {"step_us": float("inf")})
     assert str(caught.value) == (
         "a figure of the result is not a finite number: the times are too large to be added up. "

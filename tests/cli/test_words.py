@@ -1,4 +1,4 @@
-"""What is said of a command line that is wrong: one line, in its own words, before anything is read."""
+"""What is said of a command line that is wrong: one line, before anything is read."""
 
 import pytest
 
@@ -6,24 +6,21 @@ from tests.support.command import Command
 
 COMMANDS = "plan, frontier, fit, robust, whatif, explain, report, memory, diff, calibrate, pipeline, schema, demo"
 
+AXIS = "is not WHAT=VALUES, WHAT one of network, inside, compute, ranks: network=0.25..4, ranks=64,256."
+OF_CSV = "--schedule is the one that --csv OUT.csv writes: give --csv, too."
+
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("", "`overlap-sched` lacks COMMAND. `overlap-sched --help` says what that is."),
-        ("pln x.json", f"'pln' is no command. Did you mean plan? Commands are {COMMANDS}."),
-        ("plan", "`overlap-sched plan` lacks PROBLEM_OR_DUMP. `overlap-sched plan --help` says what that is."),
-        (
-            "plan x.json --headrom 5GiB",
-            "--headrom is no option of `overlap-sched plan`. Did you mean --headroom? `overlap-sched plan --help` "
-            "lists its options.",
-        ),
-        (
-            "plan x.json --zzz",
-            "--zzz is no option of `overlap-sched plan`. `overlap-sched plan --help` lists its options.",
-        ),
-        ("plan x.json y.json", "'y.json' is one argument too many for `overlap-sched plan`."),
-        ("plan x.json --headroom", "--headroom stands without its value. Write --headroom SIZE."),
+        ("", "the following arguments are required: COMMAND"),
+        ("pln x.json", f"argument COMMAND: invalid choice: 'pln' (choose from {COMMANDS}). Did you mean plan?"),
+        ("plan", "the following arguments are required: PROBLEM_OR_DUMP"),
+        ("plan x.json --headrom 5GiB", "unrecognized arguments: --headrom 5GiB. Did you mean --headroom?"),
+        ("plan x.json --zzz", "unrecognized arguments: --zzz."),
+        ("plan x.json --schedule 1f1b", "unrecognized arguments: --schedule 1f1b."),
+        ("plan x.json y.json", "unrecognized arguments: y.json."),
+        ("plan x.json --headroom", "argument --headroom: expected one argument"),
         (
             "plan x.json --headroom 5",
             "--headroom is '5', a number without a unit. Did you mean 5GiB? For bytes write 5B.",
@@ -33,14 +30,20 @@ COMMANDS = "plan, frontier, fit, robust, whatif, explain, report, memory, diff, 
             "--headroom is 'much'; write bytes (0), a size with a unit (500MB, 1GiB) or percent of the original peak "
             "(5%).",
         ),
-        ("plan x.json --budget pek", "--budget is 'pek'; it is one of peak, profile. Did you mean peak?"),
-        ("plan x.json --base low", "--base is 'low'; it is one of original, memory, memory-peak."),
-        ("plan x.json --effort 4.5", "--effort is '4.5'; it is a whole number."),
-        ("plan x.json --effort -1", "--effort is -1; it is a whole number of runs, 0 to 1000000."),
-        ("plan x.json --comm-scale fast", "--comm-scale is 'fast'; it is a number."),
-        ("plan x.json --max-nodes 0", "--max-nodes: '0' is not a whole number of 1 or more."),
-        ("plan x.json --group fsdp", "--group: 'fsdp' is not NAME=SIZE or NAME=RANK,RANK,..."),
-        ("plan x.json --he 5GiB", "--he may be --help or --headroom. Write one of them."),
+        (
+            "plan x.json --budget pek",
+            "argument --budget: invalid choice: 'pek' (choose from peak, profile). Did you mean peak?",
+        ),
+        (
+            "plan x.json --base low",
+            "argument --base: invalid choice: 'low' (choose from original, memory, memory-peak).",
+        ),
+        ("plan x.json --effort 4.5", "argument --effort: invalid int value: '4.5'"),
+        ("plan x.json --effort -1", "--effort is -1; it is a whole number of runs, 0 to 64."),
+        ("plan x.json --comm-scale fast", "argument --comm-scale: invalid float value: 'fast'"),
+        ("plan x.json --max-nodes 0", "argument --max-nodes: '0' is not a whole number of 1 or more"),
+        ("plan x.json --group fsdp", "argument --group: 'fsdp' is not NAME=SIZE or NAME=RANK,RANK,..."),
+        ("plan x.json --he 5GiB", "ambiguous option: --he could match --help, --headroom"),
         (
             "plan x.json --rewrites buckt",
             "--rewrites has 'buckt'; known are bucket, coalesce_gathers, in_place, keep, regather, split, stream. "
@@ -55,11 +58,19 @@ COMMANDS = "plan, frontier, fit, robust, whatif, explain, report, memory, diff, 
             "--base is 'memory' and --budget is 'profile': an order with a lower peak is not lower at every position. "
             "Use --budget peak, or --base original.",
         ),
-        ("fit x.json", "`overlap-sched fit` lacks one of --memory-limit and --max-slowdown."),
+        ("fit x.json", "one of the arguments --memory-limit --max-slowdown is required"),
         (
             "fit x.json --memory-limit 1GiB --max-slowdown 5%",
-            "--max-slowdown and --memory-limit exclude each other. Leave one out.",
+            "argument --max-slowdown: not allowed with argument --memory-limit",
         ),
+        ("fit x.json --memory-limit 800%", "--memory-limit is '800%', far above what is needed. Did you mean 80%?"),
+        ("fit x.json --max-slowdown 500%", "--max-slowdown is '500%'; write percent of the best order's step: 5%."),
+        (
+            "whatif x.json --vary network=0.25...4",
+            "--vary network=0.25...4: has three dots. Did you mean network=0.25..4?",
+        ),
+        ("whatif x.json --vary netwrok=1,2", f"--vary netwrok=1,2: {AXIS} Did you mean network?"),
+        ("pipeline x.toml --schedule 1f1b", f"{OF_CSV} Did you mean --schedules 1f1b, which compares?"),
     ],
 )
 def test_one_line(line: str, said: str, cli: Command) -> None:

@@ -193,20 +193,20 @@ def test_extra_rewrites_are_candidates() -> None:
     [
         ({}, "memory_limit and max_slowdown are two questions: give one of them."),
         (
-            {"memory_limit": 1, "max_slowdown": 0.1},
+            {"memory_limit": "1B", "max_slowdown": 0.1},
             "memory_limit and max_slowdown are two questions: give one of them.",
         ),
         (
             {"memory_limit": -1},
             "memory_limit is -1; write bytes, a size with a unit (40GiB), or percent of the original peak (80%).",
         ),
-        ({"max_slowdown": -0.5}, "max_slowdown is -0.5; it is 0 or more, 0.05 for five percent."),
+        ({"max_slowdown": -0.5}, "max_slowdown is -0.5; it is 0 to 1, 0.05 for five percent."),
         (
-            {"memory_limit": 1, "kinds": ("melt",)},
+            {"memory_limit": "1B", "kinds": ("melt",)},
             "kinds has 'melt'; known are 'recompute', 'offload'.",
         ),
-        ({"memory_limit": 1, "host_limit_bytes": -1}, "host_limit_bytes is -1; it is 0 or more."),
-        ({"memory_limit": 1, "effort": 3}, "effort is 3; it is 0, 1 or 2."),
+        ({"memory_limit": "1B", "host_limit_bytes": -1}, "host_limit_bytes is -1; it is 0 or more."),
+        ({"memory_limit": "1B", "effort": 3}, "effort is 3; it is 0, 1 or 2."),
     ],
 )
 def test_questions_that_are_none(arguments: dict[str, object], text: str) -> None:
@@ -218,7 +218,7 @@ def test_questions_that_are_none(arguments: dict[str, object], text: str) -> Non
 def test_only_the_runtime_memory_model() -> None:
     problem = Problem("t", EXAMPLE.nodes, EXAMPLE.storages, EXAMPLE.groups, "tracker")
     with pytest.raises(RewriteError, match="is in the 'tracker' memory model"):
-        fit(problem, PRICES, memory_limit=1)
+        fit(problem, PRICES, memory_limit="1B")
 
 
 def test_a_search_that_fails_leaves_the_graph_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

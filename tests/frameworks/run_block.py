@@ -102,6 +102,8 @@ def main(framework: str, folder: str) -> None:
     names = given(framework, Path(folder))
     first = [parameter.detach().clone() for parameter in names["model"].parameters()]
     exec(compile(block_of(framework), str(DOCUMENT), "exec"), names)
+    if framework == "Trainer":  # a graph without gradients
+        names["Trainer"](names["model"], names["arguments"], eval_dataset=names["data"]).evaluate()
     reports = [report.report for report in overlap_sched.reports()]
     moved = sum(not torch.equal(a, b) for a, b in zip(first, map(whole, names["model"].parameters()), strict=True))
     error = float((names["image"] - names["reference"]).abs().max()) if "image" in names else 0.0

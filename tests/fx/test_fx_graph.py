@@ -2,6 +2,7 @@
 
 import importlib
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,12 @@ import torch.distributed as dist
 from torch import Tensor, fx
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 
-from overlap_sched.errors import OrderError, OverlapSchedWarning, VerificationError
+from overlap_sched.cost import Compute, Pricer, Roofline
+from overlap_sched.errors import CostError, OptionsError, OrderError, OverlapSchedWarning, VerificationError
 from overlap_sched.fx import Report, lift, reorder, schedule_graph
+from overlap_sched.fx.fitting import fit_graph
 from overlap_sched.options import Options
+from overlap_sched.problem import EXAMPLE
 from tests.fx.test_fx_hazards import Builder
 from tests.support.fx_graphs import C10D, gather, on_gpu, reordered, same, tensors, trace, wait
 
@@ -55,6 +59,67 @@ def test_a_graph_is_reordered_in_place_within_its_peak(memory_model: Any) -> Non
     assert plan.problem.memory_model == memory_model
     gm.graph.lint()
     assert "def forward(self, w_1, x_1)" in gm.code
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            torch.nn.Linear(2, 2),
+            "gm is a Linear; it is a graph of a compiler, a torch.fx.GraphModule. Call enable() before",
+        ),
+        (hidable, "gm is a function; it is a graph of a compiler, a torch.fx.GraphModule. Call enable() before"),
+        (
+            EXAMPLE,
+            "gm is a Problem; it is a graph of a compiler, a torch.fx.GraphModule. Of a Problem: schedule(problem).",
+        ),
+        ("x.py", "gm is a str; it is a graph of a compiler, a torch.fx.GraphModule."),
+    ],
+)
+def test_what_is_no_graph_is_refused(given: Any, said: str) -> None:
+    for take in (schedule_graph, lift, lambda gm: reorder(gm, []), lambda gm: fit_graph(gm, memory_limit="1GiB")):
+        with pytest.raises(OptionsError, match=f"^{re.escape(said)}"):
+            take(given)
+    gm = trace(hidable, (2, 4), (4, 4))
+    for call in (schedule_graph, lambda *given: fit_graph(*given, memory_limit="1GiB")):
+        with pytest.raises(OptionsError, match=r"^options is '1GiB'; it is an Options: Options\(headroom='1GiB'\)\.$"):
+            call(gm, "1GiB")
+
+
+class Fails(Roofline):
+    """A cost model with a slip in it."""
+
+    def compute_us(self, work: Any) -> Any:
+        return {}[work.op]
+
+    def collective_us(self, work: Any) -> Any:
+        return None
+
+
+def fails(node: fx.Node) -> float:
+    raise ValueError(f"no {node.name}")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (
+            {"model": Fails()},
+            r"Fails\.collective_us raised TypeError: float\(\) .*, of Collective\(op='all_gather_into",
+        ),
+        ({"cost": fails}, r"fails raised ValueError: no (.*), of \1\. Return microseconds\."),
+    ],
+)
+def test_costs_that_raise_are_named(how: dict[str, Any], said: str) -> None:
+    gm = trace(hidable, (2, 4), (4, 4))
+    with pytest.raises(CostError, match=f"^{said}"):
+        lift(gm, **how)
+    with pytest.warns(OverlapSchedWarning, match=f"as it was: CostError: {said}"):
+        assert not schedule_graph(gm, **how).changed
+    with pytest.raises(
+        CostError, match=r"^Fails\.compute_us raised KeyError: 'mm', of Compute\(op='mm', flops=1, bytes=2\)"
+    ):
+        Pricer(Fails()).compute(Compute("mm", 1, 2))
 
 
 def test_a_graph_without_collectives_is_untouched() -> None:

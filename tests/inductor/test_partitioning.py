@@ -157,7 +157,7 @@ def test_a_limit_that_nothing_keeps() -> None:
     plain = step(model)
     said = "to torch's partitioner: no cut was found below 1 B; the lowest has "
     with pytest.warns(OverlapSchedWarning, match=said):
-        assert same(step(model, memory_limit=1), plain)
+        assert same(step(model, memory_limit="1B"), plain)
 
 
 @pytest.mark.slow
@@ -233,4 +233,4 @@ def test_errors_say_what_to_write() -> None:
         "memory_limit is 'much'; write bytes, a size with a unit (40GiB), or percent of the peak that torch's own "
         "choice has (80%)."
     )
-    assert said(max_slowdown=-0.1) == "max_slowdown is -0.1; it is 0 or more, 0.05 for five percent."
+    assert said(max_slowdown=-0.1) == "max_slowdown is -0.1; it is 0 to 1, 0.05 for five percent."

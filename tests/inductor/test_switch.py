@@ -151,6 +151,13 @@ def test_passes_that_were_off_stay_off() -> None:
     assert isinstance(only, SchedulerPass)
 
 
+def test_options_of_ours_are_none_of_inductor() -> None:
+    with pytest.raises(
+        OptionsError, match=r"Write torch\.compile\(model, options=inductor_options\(Options\(\.\.\.\)\)\)"
+    ):
+        torch.compile(torch.sin, options=Options())
+
+
 def test_options_for_torch_compile_are_settings_that_torch_knows() -> None:
     before = all_settings()
     for stage in ("inductor", "post_grad"):

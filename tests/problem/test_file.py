@@ -14,12 +14,10 @@ import pytest
 from hypothesis import given
 
 from overlap_sched.errors import (
-    EmptyProblemError,
     InputTooLargeError,
     OptionsError,
     ProblemError,
     ProblemFileError,
-    QuantityError,
 )
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.problem.contention import Contention
@@ -89,7 +87,7 @@ def test_comm_scale(tmp_path: Path) -> None:
     write_problem(EXAMPLE, path)
     scaled = read_problem(path, comm_scale=4)
     assert [node.time_us for node in scaled.nodes] == [0, 0, 160, 0, 50, 30, 30, 160, 0, 0]
-    with pytest.raises(QuantityError, match="comm_scale is -1: it is a finite factor of 0 or more"):
+    with pytest.raises(ProblemError, match="comm_scale is -1: it is a finite factor of 0 or more"):
         read_problem(path, comm_scale=-1)
 
 
@@ -250,14 +248,14 @@ def test_wrong_types_word_by_word(tmp_path: Path, change: Callable[[dict[str, An
 def test_times_that_cannot_be(tmp_path: Path, us: str) -> None:
     path = tmp_path / "p.json"
     path.write_text(json.dumps(data()).replace('"us": 1.5', f'"us": {us}'))
-    with pytest.raises(QuantityError, match=r"nodes\[0\]\.us is .*: it is finite and 0 or more\. Check its cost\."):
+    with pytest.raises(ProblemError, match=r"nodes\[0\]\.us is .*: it is finite and 0 or more\. Check its cost\."):
         read_problem(path)
 
 
 def test_a_well_formed_file_may_still_be_a_bad_problem(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     path.write_text(json.dumps(data() | {"nodes": [], "storages": []}))
-    with pytest.raises(EmptyProblemError):
+    with pytest.raises(ProblemError):
         read_problem(path)
 
 
@@ -332,3 +330,10 @@ def test_a_pipe_is_read_once(tmp_path: Path, gzipped: bool) -> None:
     writer.start()
     assert read_problem(path) == EXAMPLE
     writer.join()
+
+
+def test_an_order_is_no_problem(tmp_path: Path) -> None:
+    path = tmp_path / "order.json"
+    path.write_text('["a", "b"]')
+    with pytest.raises(ProblemFileError, match=r"order\.json: is a list, as an order is, and no problem\. Give "):
+        read_problem(path)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from overlap_sched.errors import UnknownIdError
+from overlap_sched.errors import ProblemError
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.report.words.schedule import explanation, figures, gap_percent, summary
@@ -161,8 +161,8 @@ def test_a_collective_that_nobody_waits_for(by_hand: ByHand, odd: Problem) -> No
 
 
 def test_an_unknown_collective_gets_a_suggestion(reordered: Schedule) -> None:
-    with pytest.raises(UnknownIdError) as caught:
+    with pytest.raises(ProblemError) as caught:
         explanation(reordered, "gathr")
     assert str(caught.value) == "problem 'example' has no collective named 'gathr'. Did you mean 'gather'?"
-    with pytest.raises(UnknownIdError, match=r"The first ones are 'gather', 'scatter'\.$"):
+    with pytest.raises(ProblemError, match=r"The first ones are 'gather', 'scatter'\.$"):
         explanation(reordered, "mm")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import Group, Kind, Node, Options, Problem, Storage, schedule
-from overlap_sched.errors import GroupSizeError, OptionsError
+from overlap_sched.errors import OptionsError, ProblemError
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.together import together, together_violation
 from overlap_sched.judge.validate import violation
@@ -270,5 +270,5 @@ def test_where_groups_cannot_be_kept_apart_within_the_lowest_peak_the_budget_is_
 def test_values_that_are_none() -> None:
     with pytest.raises(OptionsError, match=r"^concurrent_groups is 'some'; it is one of 'any', 'disjoint', 'one'\.$"):
         Options(concurrent_groups="some")  # type: ignore[arg-type]
-    with pytest.raises(GroupSizeError, match=r"has 2 ranks and lists 3: list each once, from 0 on, or leave ranks out"):
+    with pytest.raises(ProblemError, match=r"has 2 ranks and lists 3: list each once, from 0 on, or leave ranks out"):
         replace(step(WORLD, ROW), groups={"one": WORLD, "other": ROW._replace(ranks=(0, 1, 2))})

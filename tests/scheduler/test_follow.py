@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import Group, Kind, Node, Options, Problem, Storage, schedule
-from overlap_sched.errors import MemoryModelError
+from overlap_sched.errors import ProblemError
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem.precedence import launched_on
 from overlap_sched.scheduler.follow import Proposal, followed
@@ -126,5 +126,5 @@ def test_what_cannot_be_followed() -> None:
     assert followed(problem, backwards) is None
     assert follow(problem, backwards) is None
     assert follow(problem, proposal, Options(concurrent_groups="one")) is None
-    with pytest.raises(MemoryModelError, match="'tracker' was asked for"):
+    with pytest.raises(ProblemError, match="'tracker' was asked for"):
         follow(problem, proposal, Options(memory_model="tracker"))

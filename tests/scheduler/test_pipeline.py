@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import EXAMPLE, Group, Kind, Node, Options, Problem, Schedule, Storage, schedule
-from overlap_sched.errors import MemoryModelError, OverlapSchedWarning, VerificationError
+from overlap_sched.errors import OverlapSchedWarning, ProblemError, VerificationError
 from overlap_sched.judge.liveness import memory_profile, peak_memory
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.judge.replay import replay
@@ -221,7 +221,7 @@ def test_a_run_that_cannot_win_any_more_is_given_up(monkeypatch: pytest.MonkeyPa
 
 
 def test_other_memory_model_is_an_error() -> None:
-    with pytest.raises(MemoryModelError) as caught:
+    with pytest.raises(ProblemError) as caught:
         schedule(EXAMPLE, Options(memory_model="tracker"))
     assert str(caught.value) == (
         "problem 'example' is in the 'runtime' memory model, but 'tracker' was asked for. A problem is in the model "

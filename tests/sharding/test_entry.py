@@ -12,10 +12,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from llama_repro.capture.parallelism import fake_world
 from overlap_sched.distributed import ShardedModule, shard
 from overlap_sched.errors import ShardingError
+from overlap_sched.sharding.gather import reduced
 from overlap_sched.sharding.layout import Place, layout_of, part_of
 from tests.support.sharding.decoder import UNEVEN, WIDTH, Decoder, batch, decoder
 
@@ -311,6 +313,88 @@ def test_arguments_that_are_not_supported_are_told(mesh: DeviceMesh) -> None:
     shard(model, mesh, offload_policy=OffloadPolicy(), shard_placement_fn=lambda _: None)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((nn.Linear(2, 2), 2), r"mesh is 2; it is a DeviceMesh: init_device_mesh\("),
+        ((nn.Linear(2, 2), "cpu"), r"mesh is cpu; it is a DeviceMesh: "),
+        (
+            (nn.Linear(2, 2).parameters(),),
+            r"module is a generator; it is a model, or a list of modules: shard\(model, mesh\)",
+        ),
+        ((list(nn.Linear(2, 2).parameters()),), r"module is a Parameter; it is a model, "),
+        (([],), r"module is \[\]; it is a model, "),
+        ((None,), r"module is a NoneType; it is a model, "),
+        (
+            (nn.Linear(2, 2), torch.bfloat16),
+            r"mp_policy is torch.bfloat16; .*MixedPrecisionPolicy\(param_dtype=torch.bfloat16\)\?$",
+        ),
+        ((nn.Linear(2, 2), {"weight"}), r"ignored_params is weight; it is a set of parameters"),
+        ((nn.Linear(2, 2), nn.Linear(2, 2)), r"ignored_params is a Linear; it is a set of parameters"),
+    ],
+)
+def test_arguments_of_other_types_are_told(mesh: DeviceMesh, given: tuple[Any, ...], said: str) -> None:
+    name = said.split(" ")[0]
+    how = {"mesh": mesh} | ({name: given[1]} if given[1:] else {})
+    with pytest.raises(ShardingError, match=f"^{said}"):
+        shard(given[0], **how)
+    group: Any = dist.group.WORLD
+    with pytest.raises(
+        ShardingError, match=r"^mesh is a ProcessGroup; it is a DeviceMesh: .* DeviceMesh\.from_group\(group"
+    ):
+        shard(nn.Linear(2, 2), group)
+
+
+def made_late(model: nn.Module, old: Any) -> None:
+    torch.optim.LBFGS(old.param_groups[0]["params"]).step(lambda: model(torch.ones(1, 2)).sum())
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda _, old: old.step(),
+        lambda _, old: old.zero_grad(),
+        lambda _, old: torch.nn.utils.clip_grad_norm_(old.param_groups[0]["params"], 1.0),
+        lambda _, old: torch.compile(old.step, backend="eager")(),
+        made_late,
+    ],
+)
+def test_an_optimizer_made_before_is_an_error(mesh: DeviceMesh, use: Any) -> None:
+    model, grid = nn.Sequential(nn.Linear(2, 2), decoder()), square()
+    tensor_parallel(model[1], grid["b"])
+    old = torch.optim.AdamW(model.parameters())
+    shard(model, grid["a"])
+    model[0](torch.ones(1, 2)).sum().backward()
+    with pytest.raises(
+        Exception, match=r"shard\(\) has replaced .*: an optimizer that was made before would train nothing"
+    ):
+        use(model[0], old)
+    new = torch.optim.AdamW(model.parameters())
+    new.step()
+    new.zero_grad()
+
+
+def test_hooks_are_not_left_behind(mesh: DeviceMesh) -> None:
+    for register in (nn.Parameter.register_hook, nn.Parameter.register_post_accumulate_grad_hook):
+        model = nn.Sequential(nn.Linear(2, 2))
+        register(model[0].bias, lambda *_: None)
+        assert told(model, mesh) == (
+            "0.bias has a hook for its gradient, which would stay with the parameter that shard replaces. Register it "
+            "after shard(model)."
+        )
+
+
+@pytest.mark.parametrize(
+    ("factor", "divisions"),
+    [(None, [2.0, 2.0]), (16.0, [4.0, 4.0]), (8.0, [4.0, 2.0]), (3.0, [2.0, 1.5]), (1.0, [])],
+)
+def test_sums_in_fp16_are_divided_before_and_after(mesh: DeviceMesh, factor: float, divisions: list[float]) -> None:
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float16)
+    layout = layout_of(nn.Parameter(torch.ones(RANKS, 2)), Place(mesh, torch.device("cpu")), policy)
+    graph = make_fx(lambda gradient: reduced(gradient, 1, layout, factor))(torch.ones(RANKS, 2)).graph
+    assert [node.args[1] for node in graph.nodes if node.target is torch.ops.aten.div.Tensor] == divisions
+
+
 def test_modules_that_cannot_be_sharded_are_told(mesh: DeviceMesh) -> None:
     assert told(nn.Sequential(nn.GRU(2, 2)), mesh) == (
         "0 (GRU) reads its weights from a list of its own, past what gathers them. Add its parameters to "
@@ -318,6 +402,8 @@ def test_modules_that_cannot_be_sharded_are_told(mesh: DeviceMesh) -> None:
     )
     scalar = nn.Module()
     scalar.temperature = nn.Parameter(torch.tensor(1.0))
+    with pytest.raises(ShardingError, match=r"^the module is a DistributedDataParallel\. Shard its module"):
+        shard(nn.parallel.DistributedDataParallel(nn.Linear(2, 2)), mesh)
     assert told(scalar, mesh) == (
         "temperature is a scalar, which has no rows to divide. Make it a tensor of one element."
     )

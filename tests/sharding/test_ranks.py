@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.examples import at_night
-from tests.support.once import filled_once
+from tests.support.once import filled_once, found_once
 from tests.support.ranks import run_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.private]
@@ -78,3 +79,14 @@ def test_the_plug_in_reorders_and_changes_no_bit(ranks: Seen) -> None:
         assert alone["reports"] == []
         assert ours["steps"] == alone["steps"]
         assert ours["weights"] == alone["weights"]
+
+
+def test_ranks_without_rows_meet_the_others(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing waits but for compilers: with three ranks on a machine with no core to spare these take minutes."""
+    ranks = found_once(tmp_path_factory, "rows", "tests.support.sharding.rows", ranks=3, limit_s=900)
+    for seen in ranks:
+        for way in ("DTensor", "shard"):
+            assert all(map(torch.equal, seen[f"{way} alone"], seen[f"{way} ours"]))
+            assert len(seen[f"{way} alone"]) == len(seen[f"{way} ours"])
+            assert len(seen[f"{way} reasons"]) == len(ranks[0][f"{way} reasons"]) > 0
+            assert not any("within" in (reason or "") for reason in seen[f"{way} reasons"])

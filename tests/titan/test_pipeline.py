@@ -288,7 +288,7 @@ def test_a_step_is_fitted_before_its_order_is_decided(titan: None) -> None:
         ("default", "--compile.pass_pipeline overlap_sched is missing."),
         (
             "overlap_schd",
-            "torchtitan knows no pass pipeline 'overlap_schd' and takes its default. Did you mean 'overlap_sched'?",
+            "torchtitan knows no pass pipeline 'overlap_schd' and takes its default. Did you mean overlap_sched?",
         ),
         (
             "xyz",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from overlap_sched.errors import QuantityError
+from overlap_sched.errors import ProblemError
 
 COMMANDS = ("plan", "frontier", "robust", "explain", "memory", "costs", "whatif", "diff", "fit", "pipeline")
 """``costs``: what ``explain --costs`` prints."""
@@ -26,7 +26,7 @@ def as_json(command: str, figures: Mapping[str, Any]) -> str:
     try:
         return json.dumps(named, allow_nan=False)
     except ValueError:
-        raise QuantityError(
+        raise ProblemError(
             "a figure of the result is not a finite number: the times are too large to be added up. "
             "Are they in microseconds?"
         ) from None

@@ -125,7 +125,7 @@ class TomlTable:
     def size(self, key: str, default: int | None = None) -> int:
         """A size in bytes, as people write it."""
         value = self._value(key, "a size with its unit", default)
-        bare = bare_number(value) if isinstance(value, int | str) else ""
+        bare = bare_number(value) if isinstance(value, str) else ""
         if bare:
             raise self.error(key, f"is {shown(value)}, {bare}")
         found = size_bytes(value, 0) if isinstance(value, int) or "%" not in str(value) else None

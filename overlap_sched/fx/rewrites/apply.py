@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.fx.reordering import link, with_ends
+from overlap_sched.fx.reordering import graph_of, link, with_ends
 from overlap_sched.fx.rewrites.again import keep, regather, stream
 from overlap_sched.fx.rewrites.backends import check_exact
 from overlap_sched.fx.rewrites.bucket import bucket, split
@@ -82,7 +82,7 @@ def prepare(gm: fx.GraphModule | fx.Graph, rewrites: Sequence[Rewrite], names: S
     Raises:
         RewriteError: One of them is not legal, or the order is not; the graph is as it was.
     """
-    draft = GraphDraft(gm.graph if isinstance(gm, fx.GraphModule) else gm)
+    draft = GraphDraft(graph_of(gm))
     try:
         for one in rewrites:
             since = draft.made
@@ -123,7 +123,7 @@ def alike_of(gm: fx.GraphModule | fx.Graph) -> dict[str, str]:
 
     Besides operator and group; what else must be seen by who chooses are paths between members.
     """
-    draft = GraphDraft(gm.graph if isinstance(gm, fx.GraphModule) else gm)
+    draft = GraphDraft(graph_of(gm))
     kinds: dict[str, str] = {}
     for node in draft.graph.nodes:
         if node.op == "call_function" and node.target in LAUNCHES:

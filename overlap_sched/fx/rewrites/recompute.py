@@ -15,6 +15,7 @@ from torch import fx
 from torch._subclasses import FakeTensor
 
 from overlap_sched.errors import RewriteError, TorchVersionError
+from overlap_sched.fx.reordering import graph_of
 from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.fx.rewrites.facts import GraphFacts
 from overlap_sched.fx.rewrites.known import shares_storage
@@ -68,7 +69,7 @@ def copied(draft: GraphDraft, node: fx.Node, name: str, new: dict[fx.Node, fx.No
 
 def rerunnable(gm: fx.GraphModule | fx.Graph) -> frozenset[str]:
     """Names of the nodes that may run again: pure functions, nothing of whose values is written to."""
-    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
+    graph = graph_of(gm)
     facts = GraphFacts(graph)
     return frozenset(node.name for node in graph.nodes if not facts.impure(node))
 

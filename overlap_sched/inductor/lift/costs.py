@@ -14,6 +14,7 @@ from torch import fx
 
 from overlap_sched.cost import Compute, CostModel
 from overlap_sched.cost.cluster.placement import Nodes
+from overlap_sched.cost.model import asked
 from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.costs import Cost, Costs, costs_of
@@ -98,7 +99,7 @@ class KernelCosts:
         nbytes = self._moved(snode)
         flops = sum(self._fx.flops[v] for v in self._exact(parts))
         given = [us for us in map(self._given, origins) if us is not None]
-        us = sum(given) if given else self._model.compute_us(Compute(op, flops, nbytes))
+        us = sum(given) if given else asked(self._model.compute_us, Compute(op, flops, nbytes))
         return KernelCost(op, flops, nbytes, us)
 
     def _of_extern(self, op: str, part: Any, origins: Sequence[int]) -> KernelCost:

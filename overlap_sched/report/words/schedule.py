@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from overlap_sched.errors import UnknownIdError
+from overlap_sched.errors import ProblemError
 from overlap_sched.problem import Problem
 from overlap_sched.problem.node import ANY_GROUP
 from overlap_sched.problem.precedence import launched_on
@@ -111,7 +111,7 @@ def explanation(schedule: Schedule, collective: str | None = None, top: int | No
         top: Only so many of the most exposed; ``None``: all.
 
     Raises:
-        UnknownIdError: There is no collective of that name.
+        ProblemError: There is no collective of that name.
     """
     decisions, called = schedule.decisions, group_names(group_purposes(schedule.problem))
     if collective is not None:
@@ -226,7 +226,7 @@ def find_collective(problem: Problem, name: str) -> int:
         hint = f"The first ones are {', '.join(map(repr, list(names)[:3]))}."
     else:
         hint = "This problem has no collectives."
-    raise UnknownIdError(f"problem {problem.name!r} has no collective named {name!r}. {hint}")
+    raise ProblemError(f"problem {problem.name!r} has no collective named {name!r}. {hint}")
 
 
 def budget_words(schedule: Schedule) -> str:

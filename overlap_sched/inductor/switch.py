@@ -15,6 +15,7 @@ import atexit
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -211,12 +212,29 @@ def _switch_on(settings: Settings) -> None:
         if dist.is_available():
             undo.enter_context(safe_gathers())
         for name, value in changes.items():
-            undo.callback(setattr, config, name, getattr(config, name))
-            setattr(config, name, value)
+            _set_in_every_thread(name, value, undo)
         if changes:
             undo.callback(observe(partial(look, settings=settings)))
             undo.callback(watch_optimizers())
         _on.append((settings, undo.pop_all()))
+
+
+def _set_in_every_thread(name: str, value: Any, undo: ExitStack) -> None:
+    """Change one of torch's settings; from 2.13 on each thread and context has its own, in a context variable."""
+    undo.callback(setattr, config, name, getattr(config, name))
+    entry = vars(config).get("_config", {}).get(name)
+    before = getattr(entry, "user_override", None)
+    if isinstance(before, ContextVar):
+        undo.callback(_set_variable, entry, before)
+        _set_variable(entry, ContextVar(name, default=value))
+    setattr(config, name, value)
+
+
+def _set_variable(entry: Any, variable: ContextVar[Any]) -> None:
+    entry.user_override = variable
+    for name, dirty in (("_hash_dirty_var", True), ("_get_dict_dirty_keys_var", None)):
+        if hasattr(config, name):  # what contexts remember of their settings, for cache keys, is out of date
+            setattr(config, name, ContextVar(name, default=dirty))
 
 
 def _switch_off() -> None:

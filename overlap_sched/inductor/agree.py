@@ -1,22 +1,29 @@
 """The one place where a plug-in asks the other ranks before it uses an order."""
 
 import hashlib
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-from overlap_sched.distributed import Agreement, Digest, agree, digest_of
+from overlap_sched.distributed import Agreement, Digest, Verdict, agree, agreement, digest_of
+from overlap_sched.distributed.gathered import ranks_text
+from overlap_sched.distributed.membership import members_of
 from overlap_sched.errors import AgreementError, VerificationError
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor.console import rank, said, several_ranks, warn
+from overlap_sched.inductor.console import log, rank, said, say_once, several_ranks, warn
 from overlap_sched.inductor.gathered import gathered_text
 from overlap_sched.inductor.launches import Launches, launch_digest
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
+
+LATE_S = 10.0
+"""A rank that has waited so long for others says so."""
 
 
 def ask(mine: Digest, settings: Settings, rest: Sequence[Digest] = ()) -> Agreement | None:
@@ -31,10 +38,65 @@ def ask(mine: Digest, settings: Settings, rest: Sequence[Digest] = ()) -> Agreem
     """
     if not asks(settings):
         return None
-    agreement = agree(mine, settings.timeout_s, ranks=settings.ranks, strict=settings.options.strict, rest=rest)
-    if agreement.verdict.mixed and rank() == min(settings.ranks or (0,)):  # once per job, and not once per rank
-        warn(f"overlap_sched: {agreement.verdict.mixed}")
-    return agreement
+    strict, sleep = settings.options.strict, _sleep_for(settings)
+    answer = agree(mine, settings.timeout_s, ranks=settings.ranks, strict=strict, rest=rest, sleep=sleep)
+    if answer.verdict.mixed and _speaks(settings):
+        warn(f"overlap_sched: {answer.verdict.mixed}")
+    return answer
+
+
+def _sleep_for(settings: Settings) -> Callable[[float], None]:
+    """Between two looks; once it has taken long, one line says who is waited for."""
+    began, told = time.monotonic(), False
+
+    def sleep(seconds: float) -> None:
+        nonlocal told
+        if not told and time.monotonic() - began >= LATE_S:
+            told = True
+            try:
+                _say_who_is_late(settings)
+            except Exception as error:  # the store: the agreement says so itself
+                log.debug("who is late is not known: %s", said(error))
+        time.sleep(seconds)
+
+    return sleep
+
+
+def _say_who_is_late(settings: Settings) -> None:
+    membership = agreement.membership_of(None, None, None)
+    assert membership is not None
+    members, store = members_of(membership, settings.ranks), membership.store
+    prefix = agreement.prefix_of(membership, members)
+    at = f"{prefix}at/{membership.rank}"
+    here = store.get(at).decode() if store.check([at]) else ""
+    late = [r for r in members if here and not store.check([f"{prefix}{here}/{r}"])]
+    if not late or not _speaks(settings, late):
+        return
+    silent = [r for r in late if not store.check([f"{prefix}at/{r}"])]
+    waits = f"overlap_sched: rank {membership.rank} has waited {LATE_S:g} s for {ranks_text(silent or late)}"
+    until = f"It goes on without {'it' if len(silent or late) == 1 else 'them'} after {settings.timeout_s:g} s at most."
+    if silent:
+        mend = "Call overlap_sched.enable() on every rank; nothing is wrong where compiling only takes longer."
+        say_once(f"{waits}: nothing was compiled with overlap_sched there so far. {mend} {until}", logging.WARNING)
+    else:
+        say_once(f"{waits}: other graphs are compiled there, or more slowly. {until}")
+
+
+def _speaks(settings: Settings, absent: Sequence[int] = ()) -> bool:
+    """Tell whether this rank is the first that is there: it speaks for all."""
+    return all(r in absent for r in settings.ranks or range(rank()) if r < rank())
+
+
+def warn_of_ranks(what: str, verdict: Verdict, settings: Settings) -> None:
+    """Warn of ranks that do not agree: once per job of what differs and can be mended, and of ranks that are missing.
+
+    ``what`` is done therefore (``keeps the launches of 'a graph'``).
+    """
+    if not (verdict.to_mend or verdict.missing):
+        warn(f"overlap_sched {what}: {verdict.reason}")
+    elif _speaks(settings, verdict.missing):
+        subject = f"missing: {verdict.missing}" if verdict.missing else f"differ in: {sorted(verdict.differs)}"
+        warn(f"overlap_sched {what}: {verdict.reason}", subject=subject)
 
 
 def asks(settings: Settings) -> bool:

@@ -25,7 +25,7 @@ from torch import fx
 from overlap_sched.distributed import Agreement, Digest
 from overlap_sched.distributed.digest import LAUNCHES_KEPT, WAITS_KEPT
 from overlap_sched.errors import AgreementError
-from overlap_sched.inductor.agree import ask, asks
+from overlap_sched.inductor.agree import ask, asks, warn_of_ranks
 from overlap_sched.inductor.console import log, warn
 from overlap_sched.inductor.gathered import named_now
 from overlap_sched.inductor.settings import Settings
@@ -170,7 +170,7 @@ def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
             for key, no in refused.items():  # others have planned by now: they will not be asked a second time
                 decisions.keep(key, no)
         if not use or one is cached:
-            _tell(one.digest.name, use, agreement)
+            _tell(one.digest.name, use, agreement, settings)
         if not use:
             return False, True
     return True, False
@@ -206,17 +206,17 @@ def may_load_both(settings: Settings, sources: Sequence[str]) -> tuple[bool, boo
         return False, False
     if not agreement.agreed:
         decisions.keep(first.key, agreement)
-    _tell(first.name, agreement.agreed, agreement)
+    _tell(first.name, agreement.agreed, agreement, settings)
     return agreement.agreed, not agreement.agreed
 
 
-def _tell(name: str, use: bool, agreement: Agreement) -> None:
+def _tell(name: str, use: bool, agreement: Agreement, settings: Settings) -> None:
     """Report what became of code in a cache; it is settled, whatever fails here."""
     try:
         if use:
             log.info("%s (inductor): order from torch's cache; %s", name, agreement.reason or "all ranks agree on it")
         elif not agreement.agreed:
-            warn(f"overlap_sched has torch compile {name!r} again, which it found in a cache: {agreement.reason}")
+            warn_of_ranks(f"has torch compile {name!r} again, which it found in a cache", agreement.verdict, settings)
     except Exception as error:
         warn(f"overlap_sched could not report on {name!r}", error)
 

@@ -26,9 +26,11 @@ from overlap_sched.distributed import Agreement, Digest
 from overlap_sched.distributed.digest import LAUNCHES_KEPT, WAITS_KEPT
 from overlap_sched.errors import AgreementError
 from overlap_sched.inductor.agree import ask, asks, warn_of_ranks
-from overlap_sched.inductor.console import log, warn
+from overlap_sched.inductor.console import warn
 from overlap_sched.inductor.gathered import named_now
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.inductor.names import graph_name
+from overlap_sched.inductor.reporting import record_cached
 from overlap_sched.inductor.settled import settled
 
 _MARK = "overlap_sched order: "
@@ -206,7 +208,8 @@ def may_load_both(settings: Settings, sources: Sequence[str]) -> tuple[bool, boo
         return False, False
     if not agreement.agreed:
         decisions.keep(first.key, agreement)
-    _tell(first.name, agreement.agreed, agreement, settings)
+    for name in dict.fromkeys(one.digest.name for one in asked) if agreement.agreed else [first.name]:
+        _tell(name, agreement.agreed, agreement, settings)
     return agreement.agreed, not agreement.agreed
 
 
@@ -214,7 +217,7 @@ def _tell(name: str, use: bool, agreement: Agreement, settings: Settings) -> Non
     """Report what became of code in a cache; it is settled, whatever fails here."""
     try:
         if use:
-            log.info("%s (inductor): order from torch's cache; %s", name, agreement.reason or "all ranks agree on it")
+            record_cached(name, settings.stage, agreement.reason)
         elif not agreement.agreed:
             warn_of_ranks(f"has torch compile {name!r} again, which it found in a cache", agreement.verdict, settings)
     except Exception as error:
@@ -239,7 +242,10 @@ def _may_load(owner: Any, sources: Sequence[str], traced: bool) -> tuple[bool, b
     try:
         use, drop = may_load(owner.settings, *sources) if traced else may_load_both(owner.settings, sources)
         for source in filter(None, sources) if use else ():
-            settled.loaded(communicates=bool(_COMMUNICATES.search(source)))
+            communicates = bool(_COMMUNICATES.search(source))
+            settled.loaded(communicates)
+            if not communicates and asks(owner.settings):
+                record_cached(graph_name("graph"), owner.settings.stage)
         return use, drop
     except Exception as error:  # compiled instead: the pass asks the others
         if owner.settings.options.strict and isinstance(error, AgreementError):

@@ -229,7 +229,9 @@ class Late:
         return self.keys.setdefault(key, desired).encode()
 
 
-NONE = "nothing was compiled with overlap_sched there so far. Call overlap_sched.enable() on every rank; nothing is wrong "
+NONE = (
+    "nothing was compiled with overlap_sched there so far. Call overlap_sched.enable() on every rank; nothing is wrong "
+)
 
 
 @pytest.mark.parametrize(
@@ -275,4 +277,6 @@ def test_what_concerns_all_graphs_is_warned_of_once(
     forget_warnings()
     for graph in ("forward", "backward"):
         agree.warn_of_ranks(f"leaves {graph!r}", verdict, Settings())
-    assert [str(w.message) for w in recwarn] == [f"overlap_sched leaves {g!r}: r" for g in ("forward", "backward")][:lines]
+    assert [str(w.message) for w in recwarn] == [f"overlap_sched leaves {g!r}: r" for g in ("forward", "backward")][
+        :lines
+    ]

@@ -16,6 +16,7 @@ from overlap_sched import Options
 from overlap_sched.cost import A100, Roofline
 from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.errors import ClusterError, OptionsError, OverlapSchedWarning, TorchVersionError
+from overlap_sched.inductor import switch
 from overlap_sched.inductor.post_grad import PostGradPass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
@@ -341,3 +342,31 @@ def test_what_cannot_be_is_refused_where_it_is_given(given: dict[str, Any], said
             call(**given)
         assert str(caught.value) == said.replace("{}", call.__name__)
         assert current_settings() is None
+
+
+LATE = (
+    "overlap_sched: enable() was called late. What has been compiled before keeps its order: call enable() before the "
+    "first step, or torch.compiler.reset() behind it to have all compiled again."
+)
+AGAIN = "overlap_sched: enable() was called again; from now on headroom='1GiB' (before: 0), stage='post_grad' (before: "
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "on another rank"])
+def test_a_line_where_it_is_switched_on_late_or_again(elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(switch, "say", lambda text, level=0: said.append(text))
+    monkeypatch.setattr(switch, "rank", lambda: int(elsewhere))
+    overlap_sched.enable()
+    overlap_sched.enable()
+    overlap_sched.enable(Options(headroom="1GiB"), stage="post_grad")
+    assert said == ([] if elsewhere else [f"{AGAIN}'inductor')."])
+    overlap_sched.disable()
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(3))
+    overlap_sched.enable()
+    overlap_sched.enable(Options(headroom="1GiB"), stage="post_grad")
+    stays = "What has been compiled before keeps its order: torch.compiler.reset() has it compiled again."
+    assert said[1:] == ([] if elsewhere else [LATE, f"{AGAIN}'inductor'). {stays}"])
+    overlap_sched.disable()
+    torch.compiler.reset()
+    overlap_sched.enable()
+    assert len(said) == 3 * (not elsewhere)

@@ -20,7 +20,16 @@ from overlap_sched.fx.costs import Cost, Costs, costs_of
 from overlap_sched.fx.groups import groups_of
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.sizes import Sizes
-from overlap_sched.inductor.private import MemoryDep, NopKernelSchedulerNode, V, ir, is_wait, members, size_of, sympy_product
+from overlap_sched.inductor.private import (
+    MemoryDep,
+    NopKernelSchedulerNode,
+    V,
+    ir,
+    is_wait,
+    members,
+    size_of,
+    sympy_product,
+)
 from overlap_sched.problem import Group
 
 

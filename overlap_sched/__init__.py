@@ -41,7 +41,6 @@ _FX = ("ProfileCost", "declare_operator", "lift", "pinned", "reorder", "schedule
 _INDUCTOR = (
     "backend",
     "clear_reports",
-    "compare",
     "disable",
     "enable",
     "enabled",

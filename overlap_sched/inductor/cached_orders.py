@@ -28,9 +28,9 @@ from overlap_sched.errors import AgreementError
 from overlap_sched.inductor.agree import ask, asks, warn_of_ranks
 from overlap_sched.inductor.console import warn
 from overlap_sched.inductor.gathered import named_now
-from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.names import graph_name
 from overlap_sched.inductor.reporting import record_cached
+from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.settled import settled
 
 _MARK = "overlap_sched order: "

@@ -7,10 +7,10 @@ from torch import fx
 
 from overlap_sched import EXAMPLE, Options, schedule
 from overlap_sched.distributed import Agreement, Digest, Verdict
+from overlap_sched.distributed.membership import Membership
 from overlap_sched.distributed.negotiation import LaunchChoice
 from overlap_sched.errors import OverlapSchedWarning, VerificationError
 from overlap_sched.fx.apply import Report
-from overlap_sched.distributed.membership import Membership
 from overlap_sched.inductor import agree, attempt, console
 from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.console import forget_warnings
@@ -277,6 +277,5 @@ def test_what_concerns_all_graphs_is_warned_of_once(
     forget_warnings()
     for graph in ("forward", "backward"):
         agree.warn_of_ranks(f"leaves {graph!r}", verdict, Settings())
-    assert [str(w.message) for w in recwarn] == [f"overlap_sched leaves {g!r}: r" for g in ("forward", "backward")][
-        :lines
-    ]
+    told = ["overlap_sched leaves 'forward': r", "overlap_sched leaves 'backward': r"]
+    assert [str(w.message) for w in recwarn] == told[:lines]

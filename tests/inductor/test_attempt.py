@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from torch import fx
 
 from overlap_sched import EXAMPLE, Options, schedule
@@ -206,29 +207,6 @@ def test_a_rank_without_an_order_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [one.failure for one in asked] == ["NotUnderstoodError: there is no order to propose"]
 
 
-class Late:
-    """A store that knows of nobody; ``asked``: ranks that have compiled a graph."""
-
-    def __init__(self, asked: tuple[int, ...] = ()) -> None:
-        self.keys = {f"overlap_sched/agreement/all/at/{rank}": "k/0" for rank in asked}
-
-    def set(self, key: str, value: str) -> None:
-        self.keys[key] = value
-
-    def get(self, key: str) -> bytes:
-        return self.keys[key].encode()
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.keys for key in keys)
-
-    def add(self, key: str, amount: int) -> int:
-        self.keys[key] = str(int(self.keys.get(key, "0")) + amount)
-        return int(self.keys[key])
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        return self.keys.setdefault(key, desired).encode()
-
-
 NONE = (
     "nothing was compiled with overlap_sched there so far. Call overlap_sched.enable() on every rank; nothing is wrong "
 )
@@ -237,22 +215,25 @@ NONE = (
 @pytest.mark.parametrize(
     ("asked", "line"),
     [
-        ((), f"ranks 1-2: {NONE}where compiling only takes longer. It goes on without them after 0.02 s at most."),
-        ((1,), f"rank 2: {NONE}where compiling only takes longer. It goes on without it after 0.02 s at most."),
-        ((1, 2), "ranks 1-2: other graphs are compiled there, or more slowly. It goes on without them after 0.02 s "),
+        ((), f"ranks 1-2: {NONE}where compiling only takes longer. It goes on without them after 0.5 s at most."),
+        ((1,), f"rank 2: {NONE}where compiling only takes longer. It goes on without it after 0.5 s at most."),
+        ((1, 2), "ranks 1-2: other graphs are compiled there, or more slowly. It goes on without them after 0.5 s "),
     ],
 )
 def test_a_rank_that_waits_says_once_for_whom(
     monkeypatch: pytest.MonkeyPatch, asked: tuple[int, ...], line: str
 ) -> None:
-    own, told = Membership(Late(asked), 0, 3), list[str]()
+    store, told = dist.HashStore(), list[str]()
+    for r in asked:
+        store.set(f"overlap_sched/agreement/all/at/{r}", "j/0")
+    own = Membership(store, 0, 3)
     monkeypatch.setattr(agree, "LATE_S", 0.0)
     monkeypatch.setattr(agree.agreement, "membership_of", lambda *_: own)
     monkeypatch.setattr(agree, "asks", lambda _: True)
     monkeypatch.setattr(console, "say", lambda message, level: told.append(message))
     forget_warnings()
     for key in ("k", "l"):
-        answer = agree.ask(Digest("", "", "", "", "", key), Settings(timeout_s=0.02))
+        answer = agree.ask(Digest("", "", "", "", "", key), Settings(timeout_s=0.5))
         assert answer is not None
         assert answer.verdict.missing == (1, 2)
     assert len(told) == 1

@@ -43,7 +43,7 @@ _LAZY = {
         ("ProfileCost", "declare_operator", "lift", "pinned", "reorder", "schedule_graph"), "overlap_sched.fx"
     ),
     **dict.fromkeys(("backend", "enable", "enabled", "disable", "inductor_options"), "overlap_sched.inductor"),
-    **dict.fromkeys(("clear_reports", "compare", "partitions", "reports", "write_pages"), "overlap_sched.inductor"),
+    **dict.fromkeys(("clear_reports", "partitions", "reports", "write_pages"), "overlap_sched.inductor"),
     **dict.fromkeys(("ShardedModule", "shard"), "overlap_sched.sharding"),
     "load_dump": "overlap_sched.dump",
 }

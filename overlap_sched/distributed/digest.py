@@ -31,12 +31,12 @@ WAITS_KEPT = f"{LAUNCHES_KEPT}and waits: "
 
 @dataclass(frozen=True)
 class Digest:
-    """SHA-256 of each part, in hexadecimal.
+    """SHA-256 of each part, in hexadecimal; options as they are.
 
     Attributes:
         operators: Nodes with their operators and dependencies, process groups, the memory model.
         sizes: Storages with their bytes, who allocates and uses them, bytes and operations of every node.
-        options: Every field of :class:`~overlap_sched.options.Options`, as written (``"1GiB"`` is not ``2**30``).
+        options: See :func:`options_text`.
         costs: Time of every node (microseconds, to the last bit), and contention: slowdowns, and which groups share a
             link.
         order: The order that this rank would run.
@@ -121,7 +121,7 @@ def digest_of(problem: Problem, options: Options, order: Sequence[int]) -> Diges
     return Digest(
         operators=_sha256([skeleton, list(groups.values()), problem.memory_model]),
         sizes=_sha256([sizes, problem.storages]),
-        options=_sha256(asdict(options)),
+        options=options_text(options),
         costs=_sha256([_floats(node.time_us for node in problem.nodes), *_contention(problem.contention, number)]),
         order=_sha256(list(order)),
         key=_sha256(skeleton),
@@ -131,6 +131,12 @@ def digest_of(problem: Problem, options: Options, order: Sequence[int]) -> Diges
         calls=_sha256([[node.kind.value, node.op] for node in problem.nodes]),
         storages=_sha256([storage.bytes for storage in problem.storages]),
     )
+
+
+def options_text(options: Options, **more: Any) -> str:
+    """The options that are not the defaults, as written (``"1GiB"`` is not ``2**30``); and more, by name."""
+    given, defaults = asdict(options), asdict(Options())
+    return _canonical({name: value for name, value in given.items() if value != defaults[name]} | more)
 
 
 def launches_of(launches: Sequence[tuple[Any, ...]]) -> str:

@@ -6,8 +6,11 @@ from dataclasses import asdict, dataclass, field, replace
 
 from overlap_sched.distributed.digest import LAUNCHES_KEPT, PARTS, Digest
 from overlap_sched.distributed.gathered import SHOWN_RANGES, mixed, ranks_text
+from overlap_sched.options import Options
 
 SHOWN_GRAPHS = 2
+SHOWN_VALUE = 60
+"""So many letters of an option."""
 
 Sides = tuple[tuple[int, ...], ...]
 """Ranks that are alike stand together; the largest side first."""
@@ -100,7 +103,8 @@ def _judged(digests: Mapping[int, Digest]) -> Verdict:
         if len({digest.pair for digest in digests.values()}) > 1:
             return replace(_not_agreed(_NOT_ALL_LOADED, digests, {}), again=True)
         return Verdict(agreed=True, shown=_identities(digests))
-    parts = [f"{_named(part, shown.values())}: {_sides(sides)}" for part, sides in differs.items()]
+    named = {"options": _options(shown)} if "options" in differs else {}
+    parts = [f"{_named(part, shown.values())}: {named.get(part) or _sides(sides)}" for part, sides in differs.items()]
     if "operators" in differs:
         parts[0] += _graphs(shown, differs["operators"])
     said = [f"the ranks differ in {'; '.join(parts)}"] if parts else []
@@ -210,6 +214,22 @@ def _graphs(digests: Mapping[int, Digest], sides: Sides) -> str:
         return ""
     told = (f"rank {rank} compiles {digest.name!r} of {digest.nodes} nodes" for rank, digest in firsts.items())
     return f" ({', '.join(told)})"
+
+
+def _options(digests: Mapping[int, Digest]) -> str:
+    """``headroom is "1GiB" on rank 0 and 0 on rank 1``: the options that differ; ``""``: that is not known."""
+    try:
+        given = {rank: json.loads(digest.options) for rank, digest in digests.items()}
+    except ValueError:
+        return ""
+    told = []
+    for name in sorted(set().union(*given.values())):
+        default = getattr(Options(), name, None)
+        values = {rank: json.dumps(options.get(name, default))[:SHOWN_VALUE] for rank, options in given.items()}
+        sides = _sides_of(values)[:SHOWN_RANGES]
+        if len(sides) > 1:
+            told.append(f"{name} is {' and '.join(f'{values[side[0]]} on {ranks_text(side)}' for side in sides)}")
+    return ", ".join(told)
 
 
 def _sides(sides: Sides) -> str:

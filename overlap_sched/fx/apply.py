@@ -55,6 +55,7 @@ class Report:
         sizes: Sizes that only the data knows on which memory figures rest, and with them the budget.
         undeclared: Operators of other libraries of which nothing was said (:func:`overlap_sched.declare_operator`), and
             whether they are taken for communication.
+        cached: Torch has found its code in a cache, so nothing else is known of it.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Report:
     sizes: tuple[AssumedSize, ...] = ()
     refused: tuple[str, ...] = ()
     undeclared: Mapping[str, bool] = field(default_factory=dict)
+    cached: bool = False
 
     @property
     def on_undeclared(self) -> str | None:
@@ -82,6 +84,8 @@ class Report:
     @property
     def became(self) -> str:
         """``reordered``, ``3 rewrites, not reordered: ...``, ``left as it was: ...``."""
+        if self.cached:
+            return "out of torch's caches, in the order that was cached"
         if self.changed:
             return "reordered"
         if self.made is None or not self.made.rewrites:

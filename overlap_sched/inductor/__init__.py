@@ -10,7 +10,6 @@ each graph. torch's private names are used nowhere else in this package, and aft
 :mod:`~overlap_sched.inductor.private`, which knows the versions.
 """
 
-from overlap_sched.inductor.comparing import Comparison, compare
 from overlap_sched.inductor.eager import backend
 from overlap_sched.inductor.pages import write_pages
 from overlap_sched.inductor.partitioning import Partition, partitions
@@ -18,12 +17,10 @@ from overlap_sched.inductor.reporting import GraphReport, clear_reports, reports
 from overlap_sched.inductor.switch import disable, enable, enabled, inductor_options
 
 __all__ = [
-    "Comparison",
     "GraphReport",
     "Partition",
     "backend",
     "clear_reports",
-    "compare",
     "disable",
     "enable",
     "enabled",

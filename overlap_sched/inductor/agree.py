@@ -1,31 +1,30 @@
 """The one place where a plug-in asks the other ranks before it uses an order."""
 
 import hashlib
-import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import wraps
-from types import CodeType
-from typing import Any, NoReturn
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
-import torch
 from torch import fx
-from torch._dynamo import convert_frame
-from torch._guards import CompileContext
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-from overlap_sched.distributed import Agreement, Digest, agree, digest_of
-from overlap_sched.distributed.agreement import find_sequence, is_part_of_others, settle_sequence
-from overlap_sched.distributed.sequences import Entry, Launch
+from overlap_sched.distributed import Agreement, Digest, Verdict, agree, agreement, digest_of
+from overlap_sched.distributed.gathered import ranks_text
+from overlap_sched.distributed.membership import members_of
 from overlap_sched.errors import AgreementError, SequenceError, VerificationError
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor.console import rank, said, several_ranks, warn
+from overlap_sched.inductor.console import log, rank, said, say_once, several_ranks, warn
 from overlap_sched.inductor.gathered import gathered_text
+from overlap_sched.inductor.in_force import watch_functions
 from overlap_sched.inductor.launches import Launches, launch_digest
-from overlap_sched.inductor.names import dynamo_frame
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
+
+LATE_S = 10.0
+"""A rank that has waited so long for others says so."""
 
 
 def ask(mine: Digest, settings: Settings, rest: Sequence[Digest] = ()) -> Agreement | None:
@@ -40,134 +39,72 @@ def ask(mine: Digest, settings: Settings, rest: Sequence[Digest] = ()) -> Agreem
     """
     if not asks(settings):
         return None
-    agreement = agree(mine, settings.timeout_s, ranks=settings.ranks, strict=settings.options.strict, rest=rest)
-    if agreement.verdict.mixed and rank() == min(settings.ranks or (0,)):  # once per job, and not once per rank
-        warn(f"overlap_sched: {agreement.verdict.mixed}")
-    return agreement
+    strict, sleep = settings.options.strict, _sleep_for(settings)
+    answer = agree(mine, settings.timeout_s, ranks=settings.ranks, strict=strict, rest=rest, sleep=sleep)
+    if answer.verdict.mixed and _speaks(settings):
+        warn(f"overlap_sched: {answer.verdict.mixed}")
+    return answer
 
 
-def in_force(launches: Sequence[Launch], settings: Settings) -> Entry | None:
-    """Return the launch sequence that all follow who launch these; ``None``: there is none yet."""
-    return find_sequence(launches, ranks=settings.ranks) if launches else None
+def _sleep_for(settings: Settings) -> Callable[[float], None]:
+    """Between two looks; once it has taken long, one line says who is waited for."""
+    began, told = time.monotonic(), False
+
+    def sleep(seconds: float) -> None:
+        nonlocal told
+        if not told and time.monotonic() - began >= LATE_S:
+            told = True
+            try:
+                _say_who_is_late(settings)
+            except Exception as error:  # the store: the agreement says so itself
+                log.debug("who is late is not known: %s", said(error))
+        time.sleep(seconds)
+
+    return sleep
 
 
-def put_in_force(entry: Entry, settings: Settings) -> Entry | None:
-    """Return the launch sequence that all follow from now on who launch what an entry does; ``None``: none can be."""
-    return settle_sequence(entry, ranks=settings.ranks)
-
-
-def may_be_a_part(entry: Entry, settings: Settings) -> bool:
-    """Tell whether a graph may be a part of what other ranks run as a whole, and in another sequence."""
-    return compiled_otherwise(entry.launches) and is_part_of_others(entry, settings.ranks)
-
-
-@dataclass
-class _Compiled:
-    """What this process knows of the functions that Dynamo has compiled, by Dynamo's numbers.
-
-    Attributes:
-        launches: Per function and the object whose method it is (0: none), what its graphs launch, per compilation.
-        owners: Per compilation, that object: a backward is compiled when the function is no more on the stack.
-        moved: Functions of which some graph launches in another order than the original.
-        otherwise: Code made of a function that had been compiled before: what it calls is cut otherwise, too.
-        frames: How many functions there were; fewer again after ``torch._dynamo.reset``, which counts anew.
-    """
-
-    launches: dict[tuple[int, int], dict[int, set[tuple[Launch, ...]]]] = field(default_factory=dict)
-    owners: dict[tuple[int, int], int] = field(default_factory=dict)
-    moved: set[int] = field(default_factory=set)
-    otherwise: dict[int, CodeType] = field(default_factory=dict)
-    frames: int = 0
-
-    def look_for_reset(self) -> None:
-        """Forget all of it where Dynamo has."""
-        if self.frames > convert_frame.FRAME_COUNTER:
-            vars(self).update(vars(_Compiled()))
-        self.frames = convert_frame.FRAME_COUNTER
-
-    def now(self) -> tuple[int, int, int] | None:
-        """The function, its owner and the compilation of the graph that torch compiles; ``None``: none of Dynamo's."""
-        self.look_for_reset()
-        compiling, frame = CompileContext.current_compile_id(), dynamo_frame()
-        if compiling is None or compiling.frame_id is None or compiling.frame_compile_id is None:
-            return None
-        number, again = compiling.frame_id, compiling.frame_compile_id
-        if frame is not None:
-            self.owners[number, again] = 0 if frame.owner is None else id(frame.owner)
-        return number, self.owners.get((number, again), 0), again
-
-
-_compiled = _Compiled()
-
-
-def compiled_otherwise(launches: tuple[Launch, ...]) -> bool:
-    """Tell whether what launches these was compiled before with others: this may be a part of those, or more."""
-    now = _compiled.now()
-    if now is None:
-        return False
-    earlier = [made for again, made in _compiled.launches.get(now[:2], {}).items() if again < now[2]]
-    if any(launches in made for made in earlier):
-        return False
-    callers = (frame for frame, _ in traceback.walk_stack(None))
-    return bool(earlier) or any(id(one.f_code) in _compiled.otherwise for one in callers)
-
-
-def note_launches(entry: Entry) -> None:
-    """Note what the function launches that torch compiles.
-
-    Where that is a new sequence, the function must never run as plain Python: where Dynamo gives up compiling it again
-    (a graph break in a loop, the limit of recompilations), Python would launch the original one beside ranks that run
-    the new one.
-    """
-    now = _compiled.now()
-    if now is not None:
-        _compiled.launches.setdefault(now[:2], {}).setdefault(now[2], set()).add(entry.launches)
-        if entry.moves:
-            _compiled.moved.add(now[0])
-
-
-def refuse(name: str, why: str) -> NoReturn:
-    """Stop before anything of a graph is launched: beside ranks that launch otherwise it would mix values, or hang.
-
-    Raises:
-        SequenceError: Always.
-    """
-    torch._dynamo.config.suppress_errors = False  # torch would run the graph as it was, which is what must not be
-    raise SequenceError(
-        f"rank {rank()} cannot launch the collectives of {name!r} in the order in which other ranks launch them: "
-        f"{why}. Nothing of it was launched. Compile alike on all ranks, or keep the original order on all of them: "
-        'overlap_sched.Options(preserve_collective_order="waits").'
-    )
-
-
-def _watch_frames() -> None:
-    """See what Dynamo makes of each function: compiled code, or none, so that it runs as plain Python."""
-    convert = convert_frame.ConvertFrame.__call__
-    if hasattr(convert, "watched"):
+def _say_who_is_late(settings: Settings) -> None:
+    membership = agreement.membership_of(None, None, None)
+    assert membership is not None
+    members, store = members_of(membership, settings.ranks), membership.store
+    prefix = agreement.prefix_of(membership, members)
+    at = f"{prefix}at/{membership.rank}"
+    here = store.get(at).decode() if store.check([at]) else ""
+    late = [r for r in members if here and not store.check([f"{prefix}{here}/{r}"])]
+    if not late or not _speaks(settings, late):
         return
+    silent = [r for r in late if not store.check([f"{prefix}at/{r}"])]
+    waits = f"overlap_sched: rank {membership.rank} has waited {LATE_S:g} s for {ranks_text(silent or late)}"
+    until = f"It goes on without {'it' if len(silent or late) == 1 else 'them'} after {settings.timeout_s:g} s at most."
+    if silent:
+        mend = "Call overlap_sched.enable() on every rank; nothing is wrong where compiling only takes longer."
+        say_once(f"{waits}: nothing was compiled with overlap_sched there so far. {mend} {until}", logging.WARNING)
+    else:
+        say_once(f"{waits}: other graphs are compiled there, or more slowly. {until}")
 
-    @wraps(convert)
-    def watched(self: Any, frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, *args: Any, **kw: Any) -> Any:
-        _compiled.look_for_reset()
-        number, owner = frame_state.get("_id", -1), frame.f_locals.get("self")
-        earlier = (number, 0 if owner is None else id(owner)) in _compiled.launches
-        result = convert(self, frame, cache_entry, hooks, frame_state, *args, **kw)
-        if result.guarded_code is None and number in _compiled.moved:
-            why = f"torch has given up compiling it ({result.skip_reason or 'see TORCH_LOGS'})"
-            refuse(frame.f_code.co_name, why)
-        if result.guarded_code is not None and earlier:
-            _compiled.otherwise[id(result.guarded_code.code)] = result.guarded_code.code
-        return result
 
-    watched.watched = True  # type: ignore[attr-defined]
-    convert_frame.ConvertFrame.__call__ = watched
+def _speaks(settings: Settings, absent: Sequence[int] = ()) -> bool:
+    """Tell whether this rank is the first that is there: it speaks for all."""
+    return all(r in absent for r in settings.ranks or range(rank()) if r < rank())
+
+
+def warn_of_ranks(what: str, verdict: Verdict, settings: Settings) -> None:
+    """Warn of ranks that do not agree: once per job of what differs and can be mended, and of ranks that are missing.
+
+    ``what`` is done therefore (``keeps the launches of 'a graph'``).
+    """
+    if not (verdict.to_mend or verdict.missing):
+        warn(f"overlap_sched {what}: {verdict.reason}")
+    elif _speaks(settings, verdict.missing):
+        subject = f"missing: {verdict.missing}" if verdict.missing else f"differ in: {sorted(verdict.differs)}"
+        warn(f"overlap_sched {what}: {verdict.reason}", subject=subject)
 
 
 def asks(settings: Settings) -> bool:
     """Tell whether an order must be agreed on before it is used."""
     if settings.options.agreement == "none" or not several_ranks():
         return False
-    _watch_frames()
+    watch_functions()
     return True
 
 

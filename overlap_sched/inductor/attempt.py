@@ -23,21 +23,18 @@ from overlap_sched.distributed.negotiation import LaunchChoice, chosen_digest, n
 from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor.agree import (
-    ask,
-    compiled_otherwise,
-    given_up,
-    in_force,
-    may_be_a_part,
-    note_launches,
-    order_digest,
-    put_in_force,
-    refuse,
-    shown,
-)
+from overlap_sched.inductor.agree import ask, given_up, order_digest, shown, warn_of_ranks
 from overlap_sched.inductor.cached_orders import CachedOrder, decided, order_of
 from overlap_sched.inductor.console import said, warn
 from overlap_sched.inductor.gathered import by_position
+from overlap_sched.inductor.in_force import (
+    compiled_otherwise,
+    in_force,
+    may_be_a_part,
+    note_launches,
+    put_in_force,
+    refuse,
+)
 from overlap_sched.inductor.launches import Launches, Traffic, launch_texts
 from overlap_sched.inductor.reporting import GraphReport, record
 from overlap_sched.inductor.settings import Settings
@@ -224,15 +221,15 @@ class Attempt:
             if agreement.verdict.negotiable and self.settings.options.preserve_collective_order == "none":
                 return self._negotiated(report, plan, agreement.verdict, mine)
             if agreement.verdict.to_mend and report.schedule is not None:
-                warn(f"overlap_sched keeps the launch order of {report.name!r}: {reason}")
+                warn_of_ranks(f"keeps the launch order of {report.name!r}", agreement.verdict, self.settings)
             return self._launches_kept(report, plan, reason)
         found = self._waits_kept(report, plan, reason)
         if found.changed:
-            warn(f"overlap_sched keeps the launches and waits of {report.name!r}: {reason}")
+            warn_of_ranks(f"keeps the launches and waits of {report.name!r}", agreement.verdict, self.settings)
             return found
         if found.reason is not None:
             reason = f"{found.reason}; {reason}"
-        warn(f"overlap_sched leaves {report.name!r} as it was: {reason}")
+        warn_of_ranks(f"leaves {report.name!r} as it was", replace(agreement.verdict, reason=reason), self.settings)
         return replace(found, changed=False, reason=reason, kept=None)
 
     def _negotiated(self, own: Report, plan: Plan, verdict: Verdict, mine: Digest) -> Report:

@@ -26,17 +26,12 @@ from overlap_sched.distributed import Agreement, Digest
 from overlap_sched.distributed.digest import LAUNCHES_KEPT, WAITS_KEPT
 from overlap_sched.distributed.sequences import Entry
 from overlap_sched.errors import AgreementError, SequenceError
-from overlap_sched.inductor.agree import (
-    ask,
-    asks,
-    compiled_otherwise,
-    in_force,
-    may_be_a_part,
-    note_launches,
-    put_in_force,
-)
-from overlap_sched.inductor.console import log, warn
+from overlap_sched.inductor.agree import ask, asks, warn_of_ranks
+from overlap_sched.inductor.console import warn
 from overlap_sched.inductor.gathered import named_now
+from overlap_sched.inductor.in_force import compiled_otherwise, in_force, may_be_a_part, note_launches, put_in_force
+from overlap_sched.inductor.names import graph_name
+from overlap_sched.inductor.reporting import record_cached
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.settled import settled
 
@@ -211,7 +206,7 @@ def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
                 decisions.keep(key, no)
         use = use and one.put_in_force(settings, agreement)
         if not use or one is cached:
-            _tell(one.digest.name, use, agreement)
+            _tell(one.digest.name, use, agreement, settings)
         if not use:
             return False, True
     return True, False
@@ -250,20 +245,21 @@ def may_load_both(settings: Settings, sources: Sequence[str]) -> tuple[bool, boo
         return False, False
     if not agreement.agreed:
         decisions.keep(first.key, agreement)
-    _tell(first.name, agreement.agreed, agreement)
     held = [one.put_in_force(settings, agreement) for one in asked] if agreement.agreed else []
+    for name in dict.fromkeys(one.digest.name for one in asked) if agreement.agreed and all(held) else [first.name]:
+        _tell(name, agreement.agreed, agreement, settings)
     if not all(held):
         return False, False
     return agreement.agreed, not agreement.agreed
 
 
-def _tell(name: str, use: bool, agreement: Agreement) -> None:
+def _tell(name: str, use: bool, agreement: Agreement, settings: Settings) -> None:
     """Report what became of code in a cache; it is settled, whatever fails here."""
     try:
         if use:
-            log.info("%s (inductor): order from torch's cache; %s", name, agreement.reason or "all ranks agree on it")
+            record_cached(name, settings.stage, agreement.reason)
         elif not agreement.agreed:
-            warn(f"overlap_sched has torch compile {name!r} again, which it found in a cache: {agreement.reason}")
+            warn_of_ranks(f"has torch compile {name!r} again, which it found in a cache", agreement.verdict, settings)
     except Exception as error:
         warn(f"overlap_sched could not report on {name!r}", error)
 
@@ -286,7 +282,10 @@ def _may_load(owner: Any, sources: Sequence[str], traced: bool) -> tuple[bool, b
     try:
         use, drop = may_load(owner.settings, *sources) if traced else may_load_both(owner.settings, sources)
         for source in filter(None, sources) if use else ():
-            settled.loaded(communicates=bool(_COMMUNICATES.search(source)))
+            communicates = bool(_COMMUNICATES.search(source))
+            settled.loaded(communicates)
+            if not communicates and asks(owner.settings):
+                record_cached(graph_name("graph"), owner.settings.stage)
         return use, drop
     except Exception as error:  # compiled instead: the pass asks the others
         if isinstance(error, SequenceError) or (owner.settings.options.strict and isinstance(error, AgreementError)):

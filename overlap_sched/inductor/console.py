@@ -40,21 +40,29 @@ def said(error: Exception | None) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def warn(message: str, error: Exception | None = None) -> None:
+def warn(message: str, error: Exception | None = None, subject: str = "") -> None:
     """Warn, the same sentence once, and never raise: where warnings are errors it is logged, since a job is running.
 
     Args:
         message: The sentence.
         error: What is added to it after a colon; ``None``: nothing.
+        subject: Of the sentences on one subject only the first is shown; ``""``: each is a subject of its own.
     """
     message = message if error is None else f"{message}: {said(error)}"
-    if message in _warned:
+    if (subject or message) in _warned:
         return
-    _warned.add(message)
+    _warned.add(subject or message)
     try:
         warnings.warn(message, OverlapSchedWarning, stacklevel=3)
     except OverlapSchedWarning:
         log.warning("%s", message)
+
+
+def say_once(message: str, level: int = logging.INFO) -> None:
+    """As :func:`say`, the same sentence once."""
+    if message not in _warned:
+        _warned.add(message)
+        say(message, level)
 
 
 def forget_warnings() -> None:

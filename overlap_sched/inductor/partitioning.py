@@ -19,10 +19,11 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 from overlap_sched.distributed import Digest
+from overlap_sched.distributed.digest import options_text
 from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.costs import Fusion
 from overlap_sched.fx.metadata import own_meta
-from overlap_sched.inductor.agree import ask, given_up, graph_key
+from overlap_sched.inductor.agree import ask, given_up, graph_key, warn_of_ranks
 from overlap_sched.inductor.cache_key import key_after, settings_key
 from overlap_sched.inductor.console import log, rank, said, warn
 from overlap_sched.inductor.launches import launches_in
@@ -164,7 +165,7 @@ def _found(
         mine = Digest.of_failure(failure, key, name=name) if found is None else _digest(gm, settings, key, found, name)
         agreement = ask(mine, settings)
         if agreement is not None and not agreement.agreed:
-            warn(f"overlap_sched leaves {name!r} to torch's partitioner: {agreement.reason}")
+            warn_of_ranks(f"leaves {name!r} to torch's partitioner", agreement.verdict, settings)
             return found, str(agreement.reason)
     if found is None:
         raise NotUnderstoodError(failure)
@@ -191,10 +192,10 @@ def _check(gm: fx.GraphModule) -> None:
 
 def _digest(gm: fx.GraphModule, settings: Settings, key: str, found: JointSearchResult, name: str) -> Digest:
     sizes = [_shape(node.meta.get("val")) for node in gm.graph.find_nodes(op="placeholder")]
-    options = (settings.options, settings.memory_limit, settings.max_slowdown)
+    options = options_text(settings.options, memory_limit=settings.memory_limit, max_slowdown=settings.max_slowdown)
     marks = found.best.marks
     order = _sha("again", *sorted(marks.again), "kept", *sorted(marks.kept))
-    return Digest(key, _sha(*sizes), _sha(repr(options)), "", order, key, name=name, nodes=len(sizes))
+    return Digest(key, _sha(*sizes), options, "", order, key, name=name, nodes=len(sizes))
 
 
 def _shape(value: Any) -> str:

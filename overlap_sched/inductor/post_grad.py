@@ -21,12 +21,13 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from overlap_sched.fx.apply import Report
 from overlap_sched.fx.operators import traits_of
+from overlap_sched.inductor import names
 from overlap_sched.inductor.agree import asks
 from overlap_sched.inductor.cache_key import key_after, settings_key
 from overlap_sched.inductor.cached_orders import watched
 from overlap_sched.inductor.console import rank, warn
 from overlap_sched.inductor.fx_stage import graph_name
-from overlap_sched.inductor.reporting import GraphReport, record
+from overlap_sched.inductor.reporting import GraphReport, record, record_cached
 from overlap_sched.inductor.rewriting import Choose, rewrite_and_schedule, rewrite_fx
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.sessions import Session
@@ -149,9 +150,13 @@ def _communicates(graph: fx.Graph) -> bool:
 
 def look(session: Session, settings: Settings) -> None:
     """Look at what was compiled while we are on with these settings."""
-    if not session.graphs or session.ours:
+    if session.ours or not (session.graphs or session.cached):
         return
     found = in_the_way(settings)
+    if session.cached and found is None and not asks(settings):  # else each is recorded when the ranks have agreed
+        record_cached(names.graph_name("graph" if session.graphs else "backward"), settings.stage)
+    if not session.graphs:
+        return
     if found is not None:
         tell_of(found, session.graphs)
     elif session.cached:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+import sympy
 from torch._inductor import config, ir
 from torch._inductor.codegen.common import BackendFeature
 from torch._inductor.codegen.wrapper import can_match_buffer_size
@@ -59,6 +60,7 @@ __all__ = [
     "members",
     "passes_behind",
     "runs",
+    "size_of",
     "sympy_product",
     "when_written",
 ]
@@ -134,6 +136,11 @@ def when_written(snodes: Sequence[Any], tell: Callable[[list[Any]], None]) -> bo
 
     scheduler.codegen = told
     return True
+
+
+def size_of(size: Any) -> sympy.Expr:
+    """An expression in the symbols of the graph; torch gives a plain 0 for a tensor of no elements."""
+    return V.graph.sizevars.remove_precomputed_replacements(sympy.sympify(size))
 
 
 def passes_behind() -> list[str]:

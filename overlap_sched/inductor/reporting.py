@@ -59,7 +59,9 @@ class GraphReport:
         report, plan = self.report, self.report.schedule
         kept = "" if report.kept is None else f"; {report.kept}"
         if not report.changed or plan is None:
-            return f"{self.name} ({self.stage}): {report.became}{kept}"
+            gain = report.exposed_us
+            became = report.became if gain is None else f"{report.became}; exposed {from_to(*map(duration, gain))}"
+            return f"{self.name} ({self.stage}): {became}{kept}"
         kept += f"; {sizes_assumed(report.sizes)}" if report.sizes else ""
         before, after = plan.original, plan.scheduled
         exposed, step = (
@@ -125,6 +127,13 @@ def note(name: str, **fields: Any) -> None:
     _notes.setdefault(name, {}).update(fields)
     while len(_notes) > KEPT:  # compilations that failed behind it
         _notes.popitem(last=False)
+
+
+def record_cached(name: str, stage: Stage, kept: str | None = None) -> None:
+    """Keep and log that torch has found the code of a graph in its caches."""
+    _reports.append(GraphReport(name, stage, Report(name, kept=kept, cached=True)))
+    if rank() == 0:
+        log.info("%s", _reports[-1].line)
 
 
 def record(report: GraphReport) -> None:

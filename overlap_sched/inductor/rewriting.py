@@ -21,10 +21,11 @@ from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.fx.lifting import Lifted, lift
 from overlap_sched.fx.rewrites import Pending, alike_of, prepare
 from overlap_sched.fx.rewrites.planning import may_rewrite, plan_rewrites, refused_in
-from overlap_sched.inductor.agree import asks, given_up, graph_key, in_force, put_in_force, refuse
+from overlap_sched.inductor.agree import asks, given_up, graph_key, warn_of_ranks
 from overlap_sched.inductor.cached_orders import CachedOrder, decided, note_rewrites, order_of
-from overlap_sched.inductor.console import log, said, warn
+from overlap_sched.inductor.console import log, said
 from overlap_sched.inductor.fx_stage import graph_name, note_held, schedule_fx
+from overlap_sched.inductor.in_force import in_force, put_in_force, refuse
 from overlap_sched.inductor.launches import launch_digest, launch_texts, launches_in
 from overlap_sched.inductor.reporting import note
 from overlap_sched.inductor.settings import Settings
@@ -175,7 +176,7 @@ def _agreed(known: _Known, settings: Settings, failure: Exception | None) -> boo
     if agreement.agreed:
         return entry is None or put_in_force(entry, settings) == entry
     if agreement.verdict.to_mend or not agreement.verdict.launches_alike:
-        warn(f"overlap_sched rewrites no collective of {known.name!r}: {agreement.reason}")
+        warn_of_ranks(f"rewrites no collective of {known.name!r}", agreement.verdict, settings)
     return False
 
 

@@ -140,12 +140,10 @@ def _counted(outcomes: Sequence[Outcome], again: bool, room: Room) -> str:
         return f"{head}, none with collectives{by_peak}"
     done = [outcome for outcome in have if outcome.reordered or outcome.rewritten]
     left = [outcome.reason for outcome in have if not (outcome.reordered or outcome.rewritten)]
-    rewritten = sum(outcome.rewritten for outcome in done)
-    text = f"{head}, {len(have):,} with collectives, {len(done) - rewritten or 'none'} reordered"
-    if rewritten:
-        text += f", {rewritten:,} rewritten"
-    if done:
-        text += f" ({_gained(done, room)})"
+    reordered, rewritten = ([one for one in done if one.rewritten is which] for which in (False, True))
+    text = f"{head}, {len(have):,} with collectives, {len(reordered) or 'none'} reordered"
+    text += f" ({_gained(reordered, room)})" if reordered else ""
+    text += f", {len(rewritten):,} rewritten ({_gained(rewritten, room)})" if rewritten else ""
     if left:
         text += f", {len(left):,} not: {_reasons(left, room)}" if done else f": {_reasons(left, room)}"
     return f"{text}; {without:,} without collectives{by_peak}" if without else text

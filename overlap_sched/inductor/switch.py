@@ -12,9 +12,11 @@ While it is on, gathers over gloo go around a fault of torch (:mod:`~overlap_sch
 """
 
 import atexit
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 import torch.distributed as dist
+from torch._dynamo import convert_frame
 from torch._inductor import config
 
 from overlap_sched.cost import CostModel
@@ -116,10 +119,12 @@ def enabled(options: Options | None = None, **how: Unpack[How]) -> Iterator[None
 
 
 def enable(options: Options | None = None, **how: Unpack[How]) -> None:
-    """Schedule all that is compiled until :func:`disable`; again: with the new options."""
-    settings = _settings("enable", options, how)
+    """Schedule all that is compiled until :func:`disable`, in every thread; again: with the new options."""
+    settings, earlier = _settings("enable", options, how), current_settings()
     disable()
     _switch_on(settings)
+    if rank() == 0:
+        _say_what_stays(settings, earlier, bool(convert_frame.output_codes.seen_ids))
 
 
 def disable() -> None:
@@ -131,6 +136,20 @@ def disable() -> None:
 def current_settings() -> Settings | None:
     """Return the settings that are switched on; ``None``: nothing."""
     return _on[-1][0] if _on else None
+
+
+def _say_what_stays(settings: Settings, earlier: Settings | None, compiled: bool) -> None:
+    """One line where not all graphs will be ordered by these settings."""
+    stays = "What has been compiled before keeps its order: "
+    if earlier is not None:
+        now, before = ({**vars(one.options), **vars(one), "options": 0, "notes": 0} for one in (settings, earlier))
+        changed = [f"{name}={now[name]!r} (before: {before[name]!r})" for name in now if now[name] != before[name]]
+        if changed:
+            keeps = f" {stays}torch.compiler.reset() has it compiled again." if compiled else ""
+            say(f"overlap_sched: enable() was called again; from now on {', '.join(changed)}.{keeps}")
+    elif compiled:
+        mend = "call enable() before the first step, or torch.compiler.reset() behind it to have all compiled again."
+        say(f"overlap_sched: enable() was called late. {stays}{mend}", logging.WARNING)
 
 
 def _settings(call: str, options: Options | None, how: How) -> Settings:
@@ -209,12 +228,29 @@ def _switch_on(settings: Settings) -> None:
         if dist.is_available():
             undo.enter_context(safe_gathers())
         for name, value in changes.items():
-            undo.callback(setattr, config, name, getattr(config, name))
-            setattr(config, name, value)
+            _set_in_every_thread(name, value, undo)
         if changes:
             undo.callback(observe(partial(look, settings=settings)))
             undo.callback(watch_optimizers())
         _on.append((settings, undo.pop_all()))
+
+
+def _set_in_every_thread(name: str, value: Any, undo: ExitStack) -> None:
+    """Change one of torch's settings; from 2.13 on each thread and context has its own, in a context variable."""
+    undo.callback(setattr, config, name, getattr(config, name))
+    entry = vars(config).get("_config", {}).get(name)
+    before = getattr(entry, "user_override", None)
+    if isinstance(before, ContextVar):
+        undo.callback(_set_variable, entry, before)
+        _set_variable(entry, ContextVar(name, default=value))
+    setattr(config, name, value)
+
+
+def _set_variable(entry: Any, variable: ContextVar[Any]) -> None:
+    entry.user_override = variable
+    for name, dirty in (("_hash_dirty_var", True), ("_get_dict_dirty_keys_var", None)):
+        if hasattr(config, name):  # what contexts remember of their settings, for cache keys, is out of date
+            setattr(config, name, ContextVar(name, default=dirty))
 
 
 def _switch_off() -> None:

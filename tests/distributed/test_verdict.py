@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from overlap_sched.distributed.digest import Digest
+from overlap_sched.distributed.digest import Digest, options_text
 from overlap_sched.distributed.verdict import Verdict, absent, as_before, judge, ranks_text
+from overlap_sched.options import Options
 
 A = Digest(operators="p", sizes="s", options="o", costs="c", order="r", key="k", launches="l", name="backward", nodes=7)
 
@@ -77,6 +78,16 @@ def test_who_differs_in_what(other: Digest, reason: str) -> None:
     assert verdict.reason == reason
     assert all(sides == ((0, 1, 3), (2,)) for sides in verdict.differs.values())
     assert Verdict.from_json(verdict.to_json()) == verdict
+
+
+def test_options_that_differ_are_named_with_the_value_of_each_rank() -> None:
+    default = replace(A, options=options_text(Options(effort=9)))
+    other = replace(A, options=options_text(Options(headroom="1GiB", rewrites=(), effort=9), max_slowdown=0.1))
+    assert judge({0: default, 1: default, 2: other, 3: default}).reason == (
+        'the ranks differ in options: headroom is 0 on ranks 0-1, 3 and "1GiB" on rank 2, max_slowdown is null on '
+        'ranks 0-1, 3 and 0.1 on rank 2, rewrites is ["coalesce_gathers", "keep"] on ranks 0-1, 3 and [] on rank 2; '
+        "launch order kept. Give overlap_sched the same options on every rank."
+    )
 
 
 @pytest.mark.parametrize("launches", ["other", ""], ids=["others", "not known"])

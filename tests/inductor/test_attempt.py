@@ -3,14 +3,16 @@
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from torch import fx
 
 from overlap_sched import EXAMPLE, Options, schedule
 from overlap_sched.distributed import Agreement, Digest, Verdict
+from overlap_sched.distributed.membership import Membership
 from overlap_sched.distributed.negotiation import LaunchChoice
 from overlap_sched.errors import OverlapSchedWarning, VerificationError
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor import attempt
+from overlap_sched.inductor import agree, attempt, console
 from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.console import forget_warnings
 from overlap_sched.inductor.launches import Traffic
@@ -203,3 +205,58 @@ def test_a_rank_without_an_order_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
         report, _, _, asked = negotiated(monkeypatch, LaunchChoice(0, PROPOSAL), True, RuntimeError("no order"))
     assert not report.changed
     assert [one.failure for one in asked] == ["NotUnderstoodError: there is no order to propose"]
+
+
+NONE = (
+    "nothing was compiled with overlap_sched there so far. Call overlap_sched.enable() on every rank; nothing is wrong "
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        ((), f"ranks 1-2: {NONE}where compiling only takes longer. It goes on without them after 0.5 s at most."),
+        ((1,), f"rank 2: {NONE}where compiling only takes longer. It goes on without it after 0.5 s at most."),
+        ((1, 2), "ranks 1-2: other graphs are compiled there, or more slowly. It goes on without them after 0.5 s "),
+    ],
+)
+def test_a_rank_that_waits_says_once_for_whom(
+    monkeypatch: pytest.MonkeyPatch, asked: tuple[int, ...], line: str
+) -> None:
+    store, told = dist.HashStore(), list[str]()
+    for r in asked:
+        store.set(f"overlap_sched/agreement/all/at/{r}", "j/0")
+    own = Membership(store, 0, 3)
+    monkeypatch.setattr(agree, "LATE_S", 0.0)
+    monkeypatch.setattr(agree.agreement, "membership_of", lambda *_: own)
+    monkeypatch.setattr(agree, "asks", lambda _: True)
+    monkeypatch.setattr(console, "say", lambda message, level: told.append(message))
+    forget_warnings()
+    for key in ("k", "l"):
+        answer = agree.ask(Digest("", "", "", "", "", key), Settings(timeout_s=0.5))
+        assert answer is not None
+        assert answer.verdict.missing == (1, 2)
+    assert len(told) == 1
+    assert told[0].startswith(f"overlap_sched: rank 0 has waited 0 s for {line}")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "rank", "lines"),
+    [
+        (Verdict(False, "r", True, {"options": ((0,), (1,))}), 0, 1),
+        (Verdict(False, "r", True, {"options": ((0,), (1,))}), 1, 0),
+        (Verdict(False, "r", missing=(1,)), 0, 1),
+        (Verdict(False, "r", missing=(0,)), 1, 1),
+        (Verdict(False, "r", missing=(0,)), 2, 0),
+        (Verdict(False, "r", differs={"operators": ((0,), (1,))}), 1, 2),
+    ],
+)
+def test_what_concerns_all_graphs_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, verdict: Verdict, rank: int, lines: int
+) -> None:
+    monkeypatch.setattr(agree, "rank", lambda: rank)
+    forget_warnings()
+    for graph in ("forward", "backward"):
+        agree.warn_of_ranks(f"leaves {graph!r}", verdict, Settings())
+    told = ["overlap_sched leaves 'forward': r", "overlap_sched leaves 'backward': r"]
+    assert [str(w.message) for w in recwarn] == told[:lines]

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+import overlap_sched
 from overlap_sched import Options
 from overlap_sched.distributed import Agreement, Digest, Verdict
 from overlap_sched.inductor import agree, cached_orders, torch_caches
 from overlap_sched.inductor.cached_orders import CachedOrder, may_load, may_load_both, may_save, order_in, order_of
 from overlap_sched.inductor.console import forget_warnings
+from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
 from tests.support.once import filled_once
 from tests.support.ranks import run_ranks
@@ -146,7 +148,7 @@ def test_code_that_is_not_used_and_not_saved(asked: list[Any]) -> None:
     assert asked == [AGREED]
 
 
-BACKWARD = CachedOrder(replace(MINE, key="backward"), agreed=True)
+BACKWARD = CachedOrder(replace(MINE, key="backward", name="backward of it"), agreed=True)
 BOTH = [carrying(CachedOrder(MINE, True)), carrying(BACKWARD)]
 AGAIN = Agreement(False, Verdict(False, "not all ranks have found both", True, again=True))
 
@@ -160,13 +162,32 @@ def test_a_forward_and_its_backward_are_used_together_or_not_at_all(
     asked: list[Any], answer: Agreement, found: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked again, a rank traces first; else what was decided holds for the forward, which the others go on with."""
+    overlap_sched.clear_reports()
     said: list[str] = []
-    monkeypatch.setattr(cached_orders, "warn", said.append)
+    monkeypatch.setattr(cached_orders, "warn_of_ranks", lambda *told: said.append(told[0]))
     asked[-1] = answer
     assert may_load_both(Settings(), BOTH) == found
     assert asked[:-1] == [(MINE, BACKWARD.digest)]
     assert cached_orders.decisions.take(MINE.key) is (None if answer in (AGREED, AGAIN) else answer)
     assert len(said) == (answer in (DIFFER, LATE))
+    assert recorded() == (["backward 0/0", "backward of it"] if answer is AGREED else [])
+
+
+def recorded() -> list[str]:
+    """What is reported of code from caches."""
+    words = " (inductor): out of torch's caches, in the order that was cached"
+    names = [one.line.removesuffix(words) for one in overlap_sched.reports()]
+    overlap_sched.clear_reports()
+    return names
+
+
+def test_code_without_collectives_is_reported_as_found_too(asked: list[Any]) -> None:
+    overlap_sched.clear_reports()
+    owner = SchedulerPass(Settings())
+    assert cached_orders._may_load(owner, [BOTH[0]], True) == (True, False)
+    assert cached_orders._may_load(owner, [LOCAL], True) == (True, False)
+    assert cached_orders._may_load(owner, ["", LOCAL], False) == (True, False)
+    assert recorded() == ["backward 0/0", "graph", "graph"]
 
 
 def test_what_may_be_rewritten_is_asked_about_with_all_the_rest(asked: list[Any]) -> None:
@@ -285,6 +306,7 @@ def test_a_second_start_hits_and_the_ranks_agree(jobs: Found, step: str) -> None
     assert of(jobs, step, "hits") == [2, 2]
     assert of(jobs, step, "autograd hits") == [1, 1]
     assert of(jobs, step, "changed") == [[], []]  # the pass is not called
+    assert of(jobs, step, "found") == [["graph of alone", "forward of Swapped", "backward of Swapped"]] * 2
     assert of(jobs, step, "asked") == [1, 1]  # about forward and backward at once
     assert of(jobs, step, "events") == of(jobs, "first", "events")
     assert of(jobs, "first", "events") != of(jobs, "torch alone", "events")
@@ -328,10 +350,11 @@ def test_ranks_that_found_different_orders_keep_their_launches(jobs: Found) -> N
     assert of(jobs, "options, odd", "hits") == [0, 0]
     assert of(jobs, "options, odd", "asked") == [2, 2]
     for rank in jobs:
-        assert rank["options, odd"]["kept"][0].startswith("the ranks differ in options: rank 0 against rank 1; launch")
-        assert rank["options, odd"]["warned"][0].startswith(
-            "overlap_sched has torch compile 'forward 0/0 of Swapped' again, which it found in a cache: the ranks"
-        )
+        differ = 'the ranks differ in options: headroom is "50%" on rank 0 and "49%" on rank 1; launch order kept.'
+        assert rank["options, odd"]["kept"][0].startswith(differ)
+        again = "overlap_sched has torch compile 'forward 0/0 of Swapped' again, which it found in a cache: "
+        warned = [line for line in rank["options, odd"]["warned"] if "the ranks differ" in line]  # once, by rank 0
+        assert [line.startswith(f"{again}{differ}") for line in warned] == [True] * (rank is jobs[0])
         alone, kept = (rank[step]["events"] for step in ("torch alone", "options, odd"))
         for before, after in zip(alone, kept, strict=True):
             assert [e for e in before if e[0] == "launch"] == [e for e in after if e[0] == "launch"]
@@ -386,5 +409,5 @@ def test_where_ranks_differ_by_then_nothing_is_rewritten(jobs: Found) -> None:
         alone, kept = (rank[step]["events"] for step in ("torch alone", "buckets, options"))
         for before, after in zip(alone, kept, strict=True):
             assert [e for e in before if e[0] == "launch"] == [e for e in after if e[0] == "launch"]
-        warned = rank["buckets, options"]["warned"]
-        assert any("has torch compile 'forward" in text or "rewrites no" in text for text in warned)
+    warned = jobs[0]["buckets, options"]["warned"]
+    assert any("has torch compile 'forward" in text or "rewrites no" in text for text in warned)

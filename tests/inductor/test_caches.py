@@ -20,6 +20,7 @@ from overlap_sched.inductor.cache_key import settings_key
 from overlap_sched.inductor.post_grad import PostGradPass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.problem.allocator_settings import VARIABLES
 from tests.support.inductor.generated import events, numbered
 from tests.support.inductor.models import RANKS, Net, step
 
@@ -70,7 +71,12 @@ def test_everything_that_an_order_depends_on_changes_the_name(monkeypatch: pytes
         Settings(Options(), cost=NamedCost("a")),
         Settings(Options(), cost=NamedCost("b")),
     ]
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
     names = [settings_key(one) for one in settings]
+    monkeypatch.setenv(VARIABLES[0], "expandable_segments:True")  # with the options as they were
+    names.append(settings_key(Settings(Options())))
+    monkeypatch.delenv(VARIABLES[0])
     monkeypatch.setattr(cache_key, "_package", lambda: "another version")
     names.append(settings_key(Settings(Options())))
     assert None not in names

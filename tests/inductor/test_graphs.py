@@ -138,6 +138,13 @@ def drops_rows(x: torch.Tensor, w: torch.Tensor) -> Any:
     return full @ w, torch.sin(wide) @ torch.cat([w] * 8, 0), wide.sum()
 
 
+def has_no_elements(x: torch.Tensor, w: torch.Tensor) -> Any:
+    """Shards and results without rows."""
+    none = x[:0] * 2
+    full, nothing = gather(x), gather(none)
+    return full @ w, nothing @ w, torch.cat([none + 1, w * 2]), w[:, :0] @ none, none.sum(0), none.t().contiguous()
+
+
 FUNCTIONS: tuple[Function, ...] = (
     reduces,
     gathers_several_at_once,
@@ -152,6 +159,7 @@ FUNCTIONS: tuple[Function, ...] = (
     branches,
     communicates_in_a_branch,
     waits_in_a_branch,
+    has_no_elements,
 )
 if hasattr(comm, "wait_tensors"):  # torch 2.15
     FUNCTIONS = (*FUNCTIONS, waits_for_several_at_once, waits_for_two_collectives)
@@ -191,7 +199,7 @@ def without_us(function: Function, dynamic: bool = False) -> tuple[list[Any], st
     return run(function, {}, dynamic)
 
 
-DYNAMIC = (gathers_several_at_once, writes_a_view, falls_back)
+DYNAMIC = (gathers_several_at_once, writes_a_view, falls_back, has_no_elements)
 
 
 @pytest.mark.parametrize(
@@ -275,6 +283,15 @@ def test_a_concatenation_is_one_storage() -> None:
     assert [problem.storages[s].bytes for s in first.alloc] == [2 * 16 * 16 * 4]
     assert second.alloc == ()
     assert set(first.alloc) <= set(second.use)
+
+
+@pytest.mark.parametrize("stage", ["inductor", "post_grad"])
+def test_tensors_without_elements_have_no_bytes(stage: Any) -> None:
+    run(has_no_elements, overlap_sched.inductor_options(Options(strict=True), stage=stage))
+    plan = main_report().report.schedule
+    assert plan is not None
+    made = [plan.problem.nodes[launch].alloc for launch in plan.problem.collectives]
+    assert sorted(plan.problem.storages[s].bytes for (s,) in made) == [0, RANKS * 16 * 16 * 4]
 
 
 def test_a_wait_for_an_input_waits_for_nothing_in_the_graph() -> None:

@@ -14,7 +14,10 @@ import pytest
 import overlap_sched
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import reporting
+from overlap_sched.inductor.post_grad import look
 from overlap_sched.inductor.reporting import GraphReport, record
+from overlap_sched.inductor.sessions import Session
+from overlap_sched.inductor.settings import Settings
 from tests.inductor.conftest import Compiled
 from tests.support.examples import at_night
 
@@ -54,6 +57,18 @@ def test_plans_of_graphs_that_were_never_reported_are_not_kept_for_ever() -> Non
     for name in ("1", "2"):
         record(GraphReport(name, "inductor", Report("x", reason="none")))
     assert [one.report.made is None for one in overlap_sched.reports()] == [True, False]
+
+
+@pytest.mark.parametrize("stage", ["inductor", "post_grad"])
+def test_code_out_of_torchs_caches_is_reported(stage: Any) -> None:
+    with overlap_sched.enabled(stage=stage):
+        settings = Settings(stage=stage)
+        look(Session(graphs=1, ours=0, cached=1), settings)
+        look(Session(graphs=0, ours=0, cached=1), settings)
+        look(Session(graphs=1, ours=1, cached=1), settings)  # it has come to us
+        look(Session(graphs=0, ours=0, cached=0), settings)
+    lines = [f"{name} ({stage}): out of torch's caches, in the order that was cached" for name in ("graph", "backward")]
+    assert [one.line for one in overlap_sched.reports()] == lines
 
 
 def test_one_line_says_what_became_of_a_graph(ours: Compiled) -> None:

@@ -2,7 +2,9 @@
 
 import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -14,12 +16,14 @@ from overlap_sched import Options
 from overlap_sched.cost import A100, Roofline
 from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.errors import ClusterError, OptionsError, OverlapSchedWarning, TorchVersionError
+from overlap_sched.inductor import switch
 from overlap_sched.inductor.post_grad import PostGradPass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import current_settings
 from overlap_sched.inductor.versions import knows_torch
-from tests.support.inductor.models import routed, unroute
+from tests.inductor.conftest import no_caches
+from tests.support.inductor.models import RANKS, Pair, routed, unroute
 
 PASSES = "reorder_for_compute_comm_overlap_passes"
 OVERLAP = "aten_distributed_optimizations.enable_overlap_scheduling"
@@ -97,6 +101,57 @@ def test_blocks_nest_and_the_inner_one_counts() -> None:
             assert only.settings.options.headroom == 2
         (only,) = getattr(config, PASSES)
         assert only.settings.options.headroom == 1
+
+
+def in_cache_keys() -> tuple[bytes, dict[str, Any]]:
+    """What torch remembers of its settings, per context."""
+    return config.get_hash(), config.save_config_portable(ignore_private_configs=False, readonly_values=True)
+
+
+@pytest.mark.parametrize("how", [{}, {"stage": "post_grad"}, {"max_slowdown": 0.05}], ids=str)
+def test_every_thread_and_copied_context_has_the_settings_and_loses_them_again(how: dict[str, Any]) -> None:
+    copied = copy_context()
+    with ThreadPoolExecutor(1) as thread:
+
+        def everywhere(call: Callable[[], Any]) -> list[Any]:
+            return [call(), copied.run(call), thread.submit(call).result()]
+
+        before = everywhere(in_cache_keys)
+        overlap_sched.enable(**how)
+        passes = everywhere(lambda: (config.reorder_for_compute_comm_overlap_passes, config.post_grad_custom_post_pass))
+        assert passes[0] == passes[1] == passes[2]
+        assert passes[0] != ([], None)
+        for (one, settings), (other, earlier) in zip(everywhere(in_cache_keys), before, strict=True):
+            assert one != other
+            assert (settings == earlier) == ("stage" in how)  # torch asks post-grad passes for their uuid()
+        overlap_sched.disable()
+        assert everywhere(in_cache_keys) == before
+
+
+def in_a_new_thread(call: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
+
+
+@pytest.mark.parametrize("stage", ["inductor", "post_grad"])
+@pytest.mark.parametrize("whole", [True, False], ids=["step", "backward"])
+@pytest.mark.parametrize("elsewhere", [in_a_new_thread, copy_context().run], ids=["thread", "context"])
+def test_what_is_compiled_in_another_thread_is_scheduled(
+    elsewhere: Callable[[Callable[[], Any]], Any], whole: bool, stage: Any
+) -> None:
+    def forward() -> Any:
+        with no_caches():
+            return torch.compile(Pair(32, RANKS), fullgraph=True)(torch.randn(16, 32))
+
+    def backward(loss: torch.Tensor) -> None:
+        with no_caches():
+            loss.backward()
+
+    with overlap_sched.enabled(Options(strict=True), stage=stage):
+        loss = elsewhere(forward) if whole else forward()
+        elsewhere(lambda: backward(loss))
+    graphs = [(one.name.split()[0], one.stage, one.report.schedule is None) for one in overlap_sched.reports()]
+    assert graphs == [("forward", stage, False), ("backward", stage, False)]
 
 
 def test_torchs_reorderers_are_off_and_the_report_says_so() -> None:
@@ -294,3 +349,31 @@ def test_what_cannot_be_is_refused_where_it_is_given(given: dict[str, Any], said
             call(**given)
         assert str(caught.value) == said.replace("{}", call.__name__)
         assert current_settings() is None
+
+
+LATE = (
+    "overlap_sched: enable() was called late. What has been compiled before keeps its order: call enable() before the "
+    "first step, or torch.compiler.reset() behind it to have all compiled again."
+)
+AGAIN = "overlap_sched: enable() was called again; from now on headroom='1GiB' (before: 0), stage='post_grad' (before: "
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "on another rank"])
+def test_a_line_where_it_is_switched_on_late_or_again(elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(switch, "say", lambda text, level=0: said.append(text))
+    monkeypatch.setattr(switch, "rank", lambda: int(elsewhere))
+    overlap_sched.enable()
+    overlap_sched.enable()
+    overlap_sched.enable(Options(headroom="1GiB"), stage="post_grad")
+    assert said == ([] if elsewhere else [f"{AGAIN}'inductor')."])
+    overlap_sched.disable()
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(3))
+    overlap_sched.enable()
+    overlap_sched.enable(Options(headroom="1GiB"), stage="post_grad")
+    stays = "What has been compiled before keeps its order: torch.compiler.reset() has it compiled again."
+    assert said[1:] == ([] if elsewhere else [LATE, f"{AGAIN}'inductor'). {stays}"])
+    overlap_sched.disable()
+    torch.compiler.reset()
+    overlap_sched.enable()
+    assert len(said) == 3 * (not elsewhere)

@@ -154,7 +154,10 @@ def test_graphs_out_of_a_cache_are_not_missed(caplog: pytest.LogCaptureFixture) 
     (first,), second = lines
     assert first.startswith("overlap_sched: 2 graphs, 2 with collectives, ")
     graphs = "2 graphs" if torch_caches._watching else "1 graph"  # once watched, forward and backward are counted each
-    assert second == [f"overlap_sched: {graphs} out of torch's caches, in the order that was cached"]
+    found = "out of torch's caches, in the order that was cached"
+    assert second == [f"overlap_sched: {graphs} {found}"]
+    lines = [f"{name} 0/0 of Net (inductor): {found}" for name in ("graph", "backward")]
+    assert [one.line for one in overlap_sched.reports()[2:]] == lines
 
 
 def test_after_reset_the_next_graph_brings_the_callbacks_back(caplog: pytest.LogCaptureFixture) -> None:

@@ -25,6 +25,7 @@ from overlap_sched.inductor.private import (
     config,
     ir,
     members,
+    size_of,
 )
 
 Roots = tuple[str, ...]
@@ -164,8 +165,7 @@ def _allocate(b: Buffers, at: int, name: str, node: Any) -> None:
     key = _extent(node)
     elements = b.elements.get(key)
     if elements is None:  # layers are alike, and torch computes with symbols
-        storage = V.graph.sizevars.remove_precomputed_replacements(V.graph.get_allocation_storage_size(node))
-        elements = b.elements[key] = b.sizes.largest(storage)
+        elements = b.elements[key] = b.sizes.largest(size_of(V.graph.get_allocation_storage_size(node)))
     b.nbytes[name] = elements * node.get_dtype().itemsize
     b.roots[name] = (name,)
     b.maker[name] = at

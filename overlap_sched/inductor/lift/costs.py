@@ -21,7 +21,16 @@ from overlap_sched.fx.costs import Cost, Costs, costs_of
 from overlap_sched.fx.groups import groups_of
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.sizes import Sizes
-from overlap_sched.inductor.private import MemoryDep, NopKernelSchedulerNode, V, ir, is_wait, members, sympy_product
+from overlap_sched.inductor.private import (
+    MemoryDep,
+    NopKernelSchedulerNode,
+    V,
+    ir,
+    is_wait,
+    members,
+    size_of,
+    sympy_product,
+)
 from overlap_sched.problem import Group
 
 
@@ -170,7 +179,7 @@ def _moved_and_picked(snode: Any, sizes: Sizes) -> int:
 
 
 def _elements(dep: Any) -> Any:
-    return V.graph.sizevars.remove_precomputed_replacements(sympy_product(dep.size))
+    return size_of(sympy_product(dep.size))
 
 
 def _no_kernel(part: Any) -> bool:

@@ -5,6 +5,7 @@ Each step compiles and runs a training step and a function that does not communi
 ``FOLDER/JOB<rank>.pt``: per step what came of it.
 """
 
+import re
 import sys
 import warnings
 from contextlib import ExitStack
@@ -94,6 +95,7 @@ def run(name: str, folder: Path) -> dict[str, Any]:
             "asked": asked.call_count,
             "changed": [one.report.changed for one in overlap_sched.reports() if one.report.schedule is not None],
             "kept": [one.report.kept for one in overlap_sched.reports() if one.report.schedule is not None],
+            "found": [re.sub(" [0-9]+/[0-9]+", "", one.name) for one in overlap_sched.reports() if one.report.cached],
             "warned": [
                 str(w.message) for w in caught if issubclass(w.category, overlap_sched.errors.OverlapSchedWarning)
             ],

@@ -9,8 +9,8 @@ from overlap_sched.report.units import duration, from_to
 
 _LINE = re.compile(
     r"overlap_sched: (?P<graphs>[\d,]+) graphs?, (none|[\d,]+) with collectives"
-    r"(, (?P<reordered>none|[\d,]+) reordered(, (?P<rewritten>[\d,]+) rewritten)?"
-    r"( \(exposed (?P<exposed>.+?) predicted)?)?"
+    r"(, (?P<reordered>none|[\d,]+) reordered( \(exposed (?P<exposed>.+?) predicted[^)]*\))?"
+    r"(, (?P<rewritten>[\d,]+) rewritten \(exposed (?P<of_rewritten>.+?) predicted)?)?"
 )
 
 
@@ -29,7 +29,8 @@ def assert_agrees(reports: Sequence[GraphReport]) -> None:
     assert found["reordered"] in (f"{sum(reordered):,}" if any(reordered) else "none", None), line
     assert found["rewritten"] == (f"{sum(rewritten):,}" if any(rewritten) else None), line
     assert [one.report.changed for one in reports] == [text.startswith("reordered") for text in became]
-    if any(reordered) or any(rewritten):
-        gains = [one.report.exposed_us or (0.0, 0.0) for one, has in zip(reports, launch, strict=True) if has]
-        before, after = (sum(figures) for figures in zip(*gains, strict=True))
-        assert found["exposed"] == from_to(duration(before), duration(after)), line
+    for name, chosen in (("exposed", reordered), ("of_rewritten", rewritten)):
+        if any(chosen):
+            gains = [one.report.exposed_us or (0.0, 0.0) for one, taken in zip(reports, chosen, strict=True) if taken]
+            before, after = (sum(figures) for figures in zip(*gains, strict=True))
+            assert found[name] == from_to(duration(before), duration(after)), line

@@ -1,4 +1,4 @@
-"""The launch sequences in force, as a plug-in meets them: which graphs they hold for, and what must not run beside them.
+"""The launch sequences in force, as a plug-in meets them: for which graphs they hold, and what must not run beside.
 
 What Dynamo compiles again it may cut otherwise. So this notes what each function launches, and whether what is being
 compiled was compiled otherwise before: then it may be a part of what other ranks run as a whole.

@@ -240,7 +240,8 @@ def test_nothing_in_a_dump_is_run(tmp_path: Path) -> None:
 
 def test_a_failing_load_leaves_no_groups_behind(tmp_path: Path) -> None:
     text = in_body(
-        "a = torch.ops._dtensor.shard_dim_alltoall.default(x, 0, 1, 'left')\nb = torch.ops.no.such(x)\nc = torch.ops.aten.mm.default(b, b)"
+        "a = torch.ops._dtensor.shard_dim_alltoall.default(x, 0, 1, 'left')\n"
+        "b = torch.ops.no.such(x)\nc = torch.ops.aten.mm.default(b, b)"
     )
     message(tmp_path, text, errors.DumpShapeError, groups={"left": 4})
     with pytest.raises((RuntimeError, ValueError), match="left"):

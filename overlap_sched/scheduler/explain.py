@@ -113,7 +113,7 @@ class _Bars:
         return frozenset(self._task.pairs)
 
     def holder(self, position: Position) -> tuple[Holder, int | None]:
-        """What keeps the launch there behind the node before which it would come any sooner."""
+        """Find what keeps the launch there behind the node in front of which it would come any sooner."""
         task, order, at_us = self._task, self._order, self._timeline.at_us
         v, begin = order[position], position - 1
         while begin > 0 and at_us[order[begin]] >= at_us[v]:

@@ -33,7 +33,7 @@ _UNITS = {"bandwidth": BANDWIDTH, "time": TIME, "rate": RATE}
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """What a TOML file holds: integers of 64 bits, tables and lists up to 32 deep.
+    """Parse a TOML file: integers of 64 bits, tables and lists up to 32 deep.
 
     Raises:
         ValueError: It is not TOML, or goes beyond that; the message says where.

@@ -28,7 +28,6 @@ from torch._inductor.utils import (
     is_collective,
     is_nonfreeable_buffers,
     is_wait,
-    sympy_product,
 )
 from torch._inductor.virtualized import V
 
@@ -61,7 +60,6 @@ __all__ = [
     "passes_behind",
     "runs",
     "size_of",
-    "sympy_product",
     "when_written",
 ]
 

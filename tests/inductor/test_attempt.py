@@ -238,6 +238,9 @@ def test_a_rank_that_waits_says_once_for_whom(
         assert answer.verdict.missing == (1, 2)
     assert len(told) == 1
     assert told[0].startswith(f"overlap_sched: rank 0 has waited 0 s for {line}")
+    monkeypatch.setattr(agree, "LATE_S", 10.0)
+    agree.ask(Digest("", "", "", "", "", "m"), Settings(timeout_s=0.5))
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize(

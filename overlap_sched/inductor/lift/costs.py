@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+from sympy import Mul
 from torch import fx
 
 from overlap_sched.cost import Compute, CostModel
@@ -21,16 +22,7 @@ from overlap_sched.fx.costs import Cost, Costs, costs_of
 from overlap_sched.fx.groups import groups_of
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.sizes import Sizes
-from overlap_sched.inductor.private import (
-    MemoryDep,
-    NopKernelSchedulerNode,
-    V,
-    ir,
-    is_wait,
-    members,
-    size_of,
-    sympy_product,
-)
+from overlap_sched.inductor.private import MemoryDep, NopKernelSchedulerNode, V, ir, is_wait, members, size_of
 from overlap_sched.problem import Group
 
 
@@ -179,7 +171,7 @@ def _moved_and_picked(snode: Any, sizes: Sizes) -> int:
 
 
 def _elements(dep: Any) -> Any:
-    return size_of(sympy_product(dep.size))
+    return size_of(Mul(*dep.size))
 
 
 def _no_kernel(part: Any) -> bool:

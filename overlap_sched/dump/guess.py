@@ -153,9 +153,6 @@ def missing(node: fx.Node) -> str:
 
 def mend(node: fx.Node, constants: Sequence[fx.Node] = ()) -> str:
     """Say what the user can do about it; ``constants``: those of its inputs that the file describes nowhere."""
-    if constants:
-        name = constants[0].target
-        return f'torch has not written self.{name}: annotate it by hand (`{name}: "i64[4]" = self.{name}`).'
     parts = [user.name for user in node.users if user.target is operator.getitem]
     annotate = f'annotate it by hand (`{parts[0] if parts else node.name}: "bf16[8, 4]" = ...`).'
     if parts:
@@ -164,6 +161,9 @@ def mend(node: fx.Node, constants: Sequence[fx.Node] = ()) -> str:
         return f"Import the package that registers it first (--import PACKAGE on the command line), or {annotate}"
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return f"Load the graph as tlparse prints it for reading, bodies included (aot_forward_graph), or {annotate}"
+    if constants:
+        name = constants[0].target
+        return f'torch has not written self.{name}: annotate it by hand (`{name}: "i64[4]" = self.{name}`).'
     return f"Load it with the torch that wrote it, or {annotate}"
 
 

@@ -29,7 +29,7 @@ from overlap_sched.dump.inputs import InputMaker, SizeInput, read_inputs
 from overlap_sched.dump.literals import Literals, shorten
 from overlap_sched.dump.size_names import check_sizes, size_names
 from overlap_sched.dump.source import DumpSource
-from overlap_sched.dump.values import Opaque, UnknownConstant, Values
+from overlap_sched.dump.values import Opaque, Values
 from overlap_sched.errors import DumpError, DumpInputError, DumpStatementError
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 
@@ -223,15 +223,12 @@ class Loader:
                 ) from None
         if name in self.groups:
             return name
-        runs = [isinstance(user.target, torch._ops.HigherOrderOperator) for user in node.users]
-        if name in self._attribute_values or all(runs):
-            return Opaque()
         alike = [user.name for user in node.users if user.target in _ALIKE]
         for text in filter(None, map(self.parsed.annotations.get, [node.name, *alike])):
             printed = guess.annotated(text, torch.device("cpu"), self._maker.size_of)
             if printed is not None:
                 return printed
-        return UnknownConstant()
+        return Opaque()
 
     def _run_body(self, module: Any, operands: Sequence[Any]) -> Any:
         """Run the printed body of a submodule; None where there is none."""

@@ -100,14 +100,10 @@ def read_source(path: str | Path, limits: Limits = DEFAULT_LIMITS, graph: int | 
                 "the files `fx_graph_runnable` that it makes."
             )
         written = next((line.strip() for line in lines if line.strip()), "nothing")
-        if written.startswith("Repro is not generated"):
-            raise DumpFileError(
-                f"{name}: torch wrote no graph here ({written!r}). Take `fx_graph_readable.py` of the same folder."
-            )
         raise DumpFileError(
             f"{name}: there is no `class Repro` in it, so it is not a dump that torch wrote "
-            f"(it starts with {written[:80]!r}). Take `fx_graph_runnable` from tlparse, "
-            "or write one with torch._dynamo.repro.after_aot.save_graph_repro."
+            f"(it starts with {written[:80]!r}). Take `fx_graph_runnable` from tlparse (`fx_graph_readable` where "
+            "torch made none), or write one with torch._dynamo.repro.after_aot.save_graph_repro."
         )
     forward = _first(lines, r"^    def forward\(", start)
     if forward is None:

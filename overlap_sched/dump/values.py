@@ -42,11 +42,7 @@ _CHECKS = frozenset(
 
 
 class Opaque(torch.nn.Module):
-    """A submodule whose body the dump does not hold: the score function of an attention, for example."""
-
-
-class UnknownConstant(Opaque):
-    """A constant of which the dump does not say the shape."""
+    """An attribute that the dump does not hold: the body of an attention's score function, a constant without shape."""
 
 
 class MisfitError(Exception):
@@ -194,7 +190,7 @@ class Values:
             return value
         raise DumpShapeError(
             f"{self.parsed.place(node)}: the shape of its result cannot be found: {reason.rstrip('.')}. "
-            + guess.mend(node, [one for one in node.all_input_nodes if isinstance(self.of[one], UnknownConstant)])
+            + guess.mend(node, [one for one in node.all_input_nodes if isinstance(self.of[one], Opaque)])
         )
 
     def _printed(self, node: fx.Node, tensors: Sequence[torch.Tensor]) -> Any:

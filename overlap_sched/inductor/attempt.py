@@ -34,6 +34,7 @@ from overlap_sched.inductor.in_force import (
     note_launches,
     put_in_force,
     refuse,
+    runs_earlier_code,
 )
 from overlap_sched.inductor.launches import Launches, Traffic, launch_texts
 from overlap_sched.inductor.reporting import GraphReport, record
@@ -101,6 +102,9 @@ class Attempt:
             SequenceError: Other ranks run a launch sequence that this graph cannot follow.
             VerificationError, AgreementError: With ``strict``, instead of a fallback.
         """
+        if runs_earlier_code() and self.settings.options.preserve_collective_order != "all":
+            options = replace(self.settings.options, preserve_collective_order="waits", rewrites=())
+            self.settings = replace(self.settings, options=options)
         report = self._report_of(plan)
         if self.key is None or not self.texts:
             return report

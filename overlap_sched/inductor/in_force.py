@@ -8,17 +8,19 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import wraps
-from types import CodeType
+from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 import torch
 from torch._dynamo import convert_frame
 from torch._guards import CompileContext
+from torch._inductor.codecache import PyCodeCache
 
 from overlap_sched.distributed.agreement import find_sequence, is_part_of_others, settle_sequence
 from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.errors import SequenceError
-from overlap_sched.inductor.console import rank
+from overlap_sched.inductor.console import rank, several_ranks
 from overlap_sched.inductor.names import dynamo_frame
 from overlap_sched.inductor.settings import Settings
 
@@ -47,6 +49,7 @@ class _Compiled:
         owners: Per compilation, that object: a backward is compiled when the function is no more on the stack.
         moved: Functions of which some graph launches in another order than the original.
         otherwise: Code made of a function that had been compiled before: what it calls is cut otherwise, too.
+        ours: Code that was made while we were asked.
         frames: How many functions there were; fewer again after ``torch._dynamo.reset``, which counts anew.
     """
 
@@ -54,6 +57,7 @@ class _Compiled:
     owners: dict[tuple[int, int], int] = field(default_factory=dict)
     moved: set[int] = field(default_factory=set)
     otherwise: dict[int, CodeType] = field(default_factory=dict)
+    ours: set[int] = field(default_factory=set)
     frames: int = 0
 
     def look_for_reset(self) -> None:
@@ -103,6 +107,34 @@ def note_launches(entry: Entry) -> None:
             _compiled.moved.add(now[0])
 
 
+_earlier: set[int] = set()
+"""Code that Dynamo made before we were switched on, and that launches: in the original order."""
+
+
+def note_earlier_code() -> None:
+    """Note what has been compiled without us, where Inductor has lowered something that communicates."""
+    codes = convert_frame.output_codes.seen_ids - _compiled.ours
+    if codes and several_ranks() and any(_communicates(module) for module in PyCodeCache.modules):
+        _earlier.update(codes)
+
+
+def _communicates(module: ModuleType) -> bool:
+    try:
+        return "c10d_functional" in Path(str(module.__file__)).read_text(encoding="utf-8")
+    except OSError:
+        return False
+
+
+def runs_earlier_code() -> bool:
+    """Tell whether graphs may still run that were compiled without us: a new launch sequence would not be theirs."""
+    return not _earlier.isdisjoint(convert_frame.output_codes.seen_ids)
+
+
+def some_graph_moves() -> bool:
+    """Tell whether some graph of this process launches in a new sequence."""
+    return bool(_compiled.moved)
+
+
 def refuse(name: str, why: str) -> NoReturn:
     """Stop before anything of a graph is launched: beside ranks that launch otherwise it would mix values, or hang.
 
@@ -132,6 +164,8 @@ def watch_functions() -> None:
         if result.guarded_code is None and number in _compiled.moved:
             why = f"torch has given up compiling it ({result.skip_reason or 'see TORCH_LOGS'})"
             refuse(frame.f_code.co_name, why)
+        if result.guarded_code is not None:
+            _compiled.ours.add(id(result.guarded_code.code))
         if result.guarded_code is not None and earlier:
             _compiled.otherwise[id(result.guarded_code.code)] = result.guarded_code.code
         return result

@@ -34,6 +34,7 @@ from overlap_sched.errors import OptionsError, TorchVersionError
 from overlap_sched.fx.costs import Cost
 from overlap_sched.inductor.console import rank, say, warn
 from overlap_sched.inductor.gloo import safe_gathers, safe_gathers_with
+from overlap_sched.inductor.in_force import note_earlier_code, some_graph_moves
 from overlap_sched.inductor.partitioning import FitPartitioner
 from overlap_sched.inductor.post_grad import (
     COMPETING,
@@ -77,6 +78,8 @@ class How(TypedDict, total=False):
     max_slowdown: float | None
 
 
+_following: list[ExitStack] = []
+"""How to undo what stays of the last settings where some graph launches in a new sequence."""
 _on: list[tuple[Settings, ExitStack]] = []
 """What is switched on, innermost last: the settings, and how to undo them."""
 
@@ -128,7 +131,11 @@ def enable(options: Options | None = None, **how: Unpack[How]) -> None:
 
 
 def disable() -> None:
-    """Restore every setting that :func:`enable` has changed; nothing where it is off."""
+    """Restore every setting that :func:`enable` has changed; nothing where it is off.
+
+    Where several ranks run a graph with a new launch sequence, our pass stays for what is compiled again: that follows
+    the sequence, and nothing else is reordered that launches.
+    """
     while _on:
         _switch_off()
 
@@ -222,7 +229,11 @@ def _partitioner(settings: Settings, known: dict[str, Any]) -> dict[str, Any]:
     return {PARTITIONER: FitPartitioner(settings, before)}
 
 
-def _switch_on(settings: Settings) -> None:
+def _switch_on(settings: Settings, follows: bool = False) -> None:
+    while _following:
+        _following.pop().close()
+    if not follows:
+        note_earlier_code()
     settings, changes = _changes(settings)
     with ExitStack() as undo:  # all of it, or nothing
         if dist.is_available():
@@ -232,7 +243,10 @@ def _switch_on(settings: Settings) -> None:
         if changes:
             undo.callback(observe(partial(look, settings=settings)))
             undo.callback(watch_optimizers())
-        _on.append((settings, undo.pop_all()))
+        if follows:
+            _following.append(undo.pop_all())
+        else:
+            _on.append((settings, undo.pop_all()))
 
 
 def _set_in_every_thread(name: str, value: Any, undo: ExitStack) -> None:
@@ -254,8 +268,12 @@ def _set_variable(entry: Any, variable: ContextVar[Any]) -> None:
 
 
 def _switch_off() -> None:
+    settings, undo = _on.pop()
     try:
-        _on.pop()[1].close()
+        undo.close()
+        if not _on and some_graph_moves():  # what is compiled again must launch as other ranks do
+            options = replace(settings.options, preserve_collective_order="waits", rewrites=())
+            _switch_on(replace(settings, options=options, memory_limit=None, max_slowdown=None), follows=True)
     finally:
         settled.say()
 

@@ -105,4 +105,4 @@ def _load(path: Path, limits: Limits) -> Any:
             "Raise the limit (--max-nodes on the command line) if the file is meant to be that large."
         )
 
-    return read_json(path, limits, "problem", ProblemFileError, too_many, unique=True)
+    return read_json(path, limits, "problem", ProblemFileError, too_many)

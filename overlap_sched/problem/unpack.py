@@ -49,14 +49,9 @@ def read_unpacked(path: str | Path, limits: Limits, *, gzipped: bool = False) ->
 
 
 def read_json(
-    path: str | Path,
-    limits: Limits,
-    what: str,
-    error: type[Exception],
-    too_many: Callable[[int], str],
-    unique: bool = False,
+    path: str | Path, limits: Limits, what: str, error: type[Exception], too_many: Callable[[int], str]
 ) -> Any:
-    """Read what a JSON file holds, plain or gzipped; nothing of it is checked but its size, and keys where asked for.
+    """Read what a JSON file holds, plain or gzipped; nothing of it is checked but its size, and a problem's keys.
 
     Args:
         path: The file; gzipped where its name ends in ``.gz``, or it begins so.
@@ -64,7 +59,6 @@ def read_json(
         what: What it should be, for messages: ``"problem"``.
         error: What is raised where it is none.
         too_many: What to say of so many JSON objects and lists, parsed far larger than their text; ``""``: they may be.
-        unique: Refuse an object in which a key occurs twice; what other programs write may have such ones.
 
     Raises:
         error: It cannot be read or parsed.
@@ -83,7 +77,7 @@ def read_json(
     if refused := too_many(raw.count(b"{") + raw.count(b"[")):
         raise InputTooLargeError(refused)
     try:
-        return json.loads(raw, object_pairs_hook=_object if unique else None)
+        return json.loads(raw, object_pairs_hook=_object if what == "problem" else None)
     except KeyError as fault:
         raise error(f"{path}: the key {fault} occurs twice in one object. Leave the one that is meant.") from None
     except UnicodeDecodeError:

@@ -43,8 +43,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
         ),
         (
             b"Repro is not generated due to existence of BackwardState in graph input",
-            "dump.py: torch wrote no graph here ('Repro is not generated due to existence of BackwardState in graph "
-            "input'). Take `fx_graph_readable.py` of the same folder.",
+            "input'). Take `fx_graph_runnable` from tlparse (`fx_graph_readable` where torch made none), or write",
         ),
         (
             b"class Repro(torch.nn.Module):\n    pass\n",
@@ -239,10 +238,8 @@ def test_nothing_in_a_dump_is_run(tmp_path: Path) -> None:
 
 
 def test_a_failing_load_leaves_no_groups_behind(tmp_path: Path) -> None:
-    text = in_body(
-        "a = torch.ops._dtensor.shard_dim_alltoall.default(x, 0, 1, 'left')\n"
-        "b = torch.ops.no.such(x)\nc = torch.ops.aten.mm.default(b, b)"
-    )
+    calls = ("_dtensor.shard_dim_alltoall.default(x, 0, 1, 'left')", "no.such(x)", "aten.mm.default(b, b)")
+    text = in_body("\n".join(f"{name} = torch.ops.{call}" for name, call in zip("abc", calls, strict=True)))
     message(tmp_path, text, errors.DumpShapeError, groups={"left": 4})
     with pytest.raises((RuntimeError, ValueError), match="left"):
         dist.distributed_c10d._resolve_process_group("left")

@@ -14,7 +14,6 @@ from overlap_sched.pipeline.action import Action, ActionKind, Item, Pair, backwa
 from overlap_sched.pipeline.action_text import read_item
 from overlap_sched.pipeline.csv_file import CsvFormat, parse_schedule_csv, read_schedule_csv, schedule_csv
 from overlap_sched.pipeline.job import PipelineJob, PipelineLink
-from overlap_sched.pipeline.judge.transfers import transfer_violation
 from overlap_sched.pipeline.judge.validate import violation
 from overlap_sched.pipeline.named.catalogue import NAMED, interleaved_in, laid_out
 from overlap_sched.pipeline.named.interleaved import interleaved
@@ -23,6 +22,7 @@ from overlap_sched.pipeline.replay import replay_pipeline
 from overlap_sched.pipeline.schedule import PipelineSchedule
 from overlap_sched.problem.limits import Limits
 from tests.support.pipelines import uniform
+from tests.support.transfers import transfer_violation
 
 ONE_WAY = {named.name: named for named in (*NAMED, interleaved_in(2)) if named.name != "dualpipe"}
 

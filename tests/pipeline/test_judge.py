@@ -16,7 +16,6 @@ from overlap_sched.pipeline.action_text import read_item
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
 from overlap_sched.pipeline.judge.bound import pipeline_bound_us
 from overlap_sched.pipeline.judge.measure import measure_pipeline
-from overlap_sched.pipeline.judge.transfers import transfer_violation
 from overlap_sched.pipeline.judge.validate import violation
 from overlap_sched.pipeline.memory import pipeline_peaks
 from overlap_sched.pipeline.named.one_at_a_time import one_f_one_b
@@ -25,6 +24,7 @@ from overlap_sched.pipeline.schedule import PipelineSchedule
 from overlap_sched.pipeline.transfers import with_transfers
 from tests.support.examples import examples
 from tests.support.pipelines import random_job, random_schedule, swapped, uniform
+from tests.support.transfers import transfer_violation
 
 SEEDS = st.integers(0, 2**32)
 

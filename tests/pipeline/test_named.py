@@ -6,13 +6,13 @@ import pytest
 
 from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import ActionKind
-from overlap_sched.pipeline.judge.transfers import transfer_violation
 from overlap_sched.pipeline.judge.validate import violation
 from overlap_sched.pipeline.memory import pipeline_peaks
 from overlap_sched.pipeline.named.catalogue import NAMED, NamedSchedule, interleaved_in, laid_out
 from overlap_sched.pipeline.replay import replay_pipeline
 from overlap_sched.pipeline.transfers import with_transfers
 from tests.support.pipelines import uniform
+from tests.support.transfers import transfer_violation
 
 ALL = (*NAMED, *(interleaved_in(chunks) for chunks in (1, 2, 3)))
 BY_NAME = {named.name: named for named in ALL}

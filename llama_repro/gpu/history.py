@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from overlap_sched.peak_memory.allocator.kinds import Allocator, allocator
+
 from overlap_sched.problem.allocator_settings import PLAIN, AllocatorSettings
 
 MOST_EVENTS = 1_000_000

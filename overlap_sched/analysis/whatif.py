@@ -111,9 +111,8 @@ def _ordered_as(point: WhatIfPoint, other: WhatIfPoint) -> WhatIfPoint | None:
         return None
     new = Candidate(order, timeline.step_us, peak)
     after = Figures(timeline.step_us, timeline.exposed_us, peak, list(measured.profile).index(peak))
-    faster = found.faster if found.faster is not None and found.faster.step_us < timeline.step_us else None
     decided = decisions(found.problem, timeline, new)
-    return replace(point, found=replace(found, order=order, scheduled=after, decisions=decided, faster=faster))
+    return replace(point, found=replace(found, order=order, scheduled=after, decisions=decided))
 
 
 def placed_on(problem: Problem, cluster: Cluster) -> Problem:

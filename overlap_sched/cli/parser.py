@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from overlap_sched.options import Options, close_to
+from overlap_sched.options import GONE, Options, close_to
 
 _CHOICE = re.compile(r"invalid choice: (?P<given>.*) \(choose from (?P<known>.*)\)", re.DOTALL)
 _VALUE = re.compile(r"invalid (?P<type>\w+) value: (?P<given>.*)", re.DOTALL)
@@ -27,6 +27,8 @@ class Parser(argparse.ArgumentParser):
             flag = next((text.partition("=")[0] for text in extra if text.startswith("-")), None)
             if flag is None:
                 self.error(f"{extra[0]!r} is one argument too many for `{of.prog}`.")
+            if (name := flag.removeprefix("--").replace("-", "_")) in GONE:
+                self.error(in_flags(f"{flag} is no option any more: {GONE[name]}"))
             self.error(
                 f"{flag} is no option of `{of.prog}`.{close_to(flag, of.flags)} `{of.prog} --help` lists its options."
             )
@@ -79,7 +81,7 @@ def in_flags(text: str) -> str:
     """Return what :class:`~overlap_sched.options.Options` says of its fields, as of the command line's options."""
     for field in Options.__dataclass_fields__:
         flag = f"--{field.replace('_', '-')}"
-        text = re.sub(rf"\b{field} is ", f"{flag} is ", text)
+        text = re.sub(rf"\b{field} (is|of) ", rf"{flag} \1 ", text)
         text = re.sub(rf"\b{field}=\(\)", f"no {flag}", text)
         text = re.sub(rf"\b{field}='([\w-]+)'", rf"{flag} \1", text)
     return text

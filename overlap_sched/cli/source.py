@@ -160,7 +160,7 @@ def options_of(options: argparse.Namespace) -> Options:
             base=options.base,
             effort=options.effort,
             allocator=options.allocator,
-            allocator_cost=options.allocator_cost,
+            memory_limit=None if options.command == "frontier" else options.memory_limit,
             rewrites=rewrites,
             concurrent_groups=options.concurrent_groups,
             strict=options.strict,

@@ -31,14 +31,12 @@ class Held:
     """What torch's caching allocator makes of a plan, replayed.
 
     Attributes:
-        plain_bytes, expandable_bytes: What it reserves on a device without a limit, as it is by default, and with
-            expandable segments.
+        reserved_bytes: On a device without a limit.
         over_bytes: What a device of the memory limit lacks for it, with the allocator as it is set up; 0: nothing, or
             no memory limit was asked for.
     """
 
-    plain_bytes: int
-    expandable_bytes: int
+    reserved_bytes: int
     over_bytes: int = 0
 
 
@@ -70,7 +68,7 @@ class Fit:
         points: The frontier: all plans found of which none is dominated, by ascending peak.
         tried: How many plans were scheduled.
         fell_back: Why no better plan is used; ``None``: the limit is kept.
-        held: What torch's allocator makes of the best plan; ``None``: it was not asked.
+        held: What torch's allocator makes of the best plan; ``None``: it was not replayed.
         effects: Of the fissions that the best plan begins with.
     """
 

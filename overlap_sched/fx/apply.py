@@ -20,7 +20,7 @@ from overlap_sched.problem import Problem
 from overlap_sched.problem.pins import pin_notes
 from overlap_sched.report.units import count, duration, size
 from overlap_sched.report.words.kept import why_no_better
-from overlap_sched.report.words.reserved import held_lines
+from overlap_sched.report.words.reserved import reserved_lines, reserved_of, short_text
 from overlap_sched.report.words.sizes import AssumedSize, sizes_assumed
 from overlap_sched.report.words.together import apart_line
 from overlap_sched.scheduler.pipeline import schedule
@@ -112,8 +112,9 @@ class Report:
                     lines.append(f"  {count(len(self.rewrites), 'rewrite')} of collectives")
             lines.append(f"  peak budget {size(plan.budget_bytes)} ({model} memory model)")
             lines += [f"  {sizes_assumed(self.sizes)}"] if self.sizes else []
-            lines += [f"  {line}" for line in (held_lines(plan) if self.changed else ())]
-            lines += [f"  {line}" for line in (apart_line(plan),) if line]
+            was = self.made.without.problem if self.made is not None and self.made.schedule is plan else None
+            lines += [f"  {line}" for line in (reserved_lines(reserved_of(plan, was)) if self.changed else ())]
+            lines += [f"  {line}" for line in (short_text(plan), apart_line(plan)) if line]
             lines.append(
                 f"  {count(len(plan.problem.nodes), 'node')}, {count(len(plan.problem.collectives), 'collective')}; "
                 f"lifted in {self.lift_s:.2f} s, scheduled in {plan.schedule_s:.2f} s"

@@ -109,4 +109,4 @@ def test_on_a_real_graph_too() -> None:
     """Greedy runs that know of the contention end at 255.1 ms; those that ignore it, shifted at the end, at 248.2."""
     problem = read_problem(INSTANCES / "llama3_8b_bw_64_2d.json.gz", comm_scale=4)
     contention = Contention({"": 1.1}, dict.fromkeys(problem.groups, "rail"))
-    assert schedule(replace(problem, contention=contention), Options(allocator="none")).scheduled.step_us <= 248_300
+    assert schedule(replace(problem, contention=contention)).scheduled.step_us <= 248_300

@@ -39,7 +39,7 @@ def task_of(problem: Problem, options: Options | None = None) -> tuple[Task, Ref
 
 def gap(problem: Problem) -> float:
     """Of our order, above the bound within its budget."""
-    result = schedule(problem, Options(strict=True, allocator="none"))
+    result = schedule(problem, Options(strict=True))
     return result.scheduled.step_us / result.budget_bound_us - 1
 
 

@@ -170,8 +170,7 @@ def lacking_line(found: Fit) -> str:
 
 
 def _reserved(held: Held) -> str:
-    plain, expandable = size(held.plain_bytes), size(held.expandable_bytes)
-    return f" Without a limit torch's allocator reserves {plain}, with expandable segments {expandable}."
+    return f" Without a limit torch's allocator reserves {size(held.reserved_bytes)}."
 
 
 def fit_figures(found: Fit) -> dict[str, Any]:

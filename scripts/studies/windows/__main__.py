@@ -1,6 +1,6 @@
 """What could any order gain where compute stands still? Windows of an order, solved exactly.
 
-    python -m scripts.studies.windows                           the instances at real prices, x1 (half an hour; needs ortools)
+    python -m scripts.studies.windows                           the instances, x1 (half an hour; needs ortools)
     python -m scripts.studies.windows FILE.json.gz --nodes 100 200 --stalls 4 --seconds 60
 
 All but the nodes of a window stays where it is. Each window is as many nodes around one of the longest stalls, or the
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     lines = []
     with progress() as tell:
-        for path in options.problems or sorted((INSTANCES / "real_prices").glob("*.json.gz")):
+        for path in options.problems or sorted(INSTANCES.glob("*.json.gz")):
             for scale in options.comm_scale:
                 problem = slower_network(read_problem(path), scale)
                 tell(f"{problem.name} x{scale:g}")

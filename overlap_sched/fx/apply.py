@@ -164,7 +164,7 @@ def schedule_graph(
     check_model(lift_arguments.get("model"))
     before = list((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes)
     try:
-        return _schedule_graph(gm, options, lift_arguments, scheduler or schedule)
+        report = _schedule_graph(gm, options, lift_arguments, scheduler or schedule)
     except VerificationError:
         raise
     except Exception as error:  # a pass that fails must not take the compilation with it
@@ -175,6 +175,10 @@ def schedule_graph(
             raise VerificationError(f"scheduling {name!r} failed: {reason}") from error
         warnings.warn(f"overlap_sched leaves {name!r} as it was: {reason}", OverlapSchedWarning, stacklevel=2)
         return Report(name, reason=reason)
+    if scheduler is None and report.schedule is not None and report.schedule.short_bytes:
+        message = f"overlap_sched, {report.name!r}: {short_text(report.schedule)}"
+        warnings.warn(message, OverlapSchedWarning, stacklevel=2)
+    return report
 
 
 def _schedule_graph(

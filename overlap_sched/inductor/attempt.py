@@ -30,6 +30,7 @@ from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.problem.precedence import Preserve
+from overlap_sched.report.words.reserved import short_text
 from overlap_sched.scheduler.follow import Proposal
 from overlap_sched.scheduler.pipeline import follow, schedule
 from overlap_sched.scheduler.result import Schedule
@@ -98,7 +99,10 @@ class Attempt:
         """
         self.asked = options
         if self.following is None:
-            return schedule(problem, options)
+            made = schedule(problem, options)
+            if made.short_bytes:
+                warn(f"overlap_sched, {problem.name!r}: {short_text(made)}")
+            return made
         found = self._following(problem, self.following, options)
         if found is None:
             raise NotUnderstoodError("the launch sequence of another rank cannot be followed")

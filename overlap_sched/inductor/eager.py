@@ -22,7 +22,7 @@ from overlap_sched.inductor.rewriting import rewrite_and_schedule
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import current_settings
 from overlap_sched.joint.graphs import note_what_stays
-from overlap_sched.options import Options, close_to
+from overlap_sched.options import GONE, Options, close_to
 
 
 def backend(
@@ -81,7 +81,7 @@ def options_from(given: Options | Mapping[str, Any] | None) -> Options:
         return given or Options()
     known = Options.__dataclass_fields__
     for name in given:
-        if name not in known:
+        if name not in known and name not in GONE:
             raise OptionsError(
                 f"there is no option {name!r}.{close_to(name, known)} The options are {', '.join(known)}."
             )

@@ -60,7 +60,7 @@ def row(model: str, headroom: str, ahead: Problem, back: Problem) -> None:
     """Print the rows of one headroom."""
 
     def order(problem: Problem) -> Order:
-        return schedule(problem, Options(headroom=headroom, allocator="none")).order
+        return schedule(problem, Options(headroom=headroom)).order
 
     graphs = JobGraphs(lambda source: ahead if source.path.name == "forward" else back, order)
     for name in ("forward", "backward"):

@@ -57,7 +57,7 @@ def _run(options: argparse.Namespace) -> int:
             for scale in options.comm_scale:
                 problem = slower_network(read_problem(path), scale)
                 tell(f"{problem.name} x{scale:g}")
-                order = schedule(problem, Options(allocator="none", memory_model=problem.memory_model)).order
+                order = schedule(problem, Options(memory_model=problem.memory_model)).order
                 budget, _ = peak_memory(problem, problem.original_order)
                 step_us = replay(problem, order).step_us
                 head = (f"{problem.name} x{scale:g}", _ms(step_us), _ms(budget_bound_us(problem, budget)))

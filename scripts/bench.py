@@ -4,7 +4,7 @@
     scripts/bench.py                          several graphs, two networks, with contention and without, torch's
                                               pass, three headrooms, sizes
     scripts/bench.py --no-torch               ours alone: a fraction of the time
-    scripts/bench.py --no-sizes               without graphs of growing size
+    scripts/bench.py --no-sizes               without graphs of growing size; --no-contention: without contention
     scripts/bench.py --full                   more graphs, a million nodes
     scripts/bench.py --record docs/records/bench    also bench-DATE.json and .md there, with hardware and versions
     scripts/bench.py compare OLD NEW          two records side by side
@@ -112,7 +112,8 @@ def _rows(case: Case, options: argparse.Namespace, tell: Tell) -> Iterator[Row]:
     """Without contention, then with it: all orders of a graph on each network, torch's first."""
     loaded = case.load(tell)
     for scale in options.comm_scale:
-        for graph, contention in ((loaded.problem, ""), (loaded.contended, CONTENTION)):
+        graphs = ((loaded.problem, ""), (loaded.contended, CONTENTION))
+        for graph, contention in graphs if options.contention else graphs[:1]:
             problem, network = slower_network(graph, scale), f"x{scale:g}{contention}"
             torchs = _torchs(problem, f"{case.name} {network}", options, tell)
             tell(f"{case.name} {network}: ours")
@@ -139,8 +140,11 @@ def documents(data: Mapping[str, Any], rows: Sequence[Row], found: Sequence[Size
         "## Against torch's own pass\n\nStep (above the lower bound), peak against the original order's. Prices of "
         "`overlap-sched plan DUMP --cluster dgx-h100 --no-contention`: fused kernels, NCCL's tuning, groups on nodes.",
         tables.markdown(alone),
-        "## With contention\n\nOn a cluster of DGX H100 nodes, as `overlap-sched plan DUMP` prices by default.",
-        tables.markdown(contended),
+        *(
+            ["## With contention\n\nAs `overlap-sched plan DUMP` prices by default.", tables.markdown(contended)]
+            if contended
+            else []
+        ),
         "## What memory buys\n\nOurs at three headrooms; the tail is what stands still after the last long "
         "reduce_scatter was launched, at headroom 0.",
         tables.headroom_markdown(rows),
@@ -180,6 +184,7 @@ def _parser() -> argparse.ArgumentParser:
         "seconds; default: %(default)s)",
     )
     parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave out torch's own pass")
+    parser.add_argument("--no-contention", dest="contention", action="store_false", help="leave out contention")
     parser.add_argument("--no-sizes", dest="sizes", action="store_false", help="leave out how it grows with the graph")
     parser.add_argument("--full", action="store_true", help="more graphs, a million nodes")
     parser.add_argument("--record", metavar="STEM", help="write STEM-DATE.json, and tables as STEM-DATE.md")

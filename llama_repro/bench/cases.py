@@ -65,7 +65,8 @@ def cases(problems: list[Path], *, full: bool = False, generated: bool = True) -
 
 
 def _file(path: Path, tell: Tell) -> Loaded:
-    problem = read_problem(path)
+    read = read_problem(path)
+    problem = replace(read, name=read.name.removeprefix("repro_"))
     return Loaded(problem, on_cluster(problem, CLUSTER))
 
 

@@ -171,7 +171,8 @@ def answer(
             more |= {"left_out": left_json(left)}
         more |= {"prices": prices_of(options, loaded), **reserved_figures(reserved)}
         return as_json("plan", {**figures(result), **more})
-    table, short = summary(result, reserved_rows(reserved, result.memory_limit_bytes)), in_flags(short_text(result))
+    device_bytes = result.memory_limit_bytes or loaded.device_bytes or None
+    table, short = summary(result, reserved_rows(reserved, device_bytes)), in_flags(short_text(result))
     if made is not None:
         return tuple(filter(None, (short, table, rewrites_text(made), left_text(left), together_text(result))))
     kept = "" if result.fell_back is None else f"The original order was kept: {result.fell_back}"

@@ -103,7 +103,8 @@ def _neighbours(
 def _ordered_as(point: WhatIfPoint, other: WhatIfPoint) -> WhatIfPoint | None:
     """A variant in the order of another one; ``None``: that is no better there."""
     found, order = point.found, other.found.order
-    if order == found.order:
+    short_bytes = other.found.short_bytes  # memory is the same whatever the prices
+    if order == found.order or short_bytes > found.short_bytes:
         return None
     measured = measure(found.problem, order)
     timeline, peak = measured.timeline, max(measured.profile)
@@ -112,7 +113,8 @@ def _ordered_as(point: WhatIfPoint, other: WhatIfPoint) -> WhatIfPoint | None:
     new = Candidate(order, timeline.step_us, peak)
     after = Figures(timeline.step_us, timeline.exposed_us, peak, list(measured.profile).index(peak))
     decided = decisions(found.problem, timeline, new)
-    return replace(point, found=replace(found, order=order, scheduled=after, decisions=decided))
+    made = replace(found, order=order, scheduled=after, decisions=decided, short_bytes=short_bytes)
+    return replace(point, found=made)
 
 
 def placed_on(problem: Problem, cluster: Cluster) -> Problem:

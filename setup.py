@@ -1,17 +1,9 @@
-"""What setup.cfg cannot describe: the compiled allocator, and the README as an index of packages shows it."""
+"""What setup.cfg cannot describe: the README as an index of packages shows it."""
 
 import re
 from pathlib import Path
 
-from setuptools import Extension, setup
-
-ALLOCATOR = Path("overlap_sched/peak_memory/allocator")
-COMPILED = Extension(
-    "overlap_sched.peak_memory.allocator._compiled",
-    sources=[str(ALLOCATOR / "compiled/module.c")],
-    depends=[str(header) for header in sorted(ALLOCATOR.glob("compiled/*.h"))],
-    optional=True,  # without a C compiler the package is installed without it, and Python does the same more slowly
-)
+from setuptools import setup
 
 
 def without_files(text: str) -> str:
@@ -21,7 +13,6 @@ def without_files(text: str) -> str:
 
 
 setup(
-    ext_modules=[COMPILED],
     long_description=without_files(Path("README.md").read_text(encoding="utf-8")),
     long_description_content_type="text/markdown",
 )

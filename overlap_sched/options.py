@@ -16,7 +16,7 @@ from overlap_sched.problem.allocator_settings import (
 from overlap_sched.problem.pins import read_pin
 from overlap_sched.problem.precedence import Preserve
 from overlap_sched.problem.quantities import shown
-from overlap_sched.problem.sizes import size_given
+from overlap_sched.problem.sizes import limit_given, size_given
 
 Budget = Literal["peak", "profile"]
 Agree = Literal["digest", "none"]
@@ -43,6 +43,12 @@ HOW = [
 """What functions take besides options."""
 MAX_COST = 1_000_000
 """Percent: far more than any original order takes longer."""
+MEMORY_LIMIT = "bytes, a size with a unit (40GiB), or percent of what the original order needs (105%)"
+GONE = {
+    "allocator_cost": "reserved bytes are reported, and no order is chosen by them. memory_limit='40GiB' asks for an "
+    "order that runs in so much."
+}
+"""Options that there were once, and what became of each."""
 
 
 @dataclass(frozen=True)
@@ -68,22 +74,20 @@ class Options:
         effort: How much is tried, the best kept: scheduling runs on a graph of up to 15,000 nodes, fewer on a larger
             one but one at least (default 4; 0: the original order stays). The first runs try one policy each, 7 where
             compute binds and 8 where the network does; what is left starts from the order with the lowest peak, then
-            from the best found. Where what comes out does not fit the allocator, up to nine runs, and half a repair
-            and a walk per unit come on top. Counted, not timed, so that all ranks get one order.
+            from the best found. With ``memory_limit`` up to eight come on top. Counted, not timed, so that all ranks
+            get one order.
         strict: Raise :class:`~overlap_sched.errors.VerificationError` where the default (``False``) warns and
             falls back to the original order.
-        allocator: Whose room the order keeps to, besides the budget: it runs in what the original order makes torch's
-            CUDA caching allocator reserve (:mod:`overlap_sched.scheduler.reserve`), as near as can be. ``"plain"`` or
+        memory_limit: The device on which the order is to run, besides the budget: bytes, text with a unit
+            (``"40GiB"``), or ``"105%"`` of the smallest on which the original order runs. It runs by its live bytes and
+            by a replay of torch's CUDA caching allocator. Where the best order does not: the shortest found that does
+            (:mod:`overlap_sched.scheduler.device`), else the original order if it does; else the best, and reports say
+            how much it is short. ``None`` (default): live bytes alone count.
+        allocator: The allocator that is replayed, for ``memory_limit`` and for reports. ``"plain"`` or
             ``"expandable"``: with segments of that kind. Or settings as in ``PYTORCH_ALLOC_CONF``:
             ``"expandable_segments:True,max_split_size_mb:512"``. ``"environment"`` (default): as that variable says in
             this process, ``"plain"`` where it says nothing; not in the tracker's memory model, nor for graphs
-            of another device than CUDA. ``"none"``: live bytes alone count.
-        allocator_cost: How much longer than the shortest that is found the step may become for the order to keep to the
-            allocator, in percent (default 2). 0: nothing. Where no order keeps to it at that price, one is taken that
-            lacks little (1 % of what the original order reserves, 64 MiB at most), and reports say how much. Where none
-            at that price does: the shortest that runs where the original order does, whatever it would reserve on a
-            device with room; the original order in the end; and reports say what the faster one needs. 1000: all of it
-            is kept to, whatever that costs, but never longer than the original.
+            of another device than CUDA. ``"none"``: none is.
         concurrent_groups: Collectives of which process groups may be in flight together. ``"any"`` (default): of all.
             ``"disjoint"``: of groups that share at most one rank (where ranks are not known: of none). ``"one"``: of
             one group at a time. Between communicators on one device nothing orders what runs, and RCCL hangs with
@@ -125,8 +129,8 @@ class Options:
     effort: int = 4
     strict: bool = False
     agreement: Agree = "digest"
+    memory_limit: int | str | None = None
     allocator: str = "environment"
-    allocator_cost: float = 2.0
     rewrites: tuple[RewriteKind, ...] = _ANYWHERE
     concurrent_groups: Concurrent = "any"
     pins: tuple[str, ...] = ()
@@ -138,7 +142,9 @@ class Options:
             OptionsError: There is one.
         """
         for name in given:
-            if name in HOW:
+            if name in GONE:
+                raise OptionsError(f"{name} is no option any more: {GONE[name]}")
+            if name in HOW and name not in cls.__dataclass_fields__:
                 raise OptionsError(f"{name} is not one of the options. Write enable(Options(...), {name}=...).")
             if name not in cls.__dataclass_fields__:
                 near, known = close_to(name, cls.__dataclass_fields__), ", ".join(cls.__dataclass_fields__)
@@ -155,6 +161,8 @@ class Options:
 
     def __post_init__(self) -> None:
         headroom_bytes(self.headroom, 0)
+        if self.memory_limit is not None:
+            limit_given("memory_limit", self.memory_limit, 0, MEMORY_LIMIT)
         choices = {
             "budget": ("peak", "profile"),
             "memory_model": ("runtime", "tracker"),
@@ -180,12 +188,6 @@ class Options:
             raise OptionsError(
                 f"allocator is {self.allocator!r}; it is text: 'environment', 'none', 'plain', 'expandable', or "
                 "settings."
-            )
-        cost = self.allocator_cost
-        if isinstance(cost, bool) or not isinstance(cost, (int, float)) or not 0 <= cost <= MAX_COST:
-            raise OptionsError(
-                f"allocator_cost is {cost!r}; it is a number of percent of the step, 0 to {MAX_COST}: how much longer "
-                "it may become for the order to keep to the allocator."
             )
         named = self.allocator != "environment" and allocator_named(self.allocator) is not None
         if named and self.memory_model != "runtime":
@@ -225,8 +227,8 @@ def rewrites_wanted(options: Options) -> tuple[RewriteKind, ...]:
     return options.rewrites if fits and options.effort else ()
 
 
-def kept_allocator(options: Options) -> AllocatorSettings | None:
-    """The allocator whose room orders keep to (``Options.allocator``); ``None``: live bytes alone count."""
+def replayed_allocator(options: Options) -> AllocatorSettings | None:
+    """The allocator that is replayed (``Options.allocator``); ``None``: none is."""
     if options.allocator != "environment":
         return allocator_named(options.allocator)
     if options.memory_model != "runtime":
@@ -283,6 +285,8 @@ def check_names(call: str, first: str, given: Mapping[str, Any], known: Collecti
     for name, value in given.items():
         if name in known:
             continue
+        if name in GONE:
+            raise OptionsError(f"{name} is no option any more: {GONE[name]}")
         if name in Options.__dataclass_fields__:
             raise OptionsError(
                 f"{call}() takes no {name}: it is one of the options. Write {call}({first}Options({name}={value!r}))."

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Schedule real and generated graphs, and print ours beside torch's own pass, judged by one judge on the same costs.
 
-    scripts/bench.py                          several graphs, two networks, three kinds of prices, torch's pass,
-                                              three headrooms, sizes
+    scripts/bench.py                          several graphs, two networks, with contention and without, torch's
+                                              pass, three headrooms, sizes
     scripts/bench.py --no-torch               ours alone: a fraction of the time
-    scripts/bench.py --no-sizes               without graphs of growing size
+    scripts/bench.py --no-sizes               without graphs of growing size; --no-contention: without contention
     scripts/bench.py --full                   more graphs, a million nodes
     scripts/bench.py --record docs/records/bench    also bench-DATE.json and .md there, with hardware and versions
     scripts/bench.py compare OLD NEW          two records side by side
@@ -28,7 +28,7 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is not installed
 
 from llama_repro.bench import tables
-from llama_repro.bench.cases import REAL, TRUE, Case, Tell, cases, slower_network
+from llama_repro.bench.cases import CONTENTION, Case, Tell, cases, slower_network
 from llama_repro.bench.compare import changes, comparison
 from llama_repro.bench.rows import TorchOrders, measured
 from llama_repro.bench.scale import Size, growth, sizes
@@ -40,7 +40,6 @@ from overlap_sched.problem import Problem
 from overlap_sched.report.files import write_file
 from overlap_sched.report.progress import progress
 
-PRICES = ("real", "plain", "true")
 TORCH_NODES = 12_000
 """torch's pass runs on graphs of at most so many nodes; with ``--full`` four times as many."""
 
@@ -110,41 +109,15 @@ def _write(stem: str, data: Mapping[str, Any], rows: Sequence[Row], found: Seque
 
 
 def _rows(case: Case, options: argparse.Namespace, tell: Tell) -> Iterator[Row]:
-    """With real prices, with plain ones, with true ones; a second memory model with plain ones at x1 only."""
+    """Without contention, then with it: all orders of a graph on each network, torch's first."""
     loaded = case.load(tell)
     for scale in options.comm_scale:
-        torchs: TorchOrders = {}
-        if loaded.real is not None and "real" in options.prices:
-            problem, network = slower_network(loaded.real, scale), f"x{scale:g}{REAL}"
-            yield from _on(case, problem, network, options, tell)
-        for k, plain in enumerate(loaded.problems if "plain" in options.prices else ()):
-            if k and scale != 1:
-                continue
-            problem, network = slower_network(plain, scale), f"x{scale:g}"
-            if not k:  # torch's pass knows of no model but its own: one order serves both
-                torchs = _torchs(problem, f"{case.name} {network}", options, tell)
+        graphs = ((loaded.problem, ""), (loaded.contended, CONTENTION))
+        for graph, contention in graphs if options.contention else graphs[:1]:
+            problem, network = slower_network(graph, scale), f"x{scale:g}{contention}"
+            torchs = _torchs(problem, f"{case.name} {network}", options, tell)
             tell(f"{case.name} {network}: ours")
             yield from measured(problem, network, torchs, options.effort, options.repeats, loaded.lift_s)
-        if "true" not in options.prices:
-            continue
-        problem, network = slower_network(loaded.true, scale), f"x{scale:g}{TRUE}"
-        plain = slower_network(loaded.problems[0], scale) if loaded.real is None else None  # of the same nodes
-        yield from _on(case, problem, network, options, tell, loaded.lift_s, plain)
-
-
-def _on(
-    case: Case,
-    problem: Problem,
-    network: str,
-    options: argparse.Namespace,
-    tell: Tell,
-    lift_s: float = 0.0,
-    plain: Problem | None = None,
-) -> Iterator[Row]:
-    """All orders of a graph on one network, torch's first."""
-    torchs = _torchs(problem, f"{case.name} {network}", options, tell)
-    tell(f"{case.name} {network}: ours")
-    yield from measured(problem, network, torchs, options.effort, options.repeats, lift_s, plain)
 
 
 def _torchs(problem: Problem, name: str, options: argparse.Namespace, tell: Tell) -> TorchOrders:
@@ -159,20 +132,19 @@ def _torchs(problem: Problem, name: str, options: argparse.Namespace, tell: Tell
 
 def documents(data: Mapping[str, Any], rows: Sequence[Row], found: Sequence[Size]) -> str:
     """The record for people."""
-    real, true = ([row for row in rows if row.network.endswith(prices)] for prices in (REAL, TRUE))
-    plain = [row for row in rows if not row.network.endswith((REAL, TRUE))]
+    contended = [row for row in rows if row.network.endswith(CONTENTION)]
+    alone = [row for row in rows if not row.network.endswith(CONTENTION)]
     parts = [
         f"# Benchmark of {data['date']}",
         tables.provenance(data),
         "## Against torch's own pass\n\nStep (above the lower bound), peak against the original order's. Prices of "
         "`overlap-sched plan DUMP --cluster dgx-h100 --no-contention`: fused kernels, NCCL's tuning, groups on nodes.",
-        tables.markdown(real),
-        "## At the prices of torch's published comparison\n\nA roofline for each operator, one latency and one "
-        "bandwidth inside nodes and across.",
-        tables.markdown(plain),
-        "## With contention\n\nOn a cluster of DGX H100 nodes, as `overlap-sched plan DUMP` prices by default. By "
-        "plain prices: our order of the table above, replayed with these.",
-        tables.markdown(true),
+        tables.markdown(alone),
+        *(
+            ["## With contention\n\nAs `overlap-sched plan DUMP` prices by default.", tables.markdown(contended)]
+            if contended
+            else []
+        ),
         "## What memory buys\n\nOurs at three headrooms; the tail is what stands still after the last long "
         "reduce_scatter was launched, at headroom 0.",
         tables.headroom_markdown(rows),
@@ -204,13 +176,6 @@ def _parser() -> argparse.ArgumentParser:
         help="scheduling runs per graph, the best kept (default: %(default)s)",
     )
     parser.add_argument(
-        "--prices",
-        nargs="+",
-        choices=PRICES,
-        default=PRICES,
-        help="as dumps are priced, as the graphs come, or with contention (default: all)",
-    )
-    parser.add_argument(
         "--repeats",
         metavar="N",
         type=int,
@@ -219,6 +184,7 @@ def _parser() -> argparse.ArgumentParser:
         "seconds; default: %(default)s)",
     )
     parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave out torch's own pass")
+    parser.add_argument("--no-contention", dest="contention", action="store_false", help="leave out contention")
     parser.add_argument("--no-sizes", dest="sizes", action="store_false", help="leave out how it grows with the graph")
     parser.add_argument("--full", action="store_true", help="more graphs, a million nodes")
     parser.add_argument("--record", metavar="STEM", help="write STEM-DATE.json, and tables as STEM-DATE.md")

@@ -114,7 +114,7 @@ JOBS = (
         "70 GiB its graphs may use: a forward that runs beside a backward hides the other's collectives "
         "([pipelined jobs](pipelines.md)).",
         "pipeline",
-        f"{INSTANCES}/real_prices/pipeline.toml",
+        f"{INSTANCES}/pipeline.toml",
         ("pipeline {problem} --order-graphs --schedules 1f1b,zbv,dualpipev",),
         "pipeline {problem} --order-graphs --schedules 1f1b,dualpipev",
         caption="Ranks by time, micro-batches by number, live bytes below; two boxes in one: forward beside backward.",

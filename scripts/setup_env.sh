@@ -64,11 +64,9 @@ make_venv() {
     }
 }
 
-compiled=overlap_sched/peak_memory/allocator/compiled
-
 # What the environment was made from; changes when any of it does.
 fingerprint() {
-    (cd "$root" && cat setup.cfg setup.py pyproject.toml scripts/setup_env.sh "$compiled"/*.[ch]) | cksum
+    (cd "$root" && cat setup.cfg setup.py pyproject.toml scripts/setup_env.sh) | cksum
     printf '%s\n' "$root" "$("$python" --version)" "torch $(suitable_torch "$python")"
 }
 

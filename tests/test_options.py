@@ -13,7 +13,7 @@ from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, OverlapSchedError
 from overlap_sched.fit import fit
 from overlap_sched.fit.question import Question
-from overlap_sched.options import Options, check_names, headroom_bytes, kept_allocator, on_devices
+from overlap_sched.options import Options, check_names, headroom_bytes, on_devices, replayed_allocator
 from overlap_sched.problem.allocator_settings import EXPANDABLE, PLAIN
 from overlap_sched.transform.prices import Prices
 
@@ -73,28 +73,53 @@ def test_allocator(allocator: str) -> None:
     assert Options(allocator=allocator).allocator == allocator
 
 
-@pytest.mark.parametrize("cost", [-1, float("nan"), float("inf"), True, "2%", None])
-def test_what_the_allocator_may_cost_is_a_number(cost: Any) -> None:
-    with pytest.raises(OptionsError) as error:
-        Options(allocator_cost=cost)
-    assert str(error.value) == (
-        f"allocator_cost is {cost!r}; it is a number of percent of the step, 0 to 1000000: how much longer it may "
-        "become for the order to keep to the allocator."
+def test_an_option_that_is_gone_says_what_became_of_it() -> None:
+    gone = (
+        "allocator_cost is no option any more: reserved bytes are reported, and no order is chosen by them. "
+        "memory_limit='40GiB' asks for an order that runs in so much."
     )
+    with pytest.raises(OptionsError) as error:
+        Options(allocator_cost=2)  # type: ignore[call-arg]
+    assert str(error.value) == gone
+    with pytest.raises(OptionsError) as error:
+        check_names("schedule_graph", "gm, ", {"allocator_cost": 2}, ("cost",))
+    assert str(error.value) == gone
+
+
+@pytest.mark.parametrize("limit", [1, "40GiB", "105%", 2**80])
+def test_memory_limit(limit: int | str) -> None:
+    assert Options(memory_limit=limit).memory_limit == limit
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("40", "memory_limit is '40', a number without a unit. Did you mean 40GiB? For bytes write 40B."),
+        (
+            -1,
+            "memory_limit is -1; write bytes, a size with a unit (40GiB), or percent of what the original order needs "
+            "(105%).",
+        ),
+    ],
+)
+def test_a_memory_limit_that_is_none(limit: int | str, said: str) -> None:
+    with pytest.raises(OptionsError) as error:
+        Options(memory_limit=limit)
+    assert str(error.value) == said
 
 
 def test_the_allocator_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
-    assert kept_allocator(Options()) == PLAIN
+    assert replayed_allocator(Options()) == PLAIN
     for text, settings in (("expandable_segments:True", EXPANDABLE), ("nonsense", PLAIN)):  # torch says what is wrong
         monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", text)
-        assert kept_allocator(Options()) == settings
+        assert replayed_allocator(Options()) == settings
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    assert kept_allocator(Options(allocator="plain")) == PLAIN
-    assert kept_allocator(Options(allocator="none")) is None
-    assert kept_allocator(Options(memory_model="tracker")) is None
-    assert kept_allocator(Options(rewrites=("bucket",))) == EXPANDABLE
+    assert replayed_allocator(Options(allocator="plain")) == PLAIN
+    assert replayed_allocator(Options(allocator="none")) is None
+    assert replayed_allocator(Options(memory_model="tracker")) is None
+    assert replayed_allocator(Options(rewrites=("bucket",))) == EXPANDABLE
 
 
 def test_the_allocator_is_that_of_cuda() -> None:

@@ -11,6 +11,7 @@ from llama_repro.titan.models import MODELS as TITAN_MODELS
 from overlap_sched.analysis.whatif import placed_on, priced_on
 from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.file import read_problem
 
 CAPTURED = ("llama1d",)
@@ -21,8 +22,8 @@ GENERATED = (("70b", "fsdp=64", 10_000),)
 GENERATED_MORE = (("70b", "fsdp=32,tp=8", 36_000), ("405b", "fsdp=64,tp=8,cp=2,pp=4", 36_000))
 """Model, mesh, nodes at least; the second with ``--full``. Larger ones are measured in processes of their own."""
 
-REAL, TRUE = ", real prices", ", true prices"
-"""Behind the name of a network: as ``overlap-sched plan DUMP`` prices a graph, without contention and with it."""
+CONTENTION = ", contention"
+"""Behind the name of a network where collectives slow compute and each other."""
 
 Tell = Callable[[str], None]
 """Hears what is being done."""
@@ -30,17 +31,15 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A graph, in the models it is measured in.
+    """A graph, without contention and with it.
 
     Attributes:
-        problems: The same nodes in each. The second is measured on the plain network only.
-        true: With true prices (:func:`on_cluster`), where that is known after fusion. real: without contention, too.
+        problem: Priced as ``overlap-sched plan DUMP --no-contention`` does. contended: with contention.
         lift_s: Seconds that lifting it from FX takes; 0 where it comes from a file.
     """
 
-    problems: tuple[Problem, ...]
-    true: Problem
-    real: Problem | None = None
+    problem: Problem
+    contended: Problem
     lift_s: float = 0.0
 
 
@@ -66,23 +65,23 @@ def cases(problems: list[Path], *, full: bool = False, generated: bool = True) -
 
 
 def _file(path: Path, tell: Tell) -> Loaded:
-    problem, priced = read_problem(path), path.parent / "real_prices" / path.name
-    real = replace(read_problem(priced), name=problem.name) if priced.exists() else None
-    return Loaded((problem,), on_cluster(real or problem, CLUSTER), real)
+    read = read_problem(path)
+    problem = replace(read, name=read.name.removeprefix("repro_"))
+    return Loaded(problem, on_cluster(problem, CLUSTER))
 
 
 def _generated(model: str, mesh: str, nodes: int, tell: Tell) -> Loaded:
     problem = generated_problem(model, mesh, nodes, tell)
-    return Loaded((problem,), on_cluster(problem, CLUSTER))
+    return Loaded(problem, on_cluster(problem, CLUSTER))
 
 
 def _captured(name: str, tell: Tell) -> Loaded:
     from llama_repro.capture.cache import fused_problem, stored_problems
     from llama_repro.capture.configs import find_config
 
-    stored = stored_problems(find_config(name), progress=tell)
-    plain = tuple(replace(stored.problems[model], name=name) for model in ("runtime", "tracker"))
-    return Loaded(plain, replace(fused_problem(find_config(name), tell), name=name), lift_s=stored.lift_s)
+    lift_s = stored_problems(find_config(name), progress=tell).lift_s
+    fused = replace(fused_problem(find_config(name), tell), name=name)
+    return Loaded(replace(fused, contention=NO_CONTENTION), fused, lift_s)
 
 
 def generated_problem(model: str, mesh: str, nodes: int, tell: Tell) -> Problem:

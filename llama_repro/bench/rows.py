@@ -13,8 +13,6 @@ from overlap_sched.scheduler.pipeline import schedule
 OURS = "ours, headroom 0"
 TORCH = (DEFAULT_CAPS, NO_CAPS)
 AT_TORCHS_PEAK = "ours, torch's peak"
-BY_PLAIN_PRICES = "ours, by plain prices"
-"""With true prices: the order made with plain ones."""
 MORE: Mapping[str, int | str] = {"ours, headroom 5%": "5%", "ours, no limit": MAX_TOTAL_BYTES}
 """Headrooms besides 0."""
 
@@ -29,7 +27,6 @@ def measured(
     effort: int,
     repeats: int,
     lift_s: float = 0.0,
-    plain: Problem | None = None,
 ) -> Iterator[Row]:
     """The original order, torch's, and ours at headroom 0, at larger headrooms and at torch's peak.
 
@@ -40,7 +37,6 @@ def measured(
         effort: Of ours.
         repeats: Runs of ours at headroom 0.
         lift_s: What lifting it took.
-        plain: The same nodes with other prices: what is an order worth that was made with these?
     """
     judge = Judge(problem, network)
     yield judge.row(ORIGINAL, problem.original_order, 0.0)
@@ -54,9 +50,6 @@ def measured(
             torch_row = torch_row or row
     options = Options(effort=effort, memory_model=problem.memory_model)
     yield ours(judge, OURS, options, repeats, lift_s)
-    if plain is not None:
-        by_plain = schedule(plain, options)
-        yield judge.row(BY_PLAIN_PRICES, by_plain.order, by_plain.schedule_s)
     for name, headroom in MORE.items():
         yield ours(judge, name, replace(options, headroom=headroom), 1, lift_s)
     if torch_row is not None:

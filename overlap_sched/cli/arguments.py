@@ -23,7 +23,6 @@ from overlap_sched.cli import (
 from overlap_sched.cli.input_arguments import add_input_options, add_limits, add_reading_options
 from overlap_sched.cli.parser import Parser
 from overlap_sched.options import Base, Concurrent, Options
-from overlap_sched.peak_memory.allocator.kinds import COMPILED
 from overlap_sched.problem.precedence import Preserve
 
 if TYPE_CHECKING:
@@ -35,15 +34,13 @@ exit codes:
   1    the original order was kept because the new one failed verification (with --strict: an error, nothing written)
   2    bad usage, bad input, or a file that cannot be written; one line on standard error says which
   3    a condition of `diff --fail-if` holds; one line on standard error per condition says which, and by how much
-  4    `fit`: live bytes keep the limit, but what torch's allocator reserves for them does not
+  4    no order (`fit`: no plan) was found that runs in --memory-limit
   70   a bug in overlap_sched, with a traceback
   130  interrupted (Ctrl-C)
   141  whoever read the output stopped reading
 
 All times and memory are simulated: one compute stream, one stream per process group.
 """
-
-NOT_COMPILED = "the allocator is replayed in Python: a plan takes up to twice as long as where a C compiler is"
 
 
 class _Version(argparse.Action):
@@ -117,6 +114,13 @@ def _scheduler(commands: "Commands", name: str, what: str) -> argparse.ArgumentP
         metavar="SIZE",
         help="memory allowed above the original peak: 0 (default), 500MB, 1GiB, or 5%% of that peak",
     )
+    if name != "frontier":  # which picks one of its points by it
+        add(
+            "--memory-limit",
+            metavar="SIZE",
+            help="the device on which the order is to run, by live bytes and by a replay of torch's CUDA caching "
+            "allocator: 80GB, 40GiB, or 105%% of what the original order needs",
+        )
     add(
         "--budget",
         choices=("peak", "profile"),
@@ -156,17 +160,8 @@ def _scheduler(commands: "Commands", name: str, what: str) -> argparse.ArgumentP
         "--allocator",
         default=default.allocator,
         metavar="KIND",
-        help="keep to what the original order makes torch's CUDA caching allocator reserve, too: plain or expandable "
-        "segments, or settings as in PYTORCH_ALLOC_CONF; environment: as that says here, plain where it says nothing "
-        "(default); none: live memory alone counts",
-    )
-    add(
-        "--allocator-cost",
-        type=float,
-        default=default.allocator_cost,
-        metavar="PERCENT",
-        help="how much longer than the shortest the step may become for that; 1000: whatever it costs, but never "
-        f"longer than the original (default: {default.allocator_cost:g})",
+        help="the allocator that is replayed: plain or expandable segments, or settings as in PYTORCH_ALLOC_CONF; "
+        "environment: as that says here, plain where it says nothing (default); none: no allocator",
     )
     add(
         "--pins",
@@ -196,11 +191,11 @@ def _plain(commands: "Commands", name: str, what: str) -> argparse.ArgumentParse
 
 
 def version_text() -> str:
-    """``overlap-sched 0.2.0 (Python 3.11.9, torch 2.13.0, compiled allocator)``."""
-    torch, compiled = _installed("torch"), "compiled allocator" if COMPILED else NOT_COMPILED
+    """``overlap-sched 0.2.0 (Python 3.11.9, torch 2.13.0)``."""
+    torch = _installed("torch")
     return (
         f"overlap-sched {__version__} "
-        f"(Python {platform.python_version()}, {f'torch {torch}' if torch else 'without torch'}, {compiled})"
+        f"(Python {platform.python_version()}, {f'torch {torch}' if torch else 'without torch'})"
     )
 
 

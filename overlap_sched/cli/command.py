@@ -20,14 +20,12 @@ from types import ModuleType
 from rich.console import RenderableType
 
 from overlap_sched.cli import calibrate, diff, explain, fit, frontier, memory, pipeline, plan, report, robust, whatif
-from overlap_sched.cli.arguments import NOT_COMPILED, command_parser
+from overlap_sched.cli.arguments import command_parser
 from overlap_sched.cli.input import load, save
 from overlap_sched.cli.outputs import check_outputs
 from overlap_sched.cli.schemas import schema_text
 from overlap_sched.cli.source import Loaded, check_input, options_for, source_of
 from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning, VerificationError
-from overlap_sched.options import kept_allocator
-from overlap_sched.peak_memory.allocator.kinds import COMPILED
 from overlap_sched.problem import Problem
 from overlap_sched.report.console import shown
 from overlap_sched.report.progress import progress, told_stages
@@ -38,7 +36,7 @@ from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.plan import Plan
 
 DEMO = Path(__file__).parent / "shipped/demo.json.gz"
-FINE, FELL_BACK, BAD_INPUT, FAILED, LIVE_BYTES_ALONE, BUG, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 4, 70, 130, 141
+FINE, FELL_BACK, BAD_INPUT, FAILED, DOES_NOT_FIT, BUG, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 4, 70, 130, 141
 Tell = Callable[[str], None]
 
 
@@ -112,7 +110,7 @@ def _plan(options: argparse.Namespace) -> int:
     with progress() as tell:
         loaded, result, made = _scheduled(options, tell)
         told = plan.answer(options, loaded, result, tell, made, real)
-    return _print(told, _fell_back(result, made))
+    return _print(told, _fell_back(result, made)) or (DOES_NOT_FIT if result.short_bytes else FINE)
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -163,7 +161,7 @@ def _fit(options: argparse.Namespace) -> int:
         _save_rewritten(options, found.best.problem, bool(found.best.rewrites), tell)
     if _print(told, found.fell_back is not None) == FELL_BACK:
         return FELL_BACK
-    return FINE if found.fits else LIVE_BYTES_ALONE
+    return FINE if found.fits else DOES_NOT_FIT
 
 
 def _pipeline(options: argparse.Namespace) -> int:
@@ -185,8 +183,6 @@ def _scheduled(options: argparse.Namespace, tell: Tell) -> tuple[Loaded, Schedul
     """Read the input and schedule it; with ``--rewrites`` also the plan that the schedule is of."""
     loaded = _read(options, tell, saves=not options.rewrites)
     wanted, many = options_for(options, loaded.problem), f"{len(loaded.problem.nodes):,} nodes"
-    if not COMPILED and kept_allocator(wanted) is not None:
-        _complain(f"note: {NOT_COMPILED}; --allocator none does without")
     if not options.rewrites:
         tell(f"scheduling {many}")
         return loaded, schedule(loaded.problem, wanted, stages=told_stages(tell, f"scheduling {many}")), None

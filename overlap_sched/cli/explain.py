@@ -16,7 +16,7 @@ from overlap_sched.report.words.contention import contention_figures, with_conte
 from overlap_sched.report.words.costs import cost_figures, cost_text
 from overlap_sched.report.words.peak import peak_text
 from overlap_sched.report.words.pins import pins_figures
-from overlap_sched.report.words.reserved import reserved_changes, reserved_lines
+from overlap_sched.report.words.reserved import reserved_lines, reserved_of
 from overlap_sched.report.words.rewrites import left_text, rewrites_text
 from overlap_sched.report.words.schedule import find_collective, most_exposed
 from overlap_sched.scheduler.result import Decision, Schedule
@@ -83,7 +83,7 @@ def answer(
     """Return what to print: JSON, or text, with rewrites also what each bought and why others were not taken."""
     if options.peak:
         shown = peak_text(explain_peak(result.problem, result.order))
-        reserved = reserved_lines(reserved_changes(result))
+        reserved = reserved_lines(reserved_of(result))
         return (with_contention_line("\n".join([shown, *reserved]), result.problem.contention),)
     top = top_of(options)
     if options.json:

@@ -14,7 +14,6 @@ from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, UnreachableError
 from overlap_sched.fit import Fit, fit
 from overlap_sched.fit.questions import KINDS
-from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.report.files import write_order
@@ -123,14 +122,12 @@ def answer(
 ) -> tuple[Fit, str | tuple[RenderableType, ...]]:
     """Search, write the order; the answer, and what to print."""
     problem = loaded.problem
-    original, _ = peak_memory(problem, problem.original_order)
-    limit = None if options.memory_limit is None else limit_bytes(_LIMIT, options.memory_limit, original)
     tell(f"fitting {len(problem.nodes):,} nodes")
     found = fit(
         problem,
         Prices(loaded.model or Roofline(), options.comm_scale, host=LINKS[options.host_link]),
         Options(strict=options.strict),
-        memory_limit=limit,
+        memory_limit=options.memory_limit,
         max_slowdown=_slowdown(options.max_slowdown),
         kinds=[kind for kind in _kinds(options) if kind in KINDS],
         rerun=loaded.rerun,

@@ -68,7 +68,7 @@ def check(options: argparse.Namespace) -> None:
     if wanted.allocator not in (Options().allocator, "none"):
         raise OptionsError(
             f"--allocator {wanted.allocator}: the frontier counts live bytes. Leave it out; `overlap-sched plan` with "
-            "the headroom of a point keeps to what an allocator reserves."
+            "the headroom of a point replays an allocator."
         )
     if wanted.pins:
         raise OptionsError(

@@ -205,6 +205,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         rerun,
         fissions,
         batches,
+        on.memory_bytes,
     )
 
 

@@ -14,7 +14,6 @@ from overlap_sched.cli.sizes import limit_bytes
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.peak_memory.addresses.plan import AddressPlan, plan_addresses
-from overlap_sched.peak_memory.allocator.reserved import Reservation, replay_allocator
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
 from overlap_sched.peak_memory.exact import exact_order
 from overlap_sched.peak_memory.peak import explain_peak
@@ -25,6 +24,7 @@ from overlap_sched.report.files import write_file, write_order
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, printable, size
 from overlap_sched.report.words.peak import peak_text
+from overlap_sched.report.words.reserved import Reserved, reserved_figures, reserved_for, reserved_rows, settings_for
 
 FORMAT = "overlap-addresses/1"
 MAX_EFFORT = 30
@@ -115,10 +115,10 @@ def answer(
 
         tell(f"drawing {options.plot}")
         plot_memory(plan, options.plot)
-    before, after = replay_allocator(problem, problem.original_order), replay_allocator(problem, plan.order)
+    reserved = reserved_for(problem, plan.order, settings_for(problem))
     if options.json:
-        return as_json("memory", figures(plan, addresses, before, after))
-    table = _table(plan, addresses, before, after)
+        return as_json("memory", figures(plan, addresses, reserved))
+    table = _table(plan, addresses, reserved)
     return (table, f"\n{peak_text(explain_peak(problem, plan.order))}") if options.peak else (table,)
 
 
@@ -137,7 +137,7 @@ def _plan(options: argparse.Namespace, problem: Problem) -> MemoryPlan:
     )
 
 
-def figures(plan: MemoryPlan, addresses: AddressPlan | None, before: Reservation, after: Reservation) -> dict[str, Any]:
+def figures(plan: MemoryPlan, addresses: AddressPlan | None, reserved: Reserved | None) -> dict[str, Any]:
     """Return what ``memory --json`` prints: bytes, shares between 0 and 1."""
     found: dict[str, Any] = {
         "name": plan.problem.name,
@@ -150,8 +150,7 @@ def figures(plan: MemoryPlan, addresses: AddressPlan | None, before: Reservation
         "found_by": plan.found_by,
         "tried": dict(plan.tried),
         "work": plan.work,
-        "original_reserved_bytes": before.reserved_bytes,
-        "reserved_bytes": after.reserved_bytes,
+        **reserved_figures(reserved),
     }
     if addresses is not None:
         found |= {"arena_bytes": addresses.arena_bytes, "fragmentation": addresses.fragmentation}
@@ -177,7 +176,7 @@ def _addresses_json(problem: Problem, plan: AddressPlan) -> bytes:
     return (json.dumps(data, separators=(",", ":")) + "\n").encode()
 
 
-def _table(plan: MemoryPlan, addresses: AddressPlan | None, before: Reservation, after: Reservation) -> Table:
+def _table(plan: MemoryPlan, addresses: AddressPlan | None, reserved: Reserved | None) -> Table:
     problem = plan.problem
     proven = "optimal: no order has a lower peak" if plan.optimal else f"at most {100 * plan.gap:.2f} % above the best"
     table = captioned_table(
@@ -189,8 +188,8 @@ def _table(plan: MemoryPlan, addresses: AddressPlan | None, before: Reservation,
     )
     peak = (plan.original_bytes, plan.peak_bytes)
     table.add_row("peak", *map(size, peak), change(*peak), size(plan.bound_bytes))
-    reserved = (before.reserved_bytes, after.reserved_bytes)
-    table.add_row("reserved by torch", *map(size, reserved), change(*reserved))
+    for row in reserved_rows(reserved):
+        table.add_row(*row)
     if addresses is not None:
         table.add_row("one arena", "", size(addresses.arena_bytes), "", size(addresses.peak_bytes))
         table.add_row("fragmentation", "", f"{100 * addresses.fragmentation:.2f} %")

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from overlap_sched.options import Options, close_to
+from overlap_sched.options import GONE, Options, close_to
 
 _CHOICE = re.compile(r"(?P<before>.*invalid choice: '(?P<given>.*)') \(choose from (?P<known>.*)\)", re.DOTALL)
 
@@ -25,6 +25,9 @@ class Parser(argparse.ArgumentParser):
         """As argparse does; what no option takes is an error that names what it is like."""
         parsed, extra = self.parse_known_args(args, namespace)
         if extra:
+            for text in extra:
+                if (name := text.partition("=")[0].removeprefix("--").replace("-", "_")) in GONE:
+                    self.error(in_flags(f"{text.partition('=')[0]} is no option any more: {GONE[name]}"))
             flags = list(self._subcommand(parsed)._option_string_actions)[2:]  # without -h, --help
             near = [close_to(text.partition("=")[0], flags) for text in extra if text.startswith("--")]
             self.error(f"unrecognized arguments: {' '.join(extra)}.{''.join(near)}")
@@ -41,7 +44,7 @@ def in_flags(text: str) -> str:
     """Return what :class:`~overlap_sched.options.Options` says of its fields, as of the command line's options."""
     for field in Options.__dataclass_fields__:
         flag = f"--{field.replace('_', '-')}"
-        text = re.sub(rf"\b{field} is ", f"{flag} is ", text)
+        text = re.sub(rf"\b{field} (is|of) ", rf"{flag} \1 ", text)
         text = re.sub(rf"\b{field}=\(\)", f"no {flag}", text)
         text = re.sub(rf"\b{field}='([\w-]+)'", rf"{flag} \1", text)
     return text

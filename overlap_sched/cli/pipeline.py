@@ -207,7 +207,7 @@ class _Plans:
     def _ordered(self, headroom: int | str | None) -> JobGraphs:
         def order(problem: Problem) -> Order:
             self._tell(f"ordering {problem.name}")
-            return schedule(problem, Options(headroom=headroom or 0, allocator="none")).order
+            return schedule(problem, Options(headroom=headroom or 0)).order
 
         return JobGraphs(self._read, None if headroom is None else order)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from overlap_sched.cli.parser import in_flags
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.source import Loaded, cluster_named
 from overlap_sched.errors import OptionsError
@@ -18,14 +19,7 @@ from overlap_sched.report.memory_snapshot import write_memory_snapshot
 from overlap_sched.report.trace.measured import MeasuredStep, read_measured_steps
 from overlap_sched.report.units import count
 from overlap_sched.report.words.pins import pins_text
-from overlap_sched.report.words.reserved import (
-    not_held,
-    not_taken,
-    other_segments,
-    reserved_changes,
-    reserved_figures,
-    reserved_rows,
-)
+from overlap_sched.report.words.reserved import reserved_figures, reserved_of, reserved_rows, short_text
 from overlap_sched.report.words.rewrites import left_text, rewrites_figures, rewrites_text
 from overlap_sched.report.words.together import together_text
 from overlap_sched.scheduler.result import Schedule
@@ -168,21 +162,21 @@ def answer(
     tell("replaying the caching allocator")
     if options.memory_snapshot:
         write_memory_snapshot(result, options.memory_snapshot, original)
-    reserved = reserved_changes(result, original)
+    reserved = reserved_of(result, original)
     left = () if made is None else left_of(options, loaded, made, tell)
     tell("computing the lower bound")
     if options.json:
         more = {} if made is None else rewrites_figures(made)
         if options.left_out:
             more |= {"left_out": left_json(left)}
-        more |= {"prices": prices_of(options, loaded), "reserved": reserved_figures(reserved)}
+        more |= {"prices": prices_of(options, loaded), **reserved_figures(reserved)}
         return as_json("plan", {**figures(result), **more})
-    lacks = (not_taken(result), not_held(result, original), other_segments(result, original))
-    table = summary(result, reserved_rows(reserved))
+    device_bytes = result.memory_limit_bytes or loaded.device_bytes or None
+    table, short = summary(result, reserved_rows(reserved, device_bytes)), in_flags(short_text(result))
     if made is not None:
-        return tuple(filter(None, (*lacks, table, rewrites_text(made), left_text(left), together_text(result))))
+        return tuple(filter(None, (short, table, rewrites_text(made), left_text(left), together_text(result))))
     kept = "" if result.fell_back is None else f"The original order was kept: {result.fell_back}"
-    return tuple(filter(None, (*lacks, table, kept, pins_text(result), together_text(result))))
+    return tuple(filter(None, (short, table, kept, pins_text(result), together_text(result))))
 
 
 def prices_of(options: argparse.Namespace, loaded: Loaded) -> dict[str, Any]:

@@ -85,6 +85,7 @@ class Loaded:
         rerun: Of a dump, nodes that may run again (:func:`overlap_sched.fx.rewrites.rerunnable`); ``None``: not known.
         fissions: Sub-graphs that can run in parts, the most promising first, where they were looked for.
         batches: The graph in parts along its batch, and along its experts' tokens, where that was looked for.
+        device_bytes: Of a dump, what the device has that it is priced for, for reports; 0: not known.
     """
 
     problem: Problem
@@ -98,6 +99,7 @@ class Loaded:
     rerun: frozenset[str] | None = None
     fissions: tuple[Fission, ...] = ()
     batches: tuple[Fission, ...] = ()
+    device_bytes: int = 0
 
 
 def source_of(options: argparse.Namespace) -> Source:
@@ -160,7 +162,7 @@ def options_of(options: argparse.Namespace) -> Options:
             base=options.base,
             effort=options.effort,
             allocator=options.allocator,
-            allocator_cost=options.allocator_cost,
+            memory_limit=None if options.command == "frontier" else options.memory_limit,
             rewrites=rewrites,
             concurrent_groups=options.concurrent_groups,
             strict=options.strict,

@@ -13,12 +13,12 @@ from overlap_sched.cli.source import cluster_named, options_for
 from overlap_sched.cost import H100
 from overlap_sched.cost.cluster.file import ASSUMED
 from overlap_sched.errors import OptionsError
-from overlap_sched.peak_memory.allocator.reserved import replay_allocator
 from overlap_sched.pipeline.vary import read_axes
-from overlap_sched.problem import Order, Problem
+from overlap_sched.problem import Problem
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, duration, from_to, printable, size
 from overlap_sched.report.words.contention import contention_figures, with_contention_line
+from overlap_sched.report.words.reserved import reserved_figures, reserved_of
 from overlap_sched.report.words.schedule import gap_percent
 from overlap_sched.scheduler.result import Figures
 
@@ -81,7 +81,7 @@ def _table(points: Sequence[WhatIfPoint], cluster: str) -> Table:
         title=f"{printable(problem.name)} on {printable(cluster)}",
         caption=with_contention_line(
             "Simulated, collectives priced anew for each line: the original order -> ours. Exposed and peak: of ours. "
-            "Reserved: what torch's caching allocator would reserve more (plain segments). Gap: above the lower bound.",
+            "Reserved: what torch's caching allocator would reserve more. Gap: above the lower bound.",
             problem.contention,
         ),
         numbers=(*names, "step", "exposed", "peak", "reserved", "gap"),
@@ -94,7 +94,7 @@ def _table(points: Sequence[WhatIfPoint], cluster: str) -> Table:
             from_to(duration(before.step_us), duration(after.step_us)),
             duration(after.exposed_us),
             size(after.peak_bytes),
-            change(*(_reserved_bytes(point, order) for order in (problem.original_order, found.order))),
+            "-" if (reserved := reserved_of(found)) is None else change(reserved.before, reserved.after),
             f"{gap_percent(found.scheduled.step_us, found.lower_bound_us):.2f} %",
         )
     return table
@@ -125,27 +125,24 @@ def _figures(points: Sequence[WhatIfPoint], cluster: str) -> dict[str, Any]:
 
 
 def _point_figures(point: WhatIfPoint) -> dict[str, Any]:
-    def side(figures: Figures, order: Order) -> Mapping[str, float]:
+    def side(figures: Figures, reserved_bytes: int | None) -> Mapping[str, float | None]:
         return {
             "step_us": figures.step_us,
             "exposed_us": figures.exposed_us,
             "peak_bytes": figures.peak_bytes,
-            "reserved_bytes": _reserved_bytes(point, order),
+            "reserved_bytes": reserved_bytes,
         }
 
     found = point.found
+    before, after = reserved_figures(reserved_of(found)).values()
     return {
         "varied": dict(point.varied),
-        "original": side(found.original, found.problem.original_order),
-        "scheduled": side(found.scheduled, found.order),
+        "original": side(found.original, before),
+        "scheduled": side(found.scheduled, after),
         "lower_bound_us": found.lower_bound_us,
         "gap_percent": gap_percent(found.scheduled.step_us, found.lower_bound_us),
         "fell_back": found.fell_back,
     }
-
-
-def _reserved_bytes(point: WhatIfPoint, order: Order) -> int:
-    return replay_allocator(point.found.problem, order).reserved_bytes
 
 
 def _value(name: str, value: float) -> str:

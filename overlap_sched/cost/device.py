@@ -16,6 +16,7 @@ class Device(NamedTuple):
         flops_efficiency: Part of ``peak_flops_per_s`` that a large matmul reaches (0 to 1).
         bytes_efficiency: Part of ``peak_bytes_per_s`` that a streaming kernel reaches (0 to 1).
         kernel_us: No kernel takes less: launch and tail of an empty one.
+        memory_bytes: What it has, for reports; 0: not known.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Device(NamedTuple):
     flops_efficiency: float = 0.6
     bytes_efficiency: float = 0.8
     kernel_us: float = 2.0
+    memory_bytes: int = 0
 
     @property
     def flops_per_s(self) -> float:
@@ -36,25 +38,25 @@ class Device(NamedTuple):
         return self.peak_bytes_per_s * self.bytes_efficiency
 
 
-H100 = Device("H100", 990e12, 3.35e12)
+H100 = Device("H100", 990e12, 3.35e12, memory_bytes=80 * 10**9)
 """H100 SXM5. NVIDIA H100 data sheet: BF16 1,979 TFLOPS with sparsity, so 990 dense; 3.35 TB/s. With the default
-efficiencies, 594 TFLOPS and 2.68 TB/s: the device of the shared problem files."""
+efficiencies, 594 TFLOPS and 2.68 TB/s. 80 GB."""
 
-H200 = Device("H200", 990e12, 4.8e12)
-"""H200 SXM. NVIDIA H200 data sheet: the H100's tensor cores; 4.8 TB/s."""
+H200 = Device("H200", 990e12, 4.8e12, memory_bytes=141 * 10**9)
+"""H200 SXM. NVIDIA H200 data sheet: the H100's tensor cores; 4.8 TB/s, 141 GB."""
 
-A100 = Device("A100", 312e12, 2.039e12)
+A100 = Device("A100", 312e12, 2.039e12, memory_bytes=80 * 10**9)
 """A100 SXM 80 GB. NVIDIA A100 data sheet: BF16 312 TFLOPS dense; 2,039 GB/s."""
 
 XEON_8480 = Device("Xeon-8480+", 7.168e12, 307.2e9)
 """One socket Xeon Platinum 8480+, without AMX. Intel's product page: 56 cores, base 2.0 GHz; two 512-bit FMA units make
 64 single-precision operations a cycle and core; eight channels of DDR5-4800 are 307.2 GB/s."""
 
-RTX_3090 = Device("RTX-3090", 71e12, 936e9)
+RTX_3090 = Device("RTX-3090", 71e12, 936e9, memory_bytes=24 * 10**9)
 """GeForce RTX 3090 24 GB, in bfloat16. NVIDIA Ampere GA102 whitepaper V2, appendix A: BF16 with FP32 accumulate 71
 TFLOPS dense; 936 GB/s."""
 
-RTX_3090_TF32 = Device("RTX-3090-TF32", 35.6e12, 936e9)
+RTX_3090_TF32 = Device("RTX-3090-TF32", 35.6e12, 936e9, memory_bytes=24 * 10**9)
 """The same with float32 tensors, whose matmuls and convolutions run in TF32: 35.6 TFLOPS dense (the same table)."""
 
 DEVICES = (H100, H200, A100, RTX_3090, RTX_3090_TF32, XEON_8480)

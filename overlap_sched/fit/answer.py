@@ -1,9 +1,9 @@
 """What a fit is: rewrites and an order, beside the best order without rewrites."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from overlap_sched.problem import Order, Problem
-from overlap_sched.scheduler.result import Faster
 from overlap_sched.transform.rewrites import Rewrite
 
 
@@ -27,21 +27,31 @@ class FitPoint:
     host_bytes: int = 0
 
 
+class Faster(NamedTuple):
+    """A plan that is not taken, as the device does not hold it.
+
+    Attributes:
+        step_us: Its step in the replay.
+        lacks_bytes: What the device lacks for it.
+    """
+
+    step_us: float
+    lacks_bytes: int
+
+
 @dataclass(frozen=True)
 class Held:
     """What torch's caching allocator makes of a plan, replayed.
 
     Attributes:
-        plain_bytes, expandable_bytes: What it reserves on a device without a limit, as it is by default, and with
-            expandable segments.
+        reserved_bytes: On a device without a limit.
         over_bytes: What a device of the memory limit lacks for it, with the allocator as it is set up; 0: nothing, or
             no memory limit was asked for.
         faster: The shortest plan within the limit by its live bytes, and what such a device lacks for it; ``None``: it
             is this one.
     """
 
-    plain_bytes: int
-    expandable_bytes: int
+    reserved_bytes: int
     over_bytes: int = 0
     faster: Faster | None = None
 
@@ -74,7 +84,7 @@ class Fit:
         points: The frontier: all plans found of which none is dominated, by ascending peak.
         tried: How many plans were scheduled.
         fell_back: Why no better plan is used; ``None``: the limit is kept.
-        held: What torch's allocator makes of the best plan; ``None``: it was not asked.
+        held: What torch's allocator makes of the best plan; ``None``: it was not replayed.
         effects: Of the fissions that the best plan begins with.
     """
 

@@ -117,7 +117,7 @@ class Planner:
         self.asked, self.before, self.tell = asked, begin.rewrites, tell
         self.problem = begin.problem
         self.rerun = None if asked.rerun is None else _with_parts(asked.rerun, self.before)
-        self.options = replace(asked.options, rewrites=(), allocator="none", memory_model=asked.problem.memory_model)
+        self.options = replace(asked.options, rewrites=(), memory_limit=None, memory_model=asked.problem.memory_model)
         self.points: list[FitPoint] = [] if known is None else known.points
         self.tried = 0
         self.original = self.keep(begin)

@@ -8,16 +8,16 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError, VerificationError
-from overlap_sched.fit.answer import Fit, FitPoint, Held
+from overlap_sched.fit.answer import Faster, Fit, FitPoint, Held
 from overlap_sched.fit.in_parts import Ways, effects
 from overlap_sched.fit.planner import FitContext, Planner, begun_with
 from overlap_sched.fit.question import Limit, Question, halve
-from overlap_sched.options import Options, kept_allocator, options_given
+from overlap_sched.options import Options, options_given, replayed_allocator
 from overlap_sched.peak_memory.allocator.reserved import Requests, requests_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Problem
-from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, PLAIN
-from overlap_sched.scheduler.result import Faster
+from overlap_sched.problem.allocator_settings import AllocatorSettings
+from overlap_sched.scheduler.device import needed_bytes
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Rewrite
@@ -35,8 +35,6 @@ LOWERED, LOWERED_BY = 3, 0.95
 for: lower by what was lacking, and by this part at least; once one runs, halfway back to what did not."""
 CLOSE = 0.995
 """A range as narrow as this is not halved any further."""
-SMALL_BYTES, SEGMENTS_BYTES = 1024 * MIB, 40 * MIB
-"""A limit below the first may be passed by the second: single segments decide there."""
 
 
 def fit(
@@ -63,8 +61,8 @@ def fit(
         problem: In the ``runtime`` memory model.
         prices: Of new nodes; ``prices.host`` of copies to the host.
         options: Of the scheduler; ``None``: the defaults.
-        memory_limit: The peak that must not be passed, in bytes, as a size (``"40GiB"``) or in percent of the original
-            order's peak (``"80%"``): the shortest step is looked for.
+        memory_limit: The device on which the step is to run, as of :class:`~overlap_sched.options.Options`: the
+            shortest step is looked for.
         max_slowdown: How much longer than the best order without rewrites a step may be (0.05: five percent): the
             lowest peak is looked for.
         kinds: What may be done, of :data:`KINDS`.
@@ -85,13 +83,14 @@ def fit(
         RewriteError: The problem is in another memory model.
         VerificationError: With ``options.strict``: what would otherwise be the reason for falling back.
     """
-    question = Question(memory_limit, max_slowdown, "the original peak")
+    question = Question(memory_limit, max_slowdown, "what the original order needs")
     _check(problem, kinds, host_limit_bytes, effort)
     wanted = options_given(options)
     known, ordered = None if rerun is None else frozenset(rerun), tuple(kind for kind in KINDS if kind in kinds)
     asked = FitContext(problem, prices, wanted, ordered, known, host_limit_bytes, effort)
     planner = Planner(asked, None, tell)
-    limit = question.limit(planner.original.peak_bytes, planner.without.step_us)
+    needed = needed_bytes(LiveRanges(problem), problem.original_order, replayed_allocator(wanted))
+    limit = question.limit(needed, planner.without.step_us)
     ways, fell_back = Ways(asked, fissions, limit), None
     try:
         planner = _searched(planner, ways, extra)
@@ -103,10 +102,10 @@ def fit(
         warnings.warn(message, OverlapSchedWarning, stacklevel=2)
         planner.points = [planner.without]
     best, held = held_best(planner.points, limit, wanted)
-    if held.over_bytes and ways.left and fell_back is None:  # slower, and perhaps without holes
+    if _over_bytes(held) and ways.left and fell_back is None:  # slower, and perhaps without holes
         ways.make(planner, all_=True)
         best, held = held_best(planner.points, limit, wanted)
-    if held.over_bytes and fell_back is None:
+    if _over_bytes(held) and fell_back is None:
         _lower(planner, limit, wanted)
         best, held = held_best(planner.points, limit, wanted)
     return Fit(
@@ -149,7 +148,7 @@ def _lower(planner: Planner, limit: Limit, options: Options) -> None:
     assert limit.bytes is not None
     lacks = below = limit.bytes
     for _ in range(LOWERED):
-        over_bytes = held_best(planner.points, limit, options)[1].over_bytes
+        over_bytes = _over_bytes(held_best(planner.points, limit, options)[1])
         if over_bytes:
             lacks, below = below, below - max(over_bytes, int(below * (1 - LOWERED_BY)))
         elif below < lacks * LOWERED_BY:
@@ -199,7 +198,7 @@ def _check(problem: Problem, kinds: Collection[str], host: int | None, effort: i
         )
 
 
-def held_best(points: Sequence[FitPoint], limit: Limit, options: Options) -> tuple[FitPoint, Held]:
+def held_best(points: Sequence[FitPoint], limit: Limit, options: Options) -> tuple[FitPoint, Held | None]:
     """Return the point that answers a question best, and what the allocator makes of it.
 
     Within a memory limit: the shortest plan that runs on a device of so much memory, with retries where it needs them.
@@ -210,28 +209,33 @@ def held_best(points: Sequence[FitPoint], limit: Limit, options: Options) -> tup
         limit: The question.
         options: ``allocator`` says how it is set up; ``"none"``: live bytes alone count.
     """
-    best, settings = limit.best(points), kept_allocator(options)
+    best, settings = limit.best(points), replayed_allocator(options)
     asked = _requests(best)
     if limit.bytes is None or settings is None or best.peak_bytes > limit.bytes:
-        return best, _held(asked, 0)
-    capacity = limit.bytes + (SEGMENTS_BYTES if limit.bytes < SMALL_BYTES else 0)
+        return best, _held(asked, settings, 0)
     within = sorted((one for one in points if one.peak_bytes <= limit.bytes), key=lambda one: one.step_us)
     lacking, faster = [], None
     for one in within:
         requests = asked if one is best else _requests(one)
-        if requests.fits(capacity, settings):
-            return one, replace(_held(requests, 0), faster=faster)
-        reserved = requests.replayed(settings).peak_reserved_bytes
-        lacking.append((requests.smallest_capacity(settings, reserved) - limit.bytes, one, requests))
+        held = _held(requests, settings, 0)
+        if requests.fits(limit.bytes, settings):
+            return one, None if held is None else replace(held, faster=faster)
+        lacking.append((requests.smallest_capacity(settings, limit.bytes) - limit.bytes, one, requests))
         faster = faster or Faster(one.step_us, lacking[0][0])
     over_bytes, best, asked = min(lacking, key=lambda each: each[0])
-    return best, replace(_held(asked, over_bytes), faster=None if best is within[0] else faster)
+    held = _held(asked, settings, over_bytes)
+    return best, None if held is None else replace(held, faster=None if best is within[0] else faster)
 
 
 def _requests(plan: FitPoint) -> Requests:
     return requests_of(LiveRanges(plan.problem), plan.order)
 
 
-def _held(requests: Requests, over_bytes: int) -> Held:
-    plain, expandable = (requests.replayed(one).peak_reserved_bytes for one in (PLAIN, EXPANDABLE))
-    return Held(plain, expandable, max(over_bytes, 0))
+def _over_bytes(held: Held | None) -> int:
+    return 0 if held is None else held.over_bytes
+
+
+def _held(requests: Requests, settings: AllocatorSettings | None, over_bytes: int) -> Held | None:
+    if settings is None:
+        return None
+    return Held(requests.replayed(settings).peak_reserved_bytes, over_bytes)

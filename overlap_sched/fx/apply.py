@@ -20,7 +20,7 @@ from overlap_sched.problem import Problem
 from overlap_sched.problem.pins import pin_notes
 from overlap_sched.report.units import count, duration, size
 from overlap_sched.report.words.kept import why_no_better
-from overlap_sched.report.words.reserved import held_lines
+from overlap_sched.report.words.reserved import reserved_lines, reserved_of, short_text
 from overlap_sched.report.words.sizes import AssumedSize, sizes_assumed
 from overlap_sched.report.words.together import apart_line, collectives_text
 from overlap_sched.scheduler.pipeline import schedule
@@ -117,8 +117,9 @@ class Report:
                     lines.append(f"  {count(len(self.rewrites), 'rewrite')} of collectives")
             lines.append(f"  peak budget {size(plan.budget_bytes)} ({model} memory model)")
             lines += [f"  {sizes_assumed(self.sizes)}"] if self.sizes else []
-            lines += [f"  {line}" for line in (held_lines(plan) if self.changed else ())]
-            lines += [f"  {line}" for line in (apart_line(plan),) if line]
+            was = self.made.without.problem if self.made is not None and self.made.schedule is plan else None
+            lines += [f"  {line}" for line in (reserved_lines(reserved_of(plan, was)) if self.changed else ())]
+            lines += [f"  {line}" for line in (short_text(plan), apart_line(plan)) if line]
             lines.append(
                 f"  {count(len(plan.problem.nodes), 'node')}, {collectives_text(plan.problem)}; "
                 f"lifted in {self.lift_s:.2f} s, scheduled in {plan.schedule_s:.2f} s"
@@ -168,7 +169,7 @@ def schedule_graph(
     check_model(lift_arguments.get("model"))
     before = list(graph_of(gm).nodes)
     try:
-        return _schedule_graph(gm, options, lift_arguments, scheduler or schedule)
+        report = _schedule_graph(gm, options, lift_arguments, scheduler or schedule)
     except (VerificationError, SequenceError):
         raise
     except Exception as error:  # a pass that fails must not take the compilation with it
@@ -179,6 +180,10 @@ def schedule_graph(
             raise VerificationError(f"scheduling {name!r} failed: {reason}") from error
         warnings.warn(f"overlap_sched leaves {name!r} as it was: {reason}", OverlapSchedWarning, stacklevel=2)
         return Report(name, reason=reason)
+    if scheduler is None and report.schedule is not None and report.schedule.short_bytes:
+        message = f"overlap_sched, {report.name!r}: {short_text(report.schedule)}"
+        warnings.warn(message, OverlapSchedWarning, stacklevel=2)
+    return report
 
 
 def _schedule_graph(

@@ -43,6 +43,7 @@ from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.problem.precedence import Preserve
 from overlap_sched.report.units import size
+from overlap_sched.report.words.reserved import short_text
 from overlap_sched.scheduler.follow import Proposal
 from overlap_sched.scheduler.pipeline import follow, follow_launches, schedule
 from overlap_sched.scheduler.result import Schedule
@@ -198,7 +199,10 @@ class Attempt:
             made = follow_launches(problem, launching, options)
             return made or refuse(problem.name, "its dependencies do not allow that sequence")
         if self.following is None:
-            return schedule(problem, options)
+            made = schedule(problem, options)
+            if made.short_bytes:
+                warn(f"overlap_sched, {problem.name!r}: {short_text(made)}")
+            return made
         found = self._following(problem, self.following, options)
         if found is None:
             raise NotUnderstoodError("the launch sequence of another rank cannot be followed")

@@ -20,7 +20,7 @@ from overlap_sched.fx.declared import declarations
 from overlap_sched.fx.pins import marks_of, module_of
 from overlap_sched.inductor.agree import asks
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.options import kept_allocator
+from overlap_sched.options import replayed_allocator
 
 
 def settings_key(settings: Settings) -> str | None:
@@ -32,7 +32,7 @@ def settings_key(settings: Settings) -> str | None:
     try:
         parts = [_package(), torch.__version__, repr(settings.options), str(settings.ranks_per_node)]
         parts += [repr((settings.memory_limit, settings.max_slowdown)), repr(declarations())]
-        parts += [_ranks(settings), repr(kept_allocator(settings.options)), _pinned(settings)]
+        parts += [_ranks(settings), repr(replayed_allocator(settings.options)), _pinned(settings)]
         keys = [_part_key(part) for part in (settings.cost, settings.model, settings.where)]
         if None in keys:
             return None

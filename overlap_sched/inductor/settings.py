@@ -46,8 +46,9 @@ class Settings:
             default all. For pipelines, where each stage has graphs of its own.
         timeout_s: How long to wait for them (seconds), see :data:`overlap_sched.distributed.TIMEOUT_S`.
         memory_limit: Of forward and backward; what is saved for backward, and what runs again there, is chosen for it
-            (:mod:`overlap_sched.inductor.partitioning`). ``None``: that is left to torch, unless ``max_slowdown`` is
-            given.
+            (:mod:`overlap_sched.inductor.partitioning`), and the order of each is to run there, as with
+            ``Options.memory_limit`` (but for percent: they are of the peak of torch's own choice). ``None``: that is
+            left to torch, unless ``max_slowdown`` is given.
         max_slowdown: Or for the lowest peak within this: 0.05 for five percent. ``None``: see above.
         notes: What was switched off for it; goes into the reports.
         graph: Ranks meet under it, where a job has graphs that may be alike; ``""``: their operators tell them apart.
@@ -88,6 +89,8 @@ class Settings:
             object.__setattr__(self, "options", replace(self.options, concurrent_groups="disjoint"))
         if self.fits:
             Question(self.memory_limit, self.max_slowdown)
+        if self.memory_limit is not None and "%" not in str(self.memory_limit):  # percent are of forward and backward
+            object.__setattr__(self, "options", replace(self.options, memory_limit=self.memory_limit))
         if self.cluster is not None:
             object.__setattr__(self, "cluster", cluster_given(self.cluster))
 

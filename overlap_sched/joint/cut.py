@@ -120,7 +120,7 @@ def cut(joint: fx.GraphModule, partitioner: Partitioner, marks: Marks, judge: Ju
     front, _ = judge.lifted(forward, "forward")
     note_what_stays(forward, backward)
     back, found = judge.lifted(backward, "backward")
-    options = on_devices(replace(judge.options, rewrites=()), found.devices)
+    options = on_devices(replace(judge.options, rewrites=(), memory_limit=None), found.devices)
     plans = [schedule(problem, options).scheduled for problem in (front, back)]
     outside = _outside(forward, backward, front, judge.outputs)
     peak = max(plans[0].peak_bytes, plans[1].peak_bytes + outside)

@@ -14,13 +14,13 @@ never read: they are pickles of lists, dictionaries, texts and whole numbers.
 
 import pickle
 from bisect import bisect_left
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.replay import replay
-from overlap_sched.peak_memory.allocator.caching import SMALL_BASE, Address, Block
-from overlap_sched.peak_memory.allocator.kinds import allocator
+from overlap_sched.peak_memory.allocator.caching import SMALL_BASE, Address, Block, CachingAllocator
 from overlap_sched.peak_memory.allocator.reserved import requests_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Order, Problem
@@ -89,12 +89,12 @@ class _Replayed:
         self._problem, self._device, self._title = problem, device, title
         self._kinds = memory_kinds(problem)
         self._position = {v: at for at, v in enumerate(order)}
-        self._allocator = allocator(PLAIN)
+        self._allocator = CachingAllocator(PLAIN)
         self._held = dict[int, Address]()
         self._segments = list[Block]()
         ranges, run = LiveRanges(problem), replay(problem, order)
         last = {span.storage: order[span.last] for span in ranges.of(order)}
-        for event in requests_of(ranges, order).events:
+        for event in chain.from_iterable(requests_of(ranges, order).steps):
             s = event if event >= 0 else ~event
             if not problem.storages[s].bytes:
                 continue

@@ -9,14 +9,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from overlap_sched.scheduler.stage import Context, Found, Stage, Stages
+from overlap_sched.scheduler.candidate import Candidate
+from overlap_sched.scheduler.stage import Context, Stage, Stages
 from overlap_sched.scheduler.stages import ALL
 
 _COUNTED = re.compile(r"\b([\d,]+) of ([\d,]+)\b")
@@ -72,19 +73,19 @@ def progress(console: Console | None = None, delay_s: float = 2.0) -> Iterator[C
 
 
 def told_stages(tell: Callable[[str], None], what: str, stages: Stages = ALL) -> Stages:
-    """All stages, each of which says that it begins: ``scheduling 8,052 nodes: stage 6/21, shift``.
+    """All stages, each of which says that it begins: ``scheduling 8,052 nodes: stage 4/6, shift``.
 
     They take too unlike times to say what is left.
     """
-    count, of = itertools.count(1), sum(len(getattr(stages, part.name)) for part in fields(stages))
+    count, of = itertools.count(1), len(stages.all)
 
-    def telling(stage: Stage[Found]) -> tuple[Stage[Found]]:
+    def telling(stage: Stage) -> Stage:
         at = next(count)
 
-        def run(context: Context, found: Found) -> Found:
+        def run(context: Context, found: Candidate) -> Candidate:
             tell(f"{what}: stage {at}/{of}, {stage.name}")
             return stage.run(context, found)
 
-        return (replace(stage, run=run),)
+        return replace(stage, run=run)
 
     return stages.each(telling)

@@ -1,21 +1,19 @@
 """The best order by all stages, before the judges look at it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from itertools import product
 
 from overlap_sched.errors import PinError
-from overlap_sched.options import Options, kept_allocator
+from overlap_sched.options import Options
 from overlap_sched.problem import NodeId, Order, Problem
 from overlap_sched.problem.pins import pinned
 from overlap_sched.scheduler.apart import clashes, kept_apart, on_one_stream
 from overlap_sched.scheduler.candidate import Candidate, Task
-from overlap_sched.scheduler.needs import NOTHING, Reserve
+from overlap_sched.scheduler.device import DeviceLimit, best_that_runs
 from overlap_sched.scheduler.portfolio import lowest_peak
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.reserve import within_reserve
-from overlap_sched.scheduler.result import NO_WORK, Faster
+from overlap_sched.scheduler.result import NO_WORK
 from overlap_sched.scheduler.stage import Context, Stages
 from overlap_sched.scheduler.stages import ALL
 
@@ -23,71 +21,27 @@ STALLS = (0.0, 0.5, 1.0)
 """Orders with groups kept apart are made so, see :func:`overlap_sched.scheduler.apart.kept_apart`; the best is kept."""
 
 
-@dataclass(frozen=True)
-class BestOrder:
-    """The best order for live bytes.
+def best_order(problem: Problem, options: Options, original: Candidate, stages: Stages) -> tuple[Candidate, int]:
+    """The best order by (step, peak) of all bases that are asked for, and the peak that headroom is counted from.
 
-    Attributes:
-        context: Of the task asked for, and the order that its runs started from.
-        original: The original order; where that breaks pins, what took its place. best: by (step, peak), whatever the
-            allocator makes of it.
+    With ``Options.memory_limit`` the best that runs on such a device.
     """
-
-    context: Context
-    original: Candidate
-    best: Candidate
-
-    def by(self, stages: Stages, seed: int) -> "BestOrder":
-        """The same, to be fitted by other stages."""
-        return replace(self, context=replace(self.context, stages=stages, seed=seed))
-
-    @cached_property
-    def offered(self) -> Candidate:
-        """The best as the last stages leave it where live bytes alone count."""
-        return self.context.through(self.context.stages.last, self.best)
-
-    def chosen(self, reserve: Reserve | None) -> tuple[Candidate, int]:
-        """That, or one near it that the allocator can hold; and the peak that headroom is counted from."""
-        best, asked = self.best, self.context.task
-        if best.order != asked.problem.original_order:
-            best = self.offered if reserve is None else self._held(reserve)
-        kept = best.order == self.original.order and not asked.within_budget(best.order)
-        return best, self.original.peak_bytes if kept else asked.base_bytes
-
-    def _held(self, reserve: Reserve) -> Candidate:
-        lacks = reserve.overdraft(self.offered.order)
-        if lacks == NOTHING:
-            return self.offered
-        held = within_reserve(self.context, reserve, self.best)
-        best = replace(self.context, reserve=reserve).through(self.context.stages.last, held)
-        if not reserve.task.may_stay and not reserve.runs(reserve.overdraft(best.order)):
-            raise PinError("no order found that keeps the pins runs where the original order does, which breaks them")
-        return best if best.faster is None else replace(best, faster=Faster(self.offered.step_us, lacks.lacks_bytes))
-
-
-def best_order(
-    problem: Problem, options: Options, original: Candidate, stages: Stages, seed: int
-) -> tuple[Candidate, int]:
-    """The best order that can be held, and the peak that headroom is counted from."""
-    found, settings = for_live_bytes(problem, options, original, stages, seed), kept_allocator(options)
-    moved = found.best.order != original.order
-    return found.chosen(Reserve.of(found.context.task, settings) if moved and settings is not None else None)
-
-
-def for_live_bytes(problem: Problem, options: Options, original: Candidate, stages: Stages, seed: int) -> BestOrder:
-    """The best by (step, peak) of all bases that are asked for."""
-    start = _with_pins(Task(problem, options, original.peak_bytes), original)
+    default = Task(problem, options, original.peak_bytes)
+    start = _with_pins(default, original)
     best, work = start, NO_WORK
     contexts = [
-        Context(task, Reference(task.problem, base, task.live_ranges), stages, seed=seed)
-        for task, base in _tasks(Task(problem, options, original.peak_bytes), start.order)
+        Context(task, Reference(task.problem, base, task.live_ranges)) for task, base in _tasks(default, start.order)
     ]
     for context in contexts:
-        found = _made(context, start)
+        found = _made(context, start, stages)
         work = work.plus(found.work)
         if found.beats(best):
             best = found
-    return BestOrder(contexts[0], start, replace(best, work=work))
+    best, asked, device = replace(best, work=work), contexts[0].task, DeviceLimit.of(default)
+    if device is not None and problem.collectives:
+        best = best_that_runs(device, contexts[0], start, best)
+    kept = best.order == start.order and not asked.within_budget(best.order)
+    return best, original.peak_bytes if kept else asked.base_bytes
 
 
 def _with_pins(task: Task, original: Candidate) -> Candidate:
@@ -129,23 +83,23 @@ def _tasks(default: Task, original: Order) -> list[tuple[Task, Order]]:
 def phases(task: Task, base: Order, original: Candidate) -> Candidate:
     """All that moves nodes, from one base; what no stage improves stays as it is."""
     reference = Reference(task.problem, base, task.live_ranges)
-    return _made(Context(task, reference, ALL), original)
+    return _made(Context(task, reference), original, ALL)
 
 
-def _made(context: Context, original: Candidate) -> Candidate:
+def _made(context: Context, original: Candidate, stages: Stages) -> Candidate:
     """Return the best order by live bytes from the reference order; the original one where none is better."""
     task, base = context.task, tuple(context.reference.order)
     best = original
     if base != original.order and (start := task.measured(base)).beats(original):
         best = start
-    return context.through(context.stages.live, replace(best, work=NO_WORK)) if task.problem.collectives else best
+    return stages.run(context, replace(best, work=NO_WORK)) if task.problem.collectives else best
 
 
-def apart(task: Task, best: Candidate, original: Candidate, stages: Stages, seed: int) -> Candidate:
+def apart(task: Task, best: Candidate, original: Candidate, stages: Stages) -> Candidate:
     """The best order with groups kept apart that must not meet (``Options.concurrent_groups``).
 
     From the best order, and from the best of the same graph with those groups on one stream; the original one where
-    neither is better, or the allocator cannot hold it as well as the best.
+    neither is better, or does not run on the device on which the best does.
 
     Raises:
         PinError: That breaks pins, and nothing else was found.
@@ -156,10 +110,9 @@ def apart(task: Task, best: Candidate, original: Candidate, stages: Stages, seed
     clash, defers = clashes(problem, options.concurrent_groups), options.preserve_collective_order == "none"
     shared = on_one_stream(problem, options.concurrent_groups)
     alone = Task(shared, options, task.base_bytes).measured(original.order)
-    other, _ = best_order(shared, options, alone, stages, seed)
-    settings = kept_allocator(options)
-    reserve = None if settings is None else Reserve.of(task, settings)
-    lacks = NOTHING if reserve is None else reserve.overdraft(best.order)
+    other, _ = best_order(shared, options, alone, stages)
+    device = DeviceLimit.of(task)
+    must_run = device is not None and device.runs(task.live_ranges, best.order)
     chosen = original if task.keeps(original.order) else None
     for found, stalls in product((best, other), STALLS):
         order = kept_apart(problem, found.order, clash, defers, stalls)
@@ -167,7 +120,7 @@ def apart(task: Task, best: Candidate, original: Candidate, stages: Stages, seed
             continue
         made = task.remeasured(found, order)
         better = task.keeps(order) and (chosen is None or made.beats(chosen))
-        if better and (reserve is None or reserve.overdraft(order) <= lacks):
+        if better and (device is None or not must_run or device.runs(task.live_ranges, order)):
             chosen = made
     if chosen is None:
         raise PinError("no order found that keeps the pins keeps process groups apart, too")
@@ -178,7 +131,7 @@ def closed_up(task: Task, best: Candidate) -> Candidate:
     """The best order with launches that are pinned together at the place of the last of them, or of the first.
 
     Raises:
-        PinError: The allocator cannot hold either.
+        PinError: Neither is within the budget.
     """
     groups = [one.nodes for one in pinned(task.problem, task.options.pins) if one.pin.rule == "together"]
     if not groups or not task.keeps(best.order):
@@ -186,12 +139,12 @@ def closed_up(task: Task, best: Candidate) -> Candidate:
     orders = [_side_by_side(best.order, groups, at) for at in (-1, 0)]
     if best.order in orders:
         return best
-    settings = kept_allocator(task.options)
-    reserve = None if settings is None else Reserve.of(task, settings)
-    fit = [order for order in orders if task.keeps(order) and task.within_budget(order)]
-    found = [order for order in fit if reserve is None or reserve.runs(reserve.overdraft(order))]
+    found = [order for order in orders if task.keeps(order) and task.within_budget(order)]
     if not found:
-        raise PinError("launched together, the collectives do not run where the original order does")
+        raise PinError("launched together, the collectives need more memory than there is")
+    device = DeviceLimit.of(task)
+    if device is not None and device.runs(task.live_ranges, best.order):
+        found = [order for order in found if device.runs(task.live_ranges, order)] or found
     return min((task.remeasured(best, order) for order in found), key=lambda one: one.step_us)
 
 

@@ -15,8 +15,7 @@ from overlap_sched.problem import MAX_TOTAL_BYTES, Order, Problem
 from overlap_sched.problem.pins import pin_pairs
 from overlap_sched.problem.precedence import Pair, by_key, launch_pairs, positions
 from overlap_sched.scheduler.admission import Refusal
-from overlap_sched.scheduler.policies import Policy
-from overlap_sched.scheduler.result import NO_WORK, Faster, Reason, Work
+from overlap_sched.scheduler.result import NO_WORK, Reason, Work
 from overlap_sched.scheduler.step_time import StepTimes
 
 SAME_STEP = 1e-9
@@ -33,9 +32,6 @@ class Candidate:
         reasons: Per collective, why it was launched where it was; empty: the order was not made by us.
         refusals: Per collective that the budget ever refused: the first time.
         work: What it took to come to it.
-        policy: Of the run that made it; ``None``: none did.
-        unshifted: The order before single launches and waits were shifted; ``None``: none were.
-        faster: What it was taken for, as that would not run where the original order does; ``None``: nothing.
     """
 
     order: Order
@@ -44,9 +40,6 @@ class Candidate:
     reasons: Mapping[int, Reason] = field(default_factory=dict)
     refusals: Mapping[int, Refusal] = field(default_factory=dict)
     work: Work = NO_WORK
-    policy: Policy | None = None
-    unshifted: Order | None = None
-    faster: Faster | None = None
 
     def beats(self, other: "Candidate") -> bool:
         """Is its step shorter, or as long with a lower peak?"""

@@ -26,7 +26,6 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, NodeId, Order
 from overlap_sched.problem.precedence import moving_with, neighbours, positions, with_sooner
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate
-from overlap_sched.scheduler.needs import holds_as_well
 from overlap_sched.scheduler.result import Reason
 from overlap_sched.scheduler.stage import Context
 from overlap_sched.scheduler.step_time import StepTrail
@@ -65,7 +64,6 @@ class _StallFiller:
 
     def __init__(self, context: Context, best: Candidate, tries: int) -> None:
         self._task, self._nodes = context.task, context.task.problem.nodes
-        self._may_be_held = holds_as_well(context.reserve, best.order)
         self._before, self._after = neighbours(self._task.problem, self._task.pairs)
         self._tries, self._in_vain = tries, 0
         self.step_us, self.deferred = best.step_us, set[NodeId]()
@@ -146,8 +144,6 @@ class _StallFiller:
         step_us = self._trail.of(order)
         if step_us >= self.step_us * (1 - SAME_STEP):
             self._in_vain += 1
-            return False
-        if not self._may_be_held(order):
             return False
         self.step_us, self._in_vain = step_us, 0
         self.deferred |= {v for v in deferred if self._nodes[v].kind is Kind.COLLECTIVE}

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import pairwise
 
-from overlap_sched.options import kept_allocator
 from overlap_sched.peak_memory.best import best_order
 from overlap_sched.peak_memory.memory_graph import lead_with_inputs, memory_graph_of
 from overlap_sched.peak_memory.repair import judged
@@ -25,9 +24,8 @@ from overlap_sched.problem import NodeId, Order, Problem
 from overlap_sched.problem.pins import pin_pairs
 from overlap_sched.problem.precedence import Pair, by_key, launched_on, positions
 from overlap_sched.scheduler.candidate import Candidate, Task
-from overlap_sched.scheduler.needs import Reserve
+from overlap_sched.scheduler.device import DeviceLimit
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.reserve import within_reserve
 from overlap_sched.scheduler.stage import Context, Stages
 
 STEPS = 2_000_000
@@ -101,7 +99,7 @@ def _alike(calls: Sequence[str], launches: Sequence[NodeId], proposal: Proposal)
 
 
 def best_like(task: Task, proposal: Proposal, stages: Stages) -> Candidate | None:
-    """The best order found with the launches of a proposal, within the budget and what an allocator can hold.
+    """The best order found with the launches of a proposal, within the budget and ``Options.memory_limit``.
 
     Args:
         task: What is asked for.
@@ -116,15 +114,10 @@ def best_like(task: Task, proposal: Proposal, stages: Stages) -> Candidate | Non
         return None
     task = replace(task, like=order)
     best = _within_budget(task, order, stages)
-    settings, original = kept_allocator(task.options), task.measured(task.problem.original_order)
-    if best is None or best.step_us > original.step_us:
+    if best is None or best.step_us > task.measured(task.problem.original_order).step_us:
         return None
-    if settings is None:
-        return best
-    reserve = Reserve.of(task, settings)
-    context = Context(task, Reference(task.problem, best.order, task.live_ranges), stages, reserve)
-    held = within_reserve(context, reserve, best)
-    return held if reserve.runs(reserve.overdraft(held.order)) else None
+    device = DeviceLimit.of(task)
+    return best if device is None or device.runs(task.live_ranges, best.order) else None
 
 
 def _within_budget(task: Task, order: Order, stages: Stages) -> Candidate | None:
@@ -134,8 +127,8 @@ def _within_budget(task: Task, order: Order, stages: Stages) -> Candidate | None
     for low in _lower(task.problem.renumbered(order, task.pairs), int(task.limit.min())):
         start = tuple(order[k] for k in low)
         if task.within_budget(start):
-            context = Context(task, Reference(task.problem, start, task.live_ranges), stages)
-            return context.through(stages.live, task.measured(start))
+            context = Context(task, Reference(task.problem, start, task.live_ranges))
+            return stages.run(context, task.measured(start))
     return None
 
 

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_sched.problem.precedence import Pair
-from overlap_sched.scheduler.allocator_gate import AllocatorGate
 from overlap_sched.scheduler.candidate import Candidate, SchedulerRun
 from overlap_sched.scheduler.policies import Policy
 from overlap_sched.scheduler.reference import Reference
@@ -37,7 +36,6 @@ def list_schedule(
     policy: Policy,
     pairs: Sequence[Pair] = (),
     beat_us: float = math.inf,
-    gate: AllocatorGate | None = None,
     times: StreamTimes | None = None,
 ) -> SchedulerRun:
     """Schedule once.
@@ -48,13 +46,12 @@ def list_schedule(
         policy: What this run tries.
         pairs: Extra pairs (before, after) that the order must keep, and that the reference keeps.
         beat_us: A step that has been reached already: a run that will be longer is given up.
-        gate: The allocator beside the run: what would make it reserve more than it may is not moved ahead.
         times: When collectives are finished, where not as each in its turn: they may go together.
 
     Returns:
         What it made, within the budget by construction, and what that took.
     """
-    state = SchedulerState(reference, limit, reference.priorities(policy.prepares), pairs, gate, times)
+    state = SchedulerState(reference, limit, reference.priorities(policy.prepares), pairs, times)
     rules, given_up_us = LaunchRules(state, policy), beat_us * (1 + _ROUNDING)
     while len(state.order) < len(reference.order):
         v, reason = rules.choose()
@@ -68,6 +65,5 @@ def list_schedule(
         reasons=state.reasons,
         refusals=state.refusals,
         work=state.work(),
-        policy=policy,
     )
     return SchedulerRun(made.work, made)

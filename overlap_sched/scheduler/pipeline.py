@@ -3,9 +3,8 @@
 ::
 
     base order       the original one, or the one with the lowest peak                   Options.base
-      -> live        the best order by live bytes: runs of the main loop, then polished  list_scheduler
-      -> fitting     where torch's allocator cannot hold it: one near it that it can     reserve
-      -> last        compute behind launches that it hides, launches to idle links      fill_stalls, fill_links
+      -> stages      the best order by live bytes: runs of the main loop, then polished  list_scheduler
+      -> device      with Options.memory_limit: one that runs in it                      device
       -> apart       groups that must not be in flight together                          apart
       -> verify      the judges look at the order; they share no code with the above     judge
       -> explain     why each collective is where it is                                  explain
@@ -18,28 +17,28 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import pairwise
 
 from overlap_sched.errors import OverlapSchedWarning, PinError, ProblemError, VerificationError
 from overlap_sched.judge.pins import pin_violation
 from overlap_sched.judge.together import together
 from overlap_sched.judge.validate import JudgedOrder, broken_promise, measure, violation
-from overlap_sched.options import Options, headroom_bytes, kept_allocator, options_given
+from overlap_sched.options import Options, headroom_bytes, options_given
+from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId, Problem
 from overlap_sched.problem.pins import pin_pairs
 from overlap_sched.problem.precedence import by_key
-from overlap_sched.scheduler.best import BestOrder, apart, best_order, closed_up, for_live_bytes
+from overlap_sched.scheduler.best import apart, best_order, closed_up
 from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.device import DeviceLimit
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.follow import Proposal, best_like
-from overlap_sched.scheduler.needs import NOTHING, Reserve
 from overlap_sched.scheduler.result import Figures, Schedule
 from overlap_sched.scheduler.stage import Stages
-from overlap_sched.scheduler.stages import ALL, QUICK
+from overlap_sched.scheduler.stages import ALL
 
 
-def schedule(problem: Problem, options: Options | None = None, *, stages: Stages = ALL, seed: int = 0) -> Schedule:
+def schedule(problem: Problem, options: Options | None = None, *, stages: Stages = ALL) -> Schedule:
     """Reorder so that communication hides behind compute, within the memory budget.
 
     The order that comes out is valid, stays within the budget and is not slower than the original in replay:
@@ -50,7 +49,6 @@ def schedule(problem: Problem, options: Options | None = None, *, stages: Stages
         problem: What to schedule.
         options: How; ``None``: the defaults (zero headroom).
         stages: All that is done; only benchmarks and tests ask for less.
-        seed: Of what is tried at random; only benchmarks ask for another.
 
     Raises:
         ProblemError: The problem is in another memory model than ``options.memory_model``.
@@ -61,9 +59,7 @@ def schedule(problem: Problem, options: Options | None = None, *, stages: Stages
     _check_memory_model(problem, options)
     pin_pairs(problem, options.pins)  # what contradicts itself is the user's error, no reason to fall back
     before = measure(problem, problem.original_order)
-    return _judged(
-        problem, options, before, lambda original: best_order(problem, options, original, stages, seed), stages, seed
-    )
+    return _judged(problem, options, before, lambda original: best_order(problem, options, original, stages), stages)
 
 
 def follow(problem: Problem, proposal: Proposal, options: Options | None = None) -> Schedule | None:
@@ -132,65 +128,12 @@ def follow_launches(problem: Problem, launches: Sequence[NodeId], options: Optio
     )
 
 
-class Unfitted:
-    """A problem scheduled for live bytes alone; fitted to its allocator once that is asked for.
-
-    Attributes:
-        options: What was asked for.
-        live: As by ``allocator="none"``: what can be held is nearly always at least as long.
-    """
-
-    def __init__(self, problem: Problem, options: Options) -> None:
-        """Raises what :func:`schedule` raises."""
-        _check_memory_model(problem, options)
-        self.options, self._problem = options, problem
-        self._before = measure(problem, problem.original_order)
-        alone = replace(options, allocator="none")
-        self.live = _judged(problem, alone, self._before, lambda _: self._found.chosen(None))
-
-    @cached_property
-    def fitted(self) -> Schedule:
-        """The schedule that :func:`schedule` makes; nothing of :attr:`live` is made again."""
-        return self.fitted_by(ALL)
-
-    @cached_property
-    def quick(self) -> Schedule:
-        """The same without what takes longest, where anything is left to do: where orders are compared."""
-        return self.fitted if self.fits else self.fitted_by(QUICK)
-
-    @cached_property
-    def fits(self) -> bool:
-        """Can the order for live bytes be held as it is? Then it is the fitted one."""
-        return self.reserve is None or self.reserve.overdraft(self.live.order) == NOTHING
-
-    @cached_property
-    def reserve(self) -> Reserve | None:
-        """The memory that the original order needs of the allocator; ``None``: live bytes alone count."""
-        settings = kept_allocator(self.options)
-        if settings is None:
-            return None
-        return Reserve.of(Task(self._problem, self.options, self.live.base_bytes), settings)
-
-    @cached_property
-    def _found(self) -> BestOrder:
-        return for_live_bytes(self._problem, self.options, _original(self._problem, self._before), ALL, 0)
-
-    def fitted_by(self, stages: Stages, seed: int = 0) -> Schedule:
-        """The same by some of the stages, and by another seed of what is tried at random."""
-        if kept_allocator(self.options) is None or self.live.fell_back is not None:
-            return replace(self.live, options=self.options)
-        found = self._found.by(stages, seed)
-        made = _judged(self._problem, self.options, self._before, lambda _: found.chosen(self.reserve))
-        return replace(made, schedule_s=self.live.schedule_s + made.schedule_s)
-
-
 def _judged(
     problem: Problem,
     options: Options,
     before: JudgedOrder,
     find: Callable[[Candidate], tuple[Candidate, int]],
     stages: Stages = ALL,
-    seed: int = 0,
 ) -> Schedule:
     """Return what was found from the original order, once the judges have looked at it, or the original order."""
     began = time.perf_counter()
@@ -200,7 +143,7 @@ def _judged(
     try:
         best, base_bytes = find(original)
         task, unrestricted_us = Task(problem, options, base_bytes), best.step_us
-        best = closed_up(task, apart(task, best, original, stages, seed))
+        best = closed_up(task, apart(task, best, original, stages))
         if best.order == original.order and not task.within_budget(best.order):
             base_bytes = original.peak_bytes  # nothing was found within a lower peak: what stays needs its own
         after, fell_back = _verified(problem, options, before, best, base_bytes)
@@ -216,6 +159,7 @@ def _judged(
             raise VerificationError(message)
         warnings.warn(message, OverlapSchedWarning, stacklevel=3)
         best, after, base_bytes = replace(original, work=best.work), before, original.peak_bytes
+    device = DeviceLimit.of(Task(problem, options, base_bytes))
     return Schedule(
         problem=problem,
         options=options,
@@ -231,7 +175,8 @@ def _judged(
         work=best.work,
         schedule_s=time.perf_counter() - began,
         unrestricted_us=None if options.concurrent_groups == "any" else unrestricted_us,
-        faster=best.faster,
+        memory_limit_bytes=None if device is None else device.limit_bytes,
+        short_bytes=0 if device is None else device.short_bytes(LiveRanges(problem), best.order),
     )
 
 

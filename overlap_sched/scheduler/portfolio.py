@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
 from overlap_sched.problem import Problem
-from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
 from overlap_sched.scheduler.chains import has_chains
 from overlap_sched.scheduler.interleave import interleaved
@@ -33,9 +32,6 @@ GOAL_PERCENT = 1.5
 NEAR = 4
 """Within so many times that of a bound which knows the end of each stream, little is left to find: one run goes from
 chain to chain, and two that end at the same step are enough."""
-
-RUNS_ALONE = 2
-"""Runs as if there were no contention; each takes less than one that knows of it."""
 
 MEMORY_EFFORT = 2
 """Most effort that goes into the order with the lowest peak (:func:`overlap_sched.peak_memory.best_order`)."""
@@ -79,20 +75,6 @@ def more_runs(context: Context, best: Candidate) -> Candidate:
         best, as_long = _run(task, begin, policy, best)
         if as_long and made_by_us and best.step_us <= enough_for_one_us:
             break
-    return best
-
-
-def as_if_alone(context: Context, best: Candidate) -> Candidate:
-    """The stage: under contention, runs as if there were none: both are greedy."""
-    task = context.task
-    if not task.problem.contention or best.step_us <= _enough_us(context):
-        return best
-    alone = replace(task, problem=replace(task.problem, contention=NO_CONTENTION))
-    start = Reference(alone.problem, context.reference.order, context.reference.live_ranges)
-    for policy in _policies(alone)[: min(_count(task), RUNS_ALONE)]:
-        run = list_schedule(start, task.limit, policy, task.pairs, math.inf)  # neither knows of contention
-        found = best if run.made is None else task.remeasured(run.made, run.made.order)
-        best = best.or_better(found, run.work)
     return best
 
 

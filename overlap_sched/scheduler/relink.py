@@ -25,10 +25,9 @@ from overlap_sched.problem import NodeId, Order
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import FAR_AHEAD, IN_ORDER
-from overlap_sched.scheduler.polish import farthest, polished
 from overlap_sched.scheduler.portfolio import RUN_NODES
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.shift import with_order
+from overlap_sched.scheduler.shift import shift
 from overlap_sched.scheduler.stage import Context
 
 PARTS = (30, 50, 70, 90)
@@ -36,8 +35,8 @@ PARTS = (30, 50, 70, 90)
 POLICIES = (IN_ORDER, FAR_AHEAD)
 """Of runs that start from the shortest order in between: near it; and the critical path far ahead."""
 WORTH, WORTH_MORE = 0.02, 0.002
-"""The first round must gain more of the step than keeping to an allocator may cost by default
-(``Options.allocator_cost``): shorter orders are harder to hold. A later one that gains less than that is the last."""
+"""A first round that gains less of the step is not taken and the last one, a later one that gains less than the second
+is the last."""
 NEAR_BOUND = 1 + 2 * WORTH
 """Nothing is tried where the step is below this part of the bound of any order: half of what lies between is too much
 to ask for."""
@@ -65,18 +64,18 @@ def relinked(context: Context, best: Candidate) -> Candidate:
 def _round(context: Context, best: Candidate) -> Candidate:
     """Return the best of the shortest order in between, of runs that start from it, and of the one given."""
     task, reference = context.task, context.reference
-    limit, far = task.limit_after(best), farthest(context)
+    limit = task.limit_after(best)
     orders = [order for percent in PARTS if task.within_budget(order := between(reference.order, best.order, percent))]
     if not orders:
         return best
     shortest = min(orders, key=task.step_times.of)
-    start = replace(with_order(task, best, shortest, limit, far), unshifted=shortest)
+    start = shift(task, best, shortest, limit)
     if start.beats(best):
         best = start
     begin = Reference(task.problem, start.order, reference.live_ranges)
     for policy in POLICIES:
         run = list_schedule(begin, task.limit, policy, task.pairs, best.step_us * (1 + SAME_STEP))
-        found = best if run.made is None else polished(context, run.made, limit)
+        found = best if run.made is None else shift(task, run.made, run.made.order, limit)
         best = best.or_better(found, run.work)
     return best
 

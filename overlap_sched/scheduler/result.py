@@ -39,7 +39,7 @@ Reason = Literal[
 - ``frees memory``: the same, and it frees memory once it has completed (a reduce_scatter);
 - ``beside another``: under contention, a collective of another link is in flight, so that it slows compute no more;
 - ``no stall``: every other ready node would have stalled;
-- ``deferred``: its compute was deferred to the end of the step, where it hides the last collectives;
+- ``deferred``: its compute was deferred behind a launch that it hides;
 - ``searched``: of all orders of a small graph that were searched, the best has it there;
 - ``original``: the original order was kept.
 """
@@ -106,19 +106,6 @@ NO_WORK = Work()
 
 
 @dataclass(frozen=True)
-class Faster:
-    """An order that was not taken, as it would not run where the original order does; ``allocator="none"`` takes it.
-
-    Attributes:
-        step_us: Its step in the replay.
-        lacks_bytes: What it lacks there.
-    """
-
-    step_us: float
-    lacks_bytes: int
-
-
-@dataclass(frozen=True)
 class Schedule:
     """An order that passed the validator, or the original one with the reason in ``fell_back``.
 
@@ -133,7 +120,8 @@ class Schedule:
         schedule_s: Seconds that it took (for people; nothing depends on it).
         unrestricted_us: Step of the best order found without ``Options.concurrent_groups``; ``None``: it asks for
             nothing.
-        faster: A faster order that was not taken for what it needs; ``None``: none was found.
+        memory_limit_bytes: The device on which it is to run (``Options.memory_limit``); ``None``: no limit was given.
+        short_bytes: What such a device lacks for it; 0: it runs there.
     """
 
     problem: Problem
@@ -147,8 +135,9 @@ class Schedule:
     fell_back: str | None
     work: Work
     schedule_s: float
-    faster: Faster | None = None
     unrestricted_us: float | None = None
+    memory_limit_bytes: int | None = None
+    short_bytes: int = 0
 
     @cached_property
     def lower_bound_us(self) -> float:

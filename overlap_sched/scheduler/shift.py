@@ -26,6 +26,7 @@ from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, NodeId, Order, Problem
 from overlap_sched.problem.precedence import Pair, launch_pairs, neighbours
 from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.stage import Context
 
 FARTHEST = 2_000
 """A move goes no further than so many positions: that is enough time for any error, and keeps large graphs linear."""
@@ -34,16 +35,15 @@ _MANY = 20
 """Of more users than this the last is found by vector operations."""
 
 
-def shift(task: Task, best: Candidate, limit: npt.NDArray[np.int64], farthest: int = FARTHEST) -> Candidate:
-    """Return the candidate shifted within a limit in bytes; as it was where contention makes that longer."""
-    return with_order(task, best, best.order, limit, farthest)
+def shift_best(context: Context, best: Candidate) -> Candidate:
+    """The stage: what runs have made, shifted; any other order is as good as it gets."""
+    task = context.task
+    return shift(task, best, best.order, task.limit_after(best)) if best.reasons else best
 
 
-def with_order(
-    task: Task, best: Candidate, order: Order, limit: npt.NDArray[np.int64], farthest: int = FARTHEST
-) -> Candidate:
-    """The candidate with its nodes in another valid order, shifted like that."""
-    moved = task.remeasured(best, shifted(task.live_ranges, order, limit, task.pairs, farthest))
+def shift(task: Task, best: Candidate, order: Order, limit: npt.NDArray[np.int64]) -> Candidate:
+    """The candidate with its nodes in a valid order, shifted within a limit in bytes where that is no longer."""
+    moved = task.remeasured(best, shifted(task.live_ranges, order, limit, task.pairs))
     if task.problem.contention:
         as_it_was = task.remeasured(best, order)
         return as_it_was if as_it_was.beats(moved) else moved
@@ -55,7 +55,6 @@ def shifted(
     order: Sequence[int],
     limit: npt.NDArray[np.int64],
     pairs: Sequence[Pair] = (),
-    farthest: int = FARTHEST,
 ) -> Order:
     """The order with waits later and launches sooner, within the budget; without contention never a longer step.
 
@@ -64,11 +63,10 @@ def shifted(
         order: A valid order within the budget.
         limit: Budget in bytes, a scalar or one value per position.
         pairs: Extra pairs (before, after) that the order keeps and must go on to keep.
-        farthest: Positions that a move goes at most.
     """
     problem = live_ranges.problem
     before, after = neighbours(problem, (*pairs, *launch_pairs(problem, order, "group")))
-    line = _Line(live_ranges, order, limit, farthest)
+    line = _Line(live_ranges, order, limit)
     still = [_takes_no_time(problem, v) for v in range(len(order))]
     _later(line, (v for v in reversed(order) if still[v]), after)
     prepares = [False] * len(order)  # a launch, or what takes no time and is there for a launch alone
@@ -105,14 +103,7 @@ class _Line:
         order: Node ids. position: its inverse.
     """
 
-    def __init__(
-        self,
-        live_ranges: LiveRanges,
-        order: Sequence[int],
-        limit: npt.NDArray[np.int64],
-        farthest: int = FARTHEST,
-    ) -> None:
-        self._farthest = farthest
+    def __init__(self, live_ranges: LiveRanges, order: Sequence[int], limit: npt.NDArray[np.int64]) -> None:
         self.order = np.array(order, dtype=np.int64)
         self.position = np.empty(len(order), dtype=np.int64)
         self._placed(0, len(order))
@@ -132,7 +123,7 @@ class _Line:
     def move_later(self, v: int, target: int) -> None:
         """Move v to position ``target``, or as near to it as memory allows."""
         at = int(self.position[v])
-        target = min(target, at + self._farthest)
+        target = min(target, at + FARTHEST)
         if target <= at:
             return
         during, between = self._held(v, at + 1, target + 1)
@@ -155,7 +146,7 @@ class _Line:
     def move_sooner(self, v: int, target: int) -> None:
         """Move v to position ``target``, or as near to it as memory allows."""
         at = int(self.position[v])
-        target = max(target, at - self._farthest)
+        target = max(target, at - FARTHEST)
         if target >= at:
             return
         held_during, held_between = self._held(v, target, at)

@@ -8,7 +8,6 @@ import numpy.typing as npt
 from overlap_sched.problem import Kind, NodeId
 from overlap_sched.problem.precedence import Pair, neighbours
 from overlap_sched.scheduler.admission import Refusal, completion_profile
-from overlap_sched.scheduler.allocator_gate import AllocatorGate
 from overlap_sched.scheduler.priority import Priorities
 from overlap_sched.scheduler.ready_list import ReadyList
 from overlap_sched.scheduler.reference import Reference
@@ -32,11 +31,9 @@ class SchedulerState:
         limit: npt.NDArray[np.int64],
         priorities: Priorities,
         pairs: Sequence[Pair],
-        gate: AllocatorGate | None,
         times: StreamTimes | None = None,
     ) -> None:
         """Nothing has run."""
-        self._gate = gate
         problem = reference.problem
         self.nodes, self.priorities = problem.nodes, priorities
         self.memory = completion_profile(reference, limit)
@@ -54,11 +51,6 @@ class SchedulerState:
 
     def admit_or_block(self, v: NodeId) -> bool:
         """Say whether memory admits v; else v is out of all sets until what stands against it is gone."""
-        ahead = self.memory.position[v] != self.memory.first
-        if self._gate is not None and ahead and not self._gate.admits(v):
-            self._gate.keep_waiting(v)
-            self.ready.remove(v)
-            return False
         obstacle = self.memory.obstacle_of(v)
         if obstacle is None:
             return True
@@ -86,9 +78,6 @@ class SchedulerState:
                 self._add(w)  # under contention some are still in flight
         if ready.blocked or ready.blocked_now:
             for w in ready.unblocked(lowered):
-                self._add(w)
-        if self._gate is not None:
-            for w in self._gate.run(v, self.memory):
                 self._add(w)
         for w in self._after[v]:
             self._open_before[w] -= 1

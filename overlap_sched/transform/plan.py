@@ -3,10 +3,8 @@
     found = plan(problem, prices, Options(rewrites=("bucket",)))
     found.schedule.scheduled.step_us <= found.without.scheduled.step_us     always
 
-The budget is that of the graph as it was. To fit an order to the allocator takes longer than to find it, so one is
-fitted, not two: the rewritten one. Where that fits and is shorter than the best order for live bytes without rewrites,
-it has won: what can be held of that one is hardly ever shorter. Else that one is fitted, too, and they are compared. A
-plan whose judges find anything wrong is none: the graph stays, in its best order.
+The budget is that of the graph as it was, and so is ``memory_limit``, where the best order without rewrites runs in it.
+A plan whose judges find anything wrong is none: the graph stays, in its best order.
 """
 
 import math
@@ -20,21 +18,17 @@ from overlap_sched.errors import OptionsError, OverlapSchedWarning, Verification
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.together import together_violation
 from overlap_sched.judge.validate import REPLAY_TOLERANCE, measure, violation
-from overlap_sched.options import Options
-from overlap_sched.problem import Order, Problem
+from overlap_sched.options import Options, replayed_allocator
+from overlap_sched.problem import Problem
 from overlap_sched.scheduler.apart import clashes, kept_apart
 from overlap_sched.scheduler.best import phases
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.collector import no_collection
+from overlap_sched.scheduler.device import DeviceLimit
 from overlap_sched.scheduler.explain import decisions
-from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
-from overlap_sched.scheduler.pipeline import Unfitted, figures_of, schedule
+from overlap_sched.scheduler.pipeline import figures_of, schedule
 from overlap_sched.scheduler.portfolio import close_enough
-from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.reserve import within_reserve
 from overlap_sched.scheduler.result import Schedule
-from overlap_sched.scheduler.stage import Context
-from overlap_sched.scheduler.stages import QUICK
 from overlap_sched.transform.apply import NOT_KNOWN, apply
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
@@ -46,8 +40,8 @@ from overlap_sched.transform.wanted import Wanted, least_compute_us, most_gain_u
 
 FORMS: tuple[Form, ...] = ("coalesced", "copied")
 """Forms of buckets, the one preferred first: coalesced ones copy nothing."""
-HELD = 2
-"""So many of the shortest trials are looked at, until the allocator can hold one."""
+FINISHED = 2
+"""So many of the shortest trials are scheduled to the end, until one is taken."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +51,7 @@ class Plan:
     Attributes:
         rewrites: What is done, in this order; none: the graph stays.
         schedule: Of the rewritten problem; its ``original`` figures are those of the graph as it was.
-        without: The best order without rewrites that it was compared with. Where nothing is rewritten: ``schedule``.
-            Else, as ``without.options.allocator`` says: for live bytes alone, where the plan is no longer than that
-            and keeps to the allocator; or the one that the allocator can hold.
+        without: The best order without rewrites. Where nothing is rewritten: ``schedule``.
         records: Per rewrite, what it bought and costs.
         trials: All that was tried, in this order.
         plan_s: Seconds that it took beyond ``without`` (for people; nothing depends on it).
@@ -100,14 +92,10 @@ def plan(
     Raises:
         OptionsError: No form. VerificationError: with ``strict=True``, where a plan is not what it was thought to be.
     """
-    looked_for, as_it_was = _Search.of(problem, prices, options, alike, forms, refuses), replace(options, rewrites=())
-    why_not = refused(problem, alike, looked_for.wanted, refuses)
-    if not looked_for.gain_us:
-        without = schedule(problem, as_it_was)
-        return Plan((), without, without, refused=why_not)
-    unfitted = Unfitted(problem, as_it_was)
-    made = replace(_rewritten(unfitted, looked_for), refused=why_not)
-    return made if made.rewrites else replace(made, schedule=unfitted.fitted, without=unfitted.fitted)
+    looked_for = _Search.of(problem, prices, options, alike, forms, refuses)
+    without = schedule(problem, replace(options, rewrites=()))
+    made = _rewritten(without, looked_for) if looked_for.gain_us else Plan((), without, without)
+    return replace(made, refused=refused(problem, alike, looked_for.wanted, refuses))
 
 
 @no_collection()
@@ -121,12 +109,12 @@ def plan_of_rewrites(
 ) -> Plan | None:
     """The same for who wants no order but that of a rewritten graph; ``None``: nothing is rewritten.
 
-    First what bounds the gain, which is linear. No order is fitted to the allocator where nothing would come of it.
+    First what bounds the gain, which is linear.
     """
     looked_for = _Search.of(problem, prices, options, alike, forms, refuses)
     if not looked_for.gain_us:
         return None
-    made = _rewritten(Unfitted(problem, replace(options, rewrites=())), looked_for)
+    made = _rewritten(schedule(problem, replace(options, rewrites=())), looked_for)
     return made if made.rewrites else None
 
 
@@ -156,24 +144,23 @@ class _Search:
         return cls(wanted, most_gain_us(problem, prices, alike, wanted), prices, alike, refuses)
 
 
-def _rewritten(unfitted: Unfitted, looked_for: _Search) -> Plan:
-    """The best plan; without rewrites its schedule is for live bytes alone."""
-    live, options, began = unfitted.live, unfitted.options, time.perf_counter()
-    made, broken = Plan((), live, live), None
+def _rewritten(without: Schedule, looked_for: _Search) -> Plan:
+    """The best plan."""
+    options, began = without.options, time.perf_counter()
+    made, broken = Plan((), without, without), None
     try:
-        trials = _searched(live, looked_for)
-        made = _best(unfitted, trials, looked_for)
+        made = _best(without, _searched(without, looked_for), looked_for)
         broken = _broken(made) if made.rewrites else None
     except Exception as error:  # what fails here must not take the training job with it
         broken = f"choosing rewrites failed: {type(error).__name__}: {error}"
         if options.strict:
             raise VerificationError(broken) from error
     if broken is not None:
-        message = f"overlap_sched rewrites nothing in {live.problem.name!r}: {broken}"
+        message = f"overlap_sched rewrites nothing in {without.problem.name!r}: {broken}"
         if options.strict:
             raise VerificationError(message)
         warnings.warn(message, OverlapSchedWarning, stacklevel=4)
-        made = Plan((), live, live, trials=made.trials, fell_back=broken)
+        made = Plan((), without, without, trials=made.trials, fell_back=broken)
     return replace(made, plan_s=time.perf_counter() - began)
 
 
@@ -196,119 +183,62 @@ def _searched(without: Schedule, looked_for: _Search) -> Sequence[Trial]:
     return search(asked, wanted, without.order, step_us, enough_us, runs_paid).trials
 
 
-def _best(unfitted: Unfitted, trials: Sequence[Trial], looked_for: _Search) -> Plan:
-    """The shortest trial that the allocator holds as well as the best order without rewrites, or that is worth it."""
-    live, seen = unfitted.live, list(trials)
+def _best(without: Schedule, trials: Sequence[Trial], looked_for: _Search) -> Plan:
+    """The shortest trial that is shorter than the best order without rewrites once the scheduler is done with it."""
+    seen, limit = list(trials), without.memory_limit_bytes
+    device = None if limit is None else DeviceLimit(limit, replayed_allocator(without.options))
     good = sorted((k for k, trial in enumerate(trials) if trial.problem is not None), key=lambda k: trials[k].step_us)
-    least: Overdraft | None = None  # what the trials so far lack before they are fitted
-    for k in good[:HELD]:
-        if _too_little(unfitted, trials[k], looked_for.wanted.least):
-            seen[k] = replace(seen[k], why_not="takes too little off the step to be fitted to the allocator")
-            continue
-        done = _finished(unfitted, trials[k], looked_for.prices, looked_for.alike)
-        lacks = done.overdraft
-        if lacks != NOTHING and least is not None and lacks >= least:
-            seen[k] = replace(seen[k], why_not=_not_held(lacks))
-            continue
-        least = lacks
-        found, breaks = done.fitted()
+    for k in good[:FINISHED]:
+        done = _finished(without, trials[k], looked_for.prices, looked_for.alike)
+        found = done.apart()
         if math.isinf(found.step_us):
             seen[k] = replace(seen[k], why_not="process groups that must not meet cannot be kept apart")
             continue
-        without, why_not = _compared(unfitted, found, breaks)
-        if not why_not:
-            made = _planned(without, done, found, trials[k].rewrites)
-            return replace(made, schedule=replace(made.schedule, options=unfitted.options), trials=tuple(seen))
-        seen[k] = replace(seen[k], why_not=why_not)
-    shorter = (k for k in good[HELD:] if trials[k].step_us < live.scheduled.step_us)
-    for k in shorter if unfitted.reserve is not None else ():
-        seen[k] = replace(seen[k], why_not=f"not fitted to the allocator, as the {HELD} shortest are not taken")
-    return Plan((), live, live, trials=tuple(seen))
-
-
-def _too_little(unfitted: Unfitted, trial: Trial, least: float) -> bool:
-    """Must a trial be fitted, and takes less off the step than the scheduler cares for?"""
-    return not unfitted.fits and trial.step_us > unfitted.live.scheduled.step_us * (1 - least)
-
-
-def _compared(unfitted: Unfitted, found: Candidate, breaks: Overdraft) -> tuple[Schedule, str]:
-    """The order without rewrites that a plan is compared with, and why that one is better; ``""``: it is not.
-
-    With the one for live bytes alone where the plan would be better even if that could be held.
-    """
-    live = unfitted.live
-    if found.step_us < live.scheduled.step_us and _may_be_taken(unfitted, breaks, NOTHING):
-        return unfitted.fitted if unfitted.fits else live, ""
-    without, reserve = unfitted.quick, unfitted.reserve
-    most = NOTHING if reserve is None or breaks == NOTHING else reserve.overdraft(without.order)
-    if not _may_be_taken(unfitted, breaks, most):
-        return without, _not_held(breaks)
-    shorter = found.step_us < without.scheduled.step_us
-    return without, "" if shorter else "no shorter once the allocator can hold it"
-
-
-def _may_be_taken(unfitted: Unfitted, breaks: Overdraft, most: Overdraft) -> bool:
-    """Does a plan break no more than may be broken, or run where the original order does?"""
-    return unfitted.reserve is None or breaks <= most or unfitted.reserve.runs(breaks)
-
-
-def _not_held(breaks: Overdraft) -> str:
-    return f"the allocator needs {breaks.over_bytes:,} bytes more than the original order has"
+        if found.step_us >= without.scheduled.step_us:
+            seen[k] = replace(seen[k], why_not="no shorter than the best order without rewrites")
+            continue
+        short_bytes = 0 if device is None else device.short_bytes(done.task.live_ranges, found.order)
+        if short_bytes > without.short_bytes:
+            seen[k] = replace(seen[k], why_not=f"needs {short_bytes:,} bytes more than memory_limit")
+            continue
+        made = _planned(without, done, found, trials[k].rewrites)
+        return replace(made, schedule=replace(made.schedule, short_bytes=short_bytes), trials=tuple(seen))
+    return Plan((), without, without, trials=tuple(seen))
 
 
 class _Finished(NamedTuple):
     """A trial with all that the scheduler does behind it, on the problem in its own order, within the same budget.
 
     Attributes:
-        task: Of the rewritten problem. begin: the order that runs of it start from.
-        found: The best for live bytes.
-        reserve: What its orders may need of the allocator; ``None``: live bytes alone count.
+        task: Of the rewritten problem. found: its best order.
     """
 
     task: Task
-    begin: Order
     found: Candidate
-    reserve: Reserve | None
 
-    @property
-    def overdraft(self) -> Overdraft:
-        """The memory that the allocator lacks for it."""
-        return NOTHING if self.reserve is None else self.reserve.overdraft(self.found.order)
-
-    def fitted(self) -> tuple[Candidate, Overdraft]:
-        """It, or an order near it that can be held, found without what takes longest, and what is lacking even so."""
-        if self.reserve is None:
-            return self._apart(self.found), NOTHING
-        reference = Reference(self.task.problem, self.begin, self.task.live_ranges)
-        held = self._apart(within_reserve(Context(self.task, reference, QUICK), self.reserve, self.found))
-        return held, self.reserve.overdraft(held.order)
-
-    def _apart(self, found: Candidate) -> Candidate:
+    def apart(self) -> Candidate:
         """With groups kept apart that must not meet, whatever was in flight together before; endless where that cannot
         be had.
         """
         problem, concurrent = self.task.problem, self.task.options.concurrent_groups
         if concurrent == "any":
-            return found
-        order = kept_apart(problem, found.order, clashes(problem, concurrent, as_originally=False))
+            return self.found
+        order = kept_apart(problem, self.found.order, clashes(problem, concurrent, as_originally=False))
         if order is None or not self.task.within_budget(order):
-            return replace(found, step_us=math.inf)
-        return self.task.remeasured(found, order)
+            return replace(self.found, step_us=math.inf)
+        return self.task.remeasured(self.found, order)
 
 
-def _finished(unfitted: Unfitted, best: Trial, prices: Prices, alike: Alike | None) -> _Finished:
+def _finished(without: Schedule, best: Trial, prices: Prices, alike: Alike | None) -> _Finished:
     assert best.problem is not None
-    without, reserve = unfitted.live, unfitted.reserve
     problem = apply(without.problem, best.rewrites, prices, alike or NOT_KNOWN)
     ids = {node.name: v for v, node in enumerate(problem.nodes)}
-    begin, order = (
-        tuple(ids[name] for name in best.problem.names(found)) for found in (best.problem.original_order, best.order)
-    )
+    order = tuple(ids[name] for name in best.problem.names(best.order))
     task = Task(problem, replace(without.options, headroom=0, base="original"), without.budget_bytes)
     start = task.measured(order)
     better = phases(task, order, start)
     chosen = better if better.beats(start) and task.within_budget(better.order) else start
-    return _Finished(task, begin, chosen, None if reserve is None else reserve.rewritten(task))
+    return _Finished(task, chosen)
 
 
 def _planned(without: Schedule, done: _Finished, chosen: Candidate, rewrites: tuple[Rewrite, ...]) -> Plan:
@@ -321,7 +251,6 @@ def _planned(without: Schedule, done: _Finished, chosen: Candidate, rewrites: tu
         scheduled=figures_of(problem, after),
         decisions=decisions(problem, after.timeline, chosen, done.task),
         work=without.work.plus(chosen.work),
-        faster=chosen.faster,
         unrestricted_us=None if without.unrestricted_us is None else done.found.step_us,
     )
     return Plan(rewrites, made, without, records(without.problem, problem, rewrites))

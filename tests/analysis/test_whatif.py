@@ -138,6 +138,10 @@ def test_an_order_that_is_better_at_a_neighbours_prices_is_carried_over() -> Non
     for point in carried:
         assert measure(point.found.problem, point.found.order).timeline.step_us == point.found.scheduled.step_us
     assert carried_over(points, vary) == points
+    short = [replace(one, found=replace(one.found, short_bytes=1)) if one in points else one for one in missed]
+    assert (
+        carried_over(short, vary) == short
+    )  # an order that does not run in memory_limit is not carried to one that does
     ranks = [replace(point, varied={"ranks": 2.0**k}) for k, point in enumerate(missed)]
     assert carried_over(ranks, {"ranks": (1.0, 2.0, 4.0, 8.0)}) == ranks  # another graph
     assert whatif_answer(points) == (

@@ -15,15 +15,16 @@ import pytest
 from overlap_sched import EXAMPLE, write_problem
 from overlap_sched.options import Options
 from overlap_sched.problem import Group, Kind, Node, Problem
-from tests.scheduler.test_reserve import large_layers
 from tests.support.command import Command, run
+from tests.support.layers import large_layers
 
 ROOT = Path(__file__).parents[2]
 KEYS = [
     "schema", "name", "nodes", "original_step_us", "step_us", "exposed_us", "bound_us", "gap_percent",
     "budget_bound_us", "gap_within_budget_percent", "original_peak_bytes",
     "peak_bytes", "headroom_bytes", "memory_model", "contention", "groups_together", "concurrent_groups",
-    "unrestricted_step_us", "schedule_s", "fell_back", "pins", "faster", "prices", "reserved",
+    "unrestricted_step_us", "schedule_s", "fell_back", "pins", "memory_limit_bytes", "short_bytes", "prices",
+    "original_reserved_bytes", "reserved_bytes",
 ]  # fmt: skip
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 
@@ -57,15 +58,24 @@ def test_out_is_a_list_of_names_that_the_judge_can_read(problem: str, tmp_path: 
     assert sorted(names) == sorted(node.name for node in EXAMPLE.nodes)
 
 
-@pytest.mark.slow
-def test_what_is_not_taken_stands_above_the_table(tmp_path: Path, cli: Command) -> None:
+def test_a_memory_limit_that_is_too_small_stands_above_the_table(tmp_path: Path, cli: Command) -> None:
     path = str(tmp_path / "layers.json")
-    write_problem(large_layers(12, 128), path)
-    assert cli.out("plan", path, "--comm-scale", "2").startswith("A faster order was not taken: ")
-    faster = cli.json("plan", path, "--comm-scale", "2")["faster"]
-    free = cli.json("plan", path, "--comm-scale", "2", "--allocator", "none")
-    assert (faster["step_us"], free["faster"]) == (free["step_us"], None)
-    assert faster["lacks_bytes"] > 2**29
+    write_problem(large_layers(8, 20), path)
+    out = cli.out("plan", path, "--memory-limit", "100MiB", code=4)
+    assert out.startswith("No order was found that runs in the --memory-limit of 100.0 MiB: this one needs ")
+    found = cli.json("plan", path, "--memory-limit", "100MiB", code=4)
+    assert (found["memory_limit_bytes"], found["short_bytes"] > 0) == (100 * 2**20, True)
+    assert cli.json("plan", path, "--memory-limit", "1000GiB")["short_bytes"] == 0
+    assert cli.refused("plan", path, "--memory-limit", "40") == (
+        "--memory-limit is '40', a number without a unit. Did you mean 40GiB? For bytes write 40B."
+    )
+
+
+def test_an_option_that_is_gone_says_what_became_of_it(problem: str, cli: Command) -> None:
+    assert cli.refused("plan", problem, "--allocator-cost", "2") == (
+        "--allocator-cost is no option any more: reserved bytes are reported, and no order is chosen by them. "
+        "--memory-limit 40GiB asks for an order that runs in so much."
+    )
 
 
 def test_a_table_for_people(problem: str, cli: Command) -> None:

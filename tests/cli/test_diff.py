@@ -33,7 +33,7 @@ PLANNED = {
     "contention": None,
     "prices": {"from": "problem file"},
     "fell_back": False,
-    "reserved": [{"allocator": "plain", "reserved_bytes": 23068672}],
+    "reserved_bytes": 23068672,
 }
 
 
@@ -71,16 +71,15 @@ def test_two_orders(problem: str, orders: tuple[str, str], capsys: pytest.Captur
     assert run("diff", *orders, "--problem", problem) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert [line.rstrip() for line in out.splitlines()][:9] == [
+    assert [line.rstrip() for line in out.splitlines()][:8] == [
         "example: 10 nodes",
-        "                                A       B     change",
-        "────────────────────────────────────────────────────",
-        "step, us                    190.0   120.0    -36.8 %",
-        "exposed, us                  80.0    10.0    -87.5 %",
-        "gap, %                      58.33    0.00   -58.3 pt",
-        "peak, MiB                    21.0    26.0    +23.8 %",
-        "reserved, plain, MiB         22.0    42.0    +90.9 %",
-        "reserved, expandable, MiB    22.0    42.0    +90.9 %",
+        "                    A       B     change",
+        "────────────────────────────────────────",
+        "step, us        190.0   120.0    -36.8 %",
+        "exposed, us      80.0    10.0    -87.5 %",
+        "gap, %          58.33    0.00   -58.3 pt",
+        "peak, MiB        21.0    26.0    +23.8 %",
+        "reserved, MiB    22.0    42.0    +90.9 %",
     ]
     text = " ".join(out.split())
     assert "Simulated, in the runtime memory model." in text
@@ -133,12 +132,11 @@ def test_the_largest_change_of_a_cause_is_first(problem: str, orders: tuple[str,
         assert out.index("launched at the start of the graph") < out.index("at the end of the step")  # 40 us, then 30
 
 
-def test_an_allocator_that_only_one_plan_has(write: Write, cli: Command) -> None:
-    more = [*PLANNED["reserved"], {"allocator": "as set", "reserved_bytes": 1}]  # type: ignore[misc]
-    pair = write("a.json", PLANNED), write("b.json", {**PLANNED, "reserved": more})
+def test_a_replay_that_only_one_plan_has(write: Write, cli: Command) -> None:
+    pair = write("a.json", PLANNED), write("b.json", {**PLANNED, "reserved_bytes": None})
     for before, after in (pair, pair[::-1]):
         found = as_json(cli, before, after)
-        assert [figure["of"] for figure in found["figures"] if figure["name"] == "reserved"] == ["plain"]
+        assert [figure["of"] for figure in found["figures"] if figure["name"] == "reserved"] == []
 
 
 def test_the_original_order_has_a_name(problem: str, orders: tuple[str, str], cli: Command) -> None:
@@ -201,9 +199,9 @@ def test_terminals(
     assert "\x1b" not in out
     assert "…" not in out
     words = set(out.replace(",", " ").split())
-    assert {"step", "exposed", "reserved", "plain", "expandable", "190.0", "120.0", "-36.8", "-58.3"} <= words
+    assert {"step", "exposed", "reserved", "190.0", "120.0", "-36.8", "-58.3"} <= words
     if columns == "40":
-        assert_whole(out, ("exposed, us", "reserved, expandable", "no compute is left to run meanwhile"))
+        assert_whole(out, ("exposed, us", "reserved, MiB", "no compute is left to run meanwhile"))
 
 
 def test_two_plans(write: Write, problem: str, cli: Command) -> None:
@@ -219,7 +217,7 @@ def test_two_plans(write: Write, problem: str, cli: Command) -> None:
     found = as_json(cli, *plans)
     assert (found["of"], found["name"], found["nodes"]) == ("plans", "example", 10)
     assert [figure["name"] for figure in found["figures"]] == [
-        "step", "exposed", "peak", "reserved", "reserved", "gap", "original step", "original peak",
+        "step", "exposed", "peak", "reserved", "gap", "original step", "original peak",
     ]  # fmt: skip
 
 
@@ -283,7 +281,7 @@ def test_a_condition_that_holds_is_exit_code_3(
     assert "step, us" in out
     assert err.splitlines() == [
         "overlap-sched: failed: --fail-if 'peak > +1MiB': peak: 21.0 → 26.0 MiB, +23.8 % (+5.0 MiB), from A to B",
-        "overlap-sched: failed: --fail-if 'reserved > +50%': reserved, plain (and of 1 other): 22.0 → 42.0 MiB, "
+        "overlap-sched: failed: --fail-if 'reserved > +50%': reserved: 22.0 → 42.0 MiB, "
         "+90.9 % (+20.0 MiB), from A to B",
     ]
     assert run("diff", *orders, "--problem", problem, *conditions[:2]) == 0
@@ -367,8 +365,8 @@ GIVE = f"Give {_AN_ORDER}, {_A_PLAN}, or {_A_RECORD}."
             f"B: step_us is 1{56 * '0'}..., which is no number. Make the file again.",
         ),
         (
-            PLAN, PLAN.replace('"allocator"', '"kind"'), "",
-            "B: reserved is no list of allocators. Make the plan again: overlap-sched plan --json.",
+            PLAN, PLAN.replace("23068672", '"22 MiB"'), "",
+            "B: reserved_bytes is '22 MiB', which is no number. Make the file again.",
         ),
         (
             ROWS, '{"rows": [3]}', "",

@@ -31,7 +31,7 @@ PEAK, GAP = Figure("peak", "", 1000 * MIB, 1010 * MIB), Figure("gap", "", 4.0, 3
         ("peak > +10MB", PEAK, True),
         ("peak > +.9%", PEAK, True),
         ("peak < +1GiB", PEAK, True),
-        ("reserved > +1B", PEAK._replace(name="reserved", of="plain"), True),
+        ("reserved > +1B", PEAK._replace(name="reserved", of=""), True),
         ("gap < -0.9%", GAP, True),  # percentage points
         ("gap < -1%", GAP, False),
         ("gap > -2%", GAP, True),

@@ -88,7 +88,7 @@ def test_the_order_of_a_point_and_a_picture(problem: str, tmp_path: Path) -> Non
         (
             ["--allocator", "plain"],
             "--allocator plain: the frontier counts live bytes. Leave it out; `overlap-sched plan` with the headroom "
-            "of a point keeps to what an allocator reserves.",
+            "of a point replays an allocator.",
         ),
         (
             ["--base", "memory"],

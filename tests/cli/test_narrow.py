@@ -8,14 +8,14 @@ import pytest
 from tests.support.command import Command
 
 COMMANDS = {
-    "plan": ("gap to the lower bound", "peak memory", "reserved, expandable", "original  scheduled"),
+    "plan": ("gap to the lower bound", "peak memory", "reserved, plain segments", "original  scheduled"),
     "explain": ("Exposed time by cause", "blocked by", "no compute is left to run meanwhile"),
     "explain --peak": ("saved activations", "largest:", "live at this node in every order"),
     "explain --costs": ("longest:", "all_gather_into_tensor on group fsdp"),
     "frontier --budgets 3": ("  peak ", "  step ", "  exposed ", "  gap ", "original"),
     "robust --draws 2": ("original", "scheduled", "  with tails", "predicted"),
     "whatif --vary network=1 --cluster dgx-h100": ("  network ", "  step ", "  reserved ", "  gap "),
-    "memory": ("peak", "reserved by torch", "original"),
+    "memory": ("peak", "reserved, plain segments", "original"),
     "plan --rewrites bucket": ("Without rewrites the best order",),
     "fit --max-slowdown 5%": ("peak", "step", "The lowest peak found"),
 }

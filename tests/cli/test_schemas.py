@@ -1,6 +1,7 @@
 """Every ``--json`` output keeps to the schema that the command itself prints."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def test_a_plan_says_where_prices_come_from(problem: str, request: pytest.Fixtur
     dump = request.getfixturevalue("dump")  # it needs torch
     h100 = {"cluster": "dgx-h100", "device": "H100"}
     assert prices(dump) == {"from": "dump", **h100, "fusion": "inductor", "comm_scale": 1.0, "traces": 0}
+    assert re.search(r"reserved, \w+ segments .* 74\.506 GiB", cli.words("plan", dump))  # the device's
     plain = {"from": "dump", "device": "Xeon-8480+", "cluster": None, "fusion": "none", "comm_scale": 1.0, "traces": 0}
     assert prices(dump, "--device", "cpu", "--fusion", "none") == plain
     on = {**plain, "cluster": "dgx-h200", "device": "H200", "fusion": "inductor", "comm_scale": 4.0}

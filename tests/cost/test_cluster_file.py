@@ -58,6 +58,14 @@ def test_what_a_file_says() -> None:
     assert cluster.across_bytes_per_s == 25e9  # two ranks share a card
 
 
+def test_a_device_may_say_its_memory() -> None:
+    own = '[device]\nname = "X"\nflops = "1PFLOPS"\nbandwidth = "8TB/s"\nmemory = "192GB"\n[inside]'
+    cluster = parse_cluster(GOOD.replace('device = "H100"\n', "").replace("[inside]", own), "mine.toml")
+    assert cluster.device.memory_bytes == 192 * 10**9
+    assert parse_cluster(cluster_text(cluster), "x") == cluster
+    assert read_cluster("dgx-h100").device.memory_bytes == 80 * 10**9
+
+
 def test_off_their_rails_ranks_share_the_spine() -> None:
     text = GOOD.replace("rails = 2", "rails = 4\noversubscription = 2.0")
     on_rails = parse_cluster(text, "x")

@@ -110,6 +110,7 @@ def test_what_is_in_which_part(problem: Problem, parts: set[str]) -> None:
     [
         Options(headroom=1),
         Options(headroom="0"),
+        Options(memory_limit="40GiB"),
         Options(budget="profile"),
         Options(preserve_collective_order="all"),
         Options(base="memory"),

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Hashable
+from dataclasses import replace
 
 import pytest
 
@@ -12,8 +13,10 @@ from overlap_sched.fit.planner import Planner
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import violation
-from overlap_sched.options import Options
+from overlap_sched.options import Options, replayed_allocator
+from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
+from overlap_sched.scheduler.device import needed_bytes
 from overlap_sched.transform.host import HostLink
 from overlap_sched.transform.offload import OFFLOAD, host_bytes
 from overlap_sched.transform.prices import Prices
@@ -79,11 +82,13 @@ def test_random_steps_keep_their_limits(seed: int, share: float) -> None:
     assert (again.best.rewrites, again.best.order) == (found.best.rewrites, found.best.order)
 
 
-def test_a_limit_in_percent_is_of_the_original_peak() -> None:
-    problem = saved()
-    peak, _ = peak_memory(problem, problem.original_order)
-    by_text, by_bytes = (fit(problem, PRICES, QUICK, memory_limit=one, effort=0) for one in ("80%", peak * 4 // 5))
-    assert by_text.limit_bytes == by_bytes.limit_bytes == peak * 4 // 5
+@pytest.mark.parametrize("allocator", ["plain", "none"])
+def test_a_limit_in_percent_is_of_what_the_original_order_needs(allocator: str) -> None:
+    problem, options = saved(), replace(QUICK, allocator=allocator)
+    needed = needed_bytes(LiveRanges(problem), problem.original_order, replayed_allocator(options))
+    assert (needed > peak_memory(problem, problem.original_order)[0]) == (allocator == "plain")
+    by_text, by_bytes = (fit(problem, PRICES, options, memory_limit=one, effort=0) for one in ("80%", needed * 4 // 5))
+    assert by_text.limit_bytes == by_bytes.limit_bytes == needed * 4 // 5
     assert by_text.best.order == by_bytes.best.order
 
 
@@ -198,7 +203,8 @@ def test_extra_rewrites_are_candidates() -> None:
         ),
         (
             {"memory_limit": -1},
-            "memory_limit is -1; write bytes, a size with a unit (40GiB), or percent of the original peak (80%).",
+            "memory_limit is -1; write bytes, a size with a unit (40GiB), or percent of what the original order needs "
+            "(80%).",
         ),
         ({"max_slowdown": -0.5}, "max_slowdown is -0.5; it is 0 to 1, 0.05 for five percent."),
         (

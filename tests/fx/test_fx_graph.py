@@ -178,12 +178,19 @@ def test_reserved_memory_is_looked_at_on_a_gpu() -> None:
     held = schedule_graph(on_gpu(trace(hidable, (2, 4), (4, 4))), Options(headroom="1MiB"), cost=slow)
     assert held.schedule is not None
     assert held.schedule.options.allocator == "environment"
-    assert str(held).splitlines()[4] == (
-        "  reserved, plain segments: 2.0 → 2.0 MiB; runs in at least 2.0 → 2.0 MiB; in 2.0 MiB: 0 retries"
-    )
+    assert str(held).splitlines()[4] == "  reserved, plain segments (replayed): 2.0 → 2.0 MiB"
     free = schedule_graph(trace(hidable, (2, 4), (4, 4)), Options(headroom="1MiB"), cost=slow)
     assert free.schedule is not None
     assert free.schedule.options.allocator == "none"
+
+
+def test_a_memory_limit_that_is_too_small_is_warned_of() -> None:
+    gm = on_gpu(trace(hidable, (2, 4), (4, 4)))
+    with pytest.warns(OverlapSchedWarning, match="runs in the memory_limit of 100 B: this one needs 2.0 MiB more"):
+        report = schedule_graph(gm, Options(headroom="1MiB", memory_limit=100), cost=slow)
+    assert report.schedule is not None
+    assert report.schedule.short_bytes == 2 * 2**20 - 100
+    assert "memory_limit" in str(report)
 
 
 def failing(*_: Any, **__: Any) -> Any:

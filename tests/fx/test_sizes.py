@@ -145,7 +145,7 @@ def peaks(gm: torch.fx.GraphModule, orders: list[list[str]], rows: int) -> list[
 def test_no_number_of_rows_needs_more_than_the_report_says() -> None:
     gm = traced()
     before = [node.name for node in gm.graph.nodes]
-    report = schedule_graph(gm, Options(rewrites=(), allocator="none", strict=True))
+    report = schedule_graph(gm, Options(rewrites=(), strict=True))
     plan = report.schedule
     assert report.changed
     assert plan is not None

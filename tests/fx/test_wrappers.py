@@ -77,7 +77,7 @@ def test_what_control_deps_orders_is_priced_and_lifted_as_what_it_runs() -> None
 
 
 def test_what_control_deps_orders_hides_communication() -> None:
-    options = Options(rewrites=(), headroom="1GiB", allocator="none", strict=True)
+    options = Options(rewrites=(), headroom="1GiB", strict=True)
     for gm in (traced(exposed), ordered(exposed, waits_too=False)):
         plan = schedule_graph(gm, options).schedule
         assert plan is not None

@@ -119,7 +119,7 @@ def test_an_unknown_option_is_named() -> None:
     assert str(error.value) == (
         "there is no option 'headrom'. Did you mean headroom? "
         "The options are headroom, budget, memory_model, preserve_collective_order, "
-        "base, effort, strict, agreement, allocator, allocator_cost, rewrites, concurrent_groups, pins."
+        "base, effort, strict, agreement, memory_limit, allocator, rewrites, concurrent_groups, pins."
     )
 
 

@@ -59,15 +59,7 @@ def test_figures_of_the_example():
     assert mine["ours, headroom 0"].budget_bound_us >= mine["ours, headroom 0"].bound_us
 
 
-def test_an_order_made_with_other_prices_is_replayed_with_the_true_ones():
-    free = slower_network(EXAMPLE, 0)  # its original order is at the bound already, so it is kept
-    mine = {row.by: row for row in rows.measured(EXAMPLE, "x1", {}, effort=2, repeats=1, plain=free)}
-    assert list(mine)[1:3] == ["ours, headroom 0", "ours, by plain prices"]
-    assert (mine["ours, headroom 0"].step_us, mine["ours, by plain prices"].step_us) == (150.0, 190.0)
-    assert "| **0.1 ms (25.00 %), peak +0.0 %** | 0.2 ms (58.33 %), +0.0 % |" in markdown(list(mine.values()))
-
-
-def test_true_prices_are_of_the_cluster_and_leave_compute_as_it_is():
+def test_prices_with_contention_are_of_the_cluster_and_leave_compute_as_it_is():
     true = on_cluster(EXAMPLE, CLUSTER)
     times = [node.time_us for node in true.nodes]
     assert times == pytest.approx([0, 0, 51.666, 0, 50, 30, 30, 51.666, 0, 0], abs=1e-3)
@@ -157,7 +149,7 @@ def test_a_run_writes_a_record_that_can_be_compared(tmp_path, capsys, monkeypatc
     assert data["command"].endswith("--comm-scale 1 --record " + str(tmp_path / "record"))
     text = (tmp_path / "record-2026-01-02.md").read_text()
     assert "| `example` x1 | 0.1 ms | 0.2 ms, 21.0 MiB |" in text
-    assert "| `example` x1, true prices | 0.1 ms | 0.2 ms, 21.0 MiB |" in text
+    assert "| `example` x1, contention | 0.1 ms | 0.2 ms, 21.0 MiB |" in text
 
     for row in data["rows"]:
         row["step_us"] *= 0.9 if row["by"] == "ours, headroom 0" else 1.1
@@ -169,8 +161,8 @@ def test_a_run_writes_a_record_that_can_be_compared(tmp_path, capsys, monkeypatc
     assert script.main(["compare", str(other), str(path)]) == 1  # ours at headroom 0 takes longer than in `other`
     said = capsys.readouterr().out
     assert "+11.11 %" in said
-    assert "2 of ours worse" in said  # with plain prices, and with true ones
-    assert "only in the new: example x1, true prices ours, no limit" in said
+    assert "2 of ours worse" in said  # without contention, and with it
+    assert "only in the new: example x1, contention ours, no limit" in said
     assert "only in the old" not in said
     assert script.main(["compare", str(path), str(other)]) == 1  # and at other headrooms the other way round
 

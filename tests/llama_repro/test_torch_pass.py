@@ -136,7 +136,7 @@ def _instance(name):
 
 @needs_pass
 @pytest.mark.slow
-@pytest.mark.parametrize(("caps", "step_ms", "percent"), [(DEFAULT_CAPS, 2018.1, 10.4), at_night(NO_CAPS, 2035.6, 7.2)])
+@pytest.mark.parametrize(("caps", "step_ms", "percent"), [(DEFAULT_CAPS, 1399.9, 10.4), at_night(NO_CAPS, 1411.7, 7.9)])
 def test_the_figures_measured_on_an_instance_come_out(caps, step_ms, percent):
     problem = _instance("llama3_8b_bw_64_1d")
     order = torch_pass.torch_order(problem, caps).order
@@ -151,6 +151,6 @@ def test_the_figures_measured_on_an_instance_come_out(caps, step_ms, percent):
 def test_where_torch_recurses_without_end_it_is_helped_and_that_is_said():
     problem = _instance("llama3_8b_fw_64_2d")
     order, _, remark = torch_pass.torch_order(problem)
-    assert "recurses without end on 'llama3_8b_fw_64_2d'" in remark
+    assert "recurses without end on 'repro_llama3_8b_fw_64_2d'" in remark
     assert violation(problem, order) is None
-    assert replay(problem, order).step_us / 1e3 == pytest.approx(150.7, rel=0.005)
+    assert replay(problem, order).step_us / 1e3 == pytest.approx(138.8, rel=0.005)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from overlap_sched.errors import OptionsError
 from overlap_sched.peak_memory.allocator.caching import CachingAllocator, OutOfDeviceMemoryError, rounded
 from overlap_sched.peak_memory.allocator.expandable import ExpandableAllocator
-from overlap_sched.peak_memory.allocator.reserved import Requests, requests_of, reserved_change, reserved_profile
+from overlap_sched.peak_memory.allocator.reserved import Requests, replay_allocator, requests_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.problem import EXAMPLE, Kind, Problem
+from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.problem.allocator_settings import (
     EXPANDABLE,
     MIB,
@@ -184,10 +184,16 @@ def test_expandable_segments_against_intervals(seed: int) -> None:
         assert fast.reserved_bytes == len(slow.mapped) * 20 * MIB
 
 
-def test_what_a_schedule_does_to_reserved_memory() -> None:
-    same = reserved_change(EXAMPLE, EXAMPLE.original_order, EXAMPLE.original_order)
-    assert (same.original_bytes, same.new_bytes, same.retries) == (22 * MIB, 22 * MIB, 0)
-    assert same.original_capacity_bytes == same.new_capacity_bytes == 22 * MIB
+@given(problems(models=("runtime",)), st.sampled_from((PLAIN, EXPANDABLE)))
+def test_the_smallest_capacity_is_found_by_bisection(problem: Problem, settings: AllocatorSettings) -> None:
+    large = with_sizes_of_all_kinds(problem)
+    requests = requests_of(LiveRanges(large), large.original_order)
+    found = requests.smallest_capacity(settings)
+    assert requests.live_bytes <= found <= requests.replayed(settings).peak_reserved_bytes
+    assert requests.fits(found, settings)
+    if found - 8 * MIB >= requests.live_bytes and not requests.fits(found - 8 * MIB, settings):
+        assert requests.smallest_capacity(settings, found - 8 * MIB) <= found
+    assert replay_allocator(EXAMPLE, EXAMPLE.original_order).reserved_bytes == 22 * MIB
 
 
 def test_settings_as_torch_reads_them() -> None:
@@ -260,13 +266,10 @@ def test_step_by_step_it_is_what_requests_so_far_reserve(
 ) -> None:
     large = with_sizes_of_all_kinds(problem)
     order = random_order(large, seed)
-    profile = reserved_profile(large, order, settings)
     requests = requests_of(LiveRanges(large), order)
+    profile = requests.profile(settings)
     assert len(profile) == len(order)
     assert profile[-1] == max(profile) == requests.replayed(settings).peak_reserved_bytes
     for step in (0, len(order) // 2):  # behind a step: the inputs, and what the steps up to it make
-        made = {s for v, node in enumerate(large.nodes) for s in node.alloc if node.kind is Kind.INPUT}
-        made.update(s for v in order[: step + 1] for s in large.nodes[v].alloc)
-        some = replace(requests, events=tuple(e for e in requests.events if (e if e >= 0 else ~e) in made))
-        cut = max((k + 1 for k, e in enumerate(some.events) if e >= 0), default=0)
-        assert profile[step] == replace(some, events=some.events[:cut]).replayed(settings).reserved_bytes
+        some = replace(requests, steps=requests.steps[: step + 2])
+        assert profile[step] == some.replayed(settings).reserved_bytes

@@ -68,7 +68,7 @@ def two_halves() -> Problem:
 
 def by_default(headroom: int | str = 0) -> Orderer:
     def order(problem: Problem) -> Order:
-        return schedule(problem, Options(allocator="none", headroom=headroom)).order
+        return schedule(problem, Options(headroom=headroom)).order
 
     return order
 

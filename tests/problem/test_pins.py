@@ -34,7 +34,7 @@ from tests.support.layers import layers
 from tests.support.oracle import all_orders, random_order
 from tests.support.sharded import PRICES, sharded
 
-OPTIONS = Options(headroom="5MiB", allocator="none")
+OPTIONS = Options(headroom="5MiB")
 RULES = ("together", "as written", "apart", "in flight 4B", "in flight 8B", "not before {}", "not after {}")
 
 
@@ -147,7 +147,7 @@ def test_contradictions_name_both() -> None:
 
 
 def test_with_launches_kept_there_may_be_no_order() -> None:
-    options = Options(pins=("not after dgrad0: gather1", "not before wgrad1: scatter0"), allocator="none", headroom=8)
+    options = Options(pins=("not after dgrad0: gather1", "not before wgrad1: scatter0"), headroom=8)
     assert schedule(layers(2), options).fell_back is None
     three = ("not before wgrad1: scatter0", "not after dgrad0: gather1", "not after dgrad1: scatter1")
     with pytest.warns(OverlapSchedWarning, match="pins contradict preserve_collective_order='all'"):
@@ -173,7 +173,7 @@ def test_an_original_order_that_breaks_a_pin_gives_way() -> None:
     assert pin_violation(problem, problem.original_order, (pin,)) == (
         f"pin {pin!r} is broken: gather1 is launched after all of dgrad0"
     )
-    options = Options(pins=(pin,), allocator="none", headroom=20)
+    options = Options(pins=(pin,), headroom=20)
     task = Task(problem, options, schedule(problem).original.peak_bytes)
     assert not task.may_stay
     assert task.keeps(task.nearest)
@@ -184,7 +184,7 @@ def test_an_original_order_that_breaks_a_pin_gives_way() -> None:
 
 def test_where_there_is_no_room_for_it_the_original_stays_and_says_so() -> None:
     problem = layers(2)
-    options = Options(pins=("not after dgrad0: gather1",), allocator="none")
+    options = Options(pins=("not after dgrad0: gather1",))
     gather = next(node for node in problem.nodes if node.name == "gather1")
     size = dict.fromkeys(gather.alloc, 10_000) | dict.fromkeys(problem.nodes[0].alloc, 20_000)
     wide = replace(
@@ -202,20 +202,20 @@ def test_where_there_is_no_room_for_it_the_original_stays_and_says_so() -> None:
 @given(
     problems(),
     st.lists(pins(), min_size=1, max_size=3),
-    st.sampled_from(["none", "plain"]),
+    st.sampled_from([None, "100%"]),
     st.sampled_from(get_args(Concurrent)),
     st.sampled_from(get_args(Base)),
     st.integers(0, 2),
 )
 @examples(300)
 def test_every_order_keeps_its_pins(
-    problem: Problem, texts: list[str], allocator: str, concurrent: Concurrent, base: Base, headroom: int
+    problem: Problem, texts: list[str], memory_limit: str | None, concurrent: Concurrent, base: Base, headroom: int
 ) -> None:
     problem = with_modules(problem)
     options = Options(
         memory_model=problem.memory_model,
         pins=tuple(texts),
-        allocator=allocator if problem.memory_model == "runtime" else "none",
+        memory_limit=memory_limit,
         headroom=f"{40 * headroom}%",
         concurrent_groups=concurrent,
         base=base,
@@ -354,7 +354,7 @@ def test_nodes_have_pins_of_their_own(tmp_path: Path) -> None:
     assert [len(one.nodes) for one in pinned(marked, ())] == [8]
     together = replace(marked, nodes=tuple(n._replace(marks=("together",) if n.marks else ()) for n in marked.nodes))
     assert [len(one.nodes) for one in pinned(together, ())] == [4, 4]
-    found = schedule(marked, Options(allocator="none", strict=True, headroom=20))
+    found = schedule(marked, Options(strict=True, headroom=20))
     assert pin_violation(marked, found.order, ()) is None
     assert pin_violation(marked, schedule(problem, found.options).order, ()) is not None
     write_problem(marked, tmp_path / "marked.json")
@@ -391,7 +391,7 @@ def test_of_many_launches_bytes_in_flight_keep_the_order(problem: Problem, pin: 
         except PinError:
             return
         try:
-            found = schedule(problem, Options(pins=(pin,), allocator="none", strict=True))
+            found = schedule(problem, Options(pins=(pin,), strict=True))
         except VerificationError:
             return
     assert pin_violation(problem, random_order(problem, 0, pairs), (pin,)) is None
@@ -416,7 +416,7 @@ def compute_between(groups: tuple[str, str], sent: int, us: float) -> Problem:
 
 def test_groups_kept_apart_are_launched_together_where_they_were_in_flight_together() -> None:
     problem = compute_between(("one", "two"), sent=2, us=1.0)
-    options = Options(pins=("together",), headroom=4, allocator="none")
+    options = Options(pins=("together",), headroom=4)
     assert schedule(problem, options).fell_back is None
     kept = schedule(problem, replace(options, concurrent_groups="disjoint", strict=True))
     assert pin_violation(problem, kept.order, options.pins) is None
@@ -425,7 +425,7 @@ def test_groups_kept_apart_are_launched_together_where_they_were_in_flight_toget
 def test_launched_together_other_pins_count_too() -> None:
     """In front of m both would be hidden, but b may not be launched there."""
     problem = compute_between(("g", "g"), sent=0, us=10.0)
-    options = Options(pins=("together", "not before m: b"), allocator="none", strict=True, headroom=4)
+    options = Options(pins=("together", "not before m: b"), strict=True, headroom=4)
     found = schedule(problem, options)
     assert problem.names(found.order)[:4] == ["x", "m", "a", "b"]
     task = Task(problem, options, found.original.peak_bytes)
@@ -457,7 +457,7 @@ def test_marks_name_no_nodes(tmp_path: Path) -> None:
 def test_with_marks_nothing_is_rewritten_and_there_is_no_frontier() -> None:
     problem = sharded([[2, 2]] * 3, compute_us=4.0)
     marked = replace(problem, nodes=tuple(n._replace(marks=("in flight 1GiB",)) for n in problem.nodes))
-    options = Options(rewrites=("bucket",), headroom="100%", allocator="none")
+    options = Options(rewrites=("bucket",), headroom="100%")
     assert plan(problem, PRICES, options).rewrites
     assert not plan(marked, PRICES, options).trials
     with pytest.raises(OptionsError, match="the frontier takes orders that know of no pins"):

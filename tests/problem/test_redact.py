@@ -45,7 +45,7 @@ def test_it_schedules_alike(problem: Problem, contention: bool) -> None:
 @pytest.mark.slow
 def test_a_real_graph_schedules_alike() -> None:
     path = Path(__file__).parents[2] / "scripts" / "instances" / "llama3_8b_fw_64_2d.json.gz"
-    problem, options = read_problem(path, comm_scale=4.0), Options(allocator="none")
+    problem, options = read_problem(path, comm_scale=4.0), Options()
     assert schedule(redacted(problem), options).order == schedule(problem, options).order
 
 

@@ -17,7 +17,7 @@ MIB = 2**20
         (Figure("step", "", 1e6, 1e6 + 250.0), "1,000.00 → 1,000.25 ms, +0.03 % (+250.0 us)"),
         (Figure("exposed", "", 0.0, 12.0), "0.0 → 12.0 us (+12.0 us)"),
         (Figure("peak", "", 21 * MIB, 26 * MIB), "21.0 → 26.0 MiB, +23.8 % (+5.0 MiB)"),
-        (Figure("reserved", "plain", 2**30, 2**30 - 512), "1.000 → 1.000 GiB, +0.0 % (-512 B)"),
+        (Figure("reserved", "", 2**30, 2**30 - 512), "1.000 → 1.000 GiB, +0.0 % (-512 B)"),
         (Figure("peak", "", 0, 0), "0 → 0 B, +0.0 % (+0 B)"),
         (Figure("gap", "", 0.0, 0.5), "0.00 → 0.50 %, +0.5 pt"),
         (Figure("gap", "", 0.05, 0.01), "0.05 → 0.01 %, -0.04 pt"),
@@ -45,4 +45,4 @@ def test_shares_compare_figures_of_all_units() -> None:
 def test_both_have_the_unit_of_the_larger() -> None:
     assert in_one_unit(Figure("step", "", 900.0, 1_100.0)) == ("0.90", "1.10", "ms")
     assert in_one_unit(Figure("peak", "", 512, 2048)) == ("0.5", "2.0", "KiB")
-    assert Figure("reserved", "plain", 0, 0).label() == "reserved, plain"
+    assert Figure("step", "dsv3, x1", 0, 0).label() == "step, dsv3, x1"

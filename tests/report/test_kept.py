@@ -79,16 +79,16 @@ def test_what_a_launch_needs_may_not_fit_either() -> None:
     assert schedule(problem, Options(headroom="1GiB")).scheduled.exposed_us == 0
 
 
-def test_what_the_allocator_refuses_is_its_doing() -> None:
-    kept = replace(tight(headroom=100, effort=0), options=Options(headroom=100, allocator="plain"))
+def test_what_a_memory_limit_refuses_is_its_doing() -> None:
+    kept = replace(tight(headroom=100, effort=0), options=Options(headroom=100), memory_limit_bytes=1)
     assert why_no_better(kept) == (
-        "no better order was found: 5.0 us stay exposed because the allocator cannot hold an earlier launch in what it "
-        "reserves for the original order (1 collective)"
+        "no better order was found: 5.0 us stay exposed because no order with earlier launches was found that runs in "
+        "memory_limit (1 collective)"
     )
 
 
 def test_an_earlier_launch_that_fits_is_not_refused() -> None:
-    options = Options(headroom=100, allocator="none")
+    options = Options(headroom=100)
     roomy = schedule(tight().problem, replace(options, effort=0))
     assert why_no_better(replace(roomy, options=options)) == (
         "no better order was found: 5.0 us stay exposed because an earlier launch would not have made the step "

@@ -74,8 +74,8 @@ def test_what_counts_has_a_bar_and_says_what_is_left() -> None:
 
 def test_stages_say_that_they_begin_and_do_the_same() -> None:
     told: list[str] = []
-    found = schedule(EXAMPLE, Options(allocator="plain"), stages=told_stages(told.append, "scheduling 10 nodes"))
-    assert found.order == schedule(EXAMPLE, Options(allocator="plain")).order
-    of = sum(len(getattr(ALL, name)) for name in ("live", "fitting", "at_any_price", "fitted", "last"))
+    found = schedule(EXAMPLE, Options(), stages=told_stages(told.append, "scheduling 10 nodes"))
+    assert found.order == schedule(EXAMPLE, Options()).order
+    of = len(ALL.all)
     assert told[0] == f"scheduling 10 nodes: stage 1/{of}, first run"
-    assert told[-1] == f"scheduling 10 nodes: stage {of}/{of}, fill links"
+    assert told[-1] == f"scheduling 10 nodes: stage {of}/{of}, fill stalls"

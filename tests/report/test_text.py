@@ -43,7 +43,8 @@ def test_figures_have_exactly_the_documented_keys(reordered: Schedule) -> None:
         "schedule_s": 0.25,
         "fell_back": False,
         "pins": [],
-        "faster": None,
+        "memory_limit_bytes": None,
+        "short_bytes": 0,
     }
 
 
@@ -103,11 +104,10 @@ def test_explanation_of_one_collective_in_plain_words(reordered: Schedule) -> No
     ]
 
 
-def test_compute_deferred_to_the_end_is_explained(reordered: Schedule) -> None:
+def test_deferred_compute_is_explained(reordered: Schedule) -> None:
     decision = replace(reordered.decisions[0], reason="deferred")
     assert explanation(replace(reordered, decisions=(decision,)), "gather").splitlines()[2] == (
-        "  launched at position 2 (as originally), at 0.0 us: "
-        "its compute was deferred to the end of the step, where it hides the last collectives"
+        "  launched at position 2 (as originally), at 0.0 us: its compute was deferred behind a launch that it hides"
     )
 
 

@@ -18,8 +18,7 @@ from overlap_sched.peak_memory.allocator.reserved import replay_allocator
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Order, Problem, Storage
 from overlap_sched.problem.file import read_problem
 from overlap_sched.report.colours import PURPOSES, TRACE_COMPUTE, TRACE_EXPOSED
-from overlap_sched.report.trace.file import trace_document, write_trace
-from overlap_sched.report.words.reserved import settings_shown
+from overlap_sched.report.trace.file import RESERVED, trace_document, write_trace
 from overlap_sched.scheduler.pipeline import schedule as scheduled
 from overlap_sched.scheduler.result import Schedule
 from tests.report.conftest import schedule_by_hand
@@ -220,11 +219,10 @@ def test_collectives_shorter_than_a_nanosecond(by_hand: ByHand) -> None:
 
 def test_reserved_is_what_the_allocator_replays(reordered: Schedule, tmp_path: Path) -> None:
     found = events(reordered, tmp_path)
-    assert counter(found, 1, "memory: reserved, plain") == [(ts, {"bytes": 22 * 2**20}) for ts in (0, 190)]
-    for name, settings in settings_shown().items():
-        for pid, order in orders(reordered):
-            values = [values["bytes"] for _, values in counter(found, pid, f"memory: reserved, {name}")]
-            assert max(values) == replay_allocator(EXAMPLE, order, settings).reserved_bytes
+    assert counter(found, 1, RESERVED) == [(ts, {"bytes": 22 * 2**20}) for ts in (0, 190)]
+    for pid, order in orders(reordered):
+        values = [values["bytes"] for _, values in counter(found, pid, RESERVED)]
+        assert max(values) == replay_allocator(EXAMPLE, order).reserved_bytes
 
 
 def test_the_tracker_knows_nothing_of_an_allocator(by_hand: ByHand) -> None:

@@ -2,15 +2,13 @@
 
 from dataclasses import replace
 
-import pytest
-
 from overlap_sched import EXAMPLE, Options, Problem, Schedule, schedule
-from overlap_sched.report.words.reserved import reserved_changes
+from overlap_sched.report.words.reserved import reserved_of
 from overlap_sched.report.words.verdict import InShort, verdict
 
 
 def told(found: Schedule, fits: bool | None = None) -> InShort:
-    return verdict(found, found.problem, reserved_changes(found), fits)
+    return verdict(found, found.problem, reserved_of(found), fits)
 
 
 def of(problem: Problem = EXAMPLE, **options: object) -> InShort:
@@ -19,7 +17,7 @@ def of(problem: Problem = EXAMPLE, **options: object) -> InShort:
 
 def test_shorter_in_the_same_memory() -> None:
     """Whether it runs was not asked."""
-    assert of(allocator="none") == InShort(
+    assert of() == InShort(
         "reordered",
         "Reordered",
         "The step takes 150.0 us instead of 190.0 us (21.1 % shorter; 25.0 % above the lower bound) with a peak of "
@@ -28,11 +26,11 @@ def test_shorter_in_the_same_memory() -> None:
 
 
 def test_with_more_memory() -> None:
-    assert of(headroom="5MiB", allocator="plain") == InShort(
-        "runs",
-        "Runs",
+    assert of(headroom="5MiB") == InShort(
+        "reordered",
+        "Reordered",
         "The step takes 120.0 us instead of 190.0 us (36.8 % shorter; 0.0 % above the lower bound) with a peak of "
-        "26.0 MiB live (23.8 % more) and 42.0 MiB reserved (90.9 % more), and it runs where the original order runs.",
+        "26.0 MiB live (23.8 % more) and 42.0 MiB reserved (90.9 % more).",
     )
 
 
@@ -52,20 +50,16 @@ def test_another_memory_model_knows_nothing_of_the_allocator() -> None:
     )
 
 
-def test_what_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_run() -> None:
     """Also longer and with less: as of a search for a memory limit."""
-    found: Schedule = schedule(EXAMPLE)
+    found: Schedule = schedule(EXAMPLE, Options(memory_limit="20MiB"))
     fit = replace(found, scheduled=replace(found.scheduled, step_us=209.0, peak_bytes=6 * 2**20))
-    monkeypatch.setattr("overlap_sched.report.words.verdict.runs_as_before", lambda *_: False)
     assert told(fit) == InShort(
         "fails",
         "May run out of memory",
         "The step takes 209.0 us instead of 190.0 us (10.0 % longer; 74.2 % above the lower bound) with a peak of "
-        "6.0 MiB live (71.4 % less) and 22.0 MiB reserved (as before), but it may run out of memory where the original "
-        "order runs.",
+        "6.0 MiB live (71.4 % less) and 22.0 MiB reserved without a limit (as before), but it does not fit into "
+        "20.0 MiB.",
     )
     assert (told(fit, True).came, told(fit, False).came) == ("runs", "fails")
-    assert told(fit, True).sentence.endswith(
-        " and 22.0 MiB reserved without a limit (as before), and it fits into 21.0 MiB."
-    )
-    assert told(fit, False).sentence.endswith(", but it does not fit into 21.0 MiB.")
+    assert of(memory_limit="1GiB").sentence.endswith(", and it fits into 1.000 GiB.")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from overlap_sched import read_problem
 from overlap_sched.judge.replay import replay
 from overlap_sched.options import Options
 from overlap_sched.peak_memory.live_ranges import LiveRanges
@@ -20,7 +19,6 @@ from overlap_sched.scheduler.reference import Reference
 from tests.judge.test_contention import contended, contentions
 from tests.support.examples import examples
 from tests.support.graphs import problems
-from tests.support.oracle import INSTANCES
 
 
 @given(problems(max_steps=30), contentions)
@@ -101,12 +99,3 @@ def test_beside_another_no_earlier_than_asked() -> None:
     assert early is not None
     assert late is not None
     assert (early.reasons[4], late.reasons[4]) == ("beside another", "latest start")
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_on_a_real_graph_too() -> None:
-    """Greedy runs that know of the contention end at 255.1 ms; those that ignore it, shifted at the end, at 248.2."""
-    problem = read_problem(INSTANCES / "llama3_8b_bw_64_2d.json.gz", comm_scale=4)
-    contention = Contention({"": 1.1}, dict.fromkeys(problem.groups, "rail"))
-    assert schedule(replace(problem, contention=contention), Options(allocator="none")).scheduled.step_us <= 248_300

@@ -1,7 +1,6 @@
 """Stalls: compute from in front of a launch goes behind it where that makes the step shorter and memory admits it."""
 
 import math
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,19 +15,18 @@ from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.fill_stalls import stalls_filled
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.stage import Context
-from overlap_sched.scheduler.stages import ALL
 from overlap_sched.scheduler.step_time import StepTrail
 from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import peak_by_definition, random_order, step_by_definition
 
 
-def filled(problem: Problem, order: Order, options: Options, reserve: Any = None) -> Candidate:
+def filled(problem: Problem, order: Order, options: Options) -> Candidate:
     """What the stage makes of an order, within what that takes and the headroom."""
     task = Task(problem, options, max(peak_by_definition(problem, list(order))))
     best = task.measured(order)
     found = Candidate(best.order, best.step_us, best.peak_bytes, dict.fromkeys(problem.collectives, "reference"))
-    return stalls_filled(Context(task, Reference(problem, order, task.live_ranges), ALL, reserve), found)
+    return stalls_filled(Context(task, Reference(problem, order, task.live_ranges)), found)
 
 
 @examples(120)
@@ -144,23 +142,3 @@ def test_what_is_tried_in_vain_is_counted(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(fill_stalls, "TRIED_NODES", 5 * len(problem.nodes))
     filled(problem, problem.original_order, Options(headroom=99, effort=1))
     assert len(tried) == 5
-
-
-class Picky:
-    """An allocator that holds only what it was told: an order breaks one limit, or none."""
-
-    def __init__(self, holds: Order) -> None:
-        self._holds = holds
-
-    def overdraft(self, order: Order) -> int:
-        return int(order != self._holds)
-
-    def no_worse(self, one: int, other: int) -> bool:
-        return one <= other
-
-
-def test_what_the_allocator_cannot_hold_is_not_taken() -> None:
-    problem = routed(3)
-    order = problem.original_order
-    assert filled(problem, order, Options(headroom=99)).order != order
-    assert filled(problem, order, Options(headroom=99), Picky(order)).order == order

@@ -13,13 +13,11 @@ from overlap_sched.errors import ProblemError
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem.precedence import launched_on
 from overlap_sched.scheduler.follow import Proposal, followed
-from overlap_sched.scheduler.needs import Reserve
-from overlap_sched.scheduler.pipeline import Unfitted, follow
+from overlap_sched.scheduler.pipeline import follow
 from tests.scheduler.test_pipeline import check_promises
-from tests.scheduler.test_reserve import large_layers
 from tests.support.examples import examples
 from tests.support.graphs import problems
-from tests.support.layers import layers
+from tests.support.layers import large_layers, layers
 from tests.support.unlike import unlike
 
 GROUPS = {"fsdp": Group(8, intra_node=True)}
@@ -35,22 +33,21 @@ def launches(problem: Problem, order: Sequence[int]) -> list[int]:
 @given(
     problems(max_steps=20, models=("runtime",)),
     st.integers(0, 9),
-    st.sampled_from(("none", "plain")),
+    st.sampled_from((None, "100%")),
     st.sampled_from([0, 3, "50%"]),
 )
 @examples(300)
 def test_promises_hold_and_launches_are_those_proposed(
-    problem: Problem, seed: int, allocator: str, headroom: int | str
+    problem: Problem, seed: int, memory_limit: str | None, headroom: int | str
 ) -> None:
-    options = Options(memory_model=problem.memory_model, allocator=allocator, headroom=headroom, strict=True)
+    options = Options(memory_model=problem.memory_model, memory_limit=memory_limit, headroom=headroom, strict=True)
     other = unlike(problem, Random(seed), 4, (0, 0.5, -0.5), pad_us=1.0)
     proposal = Proposal.of(other, schedule(other, options).order)
     found = follow(problem, proposal, options)
     if found is not None:
         check_promises(problem, options, found)
         assert launches(problem, found.order) == list(proposal.sequence) == launches(other, proposal.order)
-        if (reserve := Unfitted(problem, options).reserve) is not None:
-            assert reserve.runs(reserve.overdraft(found.order))
+        assert found.short_bytes == 0
     order = followed(problem, proposal)
     if order is not None:
         assert violation(problem, order) is None
@@ -59,7 +56,7 @@ def test_promises_hold_and_launches_are_those_proposed(
 
 @given(problems(max_steps=20))
 def test_its_own_order_comes_back(problem: Problem) -> None:
-    options = Options(memory_model=problem.memory_model, allocator="none")
+    options = Options(memory_model=problem.memory_model)
     made = schedule(problem, options)
     assert followed(problem, Proposal.of(problem, made.order)) == made.order
     again = follow(problem, Proposal.of(problem, made.order), options)
@@ -83,7 +80,7 @@ def swapped(count: int = 8) -> Problem:
 
 
 def test_a_graph_with_other_nodes_gets_what_the_order_gains() -> None:
-    options = Options(allocator="none")
+    options = Options()
     other = unlike(swapped(), Random(1), 3, (0, 0.5, -0.5), pad_us=1.0)
     assert len(other.nodes) > len(swapped().nodes)
     found = follow(other, Proposal.of(swapped(), schedule(swapped(), options).order), options)
@@ -98,24 +95,22 @@ def test_a_graph_with_other_nodes_gets_what_the_order_gains() -> None:
 def test_where_it_takes_too_much_less_is_in_flight() -> None:
     """The proposer has room, this rank has none."""
     problem = layers(12)
-    roomy = schedule(problem, Options(headroom="100%", allocator="none"))
+    roomy = schedule(problem, Options(headroom="100%"))
     assert roomy.scheduled.peak_bytes > roomy.original.peak_bytes
     proposal = Proposal.of(problem, roomy.order)
-    found = follow(problem, proposal, Options(allocator="none"))
+    found = follow(problem, proposal, Options())
     assert found is not None
     assert found.scheduled.peak_bytes <= found.original.peak_bytes
     assert launches(problem, found.order) == list(proposal.sequence)
 
 
-def test_beside_an_allocator_it_runs_where_the_original_order_does() -> None:
-    problem = large_layers(8, 64)
-    free = schedule(problem, Options(allocator="none"))
-    found = follow(problem, Proposal.of(problem, free.order), Options(allocator="plain"))
-    reserve = Unfitted(problem, Options(allocator="plain")).reserve
-    assert isinstance(reserve, Reserve)
-    assert not reserve.runs(reserve.overdraft(free.order))
-    assert found is None or reserve.runs(reserve.overdraft(found.order))
-    assert found is None or launches(problem, found.order) == launches(problem, free.order)
+def test_with_a_memory_limit_it_runs_there() -> None:
+    problem = large_layers(12, 20)
+    proposal = Proposal.of(problem, schedule(problem).order)
+    assert follow(problem, proposal, Options(memory_limit="100%", allocator="plain")) is None
+    roomy = follow(problem, proposal, Options(memory_limit="200%", allocator="plain"))
+    assert roomy is not None
+    assert launches(problem, roomy.order) == list(proposal.sequence)
 
 
 def test_what_cannot_be_followed() -> None:

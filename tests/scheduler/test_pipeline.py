@@ -18,13 +18,11 @@ from overlap_sched.judge.liveness import memory_profile, peak_memory
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import violation
-from overlap_sched.options import Base, headroom_bytes
+from overlap_sched.options import headroom_bytes
 from overlap_sched.peak_memory.best import best_order
 from overlap_sched.problem.file import read_problem
-from overlap_sched.scheduler.pipeline import Unfitted
 from overlap_sched.scheduler.portfolio import lowest_peak
 from overlap_sched.scheduler.stages import ALL
-from tests.scheduler.test_reserve import large_layers
 from tests.support.examples import at_night, examples
 from tests.support.graphs import problems
 from tests.support.layers import layers
@@ -247,16 +245,16 @@ FAULTS = [
 
 @pytest.mark.parametrize(("fault", "said"), FAULTS)
 def test_a_broken_scheduler_costs_nothing(fault: Callable[..., object], said: str) -> None:
-    stages = with_stage("fill tail", fault, ALL.without("relink", "fill stalls"))  # in the last stage
+    stages = with_stage("shift", fault, ALL.without("relink", "fill stalls"))  # in the last stage
     with pytest.warns(OverlapSchedWarning, match="overlap_sched keeps the original order of 'example': "):
-        result = schedule(EXAMPLE, Options(allocator="none"), stages=stages)  # which would find another order
+        result = schedule(EXAMPLE, Options(), stages=stages)  # which would find another order
     assert result.order == EXAMPLE.original_order
     assert result.scheduled == result.original
     assert result.fell_back is not None
     assert said in result.fell_back
     assert {d.reason for d in result.decisions} == {"original"}
     with pytest.raises(VerificationError) as caught:
-        schedule(EXAMPLE, Options(strict=True, allocator="none"), stages=stages)
+        schedule(EXAMPLE, Options(strict=True), stages=stages)
     assert said in str(caught.value)
 
 
@@ -281,26 +279,6 @@ def test_a_scheduler_that_returns_nonsense_never_wins(problem: Problem, draw: ob
     else:
         assert result.order == problem.original_order
         assert [warning.category for warning in caught] == [OverlapSchedWarning]
-
-
-@given(problems(models=("runtime",), max_steps=30), st.sampled_from(["original", "memory", "memory-peak"]))
-@examples(30)
-def test_fitted_afterwards_is_what_schedule_makes(problem: Problem, base: Base) -> None:
-    for options in (Options(base=base, allocator="plain"), Options(base=base, allocator="none")):
-        afterwards, whole = Unfitted(problem, options), schedule(problem, options)
-        same = replace(afterwards.fitted, schedule_s=whole.schedule_s)
-        assert same == whole
-        assert afterwards.live.order == schedule(problem, replace(options, allocator="none")).order
-        assert not afterwards.fits or afterwards.live.order == whole.order == afterwards.quick.order
-
-
-def test_what_fails_while_it_is_fitted_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlap_sched.scheduler.best.within_reserve", _raise)
-    problem = large_layers(8, 64)
-    afterwards = Unfitted(problem, Options(allocator="plain"))
-    assert afterwards.live.order != problem.original_order
-    with pytest.warns(OverlapSchedWarning, match="the scheduler failed: ZeroDivisionError: a bug"):
-        assert afterwards.fitted.order == problem.original_order
 
 
 @pytest.mark.slow
@@ -336,15 +314,15 @@ def test_a_backward_pass_is_hidden_within_the_budget() -> None:
     assert any(d.held_by == "memory" for d in tight.decisions)
 
 
-FIGURES = {  # graph, network: (gap to the bound in percent that must be reached, at headroom 0 and the same peak)
-    ("llama3_8b_bw_64_1d", 1): 0.35,
-    ("llama3_8b_bw_64_2d", 1): 0.91,  # of which 0.87 are proven: budget_bound
-    ("llama3_8b_fw_64_2d", 1): 0.01,
-    ("dsv3_bw_64", 1): 0.8,
-    ("llama3_8b_bw_64_1d", 4): 4.0,
-    ("llama3_8b_bw_64_2d", 4): 5.0,
-    ("llama3_8b_fw_64_2d", 4): 0.01,
-    ("dsv3_bw_64", 4): 0.8,
+FIGURES = {  # graph, network: gap to the bound in percent that must be reached, at headroom 0 and the same peak
+    ("llama3_8b_bw_64_1d", 1): 0.4,
+    ("llama3_8b_bw_64_2d", 1): 7.1,  # of which 4.9 are proven: budget_bound
+    ("llama3_8b_fw_64_2d", 1): 0.1,
+    ("dsv3_bw_64", 1): 2.0,
+    ("llama3_8b_bw_64_1d", 4): 4.5,
+    ("llama3_8b_bw_64_2d", 4): 2.5,
+    ("llama3_8b_fw_64_2d", 4): 0.2,
+    ("dsv3_bw_64", 4): 2.3,
 }
 
 
@@ -352,7 +330,7 @@ FIGURES = {  # graph, network: (gap to the bound in percent that must be reached
 @pytest.mark.parametrize(("name", "scale"), FIGURES)
 def test_real_graphs_reach_their_figures(name: str, scale: int) -> None:
     problem = read_problem(INSTANCES / f"{name}.json.gz", comm_scale=scale)
-    result = schedule(problem, Options(strict=True, allocator="none"))  # with one: test_reserve
+    result = schedule(problem, Options(strict=True))
     assert violation(problem, result.order) is None
     assert peak_memory(problem, result.order)[0] <= peak_memory(problem, problem.original_order)[0]
     gap_percent = 100 * (replay(problem, result.order).step_us / lower_bound_us(problem) - 1)
@@ -368,7 +346,7 @@ def test_real_graphs_reach_their_figures(name: str, scale: int) -> None:
 @pytest.mark.parametrize("preserve", ["none", "group", "all", "waits"])
 def test_real_graphs_under_every_option(budget: str, headroom: int | str, preserve: str) -> None:
     problem = read_problem(INSTANCES / "llama3_8b_bw_64_2d.json.gz")
-    options = Options(headroom, budget, "runtime", preserve, strict=True, allocator="none")  # type: ignore[arg-type]
+    options = Options(headroom, budget, "runtime", preserve, strict=True)  # type: ignore[arg-type]
     result = schedule(problem, options)
     assert result.scheduled.step_us < result.original.step_us
     launches = [v for v in result.order if problem.nodes[v].kind is Kind.COLLECTIVE]

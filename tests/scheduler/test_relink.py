@@ -45,7 +45,7 @@ def test_within_the_budget_and_never_longer(problem: Problem, effort: int, room:
     task = Task(problem, options, peak)
     reference = Reference(problem, problem.original_order, task.live_ranges)
     best = best_of_runs(task, reference, task.measured(problem.original_order))
-    made = relinked(Context(task, reference, ALL), best)
+    made = relinked(Context(task, reference), best)
     assert violation(problem, made.order) is None
     assert made.step_us == step_by_definition(problem, list(made.order)) <= best.step_us * (1 + 1e-9)
     assert made.peak_bytes == max(peak_by_definition(problem, list(made.order))) <= peak + room
@@ -61,7 +61,7 @@ def runs_there(problem: Problem) -> list[Work]:
         made.append(after.work if after.work != best.work else NO_WORK)
         return after
 
-    schedule(problem, Options(allocator="none", strict=True), stages=with_stage("relink", watched))
+    schedule(problem, Options(strict=True), stages=with_stage("relink", watched))
     return made
 
 
@@ -82,8 +82,8 @@ def test_where_network_and_memory_bind_the_step_is_shorter(monkeypatch: pytest.M
         return after
 
     monkeypatch.setattr(relink, "_round", watched)
-    options = Options(allocator="none", strict=True)
-    stages = ALL.without("fill links", "fill stalls")  # they gain much of the same
+    options = Options(strict=True)
+    stages = ALL.without("fill stalls")  # it gains much of the same
     with_it, without = (schedule(problem, options, stages=those) for those in (stages, stages.without("relink")))
     assert with_it.scheduled.step_us < 0.975 * without.scheduled.step_us
     assert with_it.scheduled.peak_bytes <= with_it.original.peak_bytes

@@ -162,6 +162,6 @@ def test_under_contention_the_phase_keeps_what_it_would_make_longer(
     problem = contended(problem, contention)
     task = Task(problem, Options(memory_model=problem.memory_model), 0)
     best = task.measured(tuple(random_order(problem, seed)))
-    made = shift(task, best, np.array(2**61))
+    made = shift(task, best, best.order, np.array(2**61))
     assert made.step_us <= best.step_us * (1 + SAME_STEP)
     assert made.step_us == pytest.approx(replay(problem, made.order).step_us, rel=1e-9)

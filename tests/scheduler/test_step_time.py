@@ -11,7 +11,6 @@ from overlap_sched.problem import Problem
 from overlap_sched.problem.contention import Contention
 from overlap_sched.scheduler.step_time import StepTimes, StepTrail
 from tests.judge.test_contention import contended, with_lanes
-from tests.peak_memory.test_trail import like
 from tests.support.graphs import problems
 from tests.support.oracle import random_order
 
@@ -29,6 +28,13 @@ def test_also_under_contention(problem: Problem, contention: Contention, seed: i
     """To rounding: compute between two launches or waits is added up before it is slowed down."""
     problem, order = contended(problem, contention), random_order(problem, seed)
     assert StepTimes(problem).of(order) == pytest.approx(replay(problem, order).step_us, rel=1e-9)
+
+
+def like(order: list[int], other: list[int], seed: int) -> list[int]:
+    """The order, in some middle part of it as the other one."""
+    begin, end = sorted((seed % (len(order) + 1), seed // 1000 % (len(order) + 1)))
+    part = set(order[begin:end])
+    return [*order[:begin], *(v for v in other if v in part), *order[end:]]
 
 
 @given(problems(), st.one_of(st.just(None), with_lanes), SEEDS, st.lists(SEEDS, min_size=1, max_size=4))

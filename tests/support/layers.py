@@ -1,5 +1,7 @@
 """A small sharded backward pass, whose best orders are known by hand."""
 
+from dataclasses import replace
+
 from overlap_sched import Group, Kind, Node, Problem, Storage
 
 
@@ -37,3 +39,10 @@ def layers(count: int) -> Problem:
         grad, gs = dgrad, dx
     add("output", Kind.OUTPUT, [grad, *grads], [], [gs, *kept])
     return Problem(f"layers{count}", tuple(nodes), tuple(storages), {"fsdp": Group(8, True)})
+
+
+def large_layers(count: int, times: int = 1) -> Problem:
+    """The same with storages of some MiB (so many times): each has its own place in a segment."""
+    problem = layers(count)
+    storages = tuple(s._replace(bytes=s.bytes * times * 3 * 2**20 // 2) for s in problem.storages)
+    return replace(problem, storages=storages)

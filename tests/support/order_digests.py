@@ -15,8 +15,8 @@ _ROOT = Path(__file__).parents[2]
 DIGESTS = _ROOT / "tests" / "data" / "order_digests.json"
 INSTANCES = sorted((_ROOT / "scripts" / "instances").glob("*.json.gz"))
 COMM_SCALES = (1.0, 4.0)
-MODELS = ("runtime", "tracker", "allocator")
-"""Memory models; the last: ``"runtime"`` beside an allocator with plain segments, at effort 1, on the plain network."""
+MODELS = ("runtime", "tracker", "device")
+"""Memory models; the last: ``"runtime"`` on the smallest device for the original order, on the plain network."""
 
 
 def cases() -> Iterator[tuple[str, Path, float, str]]:
@@ -32,9 +32,9 @@ def digests_of(path: Path, comm_scale: float, model: str) -> dict[str, str]:
     problem = read_problem(path, comm_scale)
     if model == "tracker":
         problem = as_tracker(problem)
-    options = Options(memory_model=problem.memory_model, allocator="none")
-    if model == "allocator":
-        options = replace(options, allocator="plain", effort=1)
+    options = Options(memory_model=problem.memory_model)
+    if model == "device":
+        options = replace(options, allocator="plain", memory_limit="100%")
     result = schedule(problem, options)
     assert result.fell_back is None
     return {"order": _digest(list(result.order)), "decisions": _digest(_rounded(result))}

@@ -18,14 +18,14 @@ def with_stage(name: str, run: Callable[..., Any], stages: Stages = ALL) -> Stag
 
     def changed(stage: Any) -> Any:
         real = stage.run
-        return (replace(stage, run=lambda context, found: run(real, context, found)) if stage.name == name else stage,)
+        return replace(stage, run=lambda context, found: run(real, context, found)) if stage.name == name else stage
 
     return stages.each(changed)
 
 
 def best_of_runs(task: Task, reference: Reference, best: Candidate) -> Candidate:
     """What all runs make of an order, not polished."""
-    context, best = Context(task, reference, ALL), replace(best, work=NO_WORK)
+    context, best = Context(task, reference), replace(best, work=NO_WORK)
     for run in (first_run, of_chains, more_runs):
         best = run(context, best)
     return best

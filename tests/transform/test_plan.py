@@ -1,6 +1,5 @@
 """Rewrites chosen with the order: never slower, within the budget, the same every time; what is found by hand."""
 
-import importlib
 from dataclasses import replace
 from itertools import count
 
@@ -12,24 +11,20 @@ from overlap_sched.errors import OptionsError, OverlapSchedWarning, Verification
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.together import together
 from overlap_sched.judge.validate import violation
+from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Order
-from overlap_sched.report.units import duration
-from overlap_sched.report.words.rewrites import rewrites_figures, rewrites_text
-from overlap_sched.scheduler.candidate import Candidate
-from overlap_sched.scheduler.needs import NOTHING, Overdraft, Reserve
-from overlap_sched.scheduler.stage import Context
+from overlap_sched.report.words.rewrites import rewrites_text
+from overlap_sched.scheduler.device import DeviceLimit
 from overlap_sched.transform import plan as planning
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.plan import plan, plan_of_rewrites
 from overlap_sched.transform.rewrites import Bucket, Stream
 from overlap_sched.transform.trial import Trial, TrialContext, again
-from overlap_sched.transform.wanted import wanted_of
 from tests.support.examples import examples
 from tests.support.oracle import peak_by_definition, step_by_definition
 from tests.support.sharded import PRICES, RANKS, sharded, sharded_problems
 from tests.support.symbolic import meanings
 
-best_of_stages = importlib.import_module("overlap_sched.scheduler.best")
 BOUND = sharded([[2, 2, 2]] * 4, compute_us=4.0)
 """Each of 24 collectives takes 12 us, 10 of them latency; compute takes 64."""
 ALL = Options(rewrites=("bucket", "stream"))
@@ -230,119 +225,51 @@ def test_every_trial_says_what_became_of_it() -> None:
     assert all(trial.order for trial in best)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("over_bytes", "taken"), [(0, True), (1000, True), (10_000, True), (10_001, False), (10_000_000, False)]
-)
-def test_what_would_not_run_where_the_original_does_is_not_taken(
-    over_bytes: int, taken: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The original order reserves a million bytes: 1 % of that may be lacking, whatever is taken off the step."""
-    wide = replace(BUCKETS, headroom="100%")
+@pytest.mark.parametrize("short_bytes", [0, 7])
+def test_what_would_not_run_in_the_memory_limit_is_not_taken(short_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = replace(BUCKETS, headroom="100%", memory_limit="1GiB")
     asked: list[Problem] = []
 
-    def overdraft(reserve: Reserve, order: Order) -> Overdraft:
-        asked.append(reserve.task.problem)
-        return Overdraft(False, 0, over_bytes, over_bytes) if reserve.task.problem is not BOUND else NOTHING
+    def short(device: DeviceLimit, live_ranges: LiveRanges, order: Order) -> int:
+        assert device.limit_bytes == 2**30
+        asked.append(live_ranges.problem)
+        return 0 if live_ranges.problem is BOUND else short_bytes
 
-    monkeypatch.setattr(planning, "within_reserve", lambda context, reserve, best: best)
-    monkeypatch.setattr(Reserve, "overdraft", overdraft)
-    monkeypatch.setattr(Reserve, "of", lambda task, settings: Reserve(task, settings, 1_000_000, 1_000_000, 0))
+    monkeypatch.setattr(DeviceLimit, "short_bytes", short)
     found = plan(BOUND, PRICES, wide)
-    assert bool(found.rewrites) is taken
     assert len(asked) > 1
-    refused = [trial.why_not for trial in found.trials if "allocator" in trial.why_not]
-    lacks = f"the allocator needs {over_bytes:,} bytes more than the original order has"
-    assert refused[: planning.HELD] == ([] if taken else [lacks] * planning.HELD)
+    assert bool(found.rewrites) is not bool(short_bytes)
+    assert found.schedule.short_bytes == 0
+    refused = [trial.why_not for trial in found.trials if "memory_limit" in trial.why_not]
+    assert refused == (["needs 7 bytes more than memory_limit"] * planning.FINISHED if short_bytes else [])
     lines = rewrites_text(found).splitlines()
-    assert ("No plan with rewrites is taken within the memory budget: see why below." in lines) is not taken
-    if not taken:  # no shorter step is listed without a reason
-        shorter = [one for one in found.trials if one.order and one.step_us < found.schedule.scheduled.step_us]
-        assert len(shorter) >= planning.HELD
-        assert all(f"  {one.what}: {duration(one.step_us)}, not taken, {one.why_not}" in lines for one in shorter)
+    assert ("No plan with rewrites is taken within the memory budget: see why below." in lines) is bool(short_bytes)
+    monkeypatch.setattr(DeviceLimit, "short_bytes", lambda *_: 9)  # neither runs there
+    assert plan(BOUND, PRICES, wide).rewrites
+    assert plan(BOUND, PRICES, wide).schedule.short_bytes == 9
 
 
-class Fits:
-    """Counts orders that are fitted to the allocator; nothing is moved. The order without rewrites lacks a megabyte."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, lacking_bytes: int) -> None:
-        self.without = self.rewritten = self.walked = 0
-
-        def fitted(context: Context, reserve: Reserve, best: Candidate) -> Candidate:
-            self.without += reserve.task.problem is BOUND
-            self.rewritten += reserve.task.problem is not BOUND
-            self.walked += context.has("random walk")
-            return best
-
-        def overdraft(reserve: Reserve, order: Order) -> Overdraft:
-            lacks = 1_000_000 if reserve.task.problem is BOUND else lacking_bytes
-            return Overdraft(False, 0, lacks, lacks)
-
-        for module in (planning, best_of_stages):
-            monkeypatch.setattr(module, "within_reserve", fitted)
-        monkeypatch.setattr(Reserve, "overdraft", overdraft)
-        monkeypatch.setattr(Reserve, "of", lambda task, settings: Reserve(task, settings, 100_000_000, 100_000_000, 0))
+@given(sharded_problems())
+@examples(20)
+def test_a_plan_runs_in_the_memory_limit_where_the_order_without_rewrites_does(problem: Problem) -> None:
+    found = plan(problem, PRICES, replace(ALL, memory_limit="105%", allocator="plain"))
+    assert found.without.short_bytes == 0
+    assert found.schedule.short_bytes == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("lacking_bytes", "without", "rewritten", "taken"),
-    [
-        (0, 0, 1, True),
-        (1_000_000, 0, 1, True),  # a percent of what the original order reserves
-        (1_000_001, 2, 1, False),
-        (
-            50_000_000,
-            2,
-            1,
-            False,
-        ),  # the second trial lacks as much before it is fitted; random walks are for what is used in the end
-    ],
-)
-def test_one_order_is_fitted_where_one_is_enough(
-    lacking_bytes: int, without: int, rewritten: int, taken: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fits = Fits(monkeypatch, lacking_bytes)
-    found = plan(BOUND, PRICES, replace(BUCKETS, headroom="100%"))
-    assert (fits.without, fits.rewritten, bool(found.rewrites)) == (without, rewritten, taken)
-    assert fits.walked == (not taken)
-    assert found.schedule.options.allocator == "environment"
-    assert found.without.options.allocator == ("environment" if without else "none")
-    text = rewrites_text(found)
-    assert ("That is by live bytes alone" in text) is not bool(without)
-    assert rewrites_figures(found)["without_rewrites_for_live_bytes"] is not bool(without)
-    assert taken or found.schedule is found.without
-
-
-def test_what_takes_too_little_off_the_step_is_not_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    fits = Fits(monkeypatch, 0)
-    monkeypatch.setattr(planning, "wanted_of", lambda *given: replace(wanted_of(*given), least=0.9))
-    monkeypatch.setattr(planning, "most_gain_us", lambda *given: 1000.0)
-    found = plan(BOUND, PRICES, replace(BUCKETS, headroom="100%"))
-    assert (fits.without, fits.rewritten, found.rewrites) == (1, 0, ())
-    assert "takes too little off the step to be fitted to the allocator" in [trial.why_not for trial in found.trials]
-    assert plan(BOUND, PRICES, replace(BUCKETS, headroom="100%", allocator="none")).rewrites  # which costs nothing
-
-
-def test_without_anything_to_rewrite_nothing_is_scheduled_that_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "Unfitted", None)
+def test_without_anything_to_rewrite_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "search", None)
     assert plan(BOUND, PRICES, Options(rewrites=())).schedule.order == schedule(BOUND).order
+    monkeypatch.setattr(planning, "schedule", None)
     assert plan_of_rewrites(BOUND, PRICES, Options(rewrites=())) is None
 
 
-def test_a_plan_of_rewrites_alone_is_the_same_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_of_rewrites_alone_is_the_same_or_none() -> None:
     wide = replace(BUCKETS, headroom="100%")
     alone, whole = plan_of_rewrites(BOUND, PRICES, wide), plan(BOUND, PRICES, wide)
     assert alone is not None
     assert (alone.rewrites, alone.schedule.order) == (whole.rewrites, whole.schedule.order)
-    fits = Fits(monkeypatch, 0)
     assert plan_of_rewrites(sharded([[1]] * 6, compute_us=5000.0), PRICES, wide) is None
-    assert fits.without + fits.rewritten == 0
-
-
-def test_without_an_allocator_live_bytes_alone_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "within_reserve", None)
-    assert plan(BOUND, PRICES, replace(BUCKETS, headroom="100%", allocator="none")).rewrites
 
 
 @pytest.mark.slow

@@ -97,6 +97,7 @@ def cluster_text(cluster: Cluster) -> str:
             "flops_efficiency": device.flops_efficiency,
             "bandwidth_efficiency": device.bytes_efficiency,
             "kernel": written(device.kernel_us, "time"),
+            **({"memory": f"{device.memory_bytes}B"} if device.memory_bytes else {}),
         },
     )
     bandwidth, latency = written(inside.bytes_per_s, "bandwidth"), written(inside.latency_us, "time")

@@ -58,6 +58,7 @@ def _device(file: TomlTable) -> Device:
         own.number("flops_efficiency", basis.flops_efficiency),
         own.number("bandwidth_efficiency", basis.bytes_efficiency),
         own.quantity("kernel", "time", basis.kernel_us),
+        own.size("memory", 0),
     )
     own.text("source", "")
     own.done()

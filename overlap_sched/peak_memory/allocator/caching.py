@@ -28,16 +28,12 @@ hold it until their wait, which is in the live ranges, instead of ``record_strea
 private pools of CUDA graphs. Segments lie in the order in which they were made, while cudaMalloc promises nothing:
 that decides ties.
 
-Schedulers replay it thousands of times, by what is compiled where that could be built. This is what that is held
-against: every rule once, by its name in torch. A block is its address; those that are free are ranges of addresses that
-do not touch, per pool, to be found by their size, their begin and their end.
+Every rule stands here once, by its name in torch. A block is its address; those that are free are ranges of addresses
+that do not touch, per pool, to be found by their size, their begin and their end.
 """
 
-import copy
 from bisect import bisect_left, insort
-from collections.abc import Sequence
-from itertools import islice
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
 
@@ -97,12 +93,6 @@ class Ranges:
         """All that have so many bytes or more, the smallest first, of equal ones the lowest."""
         return [Block(at, have) for have, at in self.by_size[bisect_left(self.by_size, (size, 0)) :]]
 
-    def copied(self) -> "Ranges":
-        """The same, to go another way."""
-        found = Ranges()
-        found.sizes, found.begins, found.by_size = self.sizes.copy(), self.begins.copy(), self.by_size.copy()
-        return found
-
 
 class CachingAllocator:
     """The allocator on one stream, with segments from cudaMalloc.
@@ -111,15 +101,11 @@ class CachingAllocator:
         settings: How it is set up. capacity: bytes that the device has for it.
         reserved_bytes, allocated_bytes: Now. peak_reserved_bytes, peak_allocated_bytes: the most so far.
         segments: How many it has asked for. retries: how often cached memory was given back under pressure.
-        halts: When the capacity does not suffice it fails at once, as it is: what asks may go on with a copy.
-        most_retries: It gives nothing back any more after so many.
-        lent_bytes: By how much it has raised its capacity itself, where that did not suffice: most_lent_bytes at most.
     """
 
     def __init__(self, settings: AllocatorSettings = PLAIN, capacity: int = NO_LIMIT) -> None:
         self.settings, self.capacity = settings, capacity
-        self.halts, self.most_retries, self.most_lent_bytes = False, NO_LIMIT, 0
-        self.reserved_bytes = self.allocated_bytes = self.segments = self.retries = self.lent_bytes = 0
+        self.reserved_bytes = self.allocated_bytes = self.segments = self.retries = 0
         self.peak_reserved_bytes = self.peak_allocated_bytes = 0
         self._used = dict[Address, int]()
         self._free = {True: Ranges(), False: Ranges()}  # by whether it is the small pool, as all that follow
@@ -157,49 +143,6 @@ class CachingAllocator:
         self.allocated_bytes -= size
         self._free[address >= SMALL_BASE].add(address, size)
 
-    def serve(
-        self,
-        events: Sequence[int],
-        sizes: Sequence[int],
-        held: list[Address],
-        lent_for: list[int],
-        begin: int = 0,
-    ) -> int:
-        """Serve requests in turn, as far as the capacity holds them.
-
-        Args:
-            events: Storage ``s`` is allocated, for ``~s`` it is freed.
-            sizes: Per storage, bytes.
-            held: Per storage, its block, ``NO_BLOCK`` where there is none: is kept up to date.
-            lent_for: To this the storages are added for which something had to be lent.
-            begin: The first that is served.
-
-        Returns:
-            The first that the capacity does not hold; where it holds all, how many there are.
-        """
-        for at, event in enumerate(islice(events, begin, None), begin):
-            if event < 0:
-                self.free(held[~event])
-                held[~event] = NO_BLOCK
-                continue
-            before = self.lent_bytes
-            try:
-                held[event] = self.allocate(sizes[event])
-            except OutOfDeviceMemoryError:
-                return at
-            if self.lent_bytes > before:
-                lent_for.append(event)
-        return len(events)
-
-    def growth_bytes(self, count: int) -> int:
-        """Return how much more a request for so many bytes would reserve, as things stand; changes nothing."""
-        size = rounded(count, self.settings)
-        return self._growth(size) if count and self._best_fit(size) is None else 0
-
-    def shortfall_bytes(self, size: int) -> int:
-        """How many bytes the capacity lacks for the segment of a request, rounded, that no free block serves."""
-        return self.reserved_bytes + self._growth(size) - self.capacity
-
     def size_of(self, address: Address) -> int:
         """Return the size of a block that is in use."""
         return self._used[address]
@@ -207,18 +150,6 @@ class CachingAllocator:
     def free_blocks(self) -> list[Block]:
         """All that is free."""
         return [Block(*one) for free in self._free.values() for one in free.sizes.items()]
-
-    def largest_free_bytes(self) -> int:
-        """The largest free block of the large pool."""
-        return max(self._free[False].sizes.values(), default=0)
-
-    def copied(self) -> Self:
-        """The allocator as it is, to go another way. O(blocks)."""
-        found = copy.copy(self)
-        found._used, found._segment_sizes = self._used.copy(), self._segment_sizes.copy()
-        found._free = {small: free.copied() for small, free in self._free.items()}
-        found._next_address = self._next_address.copy()
-        return found
 
     def _splits(self, left: int, size: int) -> bool:
         """Does so much of a request's block become a block of its own (``should_split``)?"""
@@ -245,26 +176,15 @@ class CachingAllocator:
     def _grown(self, size: int) -> Block:
         """A block from the device, after a retry where it has no more; it is in no pool."""
         block = self._from_device(size)
-        if block is None and self.halts:
-            raise OutOfDeviceMemoryError
         if block is None and self._released_some(size):
             block = self._from_device(size)
-        if block is None and self.retries < self.most_retries:
+        if block is None:
             self.retries += 1
             self._release()
             block = self._from_device(size)
-        while block is None:
-            lacking = self._lacking_bytes(size)
-            if self.lent_bytes + lacking > self.most_lent_bytes:
-                raise OutOfDeviceMemoryError
-            self.lent_bytes += lacking
-            self.capacity += lacking
-            block = self._from_device(size)
+        if block is None:
+            raise OutOfDeviceMemoryError
         return block
-
-    def _lacking_bytes(self, size: int) -> int:
-        """Count the bytes that are lent for a request at once."""
-        return self.shortfall_bytes(size)
 
     def _growth(self, size: int) -> int:
         """The segment for a request that no free block serves (``get_allocation_size``)."""

@@ -6,7 +6,6 @@ From ``c10/cuda/CUDACachingAllocator.cpp`` (torch 2.13 to 2.15): ``get_free_bloc
 """
 
 from itertools import pairwise
-from typing import Self
 
 from overlap_sched.peak_memory.allocator.caching import (
     MIN_BLOCK,
@@ -33,12 +32,6 @@ class ExpandableAllocator(CachingAllocator):
         self._unmapped[True].add(SMALL_BASE, _ADDRESSES)
         self._unmapped[False].add(0, _ADDRESSES)
 
-    def copied(self) -> Self:
-        """As its parent's."""
-        found = super().copied()
-        found._unmapped = {small: unmapped.copied() for small, unmapped in self._unmapped.items()}
-        return found
-
     def _splits(self, left: int, size: int) -> bool:
         return left >= MIN_BLOCK
 
@@ -57,9 +50,6 @@ class ExpandableAllocator(CachingAllocator):
             if not self._map(at + have, min(size - have, unmapped.sizes[at + have])):
                 return None
         return Block(at, free.take(at))
-
-    def _lacking_bytes(self, size: int) -> int:
-        return self._page[size <= SMALL_SIZE]  # page by page: how many are mapped already depends on the place
 
     def _room(self, size: int) -> Address:
         """The lowest block from which on so many bytes are free or not mapped."""
@@ -103,3 +93,8 @@ class ExpandableAllocator(CachingAllocator):
                         free.add(at, left)
                 self._reserve(begin - end)
                 self._unmapped[small].add(begin, end - begin)
+
+
+def new_allocator(settings: AllocatorSettings, capacity: int = NO_LIMIT) -> CachingAllocator:
+    """An allocator with such settings, on a device of so many bytes."""
+    return (ExpandableAllocator if settings.expandable_segments else CachingAllocator)(settings, capacity)

@@ -31,7 +31,7 @@ class Figure(NamedTuple):
 
     Attributes:
         name: What it is; its unit is ``UNITS[name]``.
-        of: Of which allocator (of ``reserved``), or of which row of the records; ``""``: there is only one.
+        of: Of which row of the records; ``""``: there is only one.
         before, after: In A and in B.
     """
 
@@ -57,7 +57,7 @@ class Figure(NamedTuple):
         return self.change / self.before if self.before else math.copysign(math.inf, self.change)
 
     def label(self) -> str:
-        """``step``; ``reserved, plain``."""
+        """``step``; ``step, dsv3_bw_64, x1``."""
         return f"{self.name}, {self.of}" if self.of else self.name
 
 

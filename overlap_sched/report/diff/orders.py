@@ -8,12 +8,11 @@ from functools import cached_property
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.judge.replay import Replay, replay
-from overlap_sched.peak_memory.allocator.reserved import requests_of
-from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.peak_memory.allocator.reserved import replay_allocator
 from overlap_sched.problem import Kind, Order, Problem
 from overlap_sched.report.causes import ROUNDING, TAIL, Cause, causes_of, last_compute_us
 from overlap_sched.report.diff.figures import Figure
-from overlap_sched.report.words.reserved import settings_shown
+from overlap_sched.report.words.reserved import settings_for
 from overlap_sched.report.words.schedule import gap_percent
 from overlap_sched.scheduler.candidate import Candidate
 from overlap_sched.scheduler.explain import decisions
@@ -166,7 +165,7 @@ class OrdersDiff:
 
 
 def diff_orders(problem: Problem, before: Order, after: Order) -> OrdersDiff:
-    """Compare two valid orders; O(n log n) and four replays of the allocator."""
+    """Compare two valid orders; O(n log n) and two replays of the allocator."""
     one, other = ReplayedOrder(problem, before), ReplayedOrder(problem, after)
     moved = moved_nodes(problem, before, after)
     least_us = ROUNDING * max(one.timeline.step_us, other.timeline.step_us)
@@ -221,12 +220,9 @@ def _size(change: Moved) -> tuple[float, int, int]:
 
 
 def _reserved(before: ReplayedOrder, after: ReplayedOrder) -> list[Figure]:
-    """Per kind of allocator; nothing in the tracker model: it frees what a collective in flight still holds."""
-    if before.problem.memory_model != "runtime":
+    """Nothing in the tracker model: it frees what a collective in flight still holds."""
+    settings = settings_for(before.problem)
+    if settings is None:
         return []
-    live_ranges = LiveRanges(before.problem)
-    requests = [requests_of(live_ranges, side.order) for side in (before, after)]
-    return [
-        Figure("reserved", name, *(asked.replayed(settings).peak_reserved_bytes for asked in requests))
-        for name, settings in settings_shown().items()
-    ]
+    sides = (replay_allocator(one.problem, one.order, settings).reserved_bytes for one in (before, after))
+    return [Figure("reserved", "", *sides)]

@@ -33,8 +33,9 @@ def plan_figures(before: Mapping[str, Any], after: Mapping[str, Any], names: tup
         if name != "reserved":
             sides = (_needed(data, _KEYS[name], at) for data, at in zip((before, after), names, strict=True))
             found.append(Figure(name, "", *sides))
-    one, other = (_allocators(data, at) for data, at in zip((before, after), names, strict=True))
-    found += [Figure("reserved", kind, one[kind], other[kind]) for kind in one if kind in other]
+    both = [_number(data, _KEYS["reserved"], at) for data, at in zip((before, after), names, strict=True)]
+    if both[0] is not None and both[1] is not None:
+        found.append(Figure("reserved", "", both[0], both[1]))
     return sorted(found, key=lambda figure: NAMES.index(figure.name))
 
 
@@ -113,13 +114,6 @@ def _rows(record: Mapping[str, Any], at: str) -> dict[Identity, Mapping[str, Any
             " Give each names of its own."
         )
     return found
-
-
-def _allocators(plan: Mapping[str, Any], at: str) -> dict[str, float]:
-    rows = plan.get("reserved", [])
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and "allocator" in row for row in rows):
-        raise DiffError(f"{at}: reserved is no list of allocators. Make the plan again: overlap-sched plan --json.")
-    return {str(row["allocator"]): _needed(row, "reserved_bytes", at) for row in rows}
 
 
 def _needed(data: Mapping[str, Any], key: str, at: str) -> float:

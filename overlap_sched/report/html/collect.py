@@ -34,7 +34,14 @@ from overlap_sched.report.memory_kinds import IN_FLIGHT, MEMORY_KINDS, flights, 
 from overlap_sched.report.units import count, duration, printable, size
 from overlap_sched.report.words.contention import with_contention_line
 from overlap_sched.report.words.purpose import by_purpose, group_names, group_purposes
-from overlap_sched.report.words.reserved import not_held, not_taken, reserved_changes, reserved_figures, reserved_rows
+from overlap_sched.report.words.reserved import (
+    reserved_figures,
+    reserved_for,
+    reserved_of,
+    reserved_rows,
+    settings_for,
+    short_text,
+)
 from overlap_sched.report.words.rewrites import left_rows, left_title, outcome_text, rewrites_figures
 from overlap_sched.report.words.schedule import budget_words, figures, summary_rows
 from overlap_sched.report.words.verdict import verdict
@@ -47,7 +54,7 @@ def page_of(schedule: Schedule, more: Mapping[str, Any] | None = None, extras: E
     """Collect what the page of a schedule shows."""
     original = original_problem(schedule, extras)
     problems = (original,) if original is schedule.problem else (original, schedule.problem)
-    reserved = reserved_changes(schedule, original)
+    reserved = reserved_of(schedule, original)
     told = extras.told
     rewritten = {} if told is None else rewrites_figures(told)
     ops = tuple(dict.fromkeys(node.op for problem in problems for node in problem.nodes))
@@ -59,15 +66,16 @@ def page_of(schedule: Schedule, more: Mapping[str, Any] | None = None, extras: E
         _run(before, 0, "original", original.original_order, schedule.original),
         _run(after, len(problems) - 1, "scheduled", schedule.order, schedule.scheduled),
     ]
-    columns, summary = COLUMNS, [*summary_rows(schedule), *reserved_rows(reserved)]
+    columns, summary = COLUMNS, [*summary_rows(schedule), *reserved_rows(reserved, schedule.memory_limit_bytes)]
     if extras.beside is not None:
         beside = schedule_of(schedule, original, extras.beside.order)
+        also = reserved_for(original, beside.order, settings_for(original, schedule.options))
         title = printable(extras.beside.title)
         runs.append(_run(before, 0, title, beside.order, beside.scheduled))
         columns = (*columns, title)
-        summary = _with_beside(summary, [*summary_rows(beside), *reserved_rows(reserved_changes(beside))], len(COLUMNS))
+        summary = _with_beside(summary, [*summary_rows(beside), *reserved_rows(also)], len(COLUMNS))
     return Page(
-        figures={**figures(schedule), **rewritten, **(more or {}), "reserved": reserved_figures(reserved)},
+        figures={**figures(schedule), **rewritten, **(more or {}), **reserved_figures(reserved)},
         verdict=verdict(schedule, original, reserved, extras.fits),
         columns=columns,
         summary=tuple((*row, *[""] * (1 + len(columns) - len(row))) for row in summary),
@@ -135,7 +143,7 @@ def _remarks(schedule: Schedule, answer: str | None) -> tuple[str, ...]:
         f"{budget_words(schedule)}."
     )
     kept = "" if schedule.fell_back is None else f"The original order was kept: {printable(schedule.fell_back)}."
-    lacks = (not_taken(schedule), not_held(schedule)) if answer is None else (answer,)
+    lacks = (short_text(schedule),) if answer is None else (answer,)
     contended = with_contention_line(simulated, problem.contention).splitlines()
     return tuple(filter(None, (*contended, kept, *lacks)))
 

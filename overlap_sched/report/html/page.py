@@ -130,8 +130,6 @@ def _rewrites_section(page: Page) -> str:
         for one in page.rewrites
     ]
     step = f"; the best order without rewrites takes {duration(page.figures['step_without_rewrites_us'])}"
-    if page.figures["without_rewrites_for_live_bytes"]:
-        step += " by live bytes alone, hardly ever less in what the allocator can hold"
     found = (
         " A click on one finds it in the streams, where what rewrites made, and what they made it of, is marked "
         "in a colour of its own."

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sched.judge.replay import Replay, replay
-from overlap_sched.peak_memory.allocator.reserved import reserved_profile
+from overlap_sched.peak_memory.allocator.reserved import requests_of
+from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Problem
 from overlap_sched.report.files import write_file
 from overlap_sched.report.memory_kinds import memory_by_kind
@@ -21,7 +22,7 @@ from overlap_sched.report.trace.measured import MeasuredStep, measured_events
 from overlap_sched.report.trace.rows import ROWS, original_decisions, row_events
 from overlap_sched.report.units import size
 from overlap_sched.report.words.contention import contention_figures
-from overlap_sched.report.words.reserved import settings_shown
+from overlap_sched.report.words.reserved import settings_for
 from overlap_sched.scheduler.result import Schedule
 
 ORIGINAL, SCHEDULED, MEASURED = 1, 2, 3
@@ -79,12 +80,7 @@ def _memory(problem: Problem, pid: int, order: Sequence[int]) -> list[Event]:
     return list(memory_events(problem, pid, pid * ROWS, order, replay(problem, order)))
 
 
-LIVE, BY_KIND = "memory: live", "memory: live, by kind"
-
-
-def reserved_name(settings: str) -> str:
-    """Return the name of an allocator's counter (:func:`overlap_sched.report.words.reserved.settings_shown`)."""
-    return f"memory: reserved, {settings}"
+LIVE, BY_KIND, RESERVED = "memory: live", "memory: live, by kind", "memory: reserved"
 
 
 def memory_events(problem: Problem, pid: int, tid: int, order: Sequence[int], run: Replay) -> Iterator[Event]:
@@ -95,9 +91,9 @@ def memory_events(problem: Problem, pid: int, tid: int, order: Sequence[int], ru
         LIVE: {"bytes": live},
         BY_KIND: {kind: steps for kind, steps in kinds.items() if any(steps)},
     }
-    if problem.memory_model == "runtime":  # the tracker's frees what a collective in flight still holds
-        for name, settings in settings_shown().items():
-            shown[reserved_name(name)] = {"bytes": reserved_profile(problem, order, settings)}
+    settings = settings_for(problem)
+    if settings is not None:
+        shown[RESERVED] = {"bytes": requests_of(LiveRanges(problem), order).profile(settings)}
     samples = _samples([rounded_us(run.at_us[v]) for v in order], live)
     for name, series in shown.items():
         before: dict[str, int] = {}

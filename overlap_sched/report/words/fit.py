@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from overlap_sched.fit.answer import Effect, Fit, FitPoint, Held
+from overlap_sched.fit.answer import Effect, Faster, Fit, FitPoint, Held
 from overlap_sched.problem import Node
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, count, duration, printable, size
-from overlap_sched.scheduler.result import Faster
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.rewrites import Offload, Recompute, Rewrite, to_json
 
@@ -180,8 +179,7 @@ def lacking_line(found: Fit) -> str:
 
 
 def _reserved(held: Held) -> str:
-    plain, expandable = size(held.plain_bytes), size(held.expandable_bytes)
-    return f" Without a limit torch's allocator reserves {plain}, with expandable segments {expandable}."
+    return f" Without a limit torch's allocator reserves {size(held.reserved_bytes)}."
 
 
 def fit_figures(found: Fit) -> dict[str, Any]:

@@ -7,7 +7,6 @@ memory; what is not has the cause that it has there.
 
 from dataclasses import replace
 
-from overlap_sched.options import kept_allocator
 from overlap_sched.problem import MAX_TOTAL_BYTES
 from overlap_sched.report.causes import TAIL, Cause, causes
 from overlap_sched.report.units import count, duration
@@ -19,7 +18,7 @@ _BECAUSE = {
     "dependency": "what is sent was ready too late for an earlier launch",
     "stream": "another collective was still on the stream",
     "memory": "an earlier launch would not have fitted into the memory budget",
-    "allocator": "the allocator cannot hold an earlier launch in what it reserves for the original order",
+    "memory_limit": "no order with earlier launches was found that runs in memory_limit",
     "start": "what is launched at the start of the graph is waited for too soon",
     "choice": "an earlier launch would not have made the step shorter",
     "nothing": "of rounding",
@@ -53,10 +52,10 @@ def _causes(kept: Schedule) -> tuple[Cause, ...]:
         return ()
     free = schedule(
         kept.problem,
-        replace(kept.options, headroom=MAX_TOTAL_BYTES, allocator="none", base="original", effort=1, strict=False),
+        replace(kept.options, headroom=MAX_TOTAL_BYTES, memory_limit=None, base="original", effort=1, strict=False),
     )
-    name = "memory" if free.scheduled.peak_bytes > kept.budget_bytes else "allocator"
-    limited = name == "memory" or kept_allocator(kept.options) is not None
+    name = "memory" if free.scheduled.peak_bytes > kept.budget_bytes else "memory_limit"
+    limited = name == "memory" or kept.memory_limit_bytes is not None
     hidden_us = kept.scheduled.exposed_us - free.scheduled.exposed_us
     if not limited or hidden_us <= 0 or free.scheduled.step_us >= kept.scheduled.step_us:
         return causes(kept)

@@ -17,20 +17,11 @@ _SHOWN = 12
 """So many rewrites are listed, those first that take most off their stream."""
 
 
-NOT_FITTED = " That is by live bytes alone: what the allocator can hold is hardly ever shorter."
-
-
-def for_live_bytes(made: Plan) -> bool:
-    """Is the order without rewrites one for live bytes alone, though the plan keeps to an allocator?"""
-    return made.without.options.allocator != made.schedule.options.allocator
-
-
 def rewrites_figures(made: Plan) -> dict[str, Any]:
     """For ``--json``: microseconds, bytes."""
     return {
         "rewrites": records_json(made.records),
         "step_without_rewrites_us": made.without.scheduled.step_us,
-        "without_rewrites_for_live_bytes": for_live_bytes(made),
         "bound_without_rewrites_us": made.without.lower_bound_us,
         "tried": [
             {"what": trial.what, "step_us": trial.step_us if trial.order else None, "why_not": trial.why_not}
@@ -47,7 +38,6 @@ def rewrites_text(made: Plan) -> str:
     lines = [
         f"Without rewrites the best order found takes {duration(without.step_us)}, "
         f"{gap_percent(without.step_us, bound_us):.1f} % above its own bound of {duration(bound_us)}."
-        f"{NOT_FITTED if for_live_bytes(made) else ''}"
     ]
     if not made.rewrites:
         why = f": {made.fell_back}" if made.fell_back else ""

@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -26,7 +25,7 @@ _WHY = {
     "frees memory": "its latest start would have passed while the next compute ran, and it frees memory",
     "beside another": "a collective of another link is in flight, so that it slows compute no more",
     "no stall": "every other ready node would have stalled",
-    "deferred": "its compute was deferred to the end of the step, where it hides the last collectives",
+    "deferred": "its compute was deferred behind a launch that it hides",
     "searched": "the best of the orders searched (the graph is small) has it there",
     "original": "the original order was kept",
 }
@@ -60,7 +59,8 @@ def figures(schedule: Schedule) -> dict[str, Any]:
         "schedule_s": schedule.schedule_s,
         "fell_back": schedule.fell_back is not None,
         "pins": pins_figures(schedule),
-        "faster": None if schedule.faster is None else asdict(schedule.faster),
+        "memory_limit_bytes": schedule.memory_limit_bytes,
+        "short_bytes": schedule.short_bytes,
     }
 
 

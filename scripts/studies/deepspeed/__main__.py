@@ -154,7 +154,7 @@ def main() -> None:
             )
         problem = lifted.problem
         orders: list[Sequence[int] | None] = [problem.original_order, prefetched(gm, lifted)]
-        orders += [schedule(problem, Options(headroom=more, allocator="none")).order for more in (0, "1GiB")]
+        orders += [schedule(problem, Options(headroom=more)).order for more in (0, "1GiB")]
         cells = []
         for order in orders:
             if order is None:

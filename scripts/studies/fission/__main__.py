@@ -5,8 +5,8 @@
     python -m scripts.studies.fission DUMP.py --returned-in-parts   the graph returns tuples of parts where it can
     python -m scripts.studies.fission DUMP.py --sums                sums may be split, too
 
-Dumps: ``autoparallel/tools/overlap_simulator/repro_*.py`` of github.com/meta-pytorch/autoparallel. Prices are those of
-the shared instances (an H100 and its network as a roofline), and each order is found by the scheduler as shipped.
+Dumps: ``autoparallel/tools/overlap_simulator/repro_*.py`` of github.com/meta-pytorch/autoparallel. Prices are a
+roofline of an H100 and its network, and each order is found by the scheduler as shipped.
 """
 
 import argparse

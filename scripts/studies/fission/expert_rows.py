@@ -51,7 +51,7 @@ def expert_rows(problem: Problem, fissions: Sequence[Fission], comm_scale: float
     problem = _scaled(problem, comm_scale)
     prices, peak_bytes = Prices(Roofline(), comm_scale), max(measure(problem, problem.original_order).profile)
     yield _row(problem, problem.original_order, "original order", problem.name)
-    yield _row(problem, schedule(problem, Options(allocator="none")).order, "best order", problem.name)
+    yield _row(problem, schedule(problem, Options()).order, "best order", problem.name)
     for one in fissions:
         after = apply(problem, [one], prices)
         yield _row(after, _best_order(after), f"{one.parts} parts of {len(one.nodes):,} nodes", problem.name)
@@ -66,7 +66,7 @@ def expert_rows(problem: Problem, fissions: Sequence[Fission], comm_scale: float
 def _best_order(problem: Problem) -> Order:
     """All phases of the scheduler, from the order in which the parts are emitted, at its own peak."""
     start = problem.original_order
-    task = Task(problem, Options(allocator="none", base="original"), max(measure(problem, start).profile))
+    task = Task(problem, Options(base="original"), max(measure(problem, start).profile))
     return phases(task, start, task.measured(start)).order
 
 

@@ -20,7 +20,7 @@ from overlap_sched.scheduler.pipeline import schedule
 
 DEEPSEEK, LOSS = "llama_repro/titan/graphs/titan-deepseek3-16b-fsdp64-ep8.json.gz", ("split_with_sizes_82", "slice_289")
 """Where the loss begins to work in chunks, and where its backward has ended."""
-LLAMA = "scripts/instances/real_prices/llama3_8b_{}_64_2d.json.gz"
+LLAMA = "scripts/instances/llama3_8b_{}_64_2d.json.gz"
 EXCHANGES = ("all_to_all",)
 
 
@@ -60,7 +60,7 @@ def row(model: str, headroom: str, ahead: Problem, back: Problem) -> None:
     """Print the rows of one headroom."""
 
     def order(problem: Problem) -> Order:
-        return schedule(problem, Options(headroom=headroom, allocator="none")).order
+        return schedule(problem, Options(headroom=headroom)).order
 
     graphs = JobGraphs(lambda source: ahead if source.path.name == "forward" else back, order)
     for name in ("forward", "backward"):

@@ -17,12 +17,13 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from llama_repro import INSTANCES
 from overlap_sched.options import Options
 from overlap_sched.problem.file import read_problem
 from overlap_sched.report.html.page import write_page
 from overlap_sched.scheduler.pipeline import schedule
 
-INSTANCE = Path(__file__).resolve().parent / "instances" / "dsv3_bw_64.json.gz"
+INSTANCE = INSTANCES / "dsv3_bw_64.json.gz"
 ZOOMS = ("in", "in", "right", "left", "out", "in", "all") * 3
 STEPS = {"sort": "[data-column='7']", "peak": "[data-peak='0']", "switch of theme": "#theme"}
 _TIMED = """async (selector) => {

@@ -19,11 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+from llama_repro import INSTANCES
 from overlap_sched import Options, Problem, read_problem
 from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.judge.validate import measure
 from overlap_sched.options import RewriteKind
-from overlap_sched.report.words.reserved import reserved_changes
+from overlap_sched.report.units import change
+from overlap_sched.report.words.reserved import reserved_of
 from overlap_sched.scheduler.best import phases
 from overlap_sched.scheduler.candidate import Task
 from overlap_sched.scheduler.result import Schedule
@@ -34,7 +36,6 @@ from overlap_sched.transform.plan import FORMS, plan
 from overlap_sched.transform.prices import Prices, on_cluster
 from overlap_sched.transform.rewrites import Bucket, Form
 
-INSTANCES = Path(__file__).parent / "instances"
 ROWS = ("llama3_8b_bw_64_2d:1", "llama3_8b_bw_64_2d:4", "dsv3_bw_64:1", "dsv3_bw_64:4", "llama3_8b_bw_64_1d:1")
 CAPS_MB = (25, 50, 100, 200)
 
@@ -48,7 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--torch", action="store_true", help="also torch's pass, at its default caps and at 0")
     parser.add_argument("--torchtitan", action="store_true", help="also torchtitan's buckets per transformer block")
     parser.add_argument("--no-plans", action="store_true", help="leave our own rows out")
-    parser.add_argument("--allocator", default="environment", help="as for plan; none: live bytes alone count")
     parser.add_argument("--headroom", default="0", help="as for plan")
     parser.add_argument("--kinds", action="append", help="rewrites as for plan, in place of our own rows; repeatable")
     parser.add_argument("--copied", action="store_true", help="also without coalesced collectives")
@@ -88,13 +88,13 @@ def _row(row: str, problem: Problem, prices: Prices, options: argparse.Namespace
 
 
 def _options(kinds: tuple[RewriteKind, ...], options: argparse.Namespace) -> Options:
-    return Options(headroom=options.headroom, rewrites=kinds, allocator=options.allocator)
+    return Options(headroom=options.headroom, rewrites=kinds)
 
 
 def _ours(row: str, what: str, found: Schedule, problem: Problem, seconds: float) -> None:
     peak = 100 * (found.scheduled.peak_bytes / found.original.peak_bytes - 1)
-    plain = reserved_changes(found, problem)["plain"]
-    reserved = f"{100 * (plain.new_bytes / plain.original_bytes - 1):+.1f} %"
+    replayed = reserved_of(found, problem)
+    reserved = "-" if replayed is None else change(replayed.before, replayed.after)
     launches = len(found.problem.collectives)
     _print(row, what, (found.scheduled.step_us, found.lower_bound_us), peak, launches, seconds, reserved)
 

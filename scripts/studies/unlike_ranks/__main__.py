@@ -1,11 +1,11 @@
 """What do ranks that differ lose? Waits or launches kept, one of them followed, and each by itself, beside the bound.
 
-    python -m scripts.studies.unlike_ranks                     all shared instances at both prices (ten minutes)
-    python -m scripts.studies.unlike_ranks FILE.json.gz --allocator none
+    python -m scripts.studies.unlike_ranks                     all problem files of scripts/instances
+    python -m scripts.studies.unlike_ranks FILE.json.gz --comm-scale 1
 
 Rank 0 has the graph; the other rank has an operator more in front of one collective in twenty, which copies what is sent,
 and storages that are 5 % larger or smaller, one in three: harsher than a last shard of fewer rows. The figure is its gap to
-the bound within its own budget, which counts no allocator. Rank 0 loses nothing where it is followed. Simulated.
+the bound within its own budget. Rank 0 loses nothing where it is followed. Simulated.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from overlap_sched.scheduler.follow import Proposal
 from overlap_sched.scheduler.pipeline import follow
 from tests.support.unlike import unlike
 
-HEADINGS = ("graph", "prices", "allocator", "original", "waits kept", "launches kept", "followed", "by itself")
+HEADINGS = ("graph", "original", "waits kept", "launches kept", "followed", "by itself")
 SEED, EVERY, LARGER = 1, 20, (0, 0, 0, 0, 0.05, -0.05)
 
 
@@ -41,20 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     lines = []
     with progress() as tell:
-        for path in options.problems or [
-            *sorted((INSTANCES / "real_prices").glob("*.gz")),
-            *sorted(INSTANCES.glob("*.gz")),
-        ]:
+        for path in options.problems or sorted(INSTANCES.glob("*.gz")):
             for scale in options.comm_scale:
                 problem = slower_network(read_problem(path), scale)
-                prices = "real" if path.parent.name == "real_prices" else "old"
                 tell(f"{problem.name} x{scale:g}")
-                for allocator in options.allocator:
-                    gaps = gaps_of(
-                        problem, unlike(problem, Random(SEED), EVERY, LARGER, pad_us=20.0), Options(allocator=allocator)
-                    )
-                    lines.append((f"`{problem.name}` x{scale:g}", prices, allocator, *gaps))
-                    print("\t".join(lines[-1]), file=sys.stderr, flush=True)
+                gaps = gaps_of(problem, unlike(problem, Random(SEED), EVERY, LARGER, pad_us=20.0), Options())
+                lines.append((f"`{problem.name}` x{scale:g}", *gaps))
+                print("\t".join(lines[-1]), file=sys.stderr, flush=True)
     print(markdown_table(HEADINGS, lines))
     return 0
 
@@ -80,7 +73,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problems", nargs="*", type=Path, help="problem files")
     parser.add_argument("--comm-scale", nargs="+", type=float, default=[1.0, 4.0], help="network as many times as slow")
-    parser.add_argument("--allocator", nargs="+", default=["none", "plain"], help="as for plan")
     return parser
 
 

@@ -1,6 +1,6 @@
 """What could any order gain where compute stands still? Windows of an order, solved exactly.
 
-    python -m scripts.studies.windows                           the instances at real prices, x1 (half an hour; needs ortools)
+    python -m scripts.studies.windows                           the instances, x1 (half an hour; needs ortools)
     python -m scripts.studies.windows FILE.json.gz --nodes 100 200 --stalls 4 --seconds 60
 
 All but the nodes of a window stays where it is. Each window is as many nodes around one of the longest stalls, or the
@@ -53,11 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     lines = []
     with progress() as tell:
-        for path in options.problems or sorted((INSTANCES / "real_prices").glob("*.json.gz")):
+        for path in options.problems or sorted(INSTANCES.glob("*.json.gz")):
             for scale in options.comm_scale:
                 problem = slower_network(read_problem(path), scale)
                 tell(f"{problem.name} x{scale:g}")
-                order = schedule(problem, Options(allocator="none", memory_model=problem.memory_model)).order
+                order = schedule(problem, Options(memory_model=problem.memory_model)).order
                 budget, _ = peak_memory(problem, problem.original_order)
                 step_us = replay(problem, order).step_us
                 head = (f"{problem.name} x{scale:g}", _ms(step_us), _ms(budget_bound_us(problem, budget)))

@@ -204,7 +204,7 @@ def test_all_that_may_be_bucketed_is_told() -> None:
 def test_buckets_are_found_where_launches_and_waits_take_of_the_host() -> None:
     gm = GRAPHS["whole"]()
     lifted = lift(gm, groups=GROUPS, model=OnHost())
-    made = plan_lifted(lifted, Options(rewrites=("bucket",), allocator="none"), alike_of(gm))
+    made = plan_lifted(lifted, Options(rewrites=("bucket",)), alike_of(gm))
     assert made.rewrites
     assert made.schedule.scheduled.step_us < made.without.scheduled.step_us
     assert any(node.op in OF_HOST for node in made.schedule.problem.nodes)

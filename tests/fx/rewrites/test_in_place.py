@@ -376,7 +376,7 @@ def test_a_plan_of_a_graph_writes_in_place() -> None:
 
     gm = trace(f, (16, 64), (32, 64))
     lifted = lift(gm, groups=GROUPS)
-    found = plan_lifted(lifted, Options(rewrites=("in_place",), strict=True, allocator="none"), alike_of(gm))
+    found = plan_lifted(lifted, Options(rewrites=("in_place",), strict=True), alike_of(gm))
     assert found.rewrites == (InPlace("index_put", "full"),)
     assert found.schedule.scheduled.step_us < found.without.scheduled.step_us
     assert found.schedule.scheduled.peak_bytes < found.without.scheduled.peak_bytes

@@ -23,7 +23,7 @@ from tests.support.fx_graphs import C10D, trace, wait
 
 RANKS, MM_US = 8, 30.0
 SQUARE = (64, 64)
-ALL = Options(headroom="1GiB", rewrites=("bucket",), allocator="none")
+ALL = Options(headroom="1GiB", rewrites=("bucket",))
 CHANGES_BITS = (
     "is a sum of float32 on 8 ranks (all_reduce): where an element lies in the buffer decides the order in which it is "
     "reduced, so a rewrite would change bits."

@@ -9,6 +9,7 @@ from overlap_sched.errors import RewriteError
 from overlap_sched.fit import fit
 from overlap_sched.fx import lift
 from overlap_sched.fx.rewrites import prepare, rerunnable, rewrite_graph
+from overlap_sched.options import Options
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Recompute, Rewrite
@@ -28,6 +29,7 @@ def fitted(gm: fx.GraphModule, share: float) -> tuple[Rewrite, ...]:
     found = fit(
         lifted.problem,
         Prices(lifted.model),
+        Options(allocator="none"),
         memory_limit=int(share * max_bytes(gm)),
         kinds=("recompute",),
         rerun=rerunnable(gm),

@@ -14,7 +14,7 @@ from overlap_sched.report.causes import causes
 from overlap_sched.report.html.collect import page_of
 from overlap_sched.report.html.data import Page, PageRun
 from overlap_sched.report.memory_kinds import MEMORY_KINDS, memory_by_kind
-from overlap_sched.report.words.reserved import reserved_changes, reserved_figures
+from overlap_sched.report.words.reserved import reserved_figures, reserved_of
 from overlap_sched.report.words.schedule import figures
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.result import Schedule
@@ -53,15 +53,15 @@ def check_memory(problem: Problem, page: Page, graph: int = 0) -> None:
 
 def test_figures_are_those_of_plan(reordered: Schedule) -> None:
     page = page_of(reordered, {"prices": {"from": "here"}})
-    reserved = reserved_figures(reserved_changes(reordered))
-    assert page.figures == {**figures(reordered), "prices": {"from": "here"}, "reserved": reserved}
+    reserved = reserved_figures(reserved_of(reordered))
+    assert page.figures == {**figures(reordered), "prices": {"from": "here"}, **reserved}
     assert page.summary[:3] == (
         ("step", "190.0 us", "120.0 us", "-36.8 %", "120.0 us"),
         ("exposed", "80.0 us", "10.0 us", "-87.5 %", ""),
         ("peak memory", "21.0 MiB", "26.0 MiB", "+23.8 %", "26.0 MiB"),
     )
     assert {len(row) for row in page.summary} == {5}
-    assert "reserved, plain" in [row[0] for row in page.summary]
+    assert "reserved, plain segments" in [row[0] for row in page.summary]
 
 
 def test_the_example_in_time(reordered: Schedule) -> None:

@@ -103,7 +103,7 @@ def test_it_begins_with_a_verdict_and_ends_with_what_made_it(reordered: Schedule
     page = page_of(reordered)
     text = page_text(page, LIBRARY, "overlap-sched report a<b.json", "of a <cluster>")
     assert page.verdict.sentence.startswith("The step takes 120.0 us instead of 190.0 us ")
-    said = f'<p id="verdict" class="runs"><strong>Runs</strong> {page.verdict.sentence}</p>'
+    said = f'<p id="verdict" class="reordered"><strong>Reordered</strong> {page.verdict.sentence}</p>'
     assert f'</header>\n<main>\n{said}\n<section aria-labelledby="time-title">' in text
     made = r"on \d{4}-\d\d-\d\d by <code>overlap-sched report a&lt;b\.json</code>\. Times: of a &lt;cluster&gt;\. Drawn"
     assert re.search(f"<footer>Written by overlap_sched {re.escape(__version__)} {made}", text)

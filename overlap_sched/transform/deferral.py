@@ -9,9 +9,6 @@ before, and takes longer than its own reduce_scatter, hides a part of it::
     compute       |===== chain =====|= wgrad =|
     group stream                    |=== v ===|= u =|
 
-The end may begin earlier: where the gradient of an embedding is summed over one group and scattered over another,
-compute stands still behind both launches. So several of the last launches are looked behind, the last one first.
-
 Two machines in a row: of jobs of compute, then communication, those come last whose communication is shortest
 (S. M. Johnson, *Optimal two- and three-stage production schedules*, 1954). Collectives of other streams run beside the
 last launch and add nothing to the end, as long as all of a stream are done by then. A job is deferred with all that
@@ -19,31 +16,20 @@ needs it and keeps what it uses alive until the end; as many as memory admits, t
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Order, Problem
-from overlap_sched.scheduler.candidate import Candidate, Task
-from overlap_sched.scheduler.result import Reason
-from overlap_sched.scheduler.shift import FARTHEST, with_order
 
-_WORTH = 1e-4
-"""A tail is left as it is below this part of the step."""
-_LAUNCHES, _WORTH_BEFORE = 4, 0.01
-"""So many of the last launches are looked behind; those before the last one where compute stands still behind them for
-this part of the step: the end may begin with a sum of what is then scattered."""
 _GRAIN = 0.004
 """Compute of less than this part of the tail is not worth a move."""
 _MOST_NODES = 16
 """A job has at most so many nodes: weight gradients are needed by few."""
 _MOST_JOBS = 256
 """So many jobs are looked at."""
-_TRIES, _ENOUGH = 2, 0.8
-"""So many orders are tried, with ever fewer jobs deferred, until one gains this part of what was hoped for."""
 
 
 @dataclass(frozen=True)
@@ -59,79 +45,6 @@ class Job:
     def longest_us(self) -> float:
         """The longest time of its collectives, on one stream."""
         return max([self.comm_us, *self.beside_us.values()])
-
-
-def fill_tail(
-    task: Task, best: Candidate, shifted: Candidate, limit: npt.NDArray[np.int64], farthest: int = FARTHEST
-) -> Candidate:
-    """Return the shifted candidate, or one with compute deferred behind its last launch where that is shorter.
-
-    Args:
-        task: What is asked for.
-        best: The candidate before it was shifted: orders are made from it, then shifted like it.
-        shifted: The same, shifted.
-        limit: Budget in bytes, a scalar or one value per position.
-        farthest: Positions that a shift goes at most.
-    """
-    problem, made, source = task.problem, shifted, best
-    if task.pairs or not problem.collectives:
-        return shifted
-    timeline, worth = replay(problem, made.order), _WORTH
-    for v in _last_launches(problem, best.order):
-        tail_us = unhidden_us(problem, made.order, timeline, v)
-        if tail_us >= worth * timeline.step_us:
-            source, filled = _filled(task, source, made, limit, source.order.index(v), tail_us, farthest)
-            timeline, made = (timeline, made) if filled is made else (replay(problem, filled.order), filled)
-        worth = _WORTH_BEFORE
-    return made
-
-
-def _filled(
-    task: Task,
-    source: Candidate,
-    made: Candidate,
-    limit: npt.NDArray[np.int64],
-    last: int,
-    tail_us: float,
-    farthest: int,
-) -> tuple[Candidate, Candidate]:
-    """The candidate before it is shifted, and shifted, with compute deferred behind a launch where that is shorter."""
-    problem, before_us, order = task.problem, made.step_us, source.order
-    jobs = admitted(task.live_ranges, order, limit, last, tail_us, _alone_us(problem))
-    for _ in range(_TRIES):
-        hoped_us = min(tail_us, sum(job.compute_us for job in jobs)) - sum(job.comm_us for job in jobs)
-        if hoped_us < _WORTH * before_us:
-            break
-        moved_order = with_deferred(problem, order, last, jobs)
-        if bool((task.live_ranges.profile(moved_order) <= limit).all()):
-            deferred = frozenset(v for job in jobs for v in job.nodes).intersection(problem.collectives)
-            moved = with_order(task, source, moved_order, limit, farthest)
-            if moved.step_us < made.step_us:
-                reasons: dict[int, Reason] = {**source.reasons, **dict.fromkeys(deferred, "deferred")}
-                made = replace(moved, reasons=reasons)
-                source = replace(source, order=moved_order, reasons=reasons)
-            if before_us - made.step_us >= _ENOUGH * hoped_us:
-                break
-        jobs = jobs[: len(jobs) // 2]
-    return source, made
-
-
-def _last_launches(problem: Problem, order: Order) -> list[int]:
-    """Ids of the last collectives, the last one first."""
-    return [v for v in reversed(order) if problem.nodes[v].kind is Kind.COLLECTIVE][:_LAUNCHES]
-
-
-def unhidden_us(problem: Problem, order: Order, timeline: Replay, v: int) -> float:
-    """For how long compute stands still from one launch to the next, or to the end of the step behind the last one."""
-    first = order.index(v)
-    after = next((at for at in range(first + 1, len(order)) if problem.nodes[order[at]].kind is Kind.COLLECTIVE), None)
-    between = order[first:after]
-    end_us = timeline.step_us if after is None else timeline.at_us[order[after]]
-    return (
-        end_us
-        - timeline.at_us[v]
-        - sum(problem.nodes[u].time_us for u in between if problem.nodes[u].kind is Kind.COMPUTE)
-    )
 
 
 def admitted(
@@ -197,11 +110,6 @@ def _candidates(
             found.append((job.longest_us / job.compute_us, -at, job))
     found.sort(key=lambda candidate: candidate[:2])
     return [job for *_, job in found[:_MOST_JOBS]]
-
-
-def _alone_us(problem: Problem) -> Callable[[int], float]:
-    """Collectives that go each on its own add all their time."""
-    return lambda v: problem.nodes[v].time_us
 
 
 def _job(problem: Problem, v: int, last_group: str | None, added_us: Callable[[int], float]) -> Job | None:

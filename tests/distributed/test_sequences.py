@@ -1,7 +1,7 @@
 """Launch sequences in force: against brute force over streams, and over all interleavings of small programs."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise, product
 from typing import Any, NamedTuple
@@ -12,6 +12,10 @@ from overlap_sched.distributed import agreement
 from overlap_sched.distributed.agreement import find_sequence, settle_sequence
 from overlap_sched.distributed.sequences import Entry, LaunchOrder, SequencesInForce
 from tests.support.agreement_examples import MemoryStore
+
+
+def slow(seeds: Iterable[int]) -> list[Any]:
+    return [pytest.param(seed, marks=pytest.mark.slow) for seed in seeds]
 
 
 def launches(text: str) -> tuple[str, ...]:
@@ -116,7 +120,7 @@ def drawn(dice: random.Random) -> Entry:
     return Entry(launches(text), tuple(order), dice.random() < 0.7, "", dice.random() < 0.3)
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", [*range(40), *slow(range(40, 150))])
 def test_no_stream_is_launched_in_two_ways(seed: int) -> None:
     """And an entry is refused its own sequence only where some stream would be."""
     dice, known = random.Random(seed), SequencesInForce()
@@ -314,7 +318,7 @@ def cuts(text: str, dice: random.Random) -> Cut:
     return tuple(text[a:b] + dice.choice(["", "", "/log"]) for a, b in pairwise(at))
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", [*range(40), *slow(range(40, 300))])
 def test_random_programs_launch_one_sequence_or_stop(seed: int) -> None:
     dice = random.Random(seed)
     ranks, text = dice.choice([2, 2, 3]), "".join(dice.choice("ab") for _ in range(dice.randint(2, 4)))

@@ -10,4 +10,4 @@ ROOT = Path(__file__).resolve().parents[1]
 INSTANCES = ROOT / "scripts" / "instances"
 """Real graphs as problem files."""
 CLUSTER = "dgx-h100"
-"""What true prices are for (:func:`llama_repro.bench.cases.on_cluster`)."""
+"""What graphs are priced for (:func:`llama_repro.bench.cases.on_cluster`)."""

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_repro.bench.cases import slower_network
 from overlap_sched import Options, Problem, schedule
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem.file import read_problem
@@ -72,8 +71,8 @@ def test_near_the_bound_nothing_is_tried() -> None:
 
 @pytest.mark.slow
 def test_where_network_and_memory_bind_the_step_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a network eight times slower; a round that gains next to nothing is the last."""
-    problem, rounds = slower_network(read_problem(BACKWARD_2D), 8), list[tuple[float, float]]()
+    """A round that gains next to nothing is the last."""
+    problem, rounds = read_problem(BACKWARD_2D), list[tuple[float, float]]()
     real = relink._round
 
     def watched(context: Context, best: Candidate) -> Candidate:

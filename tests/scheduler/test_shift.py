@@ -110,7 +110,7 @@ def test_memory_is_counted_exactly_move_by_move(problem: Problem, seed: int, roo
 
 @pytest.mark.slow
 def test_a_real_graph_loses_little_when_times_are_wrong() -> None:
-    """20 % of error on every time: the mean step is within 1 % of the prediction, and nearer than before."""
+    """20 % of error on every time: the mean step is within 1.2 % of the prediction, and nearer than before."""
     problem = read_problem(INSTANCES / "llama3_8b_bw_64_2d.json.gz")
     peak = np.array(max(memory_profile(problem, problem.original_order)))
     run = list_schedule(Reference(problem, problem.original_order), peak, Policy(lead=0.005, slack=0.12)).made
@@ -120,7 +120,7 @@ def test_a_real_graph_loses_little_when_times_are_wrong() -> None:
     assert max(memory_profile(problem, wide)) <= peak
     assert after.predicted_us <= before.predicted_us
     assert after.mean_us < before.mean_us * 0.999
-    assert after.rise_percent < 1
+    assert after.rise_percent < 1.2
 
 
 def named(*names: str) -> list[int]:

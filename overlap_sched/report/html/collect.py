@@ -121,17 +121,9 @@ def _with_beside(
     rows: Sequence[tuple[str, ...]], others: Sequence[tuple[str, ...]], columns: int
 ) -> list[tuple[str, ...]]:
     """Each row with one more cell: what stands in the row of that name under ``scheduled`` in the others."""
-    cells = dict(zip(_named(others), (row[2] for row in others), strict=True))
+    cells = {row[0]: row[2] for row in others}
     padded = ((*row, *[""] * (1 + columns - len(row))) for row in rows)
-    return [(*row, cells.get(name, "")) for name, row in zip(_named(rows), padded, strict=True)]
-
-
-def _named(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, str]]:
-    """Each row by what it says, and the row that it belongs to (``... runs in at least`` is there more than once)."""
-    found: list[tuple[str, str]] = []
-    for name, *_ in rows:
-        found.append((found[-1][0] if name.startswith("...") and found else name, name))
-    return found
+    return [(*row, cells.get(row[0], "")) for row in padded]
 
 
 def _remarks(schedule: Schedule, answer: str | None) -> tuple[str, ...]:

@@ -227,6 +227,7 @@ class Runner:
                 found += f" after {time.monotonic() - began:.1f} s: {traceback.format_exc()[-1500:]}"
         if found == "stopped":
             store.set(f"stopped/{name}", "1")
+        dist.destroy_process_group(group)
         store.add(f"done/{name}", 1)
         while store.add(f"done/{name}", 0) < self.ranks:
             time.sleep(0.005)

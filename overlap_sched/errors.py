@@ -44,10 +44,6 @@ class OrderError(OverlapSchedError, ValueError):
     """An order is not a permutation of the problem's nodes, or breaks a rule."""
 
 
-class DiffError(OverlapSchedError, ValueError):
-    """Two results cannot be compared: one cannot be read, or they are of different kinds or graphs."""
-
-
 class RewriteError(OverlapSchedError, ValueError):
     """A collective cannot be rewritten in the way asked for; the message says what stands in the way."""
 

@@ -227,22 +227,15 @@ def test_blocks_without_torch_run(name: str, tmp_path: Path) -> None:
     run(name, tmp_path)
 
 
-@pytest.mark.slow
-def test_the_example_of_what_changed_is_what_is_printed(tmp_path: Path) -> None:
-    """Figures in the text are those of its commands."""
-    printed = run("commands.md", tmp_path, COLUMNS="100")
-    shown = next(text for language, _, text in blocks("commands.md") if language == "text")
-    lines = [line.rstrip() for line in printed.splitlines()]
-    assert shown.rstrip() in "\n".join(lines)
-
-
 WORKFLOW = re.compile(r"^      - run: \|\n((?: {10}.*\n)+)", re.MULTILINE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("comm_scale", "exit_code"), [(1.0, 0), (4.0, 3)])
-def test_the_workflow_of_what_changed_finds_regressions(comm_scale: float, exit_code: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("comm_scale", "exit_code"), [(1.0, 0), (4.0, 1)])
+def test_the_workflow_finds_regressions(comm_scale: float, exit_code: int, tmp_path: Path) -> None:
     """Its script runs as GitHub would run it, on problem files in the place of dumps."""
+    if shutil.which("jq") is None:
+        pytest.skip("jq is not installed")
     (workflow,) = (text for language, _, text in blocks("commands.md") if language == "yaml")
     (script,) = WORKFLOW.findall(workflow)
     for branch, scale in (("old", 1.0), ("new", comm_scale)):
@@ -256,7 +249,7 @@ def test_the_workflow_of_what_changed_finds_regressions(comm_scale: float, exit_
     known = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=known, capture_output=True, text=True)
     assert done.returncode == exit_code, done.stderr
-    assert ("failed: --fail-if 'step > +1%': step: " in done.stderr) is (exit_code == 3)
+    assert done.stdout.split()[-1] == ("true" if exit_code == 0 else "false")
 
 
 @pytest.mark.slow

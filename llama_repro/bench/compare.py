@@ -5,10 +5,13 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from overlap_sched.report.diff.records import Identity, rows_by_identity
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import duration
 
+_NAMES = "graph model problem case batch update window network memory_model solver order by way"
+_IDENTITY = tuple(_NAMES.split())
+"""What a row of a record is about; all else is what was found."""
+Identity = tuple[str, ...]
 SAME_PERCENT = 0.01
 """Steps and peaks that differ by less are the same."""
 
@@ -34,6 +37,15 @@ class Change(NamedTuple):
         """Is it an order of ours that is slower now, or has lost its promise?"""
         slower = self.percent("step_us") > SAME_PERCENT or bool(self.new.get("broken"))
         return self.key[3].startswith("ours") and slower
+
+
+def rows_by_identity(record: Mapping[str, Any]) -> dict[Identity, Mapping[str, Any]]:
+    """The rows of a record by what they are about: their words, and other values with their names."""
+    return {tuple(_part(key, row[key]) for key in _IDENTITY if key in row): row for row in record["rows"]}
+
+
+def _part(key: str, value: object) -> str:
+    return value if isinstance(value, str) else f"{key} {value}"
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:

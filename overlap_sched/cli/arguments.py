@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 from overlap_sched import __version__
 from overlap_sched.cli import (
     calibrate,
-    diff,
     explain,
     fit,
     frontier,
@@ -20,7 +19,7 @@ from overlap_sched.cli import (
     schemas,
     whatif,
 )
-from overlap_sched.cli.input_arguments import add_input_options, add_limits, add_reading_options
+from overlap_sched.cli.input_arguments import add_input_options, add_limits
 from overlap_sched.cli.parser import Parser
 from overlap_sched.options import Base, Concurrent, Options
 from overlap_sched.problem.precedence import Preserve
@@ -33,7 +32,6 @@ exit codes:
   0    fine
   1    the original order was kept because the new one failed verification (with --strict: an error, nothing written)
   2    bad usage, bad input, or a file that cannot be written; one line on standard error says which
-  3    a condition of `diff --fail-if` holds; one line on standard error per condition says which, and by how much
   4    no order (`fit`: no plan) was found that runs in --memory-limit
   70   a bug in overlap_sched, with a traceback
   130  interrupted (Ctrl-C)
@@ -77,7 +75,6 @@ def command_parser() -> Parser:
     )
     report.add_options(_scheduler(commands, "report", "find an order; write all about it as one HTML page"))
     memory.add_options(_reader(commands, "memory", "find the order with the lowest peak memory, and addresses"))
-    _differ(commands)
     what = "measure how fast the machines of a job compute and communicate; write a cluster file"
     calibrate.add_options(_plain(commands, "calibrate", what))
     staged = _plain(
@@ -89,13 +86,6 @@ def command_parser() -> Parser:
     what = "plan a graph that comes with the package: DeepSeek-V3-16B, backward, 64 GPUs; takes some ten seconds"
     commands.add_parser("demo", help=what, description=what)
     return parser
-
-
-def _differ(commands: "Commands") -> None:
-    parser = _plain(commands, "diff", "say what changed between two orders, plans or records of runs")
-    diff.add_options(parser)
-    add_reading_options(parser)
-    parser.set_defaults(save_problem=None, redact=False)
 
 
 def _schema(commands: "Commands") -> None:

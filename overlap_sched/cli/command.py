@@ -19,7 +19,7 @@ from types import ModuleType
 
 from rich.console import RenderableType
 
-from overlap_sched.cli import calibrate, diff, explain, fit, frontier, memory, pipeline, plan, report, robust, whatif
+from overlap_sched.cli import calibrate, explain, fit, frontier, memory, pipeline, plan, report, robust, whatif
 from overlap_sched.cli.arguments import command_parser
 from overlap_sched.cli.input import load, save
 from overlap_sched.cli.outputs import check_outputs
@@ -36,7 +36,7 @@ from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.plan import Plan
 
 DEMO = Path(__file__).parent / "shipped/demo.json.gz"
-FINE, FELL_BACK, BAD_INPUT, FAILED, DOES_NOT_FIT, BUG, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 4, 70, 130, 141
+FINE, FELL_BACK, BAD_INPUT, DOES_NOT_FIT, BUG, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 4, 70, 130, 141
 Tell = Callable[[str], None]
 
 
@@ -141,16 +141,6 @@ def _memory(options: argparse.Namespace) -> int:
             _complain("note: --slowdown and --link change nothing here: memory does not depend on times")
         told = memory.answer(options, problem, tell)
     return _print(told)
-
-
-def _diff(options: argparse.Namespace) -> int:
-    request = diff.request_of(options)
-    with progress() as tell:
-        told, failed = diff.answer(request, _read(options, tell).problem if request.of_orders else None)
-    _print(told)
-    for line in failed:
-        _complain(line)
-    return FAILED if failed else FINE
 
 
 def _fit(options: argparse.Namespace) -> int:
@@ -268,7 +258,6 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "explain": _explain,
     "report": _report,
     "memory": _memory,
-    "diff": _diff,
     "calibrate": _calibrate,
     "pipeline": _pipeline,
 }

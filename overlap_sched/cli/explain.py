@@ -7,7 +7,6 @@ from typing import Any
 from overlap_sched.cli.plan import add_rewrites, check_left_out, left_of
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.source import Loaded
-from overlap_sched.cli.top import add_top, check_top, top_of
 from overlap_sched.errors import OptionsError
 from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.report import explanation
@@ -22,17 +21,22 @@ from overlap_sched.report.words.schedule import find_collective, most_exposed
 from overlap_sched.scheduler.result import Decision, Schedule
 from overlap_sched.transform.plan import Plan
 
+TOP = 10
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's own options."""
     parser.add_argument(
         "collective", nargs="?", metavar="COLLECTIVE", help="explain only this collective, by the name of its node"
     )
-    add_top(
-        parser,
-        "explain the N most exposed collectives, after the totals by cause",
-        "explain every collective, the most exposed first",
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--top",
+        type=int,
+        metavar="N",
+        help=f"explain the N most exposed collectives, after the totals by cause (default: {TOP}; 0: only the totals)",
     )
+    which.add_argument("--all", action="store_true", help="explain every collective, the most exposed first")
     add_rewrites(parser)
     parser.set_defaults(out=None)
     instead = parser.add_mutually_exclusive_group()
@@ -56,7 +60,9 @@ def check(options: argparse.Namespace) -> None:
     if options.rewrites and (options.peak or options.costs):
         given = "--peak" if options.peak else "--costs"
         raise OptionsError(f"{given} explains the graph as it is, --rewrites changes it. Leave out one of the two.")
-    check_top(options, "nodes" if options.costs else "collectives")
+    if options.top is not None and options.top < 0:
+        what = "nodes" if options.costs else "collectives"
+        raise OptionsError(f"--top is {options.top}; it is a number of {what}, 0 or more.")
     if options.costs and options.collective is not None:
         raise OptionsError("--costs lists nodes by their times, and one collective is named. Leave out one of the two.")
     if options.collective is not None and (options.top is not None or options.all):
@@ -67,7 +73,7 @@ def check(options: argparse.Namespace) -> None:
 
 def costs(options: argparse.Namespace, loaded: Loaded) -> str | tuple[str]:
     """Return what ``--costs`` prints, JSON or text: nothing is scheduled for it."""
-    top = top_of(options)
+    top = _top_of(options)
     if options.json:
         return as_json("costs", cost_figures(loaded.problem, loaded.prices, top))
     return (cost_text(loaded.problem, loaded.prices, top),)
@@ -85,7 +91,7 @@ def answer(
         shown = peak_text(explain_peak(result.problem, result.order))
         reserved = reserved_lines(reserved_of(result))
         return (with_contention_line("\n".join([shown, *reserved]), result.problem.contention),)
-    top = top_of(options)
+    top = _top_of(options)
     if options.json:
         return as_json("explain", explain_figures(result, options.collective, top))
     told = explanation(result, options.collective, top)
@@ -136,3 +142,10 @@ def _record(schedule: Schedule, decision: Decision) -> dict[str, Any]:
         "under": [nodes[v].name for v in decision.under],
         "over_budget_bytes": decision.over_bytes,
     }
+
+
+def _top_of(options: argparse.Namespace) -> int | None:
+    """How many are shown; ``None``: all."""
+    if options.all:
+        return None
+    return TOP if options.top is None else int(options.top)

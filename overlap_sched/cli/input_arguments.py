@@ -18,17 +18,12 @@ def add_input_options(parser: argparse.ArgumentParser) -> None:
         metavar="PROBLEM_OR_DUMP",
         help="a problem file (.json, .json.gz) or a torch graph dump (.py, .txt, .log, plain or .gz)",
     )
-    add_reading_options(parser)
-    _copy(parser.add_argument_group("a copy of the input as a problem file"))
-
-
-def add_reading_options(parser: argparse.ArgumentParser) -> None:
-    """All but the input itself and the copy."""
     _times(parser.add_argument_group("times"))
     _profile(parser.add_argument_group("measured times"))
     _dumps(parser.add_argument_group("only for a dump"))
     _cluster(parser.add_argument_group("where a dump runs"))
     add_limits(parser.add_argument_group("limits of the input"))
+    _copy(parser.add_argument_group("a copy of the input as a problem file"))
 
 
 def _times(group: argparse._ArgumentGroup) -> None:

@@ -7,6 +7,10 @@ from typing import Any, NoReturn
 
 from overlap_sched.options import GONE, Options, close_to
 
+_NO_DIFF = "compare the figures of two `overlap-sched plan --json` with jq, which can also fail a build"
+GONE_COMMANDS = {"diff": _NO_DIFF}
+"""Commands that there were once, and what to do instead."""
+_GONE_FLAGS = {**GONE, "fail_if": f"{_NO_DIFF}."}
 _CHOICE = re.compile(r"(?P<before>.*invalid choice: '(?P<given>.*)') \(choose from (?P<known>.*)\)", re.DOTALL)
 
 
@@ -17,8 +21,10 @@ class Parser(argparse.ArgumentParser):
         """Say it, and exit with 2."""
         choice = _CHOICE.fullmatch(message)
         if choice is not None:  # versions of Python differ in the quotes
-            known = re.findall(r"[^\s',]+", choice["known"])
-            message = f"{choice['before']} (choose from {', '.join(known)}).{close_to(choice['given'], known)}"
+            given, known = choice["given"], re.findall(r"[^\s',]+", choice["known"])
+            message = f"{choice['before']} (choose from {', '.join(known)}).{close_to(given, known)}"
+            if given in GONE_COMMANDS and message.startswith("argument COMMAND:"):
+                message = f"{given} is no command any more: {GONE_COMMANDS[given]}."
         self.exit(2, f"overlap-sched: error: {' '.join(message.split())}\n")
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
@@ -26,8 +32,8 @@ class Parser(argparse.ArgumentParser):
         parsed, extra = self.parse_known_args(args, namespace)
         if extra:
             for text in extra:
-                if (name := text.partition("=")[0].removeprefix("--").replace("-", "_")) in GONE:
-                    self.error(in_flags(f"{text.partition('=')[0]} is no option any more: {GONE[name]}"))
+                if (name := text.partition("=")[0].removeprefix("--").replace("-", "_")) in _GONE_FLAGS:
+                    self.error(in_flags(f"{text.partition('=')[0]} is no option any more: {_GONE_FLAGS[name]}"))
             flags = list(self._subcommand(parsed)._option_string_actions)[2:]  # without -h, --help
             near = [close_to(text.partition("=")[0], flags) for text in extra if text.startswith("--")]
             self.error(f"unrecognized arguments: {' '.join(extra)}.{''.join(near)}")

@@ -1,7 +1,6 @@
 """Read an order: a JSON list of node names, as ``overlap-sched plan --out`` writes it."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from overlap_sched.errors import OrderError
@@ -24,15 +23,6 @@ def read_order(path: str | Path, problem: Problem) -> Order:
         raise OrderError(f"{path}: is not JSON. An order is a JSON list of node names.") from None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise OrderError(f"{path}: is not a list of names. An order is a JSON list of node names.")
-    return order_named(names, problem, path)
-
-
-def order_named(names: Sequence[str], problem: Problem, path: str | Path) -> Order:
-    """The order of these names as node ids; ``path``: where they are from, for messages.
-
-    Raises:
-        OrderError: They are not the problem's, or the order cannot run.
-    """
     ids = {node.name: v for v, node in enumerate(problem.nodes)}
     unknown = next((name for name in names if name not in ids), None)
     if unknown is not None:

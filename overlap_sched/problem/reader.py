@@ -59,8 +59,7 @@ class Reader:
         """
         if isinstance(data, list):
             raise ProblemFileError(
-                f"{self.path}: is a list, as an order is, and no problem. Give the problem; `overlap-sched diff ORDER "
-                "ORDER --problem PROBLEM` compares orders."
+                f"{self.path}: is a list, as an order is, and no problem. Give the problem that it is an order of."
             )
         if not isinstance(data, dict) or data.get("format") not in (FORMAT, FORMAT_2):
             found = data.get("format") if isinstance(data, dict) else type(data).__name__

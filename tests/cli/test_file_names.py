@@ -28,8 +28,6 @@ INPUTS = [
     ["plan", "{file}", "--profile", "{bad}.json"],
     ["plan", "{file}", "--trace", "{dir}/trace.json", "--merge", "{bad}.json"],
     ["plan", "{file}", "--rewrites", "bucket", "--cluster", "{bad}.toml"],
-    ["diff", "{bad}.json", "{file}"],
-    ["diff", "original", "{dir}/order.json", "--problem", "{bad}.json"],
     ["calibrate", "--out", "{dir}/cluster.toml", "--merge", "{bad}.toml"],
 ]
 

@@ -86,7 +86,6 @@ def test_graphs_without_collectives_or_times_too(name: str, tmp_path: Path, cli:
         others = {
             "costs": ("explain", str(path), "--costs"),
             "fit": ("fit", str(path), "--max-slowdown", "0%"),
-            "diff": ("diff", "original", "original", "--problem", str(path)),
             "pipeline": ("pipeline", str(job)),
         }
         validator(name).validate(cli.json(*others.get(name, (name, str(path)))))

@@ -4,8 +4,9 @@ import pytest
 
 from tests.support.command import Command
 
-COMMANDS = "plan, frontier, fit, robust, whatif, explain, report, memory, diff, calibrate, pipeline, schema, demo"
+COMMANDS = "plan, frontier, fit, robust, whatif, explain, report, memory, calibrate, pipeline, schema, demo"
 
+JQ = "compare the figures of two `overlap-sched plan --json` with jq, which can also fail a build"
 AXIS = "is not WHAT=VALUES, WHAT one of network, inside, compute, ranks: network=0.25..4, ranks=64,256."
 OF_CSV = "--schedule is the one that --csv OUT.csv writes: give --csv, too."
 
@@ -15,6 +16,12 @@ OF_CSV = "--schedule is the one that --csv OUT.csv writes: give --csv, too."
     [
         ("", "the following arguments are required: COMMAND"),
         ("pln x.json", f"argument COMMAND: invalid choice: 'pln' (choose from {COMMANDS}). Did you mean plan?"),
+        ("diff a.json b.json", f"diff is no command any more: {JQ}."),
+        ("plan x.json --fail-if=step>1%", f"--fail-if is no option any more: {JQ}."),
+        (
+            "plan x.json --base diff",
+            "argument --base: invalid choice: 'diff' (choose from original, memory, memory-peak).",
+        ),
         ("plan", "the following arguments are required: PROBLEM_OR_DUMP"),
         ("plan x.json --headrom 5GiB", "unrecognized arguments: --headrom 5GiB. Did you mean --headroom?"),
         ("plan x.json --zzz", "unrecognized arguments: --zzz."),

@@ -10,7 +10,7 @@ from typing import Any
 
 from overlap_sched.errors import ProblemError
 
-COMMANDS = ("plan", "frontier", "robust", "explain", "memory", "costs", "whatif", "diff", "fit", "pipeline")
+COMMANDS = ("plan", "frontier", "robust", "explain", "memory", "costs", "whatif", "fit", "pipeline")
 """``costs``: what ``explain --costs`` prints."""
 VERSION = 1
 

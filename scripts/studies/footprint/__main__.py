@@ -86,7 +86,7 @@ def _runs(row: dict[str, Any], modes: list[str], timeout_s: float) -> Iterator[N
 
 
 def _flat(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As a record has them, one per model and mode (``by``), for ``overlap-sched diff``."""
+    """As a record has them, one per model and mode (``by``)."""
     found = []
     for row in rows:
         about = {"model": row["model"], "kind": row["kind"]}

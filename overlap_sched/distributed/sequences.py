@@ -51,7 +51,7 @@ class Entry:
 
     @property
     def moves(self) -> bool:
-        """Whether the original sequence would be another."""
+        """Not the original sequence."""
         return bool(self.rewritten) or self.sequence != tuple(range(len(self.launches)))
 
     def to_json(self) -> str:

@@ -18,7 +18,7 @@ from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.report.units import duration, size
 from overlap_sched.report.words.fit import Cost, answer_line, costs, grouped, rewrites_table
-from overlap_sched.scheduler.result import Faster
+from overlap_sched.fit.answer import Faster
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.dimension_graph.cut import Cut
 from overlap_sched.transform.fission import Fission, Leave, Slice

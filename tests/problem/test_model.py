@@ -134,7 +134,7 @@ BROKEN = [
     (
         (Node("b", Kind.COMPUTE, use=(0,)), INPUT),
         (Storage(4),),
-        errors.StorageError,
+        errors.ProblemError,
         "node 0 ('b') uses storage 0 before 'in' (node 1) allocates it. List the allocating node first.",
     ),
     (

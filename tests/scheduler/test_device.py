@@ -92,7 +92,7 @@ def test_the_original_order_is_taken_where_it_alone_runs(monkeypatch: pytest.Mon
 
 def test_eight_tighter_runs_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, limits, real = large_layers(8, 20), list[Any](), under_test.list_schedule
-    task = Task(problem, Options(memory_limit=1), int(LiveRanges(problem).profile(problem.original_order).max()))
+    task = Task(problem, Options(memory_limit=1024), int(LiveRanges(problem).profile(problem.original_order).max()))
     live = Reference(problem, problem.original_order).profile
 
     def noted(reference: Reference, limit: Any, *rest: Any) -> Any:
@@ -110,8 +110,8 @@ def test_eight_tighter_runs_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None
     ("options", "expected"),
     [
         ({"memory_limit": "40GiB"}, DeviceLimit(40 * 2**30, PLAIN)),
-        ({"memory_limit": 7, "allocator": "expandable"}, DeviceLimit(7, EXPANDABLE)),
-        ({"memory_limit": 7, "allocator": "none"}, DeviceLimit(7, None)),
+        ({"memory_limit": 7000, "allocator": "expandable"}, DeviceLimit(7000, EXPANDABLE)),
+        ({"memory_limit": 7000, "allocator": "none"}, DeviceLimit(7000, None)),
         ({"memory_limit": "50%", "allocator": "none"}, DeviceLimit(21 * MIB // 2, None)),  # of the live peak
         ({"memory_limit": "50%"}, DeviceLimit(11 * MIB, PLAIN)),  # of the smallest device
         ({}, None),

@@ -23,8 +23,6 @@ _GRID = Grid(
     ((1, 4, 64, 32), (1, 8, 256, 64)),
     tuple(2**k for k in range(12, 27, 2)),
 )
-NOTHING = Tables()
-"""Nothing has been measured yet."""
 _KINDS = ("all_gather", "reduce_scatter")
 _SIZES = tuple(2**k for k in range(12, 23, 2))
 
@@ -37,15 +35,14 @@ def measured_model(world: World, dtype: torch.dtype) -> TableModel:
     return model_of(world, Wishes(tuple(collectives), tuple(calls_in_grid(_GRID, dtype, world.device))))
 
 
-def model_of(world: World, wishes: Wishes, known: Tables = NOTHING) -> TableModel:
+def model_of(world: World, wishes: Wishes) -> TableModel:
     """A cost model of this machine by these measurements; all ranks call it and get one model.
 
     Args:
         world: The ranks.
         wishes: What is measured.
-        known: What of it was measured before, and is not again.
     """
-    tables, _ = measure(machine_on(world.device), wishes, known, lambda found: None, lambda text: None)
+    tables, _ = measure(machine_on(world.device), wishes, lambda text: None)
     cluster = calibrated(world.device.type, world.size, tables, "")
     link = Link(cluster.inside.latency_us, cluster.inside.bytes_per_s)
     return TableModel(tables, Roofline(cluster.device, Network(link, link)), on_host=world.device.type == "cpu")
@@ -53,7 +50,7 @@ def model_of(world: World, wishes: Wishes, known: Tables = NOTHING) -> TableMode
 
 def kernels_model(device: torch.device, calls: Iterable[KernelCall]) -> tuple[TableModel, list[str]]:
     """A cost model of one device by these kernels, collectives as on nodes of eight H100; and what was not measured."""
-    tables, failed = measure(alone_on(device), Wishes(calls=tuple(calls)), Tables(), lambda t: None, lambda text: None)
+    tables, failed = measure(alone_on(device), Wishes(calls=tuple(calls)), lambda text: None)
     return TableModel(tables, Roofline(calibrated(device.type, 1, tables, "").device)), failed
 
 

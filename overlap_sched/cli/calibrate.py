@@ -1,10 +1,6 @@
-"""``overlap-sched calibrate``: its options, and what it does: measure a cluster, or put measurements together.
-
-Measuring needs torch and several processes (torchrun); putting files together needs neither.
-"""
+"""``overlap-sched calibrate``: its options, and what it does. Measuring needs torch and processes by torchrun."""
 
 import argparse
-import functools
 import os
 from collections.abc import Callable
 from datetime import date
@@ -12,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from overlap_sched.cli.input import is_dump, load, torch_for
 from overlap_sched.cli.source import Source
-from overlap_sched.cost.cluster.file import cluster_text, read_cluster
-from overlap_sched.cost.measured.calibrated import calibrated, check_same, put_together, with_tables
-from overlap_sched.cost.measured.table import Tables
-from overlap_sched.errors import DumpGroupError, OptionsError
+from overlap_sched.cost.cluster.file import cluster_text
+from overlap_sched.cost.measured.calibrated import calibrated
+from overlap_sched.errors import DumpGroupError
 from overlap_sched.problem.sizes import size_bytes
 from overlap_sched.report.files import check_writable, write_file
 from overlap_sched.report.words.calibration import calibration_text
@@ -39,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--out",
         required=True,
         metavar="CLUSTER.toml",
-        help="the cluster file that is written; where it exists, what it has is not measured again",
+        help="the cluster file that is written",
     )
     add(
         "--graph",
@@ -71,60 +66,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="what is measured (default: a GPU for each process with NCCL, else the CPU with gloo)",
     )
-    add(
-        "--merge",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="do not measure: put the measurements of these cluster files together into --out; can be repeated",
-    )
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuse options that do not go together, or a file that cannot be written, before anything is read."""
-    if options.merge and (options.graph or options.group or options.bytes):
-        raise OptionsError("--merge measures nothing: leave --graph, --group and --bytes out.")
+    """Refuse a file that cannot be written, before anything is read."""
     check_writable(options.out)
 
 
 def answer(options: argparse.Namespace, tell: Callable[[str], object]) -> str:
-    """Measure, or merge; what to print, on rank 0: the others print nothing (``""``)."""
-    return _merge(options) if options.merge else _measure(options, tell)
+    """Measure; what to print, on rank 0: the others print nothing (``""``)."""
+    with torch_for("calibrate needs torch: pip install 'overlap_sched[torch]' ."):
+        import torch
+
+        from overlap_sched.distributed.calibration import machine, measuring
+    with machine.joined(options.device) as here:
+        tables, failed = measuring.measure(here, wishes_of(options, here, tell), tell)
+        if here.rank:
+            return ""
+        source = f"calibrate, {date.today()}, torch {torch.__version__}, {here.size} ranks"
+        cluster = calibrated(here.name, here.ranks_per_node, tables, source)
+        write_file(options.out, cluster_text(cluster).encode())
+        return calibration_text(tables, failed, options.out)
 
 
 def is_first_rank() -> bool:
     """Tell whether this process is the one that speaks."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def _merge(options: argparse.Namespace) -> str:
-    clusters = [read_cluster(path) for path in options.merge]
-    whole = functools.reduce(put_together, clusters)
-    write_file(options.out, cluster_text(whole).encode())
-    return calibration_text(whole.tables, (), options.out)
-
-
-def _measure(options: argparse.Namespace, tell: Callable[[str], object]) -> str:
-    with torch_for("calibrate needs torch: pip install 'overlap_sched[torch]' (--merge does without)."):
-        import torch
-
-        from overlap_sched.distributed.calibration import machine, measuring
-    with machine.joined(options.device) as here:
-        source = f"calibrate, {date.today()}, torch {torch.__version__}, {here.size} ranks"
-        begun = read_cluster(options.out) if os.path.exists(options.out) else None
-        if begun is not None:
-            check_same(begun, here.name, here.ranks_per_node)
-        basis = begun or calibrated(here.name, here.ranks_per_node, Tables(), source)
-
-        def save(tables: Tables) -> None:
-            write_file(options.out, cluster_text(with_tables(basis, tables, source)).encode())
-
-        wishes = wishes_of(options, here, tell)
-        tables, failed = measuring.measure(here, wishes, basis.tables, save, tell)
-        if here.rank:
-            return ""
-        save(tables)
-        return calibration_text(tables, failed, options.out)
 
 
 def wishes_of(options: argparse.Namespace, here: "Machine", tell: Callable[[str], object]) -> "Wishes":

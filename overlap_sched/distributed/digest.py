@@ -51,8 +51,6 @@ class Digest:
             differ; not compared. ``""``: not known.
         pair: What else this rank has in its hand and can only take together with this, see :meth:`with_rest`; ``""``:
             nothing.
-        gathers: The names of the parameters that are gathered (:func:`overlap_sched.distributed.gathered.to_text`);
-            where they differ it is told, and nothing else is decided. ``""``: not known.
     """
 
     operators: str
@@ -68,7 +66,6 @@ class Digest:
     calls: str = ""
     storages: str = ""
     pair: str = ""
-    gathers: str = ""
 
     @classmethod
     def of_failure(cls, failure: str, key: str, launches: str = "", name: str = "") -> "Digest":
@@ -87,11 +84,8 @@ class Digest:
         return replace(self, pair="") if self.pair else self
 
     def with_rest(self, rest: Sequence["Digest"]) -> "Digest":
-        """The digest of a rank that can run this only together with the rest: a forward loaded with its backward.
-
-        What the rest gathers counts, too: where that differs the ranks ask about each, and it is told.
-        """
-        return replace(self, pair=_sha256([[one.identity, one.gathers] for one in rest])[:16] if rest else "")
+        """The digest of a rank that can run this only together with the rest: a forward loaded with its backward."""
+        return replace(self, pair=_sha256([one.identity for one in rest])[:16] if rest else "")
 
     def to_json(self) -> str:
         """One line of text; :meth:`from_json` reads it. What is stored for the others, or next to a cached graph."""

@@ -268,7 +268,7 @@ def _decide_if_all_wait(ranks: Sequence[int]) -> Generator[StoreCall, Any, None]
         here = {r: digests[r] for r in ranks if round_keys[r] == round_key}
         before = yield from _before_all(here, round_key)
         if before is not None:
-            verdicts[round_key] = as_before(before, [r for r in ranks if r not in here], here)
+            verdicts[round_key] = as_before(before, [r for r in ranks if r not in here])
     if not verdicts:
         verdict = judge(digests)
         if len(different) > 1 and (verdict.agreed or verdict.again):  # in different rounds: they have not met before
@@ -296,7 +296,7 @@ def _decide_at_the_limit(call: _Call, round_key: str, short: bool) -> Generator[
             missing.append(r)
     before = yield from _before_all(digests, round_key)
     if before is not None:
-        verdict = as_before(before, missing, digests)
+        verdict = as_before(before, missing)
     else:
         name, limit_s = call.mine.name, call.limit_s
         verdict = absent(missing, digests, name, waited_s, limit_s) if missing else judge(digests)

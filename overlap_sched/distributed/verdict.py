@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from overlap_sched.distributed.digest import LAUNCHES_KEPT, PARTS, Digest
-from overlap_sched.distributed.gathered import SHOWN_RANGES, mixed, ranks_text
 from overlap_sched.options import Options
 
 SHOWN_GRAPHS = 2
+SHOWN_RANGES = 8
+"""So many runs of ranks are written out; thousands of ranks would hide the message."""
 SHOWN_VALUE = 60
 """So many letters of an option."""
 
@@ -52,7 +53,6 @@ class Verdict:
         as_before: Nobody knew of the missing ranks what they show: what was decided on the same digest earlier stands.
         again: Nothing is decided: the ranks are alike, but some could take this only together with more, which others
             do not have yet. All ask again, without it.
-        mixed: Ranks gather different parameters; whatever is decided, torch alone would too. ``""``: not that we know.
         negotiable: The ranks launch alike, and nothing has failed: they may still choose one new launch sequence for
             all (:mod:`overlap_sched.distributed.negotiation`).
     """
@@ -65,7 +65,6 @@ class Verdict:
     shown: tuple[str, ...] = ()
     as_before: bool = False
     again: bool = False
-    mixed: str = ""
     negotiable: bool = False
 
     def followed(self, rank: int) -> str:
@@ -92,10 +91,6 @@ class Verdict:
 
 def judge(digests: Mapping[int, Digest]) -> Verdict:
     """The verdict on the digests of all ranks; a pure function of them."""
-    return replace(_judged(digests), mixed=_mixed(digests))
-
-
-def _judged(digests: Mapping[int, Digest]) -> Verdict:
     failed = [rank for rank in sorted(digests) if digests[rank].failure]
     shown = {rank: digest for rank, digest in digests.items() if not digest.failure}
     differs = differences(shown)
@@ -124,9 +119,9 @@ def elsewhere(digests: Mapping[int, Digest]) -> Verdict:
     return _not_agreed("the ranks compile this graph in different orders", digests, {})
 
 
-def as_before(earlier: Verdict, missing: Sequence[int], digests: Mapping[int, Digest]) -> Verdict:
-    """An earlier verdict on the same digest, without having heard of the missing ranks; what is gathered may be new."""
-    return replace(earlier, missing=tuple(missing), as_before=True, mixed=_mixed(digests))
+def as_before(earlier: Verdict, missing: Sequence[int]) -> Verdict:
+    """An earlier verdict on the same digest, without having heard of the missing ranks."""
+    return replace(earlier, missing=tuple(missing), as_before=True)
 
 
 def absent(
@@ -170,16 +165,25 @@ def differences(digests: Mapping[int, Digest]) -> dict[str, Sides]:
     return found
 
 
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``rank 3``, or ``ranks 0-2, 5``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    shown = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs[:SHOWN_RANGES])
+    left = sum(b - a + 1 for a, b in runs[SHOWN_RANGES:])
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{f' and {left} more' if left else ''}"
+
+
 def _sides_of(values: Mapping[int, str]) -> Sides:
     """Ranks with the same value together, the largest side first."""
     sides: dict[str, list[int]] = {}
     for rank in sorted(values):
         sides.setdefault(values[rank], []).append(rank)
     return tuple(tuple(side) for side in sorted(sides.values(), key=lambda side: (-len(side), side[0])))
-
-
-def _mixed(digests: Mapping[int, Digest]) -> str:
-    return mixed({rank: one.gathers for rank, one in digests.items()}, digests[min(digests)].name)
 
 
 def _not_agreed(said: str, digests: Mapping[int, Digest], differs: Mapping[str, Sides]) -> Verdict:

@@ -11,12 +11,11 @@ from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from overlap_sched.distributed import Agreement, Digest, Verdict, agree, agreement, digest_of
-from overlap_sched.distributed.gathered import ranks_text
 from overlap_sched.distributed.membership import members_of
+from overlap_sched.distributed.verdict import ranks_text
 from overlap_sched.errors import AgreementError, SequenceError, VerificationError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor.console import log, rank, said, say_once, several_ranks, warn
-from overlap_sched.inductor.gathered import gathered_text
 from overlap_sched.inductor.in_force import watch_functions
 from overlap_sched.inductor.launches import Launches, launch_digest
 from overlap_sched.inductor.settings import Settings
@@ -40,10 +39,7 @@ def ask(mine: Digest, settings: Settings, rest: Sequence[Digest] = ()) -> Agreem
     if not asks(settings):
         return None
     strict, sleep = settings.options.strict, _sleep_for(settings)
-    answer = agree(mine, settings.timeout_s, ranks=settings.ranks, strict=strict, rest=rest, sleep=sleep)
-    if answer.verdict.mixed and _speaks(settings):
-        warn(f"overlap_sched: {answer.verdict.mixed}")
-    return answer
+    return agree(mine, settings.timeout_s, ranks=settings.ranks, strict=strict, rest=rest, sleep=sleep)
 
 
 def _sleep_for(settings: Settings) -> Callable[[float], None]:
@@ -137,11 +133,10 @@ def shown(report: Report, problem: Problem | None, options: Options, key: str, l
         launches: The original ones; ``None``: not known.
     """
     sequence = "" if launches is None else launch_digest(launches)
-    gathers = gathered_text(launches)
     if problem is None:
-        return replace(Digest.of_failure(str(report.reason), key, sequence, report.name), gathers=gathers)
+        return Digest.of_failure(str(report.reason), key, sequence, report.name)
     order = _order(report, problem)
-    return replace(digest_of(problem, options, order), key=key, launches=sequence, gathers=gathers)
+    return replace(digest_of(problem, options, order), key=key, launches=sequence)
 
 
 def order_digest(report: Report, problem: Problem) -> str:

@@ -26,7 +26,6 @@ from overlap_sched.fx.apply import Report
 from overlap_sched.inductor.agree import ask, given_up, order_digest, shown, warn_of_ranks
 from overlap_sched.inductor.cached_orders import CachedOrder, decided, order_of
 from overlap_sched.inductor.console import said, warn
-from overlap_sched.inductor.gathered import by_position
 from overlap_sched.inductor.in_force import (
     compiled_otherwise,
     in_force,
@@ -346,7 +345,7 @@ class Attempt:
         """Note what the code is to carry into torch's cache; where that fails it is not cached."""
         try:
             kept_order = "" if self.problem is None else order_digest(report, self.problem)
-            self.cached = order_of(by_position(mine, self.launches), agreement, kept_order, entry)
+            self.cached = order_of(mine, agreement, kept_order, entry)
         except Exception as error:
             warn(f"overlap_sched keeps {self.name!r} out of torch's cache", error)
 

@@ -28,7 +28,6 @@ from overlap_sched.distributed.sequences import Entry
 from overlap_sched.errors import AgreementError, SequenceError
 from overlap_sched.inductor.agree import ask, asks, warn_of_ranks
 from overlap_sched.inductor.console import warn
-from overlap_sched.inductor.gathered import named_now
 from overlap_sched.inductor.in_force import compiled_otherwise, in_force, may_be_a_part, note_launches, put_in_force
 from overlap_sched.inductor.names import graph_name
 from overlap_sched.inductor.reporting import record_cached
@@ -46,8 +45,7 @@ class CachedOrder:
     """What code carries of the order that it runs.
 
     Attributes:
-        digest: What a rank shows that uses it, but for names of parameters (:func:`overlap_sched.inductor.gathered.
-            named_now`). Never that of an order which the code does not have.
+        digest: What a rank shows that uses it. Never that of an order which the code does not have.
         agreed: All ranks had agreed on it when it was compiled; else it launches as the original order does.
         rewrites: The same of the rewrites, on which ranks were asked before; not agreed: the code has none. ``None``:
             nobody was asked, as there was nothing to rewrite.
@@ -121,8 +119,8 @@ def order_in(source: str) -> CachedOrder | None:
 def order_of(mine: Digest, agreement: Agreement, kept_order: str, entry: Entry | None = None) -> CachedOrder | None:
     """Return the order that code carries; ``None``: it must not be cached, as the ranks may decide otherwise next time.
 
-    ``mine`` is what this rank has shown, with what it gathers by position; ``kept_order`` is the digest of the order
-    that the code has where they have not agreed; ``entry``: how it launches.
+    ``mine`` is what this rank has shown; ``kept_order`` is the digest of the order that the code has where they have
+    not agreed; ``entry``: how it launches.
     """
     if agreement.agreed:
         return CachedOrder(mine, agreed=True, entry=entry)
@@ -195,7 +193,7 @@ def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
             if not settled:
                 return False, True
             continue
-        agreement = ask(named_now(one.digest), settings)
+        agreement = ask(one.digest, settings)
         if agreement is None:
             return False, False
         if not agreement.agreed:
@@ -239,7 +237,7 @@ def may_load_both(settings: Settings, sources: Sequence[str]) -> tuple[bool, boo
     settled = {one.settled(settings) for one in asked}
     if settled != {None}:  # each by itself, where some are in force and others not
         return settled == {True}, False
-    first, *rest = (named_now(one.digest) for one in asked)
+    first, *rest = (one.digest for one in asked)
     agreement = ask(first, settings, rest)
     if agreement is None or agreement.verdict.again:
         return False, False

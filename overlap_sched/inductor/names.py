@@ -1,32 +1,22 @@
-"""Names that a person knows, of graphs and of their inputs, and what is compiled: found on Python's own stack.
+"""Names that a person knows of graphs, and what is compiled: found on Python's own stack.
 
 torch hands neither the function nor the backend to a pass or to a callback. They stand where
-``torch._dynamo.convert_frame._compile`` runs. Of an input AOTAutograd says that it is a parameter of a name, or which
-input of Dynamo's graph it is, and keeps where Dynamo found those
-(``L['self']._modules['layers']._modules['0']._parameters['w']``), also where the backward is compiled. All is used for
-messages alone: where it is not found, less is said.
+``torch._dynamo.convert_frame._compile`` runs. All is used for messages alone: where it is not found, less
+is said.
 """
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from torch import fx, nn
+from torch import nn
 from torch._guards import CompileContext
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.*)_at_(?P<line>\d+)")
 _subjects: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
-_MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
-_LOCAL = re.compile(r"^[LG]\[['\"](\w+)['\"]\]")
-_OF_A_PROCESS = re.compile(r"0x[0-9a-f]{6,}|\d{9,}")
-"""Addresses and the like: another one in every process."""
-_DEPTH = 8
-
-Named = Callable[[int], str]
-"""What an input of Dynamo's graph is called, by its position."""
 
 
 def graph_name(kind: str, inner: str = "", number: Any = None) -> str:
@@ -110,51 +100,6 @@ def _unwrapped(backend: Any) -> Any:
             break
         backend = inner
     return backend
-
-
-def name_of(placeholder: fx.Node, named: Named) -> str:
-    """Return what an input is called: ``layers.0.w``; ``""``: not known; ``named`` is of those of Dynamo's graph."""
-    described = placeholder.meta.get("desc")
-    for _ in range(_DEPTH):  # a part of a tensor of tensors, the base of a view
-        inner = getattr(described, "base", None) or getattr(described, "base_of", None)
-        if inner is None:
-            break
-        described = inner
-    target = getattr(described, "target", None)
-    if isinstance(target, str):
-        return target
-    return named(described.idx) if type(described).__name__ == "PlainAOTInput" else ""
-
-
-def readable(source: str) -> str:
-    """The name of a source of Dynamo's as a model has it; ``""``: it may be another one on each rank."""
-    if _OF_A_PROCESS.search(source):
-        return ""
-    name = _LOCAL.sub(lambda found: "" if found[1] == "self" else found[1], _MEMBER.sub(r".\1", source))
-    return name.removeprefix(".")
-
-
-def dynamo_names() -> Named:
-    """Return the names of the inputs of the graph that this thread compiles."""
-    sources = _sources()
-
-    def named(position: int) -> str:
-        name = getattr(sources[position], "name", None) if position < len(sources) else None
-        return readable(str(name() if callable(name) else name or ""))
-
-    return named
-
-
-def _sources() -> Sequence[Any]:
-    """Where Dynamo found them; none: not known."""
-    for module, frame in _frames():
-        if module.startswith("torch._functorch."):
-            known = frame.f_locals
-            config = known.get("aot_config") or getattr(known.get("self"), "aot_config", None)
-            sources = getattr(config, "aot_autograd_arg_pos_to_source", None)
-            if sources:
-                return list(sources)
-    return ()
 
 
 def _frames() -> Iterator[tuple[str, FrameType]]:

@@ -1,37 +1,32 @@
-"""The cluster that measurements describe, and files that are put together."""
-
-from dataclasses import replace
-
-import pytest
+"""The cluster that measurements describe."""
 
 from overlap_sched.cost import H100, XEON_8480, Collective, Price
 from overlap_sched.cost.cluster.cost_model import model_of
 from overlap_sched.cost.cluster.description import Across, IntraNodeLink
 from overlap_sched.cost.cluster.file import cluster_text, parse_cluster
-from overlap_sched.cost.measured.calibrated import calibrated, put_together, with_tables
-from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, SlowdownFactor, Tables, merged
+from overlap_sched.cost.measured.calibrated import calibrated
+from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, Tables
 from overlap_sched.cost.measured.tabled import COPY, TableModel
-from overlap_sched.errors import CalibrationError
 from overlap_sched.problem import Group
 
 KERNELS = (
-    KernelTime("aten.mm.default", "large", 2 * 10**12, 10**9, 4000.0, 1.0),
-    KernelTime("aten.mm.default", "small", 10**9, 10**6, 10.0, 1.0),
-    KernelTime(COPY, "small", 0, 10**4, 3.0, 1.0),
-    KernelTime(COPY, "in cache", 0, 10**7, 1.0, 1.0),
-    KernelTime(COPY, "large", 0, 10**9, 500.0, 1.0),
+    KernelTime("aten.mm.default", "large", 2 * 10**12, 10**9, 4000.0),
+    KernelTime("aten.mm.default", "small", 10**9, 10**6, 10.0),
+    KernelTime(COPY, "small", 0, 10**4, 3.0),
+    KernelTime(COPY, "in cache", 0, 10**7, 1.0),
+    KernelTime(COPY, "large", 0, 10**9, 500.0),
 )
 GATHERS = (
-    CollectiveTime("all_gather", 8, 1, 8_000, 20.0, 1.0, 5.0),
-    CollectiveTime("all_gather", 8, 1, 80_008_000, 220.0, 1.0, 5.0),
-    CollectiveTime("all_gather", 2, 1, 8_000, 5.0, 1.0, 5.0),
-    CollectiveTime("all_reduce", 8, 1, 8_000, 7.0, 1.0, 5.0),
+    CollectiveTime("all_gather", 8, 1, 8_000, 20.0, 5.0),
+    CollectiveTime("all_gather", 8, 1, 80_008_000, 220.0, 5.0),
+    CollectiveTime("all_gather", 2, 1, 8_000, 5.0, 5.0),
+    CollectiveTime("all_reduce", 8, 1, 8_000, 7.0, 5.0),
 )
 ACROSS = (
-    CollectiveTime("all_gather", 16, 2, 16_000, 60.0, 1.0, 5.0),
-    CollectiveTime("all_gather", 16, 2, 16_016_000, 360.0, 1.0, 5.0),
+    CollectiveTime("all_gather", 16, 2, 16_000, 60.0, 5.0),
+    CollectiveTime("all_gather", 16, 2, 16_016_000, 360.0, 5.0),
 )
-TABLES = Tables(GATHERS, KERNELS, (SlowdownFactor("all_gather", 1.1, 0.1),))
+TABLES = Tables(GATHERS, KERNELS)
 
 
 def test_rates_are_the_best_that_was_measured():
@@ -61,50 +56,15 @@ def test_a_slow_link_of_a_gpu_is_pcie_and_of_a_cpu_memory():
 def test_what_was_not_measured_is_that_of_a_published_device():
     for name, basis in (("cpu", XEON_8480), ("GPU", H100)):
         cluster = calibrated(name, 1, Tables(), "")
-        assert cluster.device == basis._replace(name=name)
+        assert cluster.device == basis._replace(name=name, memory_bytes=0)
         assert cluster.inside.source == "not measured: that of memory"
     one_size = calibrated("GPU", 8, Tables(GATHERS[:1]), "")
     assert one_size.inside.bytes_per_s == H100.peak_bytes_per_s
 
 
 def test_a_file_gives_the_same_cluster_again():
-    cluster = calibrated("cpu", 8, Tables((*GATHERS, *ACROSS), KERNELS, TABLES.slowdowns), "today")
+    cluster = calibrated("cpu", 8, Tables((*GATHERS, *ACROSS), KERNELS), "today")
     assert parse_cluster(cluster_text(cluster), "x") == cluster
-
-
-def test_more_measurements_make_new_rates_but_not_in_a_file_of_the_users_own():
-    first = calibrated("cpu", 8, Tables(kernels=KERNELS[1:2]), "yesterday")
-    assert first.device.flops_per_s == 1e14
-    grown = with_tables(first, TABLES, "today")
-    assert grown == calibrated("cpu", 8, merged(TABLES, Tables()), "today")
-    own = replace(first, name="my-cluster")
-    kept = with_tables(own, TABLES, "today")
-    assert (kept.device, kept.inside) == (own.device, own.inside)
-    assert (kept.tables, kept.source) == (grown.tables, "today")
-
-
-def test_files_put_together():
-    first, second = (
-        calibrated("cpu", 8, tables, "x") for tables in (Tables(GATHERS), Tables((), KERNELS, TABLES.slowdowns))
-    )
-    both = put_together(first, second)
-    assert both.tables == put_together(second, first).tables
-    assert set(both.tables.collectives) == set(GATHERS)
-    assert set(both.tables.kernels) == set(KERNELS)
-    assert both.device.flops_per_s == 5e14
-
-
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        (calibrated("GPU", 8, TABLES, ""), "device is cpu in one and GPU in the other"),
-        (calibrated("cpu", 4, TABLES, ""), "ranks_per_node is 8 in one and 4 in the other"),
-    ],
-)
-def test_files_of_two_machines(other, said):
-    with pytest.raises(CalibrationError) as error:
-        put_together(calibrated("cpu", 8, TABLES, ""), other)
-    assert str(error.value) == (f"measurements of two machines cannot be put together: {said}. Keep a file for each.")
 
 
 def test_the_model_of_a_measured_file_knows_launches_on_a_cpu_alone():

@@ -1,4 +1,4 @@
-"""Measured times: interpolated, never falling, said where they come from, merged."""
+"""Measured times: interpolated, never falling, said where they come from."""
 
 import math
 import warnings
@@ -8,15 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched.cost import H100, Collective, Compute, Price, Roofline
-from overlap_sched.cost.measured.lanes import InFlight
 from overlap_sched.cost.measured.table import (
     CollectiveTime,
     KernelTime,
-    SlowdownFactor,
     Tables,
     curve_of,
     kind_of,
-    merged,
 )
 from overlap_sched.cost.measured.tabled import COPY, TableModel
 from overlap_sched.errors import OverlapSchedWarning, TableError
@@ -24,17 +21,17 @@ from overlap_sched.problem import Group
 
 PAIR, ACROSS = Group(2, True), Group(2, False)
 GATHERS = (
-    CollectiveTime("all_gather", 2, 1, 1000, 10.0, 1.0, 4.0),
-    CollectiveTime("all_gather", 2, 1, 100000, 90.0, 1.0, 9.0),
-    CollectiveTime("all_gather", 2, 4, 1000, 40.0, 1.0, 4.0),
-    CollectiveTime("all_gather", 2, 2, 1000, 20.0, 1.0, 4.0),
+    CollectiveTime("all_gather", 2, 1, 1000, 10.0, 4.0),
+    CollectiveTime("all_gather", 2, 1, 100000, 90.0, 9.0),
+    CollectiveTime("all_gather", 2, 4, 1000, 40.0, 4.0),
+    CollectiveTime("all_gather", 2, 2, 1000, 20.0, 4.0),
 )
 MATMULS = (
-    KernelTime("aten.mm.default", "a", 10**12, 10**9, 3000.0, 10.0),
-    KernelTime("aten.mm.default", "b", 10**10, 10**7, 40.0, 10.0),
+    KernelTime("aten.mm.default", "a", 10**12, 10**9, 3000.0),
+    KernelTime("aten.mm.default", "b", 10**10, 10**7, 40.0),
 )
-COPIES = (KernelTime(COPY, "c", 0, 10**6, 2.0, 0.0), KernelTime(COPY, "d", 0, 10**8, 200.0, 0.0))
-TABLES = Tables(GATHERS, (*MATMULS, *COPIES), (SlowdownFactor("all_gather", 1.25, 0.05),))
+COPIES = (KernelTime(COPY, "c", 0, 10**6, 2.0), KernelTime(COPY, "d", 0, 10**8, 200.0))
+TABLES = Tables(GATHERS, (*MATMULS, *COPIES))
 
 
 def test_between_two_points_logarithms_are_interpolated():
@@ -192,20 +189,3 @@ def test_the_model_has_one_key_whatever_it_was_asked():
         model.compute_us(Compute("aten.add.Tensor", 0, 10))
     assert model == other
     assert repr(model) == repr(other)
-
-
-def test_merging_keeps_the_steadier_one_in_either_order():
-    noisy = Tables((GATHERS[0]._replace(time_us=11.0, spread_us=5.0), *GATHERS[1:2]), MATMULS[:1])
-    steady = Tables(GATHERS[:1], (MATMULS[0]._replace(time_us=2.0), *COPIES), TABLES.slowdowns)
-    assert merged(noisy, steady) == merged(steady, noisy)
-    both = merged(noisy, steady)
-    assert both.collectives == GATHERS[:2]
-    assert [one.time_us for one in both.kernels if one.op == "aten.mm.default"] == [3000.0]
-    assert both.slowdowns == TABLES.slowdowns
-    assert merged(Tables(), TABLES) == merged(TABLES, TABLES)
-    assert not Tables()
-    assert TABLES
-    two, other = InFlight("all_gather", 2, 1.5, 0.1), InFlight("all_gather", 2, 1.9, 0.9)
-    four = two._replace(at_once=4)
-    assert merged(Tables(in_flight=(other, four)), Tables(in_flight=(two,))).in_flight == (two, four)
-    assert Tables(in_flight=(two,))

@@ -1,4 +1,4 @@
-"""``calibrate``: what is measured, on real ranks and on stand-ins; resumed, merged, and what a user is told."""
+"""``calibrate``: what is measured, on real ranks and on stand-ins; and what a user is told."""
 
 import os
 import subprocess
@@ -9,8 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
@@ -19,12 +17,10 @@ import torch
 from overlap_sched import EXAMPLE, write_problem
 from overlap_sched.cli import calibrate
 from overlap_sched.cli.command import main
-from overlap_sched.cost.cluster.contention import measured_contention
-from overlap_sched.cost.cluster.file import read_cluster, write_cluster
-from overlap_sched.cost.measured.calibrated import calibrated
-from overlap_sched.cost.measured.table import KINDS, CollectiveTime, KernelTime, SlowdownFactor, Tables
+from overlap_sched.cost.cluster.file import read_cluster
+from overlap_sched.cost.measured.table import KINDS
 from overlap_sched.cost.measured.tabled import COPY
-from overlap_sched.distributed.calibration import slowdown
+from overlap_sched.distributed.calibration import collectives
 from overlap_sched.distributed.calibration.collectives import Division, default_divisions, sizes_between
 from overlap_sched.distributed.calibration.kernels import CPU_GRID, Grid, calls_in, calls_in_grid, run_of
 from overlap_sched.distributed.calibration.machine import Machine, alone_on
@@ -33,10 +29,8 @@ from overlap_sched.distributed.calibration.measuring import (
     Wishes,
     collectives_of,
     measure,
-    one_of_each,
     wishes_of,
 )
-from overlap_sched.distributed.calibration.slowdown import LARGEST, OverlappedCollective, in_flight_of, slowdown_of
 from overlap_sched.distributed.calibration.stopwatch import (
     Products,
     Timing,
@@ -47,8 +41,6 @@ from overlap_sched.distributed.calibration.stopwatch import (
 )
 from overlap_sched.errors import CalibrationError, DumpGroupError
 from overlap_sched.fx import lift
-from overlap_sched.judge.replay import replay
-from overlap_sched.problem import Group, Kind, Node, Problem
 from tests.cli.test_dump import DUMP
 from tests.support.fx_graphs import gather, trace, wait
 from tests.support.ranks import run_ranks
@@ -134,114 +126,28 @@ class TestKernels:
         assert run_of(call, CPU)().shape == (2, 4, 4)
 
 
-def test_what_several_at_once_say():
-    alone = took(10.0, 100.0)
-    assert in_flight_of("all_gather", 2, alone, took(20.0, 140.0, 30.0)) == ("all_gather", 2, 1.5, 0.3)
-    assert in_flight_of("all_gather", 2, alone, took(0.0, 50.0)).times == 1.0
-    assert in_flight_of("all_gather", 2, alone, took(0.0, 500.0)).times == 2.0
+@pytest.mark.slow
+@pytest.mark.private
+def test_the_wait_for_one_that_is_done_is_timed_right_behind_another(alone, monkeypatch):
+    launched = []
+    waited = []
+    monkeypatch.setattr(collectives, "launch_of", lambda *_: lambda: launched.append(len(launched)) or len(launched))
+    monkeypatch.setattr(collectives, "FUNCTIONAL", SimpleNamespace(wait_tensor=waited.append))
+    timed = []
 
+    def counted(machine, begin, end, *typical):
+        started = begin()
+        before = len(waited)
+        end(started)
+        timed.append((waited[:before][-1:], waited[before:]))
+        return Timing(3.0, 1.0, 2.0)
 
-def took(launch_us=0.0, finish_us=0.0, spread_us=0.0):
-    return Timing(launch_us + finish_us, spread_us, launch_us, finish_us)
-
-
-class TestSlowdown:
-    def factor(self, busy_us, spread_us=0.0, launch_us=0.0):
-        alone, long = took(launch_us, 100.0), OverlappedCollective(200.0, took(busy_us, 0.0, spread_us))
-        found = slowdown_of("all_gather", alone, (), long)
-        assert found.stretch == 1.0
-        return found.factor, found.spread
-
-    def test_a_replay_finds_the_time_again(self):
-        assert self.factor(200.0) == (1.0, 0.0)
-        assert self.factor(220.0) == (1.25, 0.0)  # in 100 us 80 us of compute are done
-        assert self.factor(250.0) == (2.0, 0.0)
-        assert self.factor(260.0, launch_us=10.0) == (2.0, 0.0)
-
-    def test_its_bounds(self):
-        assert self.factor(150.0) == (1.0, 0.0)
-        assert self.factor(1000.0)[0] == pytest.approx(LARGEST)
-
-    def test_what_other_processes_take_is_no_part_of_it(self):
-        alone, busy = took(0.0, 100.0), took(290.0, 0.0)
-        assert slowdown_of("all_gather", alone, (), OverlappedCollective(200.0, busy)).factor == pytest.approx(10.0)
-        own = busy._replace(others_us=20.0)
-        assert slowdown_of("all_gather", alone, (), OverlappedCollective(200.0, own)).factor == pytest.approx(1.25)
-
-    def test_its_spread_is_that_between_the_quartiles(self):
-        assert self.factor(220.0, spread_us=40.0) == (1.25, pytest.approx(1 / 0.6 - 1.0, rel=1e-5))
-
-    @pytest.mark.parametrize(
-        ("left_us", "stretch"),
-        [(0.0, 1.2), (50.0, 2.4), (110.0, LARGEST)],  # of 100 us, what is left after 120 us of compute
-    )
-    def test_both_directions_and_the_replay_finds_them_again(self, left_us, stretch):
-        finish_us, alone = 7.0, took(10.0, 100.0)
-        short = [OverlappedCollective(115.0, took(10.0 + 120.0, left_us + finish_us))]
-        long = OverlappedCollective(5000.0, took(10.0 + 5030.0, finish_us))
-        found = slowdown_of("all_gather", alone, short, long)
-        assert found.stretch == pytest.approx(stretch)
-        nodes = (
-            Node("gather", Kind.COLLECTIVE, time_us=100.0, op="all_gather", group="g"),
-            Node("mm", Kind.COMPUTE, time_us=5000.0),
-            Node("wait", Kind.WAIT, collective=0),
-        )
-        contention = measured_contention(Tables(slowdowns=(found,)))
-        problem = Problem("beside", nodes, (), {"g": Group(2, True)}, contention=contention)
-        assert replay(problem, (0, 1, 2)).step_us == pytest.approx(5030.0)
-
-    @pytest.mark.parametrize("stretch", [1 / LARGEST, 0.3, 0.5, 0.8, 1.0, 1.7, 4.0, LARGEST])
-    def test_the_stretch_is_found_among_runs_that_outlast_the_collective(self, stretch):
-        left_us = {beside: max(100.0 - beside / stretch, 0.0) for beside in (3.0, 25.0, 50.0, 100.0, 400.0)}
-        assert slowdown.stretch_of(100.0, left_us) == pytest.approx(stretch)
-
-    @given(st.lists(st.tuples(st.floats(1.0, 300.0), st.floats(0.0, 120.0)), min_size=1, max_size=5))
-    def test_no_other_stretch_has_a_smaller_error(self, runs):
-        left_us = dict(runs)
-
-        def error(stretch):
-            return sum((max(100.0 - beside / stretch, 0.0) - left) ** 2 for beside, left in left_us.items())
-
-        others = [1.05**k for k in range(-61, 62)]
-        assert error(slowdown.stretch_of(100.0, left_us)) <= min(map(error, others)) + 1e-6
-
-    def test_products_for_parts_of_its_time_run_beside_a_collective(self, alone, monkeypatch):
-        times_us = []
-
-        def beside(machine, launch, products_us, **more):
-            times_us.append(products_us)
-            return OverlappedCollective(products_us, took(10.0 + products_us, max(2000.0 - 2.0 * products_us, 0.0)))
-
-        monkeypatch.setattr(slowdown, "launch_of", lambda *_: None)
-        monkeypatch.setattr(slowdown, "in_a_step", lambda *_: took(10.0, 2000.0))
-        monkeypatch.setattr(slowdown, "_beside", beside)
-        groups = SimpleNamespace(mine=lambda division: None)
-        found = slowdown.timed_slowdown(alone, groups, "all_gather", Division(1), 1024)
-        assert found.stretch == 0.5
-        assert times_us == [2 * 2010.0 + 5000.0, 500.0, 1000.0, 2000.0, 4000.0]
-
-    @pytest.mark.slow
-    @pytest.mark.private
-    def test_the_wait_for_one_that_is_done_is_timed_right_behind_another(self, alone, monkeypatch):
-        launched = []
-        waited = []
-        monkeypatch.setattr(slowdown, "launch_of", lambda *_: lambda: launched.append(len(launched)) or len(launched))
-        monkeypatch.setattr(slowdown, "FUNCTIONAL", SimpleNamespace(wait_tensor=waited.append))
-        timed = []
-
-        def counted(machine, begin, end, *typical):
-            started = begin()
-            before = len(waited)
-            end(started)
-            timed.append((waited[:before][-1:], waited[before:]))
-            return took(1.0, 2.0)
-
-        monkeypatch.setattr(slowdown, "in_a_step", counted)
-        monkeypatch.setattr(slowdown, "together", counted)
-        groups = SimpleNamespace(mine=lambda division: None)
-        found = slowdown.timed_collective(alone, groups, "all_gather", Division(1), 1024)
-        assert timed[-1] == ([2], [3])  # the first is the one alone
-        assert found.finish_us == 2.0
+    monkeypatch.setattr(collectives, "in_a_step", counted)
+    monkeypatch.setattr(collectives, "together", counted)
+    groups = SimpleNamespace(mine=lambda division: None)
+    found = collectives.timed_collective(alone, groups, "all_gather", Division(1), 1024)
+    assert timed[-1] == ([2], [3])  # the first is the one alone
+    assert found.finish_us == 2.0
 
 
 class TestStopwatch:
@@ -303,28 +209,22 @@ class TestMeasuring:
     def wishes(self):
         return Wishes(calls=tuple(calls_in_grid(SMALL, torch.float32, CPU)))
 
-    def test_what_is_known_is_left_out_and_all_is_saved_at_once(self, alone):
-        mm = KernelTime("aten.mm.default", "float32[8,16] float32[16,32]", 8192, 3584, 1.0, 0.0)
-        saved, told = [], []
-        tables, failed = measure(alone, self.wishes(), Tables(kernels=(mm,)), saved.append, told.append)
-        assert mm in tables.kernels
-        assert [len(one.kernels) for one in saved] == [2, 3, 4]
-        assert saved[-1] == tables
-        assert told[0].startswith("measuring 2 of 4: aten._scaled_dot_product_flash_attention_for_cpu.default")
-        assert failed == []
-        assert measure(alone, self.wishes(), tables, saved.append, told.append) == (tables, [])
-        assert len(saved) == 3
+    def test_each_is_told_and_measured(self, alone):
+        told = []
+        tables, failed = measure(alone, self.wishes(), told.append)
+        assert (len(tables.kernels), failed) == (4, [])
+        assert [one.partition(":")[0] for one in told] == [f"measuring {k} of 4" for k in (1, 2, 3, 4)]
 
     def test_what_cannot_be_measured_is_said(self, alone):
         calls = [call._replace(target=lambda *_: 1 / 0) for call in self.wishes().calls[:1]]
         with pytest.raises(ZeroDivisionError):  # a fault of ours is not hidden
-            measure(alone, Wishes(calls=tuple(calls)), Tables(), print, print)
+            measure(alone, Wishes(calls=tuple(calls)), print)
 
         def unsupported(*_):
             raise NotImplementedError("no kernel\nfor this")
 
         calls = (calls[0]._replace(target=unsupported), *self.wishes().calls[1:2])
-        tables, failed = measure(alone, Wishes(calls=calls), Tables(), lambda _: None, lambda _: None)
+        tables, failed = measure(alone, Wishes(calls=calls), lambda _: None)
         assert failed == ["aten.mm.default float32[8,16] float32[16,32]: no kernel for this"]
         assert len(tables.kernels) == 1
 
@@ -338,11 +238,7 @@ class TestMeasuring:
 
     def test_everything_wished_for(self):
         more = [WantedCollective("all_gather", Division(2), 8), WantedCollective("all_gather", Division(2), 5)]
-        wishes = wishes_of([Division(2), Division(4)], [8], [], more)
-        assert len(wishes.collectives) == 2 * len(KINDS) + 1
-        assert wishes.slowdowns == tuple((kind, Division(2), 8) for kind in KINDS)
-        sizes = [WantedCollective("all_gather", Division(2), nbytes) for nbytes in (64, 4, 16)]
-        assert one_of_each([*sizes, WantedCollective("all_gather", Division(4), 32)]) == (sizes[2],)
+        assert len(wishes_of([Division(2), Division(4)], [8], [], more).collectives) == 2 * len(KINDS) + 1
         assert wishes_of([], [8], []) == Wishes()
 
 
@@ -383,7 +279,7 @@ def test_the_clock_of_a_gpu():
         (["--bytes", "4KiB"], "'4KiB' is not FROM..TO: write 4KiB..64MiB"),
         (["--bytes", "4MiB..4KiB"], "is not FROM..TO"),
         (["--bytes", "5%..4KiB"], "is not FROM..TO"),
-        (["--merge", "a", "--graph", "b"], "--merge measures nothing: leave --graph, --group and --bytes out."),
+        (["--merge", "a"], "unrecognized arguments: --merge a"),
     ],
 )
 def test_wrong_usage(given, said, tmp_path, capsys):
@@ -393,29 +289,6 @@ def test_wrong_usage(given, said, tmp_path, capsys):
         code = stopped.code
     assert code == 2
     assert said in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.private
-def test_files_are_put_together_without_torch(tmp_path, capsys):
-    gathers = (CollectiveTime("all_gather", 2, 1, 1024, 5.0, 0.1, 1.0),)
-    parts = (Tables(gathers), Tables(slowdowns=(SlowdownFactor("all_gather", 1.5, 0.1),)))
-    for name, tables in zip("ab", parts, strict=True):
-        write_cluster(calibrated("cpu", 2, tables, "test"), tmp_path / f"{name}.toml")
-    command = ["calibrate", "--out", str(tmp_path / "c.toml")]
-    command += ["--merge", str(tmp_path / "a.toml"), "--merge", str(tmp_path / "b.toml")]
-    code = "import sys; sys.modules['torch'] = None; from overlap_sched.cli.command import main; "
-    code += f"sys.exit(main({command}))"
-    there = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    folder = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, env=there)
-    assert done.returncode == 0, done.stderr
-    assert read_cluster(tmp_path / "c.toml").tables == Tables(gathers, (), parts[1].slowdowns)
-    assert done.stdout.startswith(f"{tmp_path}/c.toml: 1 collectives, 0 kernels, 1 slowdowns measured\n")
-
-    write_cluster(calibrated("GPU", 8, Tables(), "test"), tmp_path / "b.toml")
-    assert main(command) == 2
-    assert "measurements of two machines cannot be put together: device is cpu in one" in capsys.readouterr().err
 
 
 def test_a_dump_that_does_not_say_how_large_its_groups_are(alone, tmp_path):
@@ -462,7 +335,7 @@ def test_a_dump_has_shapes_and_a_problem_file_has_sizes_alone(alone, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_ranks_measure_and_go_on_where_they_stopped(tmp_path):
+def test_two_ranks_measure(tmp_path):
     out, problem = tmp_path / "cluster.toml", tmp_path / "problem.json"
     write_problem(EXAMPLE, problem)
     command = ("calibrate", "--out", out, "--device", "cpu", "--bytes", "4KiB..64KiB", "--graph", problem)
@@ -475,23 +348,7 @@ def test_two_ranks_measure_and_go_on_where_they_stopped(tmp_path):
     }
     assert all(one.launch_us > 0 and one.time_us > 0 for one in cluster.tables.collectives)
     assert {one.op for one in cluster.tables.kernels} == {COPY}  # a problem file has no shapes
-    assert [one.kind for one in cluster.tables.slowdowns] == sorted(KINDS)
-    assert all(1 <= one.factor <= LARGEST for one in cluster.tables.slowdowns)
-    assert [one[:2] for one in cluster.tables.in_flight] == [(kind, n) for kind in sorted(KINDS) for n in (2, 4)]
-    assert "collectives of a group run" in said
     assert said.count("measured\n") == 1  # rank 0 alone speaks
-
-    before = out.read_text()
-    run_ranks("tests.support.calibration_ranks", *command, ranks=2, limit_s=200, **where)
-    assert out.read_text() == before  # nothing was measured again
-    lines = before.split("\n[[")
-    out.write_text("\n[[".join(line for line in lines if not line.startswith('collective]]\nkind = "all_to_all"')))
-    assert len(read_cluster(out).tables.collectives) == 9
-    run_ranks("tests.support.calibration_ranks", *command, ranks=2, limit_s=200, **where)
-    again = read_cluster(out).tables
-    assert len(again.collectives) == 12
-    kept = [one for one in cluster.tables.collectives if one.kind != "all_to_all"]
-    assert [one for one in again.collectives if one.kind != "all_to_all"] == kept
 
 
 @pytest.mark.slow
@@ -505,5 +362,5 @@ def test_the_command_says_what_it_takes():
         env={**os.environ, "COLUMNS": "120"},
         check=True,
     ).stdout
-    for option in ("--out", "--graph", "--group", "--bytes", "--dtype", "--device", "--merge"):
+    for option in ("--out", "--graph", "--group", "--bytes", "--dtype", "--device"):
         assert option in shown

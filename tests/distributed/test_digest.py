@@ -45,7 +45,6 @@ def test_the_digest_is_this_one_on_every_machine_and_in_every_version_of_python(
         "calls": "96da3e422c2e",
         "storages": "e8717b5d95ae",
         "pair": "",
-        "gathers": "",
     }
 
 
@@ -66,14 +65,14 @@ def test_text_and_back() -> None:
     digest = digest_of(EXAMPLE, Options(), ORDER)
     assert Digest.from_json(digest.to_json()) == digest
     assert sorted(json.loads(digest.to_json())) == [
-        "calls", "costs", "failure", "gathers", "key", "launches", "name", "nodes", "operators", "options", "order",
+        "calls", "costs", "failure", "key", "launches", "name", "nodes", "operators", "options", "order",
         "pair", "sizes", "storages",
     ]  # fmt: skip
 
 
 def test_what_can_only_be_taken_together_counts_until_it_is_left_out() -> None:
     first, rest = digest_of(EXAMPLE, Options(), ORDER), digest_of(EXAMPLE, Options(), ORDER[::-1])
-    both = [first.with_rest(one) for one in ([], [rest], [first], [replace(rest, gathers="w")], [rest, rest])]
+    both = [first.with_rest(one) for one in ([], [rest], [first], [rest, rest])]
     assert both[0] == first
     assert len({one.identity for one in both}) == len(both)
     assert all(one.alone == first for one in both)

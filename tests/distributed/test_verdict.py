@@ -154,6 +154,6 @@ def test_what_is_for_people_is_no_part_of_an_identity() -> None:
 
 def test_an_earlier_verdict_stands_without_those_who_did_not_come() -> None:
     for earlier in (judge({0: A, 1: A}), judge({0: A, 1: replace(A, options="q")})):
-        verdict = Verdict.from_json(as_before(earlier, [1], {0: A}).to_json())
+        verdict = Verdict.from_json(as_before(earlier, [1]).to_json())
         assert (verdict.missing, verdict.as_before) == ((1,), True)
         assert replace(verdict, missing=(), as_before=False) == earlier

@@ -18,8 +18,8 @@ PAIR = Group(2, True)
 
 
 def test_the_slow_network_is_one_for_all_operators():
-    gathers = (CollectiveTime("all_gather", 2, 1, 10**6, 5.0, 0.0, 1.0),)
-    model = TableModel(Tables(gathers, (KernelTime("slow", "", 10**9, 0, 1000.0, 0.0),)), on_host=True)
+    gathers = (CollectiveTime("all_gather", 2, 1, 10**6, 5.0, 1.0),)
+    model = TableModel(Tables(gathers, (KernelTime("slow", "", 10**9, 0, 1000.0),)), on_host=True)
     slow = with_slow_links(model, 1e9)
     for op in ("all_gather_into_tensor", "reduce_scatter_tensor", "other"):
         assert slow.collective_us(Collective(op, 2 * 10**6, PAIR)) == pytest.approx(1300.0)

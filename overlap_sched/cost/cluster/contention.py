@@ -1,11 +1,9 @@
-"""What compute and communication cost each other on a cluster: as measured, else its default factors."""
+"""What compute and communication cost each other on a cluster."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
 from overlap_sched.cost.cluster.description import Cluster
-from overlap_sched.cost.measured.lanes import lanes_of
-from overlap_sched.cost.measured.table import Tables
 from overlap_sched.problem import Group
 from overlap_sched.problem.contention import Contention
 
@@ -19,26 +17,13 @@ def contention_of(cluster: Cluster, groups: Mapping[str, Group]) -> Contention:
     Every rank runs the same graph: groups of one rank that are in its node share its links there, and those that
     cross nodes share its part of the network cards.
     """
-    own = measured_contention(cluster.tables)
-    slowdown = {**cluster.beside.slowdown, **{one.kind: 1.0 for one in cluster.tables.slowdowns}, **own.slowdown}
-    slowdown = {kind: factor for kind, factor in slowdown.items() if factor > 1.0}
+    own = Contention({kind: factor for kind, factor in cluster.beside.slowdown.items() if factor > 1.0})
     if cluster.beside.shares:
         balance = cluster.device.flops_per_s / cluster.device.bytes_per_s
         own = replace(own, shares=cluster.beside.shares, flops_per_byte=balance)
     if not cluster.beside.shared_links:
-        return replace(own, slowdown=slowdown)
+        return own
     links = {name: INSIDE if group.intra_node else ACROSS for name, group in groups.items() if group.size > 1}
     shared = list(links.values())
     links = {name: link for name, link in links.items() if shared.count(link) > 1}
-    return replace(own, slowdown=slowdown, links=links)
-
-
-def measured_contention(tables: Tables) -> Contention:
-    """Return what compute and collectives cost each other, as measured: both directions, by kind; and the lanes."""
-    lanes = lanes_of(tables.in_flight)
-    return Contention(
-        {one.kind: one.factor for one in tables.slowdowns if one.factor > 1.0},
-        stretch={one.kind: one.stretch for one in tables.slowdowns if one.stretch != 1.0},
-        lanes=lanes.number,
-        crowding=lanes.crowding,
-    )
+    return replace(own, links=links)

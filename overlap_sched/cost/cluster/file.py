@@ -136,7 +136,6 @@ def _table_lines(tables: Tables) -> list[str]:
         columns = {
             "bytes": [one.bytes for one in ones],
             "us": [one.time_us for one in ones],
-            "spread_us": [one.spread_us for one in ones],
             "launch_us": [one.launch_us for one in ones],
             "finish_us": [one.finish_us for one in ones],
         }
@@ -144,10 +143,6 @@ def _table_lines(tables: Tables) -> list[str]:
     for kernel in tables.kernels:
         pairs = kernel._asdict()
         lines += _section("[[kernel]]", {("us" if key == "time_us" else key): value for key, value in pairs.items()})
-    for slowdown in tables.slowdowns:
-        lines += _section("[[slowdown]]", slowdown._asdict())
-    for together in tables.in_flight:
-        lines += _section("[[in_flight]]", together._asdict())
     return lines
 
 

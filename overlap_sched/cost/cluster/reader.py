@@ -12,8 +12,7 @@ from overlap_sched.cost.cluster.description import (
 )
 from overlap_sched.cost.cluster.toml_table import TomlTable, shown
 from overlap_sched.cost.device import Device, device_named
-from overlap_sched.cost.measured.lanes import InFlight
-from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, SlowdownFactor, Tables
+from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, Tables
 from overlap_sched.errors import OptionsError
 
 FORMAT = "overlap-cluster/1"
@@ -122,22 +121,25 @@ def _beside(own: TomlTable) -> DefaultContention:
 
 
 def _tables(file: TomlTable) -> Tables:
+    for gone in ("slowdown", "in_flight"):
+        if gone in file:
+            raise file.error(gone, f"is no longer read: delete each [[{gone}]]. Factors are in [contention.slowdown].")
     return Tables(
         tuple(time for own in file.tables("collective") for time in _collective_times(own)),
         tuple(_kernel_time(own) for own in file.tables("kernel")),
-        tuple(_slowdown(own) for own in file.tables("slowdown")),
-        tuple(_in_flight(own) for own in file.tables("in_flight")),
     )
 
 
 def _collective_times(own: TomlTable) -> list[CollectiveTime]:
     kind, ranks, nodes = own.text("kind"), own.whole("ranks"), own.whole("nodes")
-    columns = [own.numbers(key) for key in ("bytes", "us", "spread_us", "launch_us")]
+    columns = [own.numbers(key) for key in ("bytes", "us", "launch_us")]
+    if "spread_us" in own:  # written before quartiles went
+        own.numbers("spread_us")
     columns.append(own.numbers("finish_us") if "finish_us" in own else [0.0] * len(columns[0]))
     own.done()
     if not columns[0] or len({len(column) for column in columns}) != 1:
-        lengths = ", ".join(str(len(column)) for column in columns[:4])
-        raise own.error("bytes", f"us, spread_us and launch_us have {lengths} values; each size has one of each.")
+        lengths = ", ".join(str(len(column)) for column in columns[:3])
+        raise own.error("bytes", f"us and launch_us have {lengths} values; each size has one of each.")
     if not 1 <= nodes <= ranks:
         raise own.error("nodes", f"is {nodes}, but the group has {ranks} ranks: it is 1 to {ranks}.")
     times = [CollectiveTime(kind, ranks, nodes, int(size), *rest) for size, *rest in zip(*columns, strict=True)]
@@ -154,29 +156,9 @@ def _kernel_time(own: TomlTable) -> KernelTime:
         own.whole("flops"),
         own.whole("bytes"),
         own.number("us"),
-        own.number("spread_us"),
     )
+    own.number("spread_us", 0.0)  # written before quartiles went
     own.done()
     if not time.time_us > 0:
         raise own.error("us", f"is {time.time_us:g}; it is above 0.")
     return time
-
-
-def _slowdown(own: TomlTable) -> SlowdownFactor:
-    slowdown = SlowdownFactor(own.text("kind"), own.number("factor"), own.number("spread"), own.number("stretch", 1.0))
-    own.done()
-    if slowdown.factor < 1:
-        raise own.error("factor", f"is {slowdown.factor:g}; it is 1 or more.")
-    if slowdown.stretch <= 0:
-        raise own.error("stretch", f"is {slowdown.stretch:g}; it is above 0.")
-    return slowdown
-
-
-def _in_flight(own: TomlTable) -> InFlight:
-    found = InFlight(own.text("kind"), own.whole("at_once"), own.number("times"), own.number("spread"))
-    own.done()
-    if found.at_once < 2:
-        raise own.error("at_once", f"is {found.at_once}; it is 2 or more.")
-    if not 1 <= found.times <= found.at_once:
-        raise own.error("times", f"is {found.times:g} with {found.at_once} at once; it is 1 to {found.at_once}.")
-    return found

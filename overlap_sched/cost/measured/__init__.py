@@ -3,5 +3,4 @@
 - :mod:`~overlap_sched.cost.measured.table`: times, and times between them.
 - :mod:`~overlap_sched.cost.measured.tabled`: a model that asks the tables first.
 - :mod:`~overlap_sched.cost.measured.calibrated`: rates of device and links, for what no table covers.
-- :mod:`~overlap_sched.cost.measured.lanes`: how many collectives of a group are in flight at once.
 """

@@ -1,13 +1,11 @@
 """The cluster that measurements describe: rates of its device and links, for what no table covers."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from overlap_sched.cost.cluster.description import Across, Cluster, Fabric, IntraNodeLink
 from overlap_sched.cost.device import H100, XEON_8480, Device
-from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, Tables, merged
+from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, Tables
 from overlap_sched.cost.measured.tabled import COPY
-from overlap_sched.errors import CalibrationError
 
 _PCIE_BYTES_PER_S = 64e9
 """No PCIe 5 slot of 16 lanes gives more in one direction: a faster link inside a node is NVLink."""
@@ -29,34 +27,6 @@ def calibrated(device: str, ranks_per_node: int, tables: Tables, source: str) ->
         tables=tables,
         source=source,
     )
-
-
-def with_tables(cluster: Cluster, tables: Tables, source: str) -> Cluster:
-    """The same cluster with these measurements added.
-
-    Of one that :func:`calibrated` has made, all is made anew from all measurements; another keeps its own rates.
-    """
-    every = merged(cluster.tables, tables)
-    if cluster.name == _name(cluster.device.name):
-        return calibrated(cluster.device.name, cluster.ranks_per_node, every, source)
-    return replace(cluster, tables=every, source=source)
-
-
-def put_together(first: Cluster, second: Cluster) -> Cluster:
-    """One cluster with the measurements of both; all else is that of the first."""
-    check_same(first, second.device.name, second.ranks_per_node)
-    return with_tables(first, second.tables, first.source)
-
-
-def check_same(cluster: Cluster, device: str, ranks_per_node: int) -> None:
-    """Raise the error where measurements of this device would go into the file of another machine."""
-    ranks = ("ranks_per_node", str(cluster.ranks_per_node), str(ranks_per_node))
-    for what, a, b in (("device", cluster.device.name, device), ranks):
-        if a != b:
-            raise CalibrationError(
-                f"measurements of two machines cannot be put together: {what} is {a} in one and {b} in the other. "
-                "Keep a file for each."
-            )
 
 
 def _name(device: str) -> str:

@@ -14,12 +14,11 @@ smallest, a large one grows in proportion::
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from overlap_sched.cost.measured.lanes import InFlight
 from overlap_sched.errors import TableError
 from overlap_sched.problem import Group
 
@@ -36,7 +35,6 @@ class CollectiveTime(NamedTuple):
         bytes: The larger of its input and its output, on each rank.
         time_us: From the moment that the last rank comes until it is done: a mean of the repetitions (the median of
             those of ten in a row).
-        spread_us: Between the quartiles of the repetitions.
         launch_us: What the call that starts it takes of the thread that calls.
         finish_us: What the wait for it takes when it has long been done (a copy, the call itself); 0.0: not measured.
     """
@@ -46,7 +44,6 @@ class CollectiveTime(NamedTuple):
     nodes: int
     bytes: int
     time_us: float
-    spread_us: float
     launch_us: float
     finish_us: float = 0.0
 
@@ -58,7 +55,7 @@ class KernelTime(NamedTuple):
         op: As in ``Node.op``: ``"aten.mm.default"``.
         shapes: What of it was timed, for people and to find it again: ``"bfloat16 512x512 512x1536"``.
         flops, bytes: As in :class:`overlap_sched.problem.Node`.
-        time_us: The median. spread_us: between the quartiles.
+        time_us: The median.
     """
 
     op: str
@@ -66,25 +63,6 @@ class KernelTime(NamedTuple):
     flops: int
     bytes: int
     time_us: float
-    spread_us: float
-
-
-class SlowdownFactor(NamedTuple):
-    """What compute and collectives of a kind cost each other.
-
-    Attributes:
-        kind: One of :data:`KINDS`.
-        factor: How many times as long compute takes beside one (1 or more). spread: between the quartiles.
-        stretch: How many times as long such a collective takes beside compute (above 0).
-    """
-
-    kind: str
-    factor: float
-    spread: float
-    stretch: float = 1.0
-
-
-_Row = TypeVar("_Row", CollectiveTime, KernelTime, SlowdownFactor, InFlight)
 
 
 @dataclass(frozen=True)
@@ -151,12 +129,10 @@ class Tables:
 
     collectives: tuple[CollectiveTime, ...] = ()
     kernels: tuple[KernelTime, ...] = ()
-    slowdowns: tuple[SlowdownFactor, ...] = ()
-    in_flight: tuple[InFlight, ...] = ()
 
     def __bool__(self) -> bool:
         """Is there anything?"""
-        return bool(self.collectives or self.kernels or self.slowdowns or self.in_flight)
+        return bool(self.collectives or self.kernels)
 
     def collective(self, kind: str, ranks: int, nodes: int) -> Curve:
         """Time over bytes.
@@ -239,26 +215,6 @@ def kind_of(op: str) -> str:
     """
     op = "all_reduce" + op.removeprefix("allreduce") if op.startswith("allreduce") else op
     return next((kind for kind in KINDS if op.startswith(kind)), "")
-
-
-def merged(first: Tables, second: Tables) -> Tables:
-    """Both, sorted; in either order the same.
-
-    Of what is in both, the one is kept whose repetitions lie closer together in proportion to its time.
-    """
-    return Tables(
-        _best((*first.collectives, *second.collectives), lambda one: one[:4], lambda one: one.spread_us / one.time_us),
-        _best((*first.kernels, *second.kernels), lambda one: one[:2], lambda one: one.spread_us / one.time_us),
-        _best((*first.slowdowns, *second.slowdowns), lambda one: one.kind, lambda one: one.spread / one.factor),
-        _best((*first.in_flight, *second.in_flight), lambda one: one[:2], lambda one: one.spread / one.times),
-    )
-
-
-def _best(ones: Iterable[_Row], key: Callable[[_Row], Hashable], noise: Callable[[_Row], float]) -> tuple[_Row, ...]:
-    kept: dict[Hashable, _Row] = {}
-    for one in sorted(ones, key=lambda one: (noise(one), tuple(one))):
-        kept.setdefault(key(one), one)
-    return tuple(sorted(kept.values()))
 
 
 def placed(kind: str, ranks: int, nodes: int) -> str:

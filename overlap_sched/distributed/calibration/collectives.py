@@ -4,6 +4,7 @@ A *division* cuts all ranks into groups of one size; all of them communicate at 
 share what they share there.
 """
 
+import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,12 +12,16 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from overlap_sched.cost.measured.table import CollectiveTime
 from overlap_sched.distributed.calibration.machine import Machine
+from overlap_sched.distributed.calibration.stopwatch import Products, in_a_step, together
 from overlap_sched.errors import CalibrationError
 
 FUNCTIONAL = torch.ops._c10d_functional
 ELEMENT_BYTES = 4
 """fp32, in which gradients are reduced."""
+_LONG_TIMES, _LONG_MORE_US = 4.0, 10_000.0
+"""Products for so many times as long as a collective, and so much more, outlast two of it."""
 
 
 class Division(NamedTuple):
@@ -106,3 +111,38 @@ def sizes_between(smallest: int, largest: int, factor: int = 4) -> Sequence[int]
     while sizes[-1] * factor < largest:
         sizes.append(sizes[-1] * factor)
     return sizes if smallest >= largest else [*sizes, largest]
+
+
+def timed_collective(machine: Machine, groups: Groups, kind: str, division: Division, nbytes: int) -> CollectiveTime:
+    """Time a collective: alone, and the wait for it once it is long done; all ranks call this.
+
+    ``kind`` is one of :data:`overlap_sched.cost.measured.table.KINDS`, ``division`` says which groups communicate, and
+    ``nbytes`` is the larger of input and output, cut down to what divides evenly.
+    """
+    elements = whole_elements(nbytes, division.size)
+    launch = launch_of(kind, elements, groups.mine(division), division.size, machine.device)
+    alone = in_a_step(machine, launch, FUNCTIONAL.wait_tensor)
+    finish_us = 0.0
+    if machine.device.type == "cpu":  # a GPU's stream does not wait for the host
+        finish_us = _finish_us(machine, launch, _LONG_TIMES * alone.time_us + _LONG_MORE_US)
+    nodes = division.nodes(machine.size, machine.ranks_per_node)
+    times = (alone.time_us, alone.launch_us, finish_us)
+    return CollectiveTime(kind, division.size, nodes, elements * ELEMENT_BYTES, *times)
+
+
+def _finish_us(machine: Machine, launch: Callable[[], Any], products_us: float) -> float:
+    """Time the second of two waits for collectives that were done while products ran.
+
+    After some milliseconds of products the code of a wait is out of the caches, and a wait takes several times as long
+    as right behind another; in a step, which calls operators all the time, it is not.
+    """
+    products = Products(machine)
+    count = products.count_for(products_us)
+
+    def begin() -> Any:
+        first, second = launch(), launch()
+        products.run(count)
+        FUNCTIONAL.wait_tensor(first)
+        return second
+
+    return together(machine, begin, FUNCTIONAL.wait_tensor, statistics.median).finish_us

@@ -111,7 +111,7 @@ def timed_kernel(machine: Machine, call: KernelCall) -> KernelTime:
     args, kwargs = _made(call, machine.device)
     other = torch.zeros(_SWEPT[machine.device.type], dtype=torch.uint8, device=machine.device)
     timing = side_by_side(machine, lambda: call.target(*args, **kwargs), lambda: other.add_(1))
-    return KernelTime(call.op, call.shapes, call.flops, call.bytes, timing.time_us, timing.spread_us)
+    return KernelTime(call.op, call.shapes, call.flops, call.bytes, timing.time_us)
 
 
 def run_of(call: KernelCall, device: torch.device) -> Callable[[], object]:

@@ -1,4 +1,4 @@
-"""Timing one thing on all ranks at once: warmed up, repeated, a typical time and the quartiles.
+"""Timing one thing on all ranks at once: warmed up, repeated, a typical time.
 
 On a CPU the clock is the host's. On a GPU it is the GPU's (CUDA events), and each repetition begins with a kernel that
 spins while the host launches what is timed: else a short kernel would be charged for its launch.
@@ -52,24 +52,18 @@ class Timing(NamedTuple):
         time_us: Of one repetition: the median; of a collective alone a mean (:func:`steady_mean`). Over gloo its times
             have two modes, some tenths of a millisecond and 4 ms (a thread that waits for the kernel's next tick), and
             a step adds them up.
-        spread_us: Between the quartiles.
         launch_us: Until ``Begin`` has returned, as ``time_us``.
         finish_us: From there to the end, as ``time_us``; of each repetition on the rank where it was shortest.
-        others_us: Processor time of this process's other threads until ``Begin`` has returned (gloo's), the median of
-            the ranks that came last; infinite where it is not known (a GPU).
     """
 
     time_us: float
-    spread_us: float
     launch_us: float
     finish_us: float
-    others_us: float = math.inf
 
 
 class _Once(NamedTuple):
     time_us: float
     launch_us: float
-    others_us: float = math.inf
 
 
 def steady_mean(values: Sequence[float]) -> float:
@@ -113,10 +107,8 @@ def side_by_side(machine: Machine, run: Callable[[], object], before: Callable[[
 
 def _timing(ones: Sequence[_Once], launches: Sequence[_Once], finishes_us: Sequence[float], typical: Typical) -> Timing:
     times_us = [one.time_us for one in ones]
-    low, _, high = statistics.quantiles(times_us, n=4)
     launches_us = [one.launch_us for one in launches]
-    others_us = statistics.median(one.others_us for one in ones)
-    figures = (typical(times_us), high - low, typical(launches_us), typical(finishes_us), others_us)
+    figures = (typical(times_us), typical(launches_us), typical(finishes_us))
     return Timing(*map(rounded, figures))
 
 
@@ -145,14 +137,12 @@ def once(device: torch.device, begin: Begin, end: End) -> _Once:
 
 
 def _on_host(begin: Begin, end: End) -> _Once:
-    processor, own = time.process_time(), time.thread_time()
     began = time.perf_counter()
     started = begin()
     launched = time.perf_counter()
-    others = (time.process_time() - processor) - (time.thread_time() - own)
     end(started)
     done = time.perf_counter()
-    return _Once((done - began) * 1e6, (launched - began) * 1e6, max(others, 0.0) * 1e6)
+    return _Once((done - began) * 1e6, (launched - began) * 1e6)
 
 
 def _on_gpu(device: torch.device, begin: Begin, end: End) -> _Once:
@@ -182,13 +172,10 @@ class Products:
         for _ in range(count):
             torch.mm(self._matrix, self._matrix)
 
-    def alone_us(self, count: int) -> float:
-        """Return how long so many take while nothing is communicated, in microseconds."""
-        return together(self._machine, lambda: self.run(count), lambda _: None, statistics.median).time_us
-
     def count_for(self, time_us: float) -> int:
         """How many take about so long; the same number on all ranks, one at least."""
-        return self._machine.from_first(max(math.ceil(10 * time_us / self.alone_us(10)), 1))
+        ten_us = together(self._machine, lambda: self.run(10), lambda _: None, statistics.median).time_us
+        return self._machine.from_first(max(math.ceil(10 * time_us / ten_us), 1))
 
 
 def in_a_step(machine: Machine, begin: Begin, end: End, typical: Typical = steady_mean) -> Timing:

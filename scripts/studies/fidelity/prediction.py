@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from overlap_sched.cost import Collective, Compute
-from overlap_sched.cost.cluster.contention import measured_contention
 from overlap_sched.cost.measured.tabled import TableModel
 from overlap_sched.fx.company import launch_times, with_launches
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Node, Order, Problem
+from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.node import FINISH, LAUNCH, OF_HOST
 
 
@@ -47,7 +47,7 @@ def repriced(
     ids: list[list[int]] = [[] for _ in nodes]
     for new, old in enumerate(stands_for):
         ids[old].append(new)
-    priced = replace(problem, nodes=with_them, contention=measured_contention(model.tables))
+    priced = replace(problem, nodes=with_them, contention=NO_CONTENTION)
     return priced, tuple(new for v in order for new in ids[v])
 
 

@@ -25,7 +25,6 @@ from llama_repro.training.calibrate import model_of
 from llama_repro.training.slow_network import kernels_at
 from llama_repro.training.trainer import Trainer, make_trainer
 from llama_repro.training.world import World, world_of
-from overlap_sched.cost.measured.table import Tables
 from overlap_sched.cost.measured.tabled import TableModel
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.inductor import GraphReport
@@ -70,9 +69,8 @@ def compared(arguments: Arguments, world: World, clock: GraphClock) -> dict[str,
     ours, our_reports = _compiled(arguments, world, arguments.options, model=model)
     rounds = []
     losses: dict[str, list[float]] = {"original": [], "ours": []}
-    kernels = Tables(kernels=model.tables.kernels)  # they only divide stretches, which each round measures
     for _ in range(ROUNDS):
-        model = model_of(world, wishes, kernels)
+        model = model_of(world, wishes)
         kernels_us = stretched(problems, model, _stretches(original, ours, clock))
         measured = _measured({"original": original, "ours": ours}, clock, losses)
         rounds.append(
@@ -81,13 +79,8 @@ def compared(arguments: Arguments, world: World, clock: GraphClock) -> dict[str,
                 for name, which in (("original", reports), ("ours", our_reports))
             }
         )
-    slowdown = {one.kind: one.factor for one in model.tables.slowdowns}
-    stretch = {one.kind: one.stretch for one in model.tables.slowdowns}
     return {
         "rounds": rounds,
-        "slowdown": slowdown,
-        "stretch": stretch,
-        "in_flight": [one._asdict() for one in model.tables.in_flight],
         "collectives": [one._asdict() for one in model.tables.collectives],
         "same_losses": losses["original"] == losses["ours"],
     }

@@ -8,7 +8,7 @@ from torch import fx
 
 from overlap_sched.distributed.calibration.collectives import Division
 from overlap_sched.distributed.calibration.kernels import Grid, KernelCall, calls_in, calls_in_grid
-from overlap_sched.distributed.calibration.measuring import Wishes, collectives_of, one_of_each
+from overlap_sched.distributed.calibration.measuring import Wishes, collectives_of
 from overlap_sched.fx import lift
 from overlap_sched.problem import Problem
 
@@ -35,9 +35,9 @@ class Shapes:
 
 
 def wishes_for(calls: Iterable[KernelCall], problems: Sequence[Problem], world: int) -> Wishes:
-    """The kernels, copies by size, the collectives of the graphs in their very sizes, and what they cost compute."""
+    """The kernels, copies by size, the collectives of the graphs in their very sizes."""
     sizes = {group.size for problem in problems for group in problem.groups.values()}
     divisions = [Division(size) for size in sorted(sizes) if size > 1 and world % size == 0]
     wanted = dict.fromkeys(one for problem in problems for one in collectives_of(problem, divisions))
     copies = calls_in_grid(_COPIES, torch.float32, torch.device("cpu"))
-    return Wishes(tuple(wanted), (*calls, *copies), one_of_each(wanted))
+    return Wishes(tuple(wanted), (*calls, *copies))

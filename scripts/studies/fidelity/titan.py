@@ -27,7 +27,6 @@ from llama_repro.training.calibrate import model_of
 from llama_repro.training.link import LATENCY_US
 from llama_repro.training.slow_network import kernels_at
 from llama_repro.training.world import World
-from overlap_sched.cost.measured.table import Tables
 from overlap_sched.cost.measured.tabled import TableModel
 from overlap_sched.distributed.calibration.kernels import KernelCall, calls_in
 from overlap_sched.fx import lift
@@ -64,7 +63,7 @@ def main() -> None:
     jobs = {"original": Options(effort=0, agreement="none"), "ours": Options()}
     calls: dict[tuple[str, str], KernelCall] = {}
     orders: dict[str, tuple[Problem, Order]] = {}
-    rounds, known = [], Tables()
+    rounds = []
     with own_core(rank), clocked(kernels_at(own.slow_network, own.slow_latency)) as clock:
         for number in range(ROUNDS):
             trained: dict[str, Trained] = {}
@@ -79,15 +78,12 @@ def main() -> None:
                     }
                 _leave()
             _join(out, f"{number}-calibrate", rank, size)
-            model = _calibrated(calls, orders["ours"][0], World(rank, size, torch.device("cpu"), "gloo"), known)
-            known = Tables(kernels=model.tables.kernels)  # they only divide stretches, which each round measures
+            model = _calibrated(calls, orders["ours"][0], World(rank, size, torch.device("cpu"), "gloo"))
             _leave()
             (kernels_us,) = stretched([orders["original"][0]], model, trained["original"].stretches_us)
             rounds.append({name: _row(*orders[name], model, kernels_us, trained[name].measured) for name in jobs})
     if rank == 0:
-        out.write_text(
-            json.dumps({"rounds": rounds, "slowdown": {one.kind: one.factor for one in model.tables.slowdowns}})
-        )
+        out.write_text(json.dumps({"rounds": rounds}))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -107,8 +103,8 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def _calibrated(calls: dict[tuple[str, str], KernelCall], problem: Problem, world: World, known: Tables) -> TableModel:
-    return model_of(world, wishes_for(calls.values(), [problem], world.size), known)
+def _calibrated(calls: dict[tuple[str, str], KernelCall], problem: Problem, world: World) -> TableModel:
+    return model_of(world, wishes_for(calls.values(), [problem], world.size))
 
 
 def _row(

@@ -8,7 +8,7 @@ import pytest
 
 from overlap_sched.cost import Roofline
 from overlap_sched.fit import Fit, FitPoint, fit, questions
-from overlap_sched.fit.answer import Held
+from overlap_sched.fit.answer import Faster, Held
 from overlap_sched.fit.in_parts import Ways
 from overlap_sched.fit.planner import FOUND, FitContext, Planner, begun_with, point
 from overlap_sched.fit.question import Limit
@@ -18,7 +18,6 @@ from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.report.units import duration, size
 from overlap_sched.report.words.fit import Cost, answer_line, costs, grouped, rewrites_table
-from overlap_sched.fit.answer import Faster
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.dimension_graph.cut import Cut
 from overlap_sched.transform.fission import Fission, Leave, Slice

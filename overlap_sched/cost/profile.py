@@ -620,8 +620,8 @@ def _nothing_found(trace: RankTrace, sought: Sequence[Sought]) -> ProfileError:
     other = next(call for call in calls if call.name == there[0])
     node = next(node for node in sought if node.name == there[0])
     return ProfileError(
-        f"{trace.path}: has the graph's operators with other shapes: {there[0]} of {_shapes_text(other.shapes)}, where the "
-        f"graph has {_shapes_text(node.shapes or ())}. Was another model, batch or sharding profiled?"
+        f"{trace.path}: has the graph's operators with other shapes: {there[0]} of {_shapes_text(other.shapes)}, where "
+        f"the graph has {_shapes_text(node.shapes or ())}. Was another model, batch or sharding profiled?"
     )
 
 

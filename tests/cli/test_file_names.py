@@ -30,7 +30,6 @@ INPUTS = [
     ["plan", "{file}", "--rewrites", "bucket", "--cluster", "{bad}.toml"],
     ["diff", "{bad}.json", "{file}"],
     ["diff", "original", "{dir}/order.json", "--problem", "{bad}.json"],
-    ["calibrate", "--out", "{dir}/cluster.toml", "--merge", "{bad}.toml"],
 ]
 
 

@@ -4,8 +4,6 @@ All ranks measure at the same time, as they will compute at the same time; and a
 equal. What is measured, and how, is :mod:`overlap_sched.distributed.calibration`.
 """
 
-from collections.abc import Iterable
-
 import torch
 
 from llama_repro.training.world import World
@@ -14,8 +12,8 @@ from overlap_sched.cost.measured.calibrated import calibrated
 from overlap_sched.cost.measured.table import Tables
 from overlap_sched.cost.measured.tabled import TableModel
 from overlap_sched.distributed.calibration.collectives import Division
-from overlap_sched.distributed.calibration.kernels import Grid, KernelCall, calls_in_grid
-from overlap_sched.distributed.calibration.machine import alone_on, machine_on
+from overlap_sched.distributed.calibration.kernels import Grid, calls_in_grid
+from overlap_sched.distributed.calibration.machine import machine_on
 from overlap_sched.distributed.calibration.measuring import WantedCollective, Wishes, measure
 
 _GRID = Grid(
@@ -32,26 +30,11 @@ def measured_model(world: World, dtype: torch.dtype) -> TableModel:
     collectives = [
         WantedCollective(kind, Division(world.size), size) for kind in _KINDS for size in _SIZES if world.size > 1
     ]
-    return model_of(world, Wishes(tuple(collectives), tuple(calls_in_grid(_GRID, dtype, world.device))))
-
-
-def model_of(world: World, wishes: Wishes) -> TableModel:
-    """A cost model of this machine by these measurements; all ranks call it and get one model.
-
-    Args:
-        world: The ranks.
-        wishes: What is measured.
-    """
+    wishes = Wishes(tuple(collectives), tuple(calls_in_grid(_GRID, dtype, world.device)))
     tables, _ = measure(machine_on(world.device), wishes, lambda text: None)
     cluster = calibrated(world.device.type, world.size, tables, "")
     link = Link(cluster.inside.latency_us, cluster.inside.bytes_per_s)
     return TableModel(tables, Roofline(cluster.device, Network(link, link)), on_host=world.device.type == "cpu")
-
-
-def kernels_model(device: torch.device, calls: Iterable[KernelCall]) -> tuple[TableModel, list[str]]:
-    """A cost model of one device by these kernels, collectives as on nodes of eight H100; and what was not measured."""
-    tables, failed = measure(alone_on(device), Wishes(calls=tuple(calls)), lambda text: None)
-    return TableModel(tables, Roofline(calibrated(device.type, 1, tables, "").device)), failed
 
 
 def device_of(model: Roofline | TableModel) -> Device:

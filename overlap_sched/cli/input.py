@@ -18,8 +18,7 @@ from overlap_sched.cost.cluster.description import Cluster
 from overlap_sched.cost.cluster.file import ASSUMED, read_cluster
 from overlap_sched.cost.cluster.placement import ranks_along
 from overlap_sched.cost.plausible import doubt
-from overlap_sched.cost.profile.kineto import RankTrace
-from overlap_sched.cost.profile.profiled import profiled, read_traces
+from overlap_sched.cost.profile import RankTrace, profiled, read_traces
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemFileError
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.file import problem_bytes, read_problem

@@ -13,9 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from overlap_sched.cost import CostModel, Price
 from overlap_sched.cost.price import Source
-from overlap_sched.cost.profile.kineto import RankTrace
-from overlap_sched.cost.profile.profiled import Shapes, profiled, read_traces
-from overlap_sched.cost.profile.times import Profile
+from overlap_sched.cost.profile import Profile, RankTrace, Shapes, profiled, read_traces
 from overlap_sched.errors import OverlapSchedWarning, ProfileError
 from overlap_sched.fx.lifting import Lifted, lift
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
@@ -25,7 +23,7 @@ def lifted_with_profile(lifted: Lifted, traces: Sequence[RankTrace]) -> tuple[Li
     """Give a lifted graph the times of traces; what they do not know keeps its price.
 
     Raises:
-        ProfileError: See :func:`overlap_sched.cost.profile.profiled.profiled`.
+        ProfileError: See :func:`overlap_sched.cost.profile.profiled`.
     """
     kernels = [price.part_of for price in lifted.prices]
     found = profiled(lifted.problem, traces, [shapes_of(node) for node in lifted.nodes], kernels)

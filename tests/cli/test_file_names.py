@@ -28,7 +28,6 @@ INPUTS = [
     ["plan", "{file}", "--profile", "{bad}.json"],
     ["plan", "{file}", "--trace", "{dir}/trace.json", "--merge", "{bad}.json"],
     ["plan", "{file}", "--rewrites", "bucket", "--cluster", "{bad}.toml"],
-    ["calibrate", "--out", "{dir}/cluster.toml", "--merge", "{bad}.toml"],
 ]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sched.cost.profile.trace_file import read_trace_file
+from overlap_sched.cost.profile import read_trace_file
 from overlap_sched.errors import InputTooLargeError, ProfileError
 from overlap_sched.problem.limits import Limits
 from tests.support.traces import event, write

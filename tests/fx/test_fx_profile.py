@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from overlap_sched.cost import A100, Price, Roofline
-from overlap_sched.cost.profile.profiled import read_traces
+from overlap_sched.cost.profile import read_traces
 from overlap_sched.dump import load_dump
 from overlap_sched.errors import OverlapSchedWarning, ProfileError
 from overlap_sched.fx import lift

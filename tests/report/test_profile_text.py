@@ -4,8 +4,7 @@ import re
 
 from rich.console import Console
 
-from overlap_sched.cost.profile.runs import Sought
-from overlap_sched.cost.profile.times import MeasuredTime, Profile
+from overlap_sched.cost.profile import MeasuredTime, Profile, Sought
 from overlap_sched.report.words.profile import profile_notes, profile_table
 
 MM = Sought("aten::mm", ((4, 8), (8, 2)), 6.0)

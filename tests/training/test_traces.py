@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from llama_repro.training.arguments import parse
-from overlap_sched.cost.profile.profiled import read_traces
-from overlap_sched.cost.profile.times import Profile
+from overlap_sched.cost.profile import Profile, read_traces
 from overlap_sched.dump import load_dump
 from overlap_sched.errors import OptionsError
 from overlap_sched.fx import lift

@@ -15,8 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlap_sched.cost.profile.kineto import DEVICE, STEP
-from overlap_sched.cost.profile.trace_file import TraceFile, is_time, read_trace_file
+from overlap_sched.cost.profile import DEVICE, STEP, TraceFile, is_time, read_trace_file
 from overlap_sched.errors import ProfileError
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 from overlap_sched.report.trace.events import Event, process_named, rounded_us, row_named

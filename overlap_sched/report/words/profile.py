@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from overlap_sched.cost.profile.runs import Sought
-from overlap_sched.cost.profile.times import How, MeasuredTime, Profile
+from overlap_sched.cost.profile import How, MeasuredTime, Profile, Sought
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import count, duration, printable
 

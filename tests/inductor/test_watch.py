@@ -108,7 +108,8 @@ def test_settings_that_others_have_set(
         setattr(config, name, value)
     said = Said(caplog)
     assert said.warnings == [message]
-    assert said.lines == [PASSED_BY.format("2 graphs", SWITCHED_OFF)]
+    graphs = "1 graph" if post_grad.POST_GRAD in changed else "2 graphs"  # as Dynamo counts where our pass is gone
+    assert said.lines == [PASSED_BY.format(graphs, SWITCHED_OFF)]
 
 
 def test_options_of_torch_compile(caplog: pytest.LogCaptureFixture) -> None:

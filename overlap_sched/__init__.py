@@ -43,7 +43,7 @@ _LAZY = {
         ("ProfileCost", "declare_operator", "lift", "pinned", "reorder", "schedule_graph"), "overlap_sched.fx"
     ),
     **dict.fromkeys(("backend", "enable", "enabled", "disable", "inductor_options"), "overlap_sched.inductor"),
-    **dict.fromkeys(("clear_reports", "partitions", "reports", "write_pages"), "overlap_sched.inductor"),
+    **dict.fromkeys(("clear_reports", "partitions", "reports"), "overlap_sched.inductor"),
     **dict.fromkeys(("ShardedModule", "shard"), "overlap_sched.sharding"),
     "load_dump": "overlap_sched.dump",
 }
@@ -60,4 +60,6 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != module:
                 raise
+    if name == "write_pages":
+        raise AttributeError("write_pages was removed. Use overlap_sched.report.html.page.write_page on a schedule.")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{close_to(name, [*_LAZY, *__all__])}")

@@ -37,6 +37,8 @@ def test_what_needs_torch_is_there_when_asked_for() -> None:
     assert not hasattr(overlap_sched, "no_such_name")
     with pytest.raises(AttributeError, match=r"has no attribute 'enabel'\. Did you mean enable\?$"):
         overlap_sched.enabel  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^write_pages was removed\. Use "):
+        overlap_sched.write_pages  # noqa: B018
 
 
 def test_packages_are_imported_when_they_are_asked_for() -> None:

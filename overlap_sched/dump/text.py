@@ -1,4 +1,4 @@
-"""The text of a dump, however it was saved: gzipped, UTF-8 or UTF-16, copied out of an HTML page, coloured, logged.
+"""The text of a dump, however it was saved: gzipped, coloured, logged.
 
 A line that torch logs begins with its rank, time, process and origin::
 
@@ -8,7 +8,6 @@ Ranks of one job write into one file, line by line. Each graph is given with the
 are in the file, so that errors name its lines.
 """
 
-import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +17,6 @@ from overlap_sched.errors import DumpFileError
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 from overlap_sched.problem.unpack import CutShortError, DamagedError, read_unpacked
 
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
-_NAMES = {"utf-8": "UTF-8", "utf-16": "UTF-16", "utf-16-le": "UTF-16", "utf-16-be": "UTF-16"}
-_ESCAPED = re.compile(r"&(?:quot|#x27|#39);")
 _DUMP = b"class Repro"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m|\^\[\[[0-9;]*m")
 """As terminals read them, and as ``cat -v`` shows them."""
@@ -91,7 +87,7 @@ def read_lines(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> list[str]:
     """
     try:
         data = read_unpacked(path, limits)
-        text = data.decode("utf-16" if data[:2] in _UTF16 else "utf-8-sig", "replace" if _DUMP in data else "strict")
+        text = data.decode("utf-8-sig", "replace" if _DUMP in data else "strict")
     except OSError as error:
         reason = error.strerror or str(error)
         raise DumpFileError(
@@ -101,10 +97,8 @@ def read_lines(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> list[str]:
         raise DumpFileError(f"{path}: the gzip data is cut short or damaged. Fetch the file again.") from None
     except UnicodeDecodeError as error:
         raise DumpFileError(
-            f"{path}: is not text (byte {error.start} is not {_NAMES[error.encoding]}). A dump is a Python file."
+            f"{path}: is not text (byte {error.start} is not UTF-8). A dump is a Python file. Save it as UTF-8."
         ) from None
-    if "'" not in text and _ESCAPED.search(text):  # a graph with collectives has quotes
-        text = html.unescape(text)
     return re.split(r"\r\n|\r|\n", _COLOUR.sub("", text) if "[" in text else text)
 
 

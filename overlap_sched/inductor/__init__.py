@@ -11,7 +11,6 @@ each graph. torch's private names are used nowhere else in this package, and aft
 """
 
 from overlap_sched.inductor.eager import backend
-from overlap_sched.inductor.pages import write_pages
 from overlap_sched.inductor.partitioning import Partition, partitions
 from overlap_sched.inductor.reporting import GraphReport, clear_reports, reports
 from overlap_sched.inductor.switch import disable, enable, enabled, inductor_options
@@ -27,5 +26,4 @@ __all__ = [
     "inductor_options",
     "partitions",
     "reports",
-    "write_pages",
 ]

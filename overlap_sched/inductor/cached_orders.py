@@ -32,7 +32,7 @@ from overlap_sched.inductor.in_force import compiled_otherwise, in_force, may_be
 from overlap_sched.inductor.names import graph_name
 from overlap_sched.inductor.reporting import record_cached
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.inductor.settled import settled
+from overlap_sched.inductor.summary import tally
 
 _MARK = "overlap_sched order: "
 _REWRITES = "overlap_sched rewrites"
@@ -281,7 +281,7 @@ def _may_load(owner: Any, sources: Sequence[str], traced: bool) -> tuple[bool, b
         use, drop = may_load(owner.settings, *sources) if traced else may_load_both(owner.settings, sources)
         for source in filter(None, sources) if use else ():
             communicates = bool(_COMMUNICATES.search(source))
-            settled.loaded(communicates)
+            tally.loaded(communicates)
             if not communicates and asks(owner.settings):
                 record_cached(graph_name("graph"), owner.settings.stage)
         return use, drop

@@ -32,7 +32,7 @@ from overlap_sched.inductor.rewriting import Choose, rewrite_and_schedule, rewri
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.sessions import Session
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.inductor.settled import settled
+from overlap_sched.inductor.summary import tally
 
 PASSES = "reorder_for_compute_comm_overlap_passes"
 PASSES_ON = "reorder_for_compute_comm_overlap"
@@ -160,13 +160,13 @@ def look(session: Session, settings: Settings) -> None:
     if found is not None:
         tell_of(found, session.graphs)
     elif session.cached:
-        settled.from_cache(session.graphs)
+        tally.from_cache(session.graphs)
     elif session.backend is not None and not lowers(session.backend):
         why = (
             f"backend {backend_name(session.backend)!r} never calls it: use torch.compile's default backend, or "
             "backend='overlap_sched', which runs graphs without lowering them"
         )
-        settled.pass_by(why, session.graphs)
+        tally.pass_by(why, session.graphs)
 
 
 def lowers(backend: Any) -> bool:
@@ -204,7 +204,7 @@ def tell_of(found: str | None, graphs: int = 1) -> None:
     """Warn on rank 0, and count the graphs; nothing where nothing was found in the way."""
     if found is None:
         return
-    settled.pass_by("other code has switched it off", graphs)
+    tally.pass_by("other code has switched it off", graphs)
     if rank() == 0:
         warn(
             f"overlap_sched is switched on, but Inductor does not call it: {found}. Graphs are in the order that torch "

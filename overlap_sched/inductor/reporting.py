@@ -1,7 +1,7 @@
 """What became of every compiled graph: kept, logged, traced.
 
 - ``overlap_sched.reports()``: the last 256 in this process.
-- One line on all of them on rank 0, once compiling has settled: :mod:`~overlap_sched.inductor.settled`.
+- One line on all of them on rank 0, at the end: :mod:`~overlap_sched.inductor.summary`.
 - The logger ``overlap_sched``: one line per graph on rank 0 (INFO), the whole report (DEBUG). It is a name that torch's
   own logging takes: ``TORCH_LOGS="overlap_sched"`` or ``TORCH_LOGS="+overlap_sched"``.
 - torch's structured trace (``TORCH_TRACE``, tlparse), where that is on: the artifact ``overlap_sched_report``.
@@ -17,8 +17,7 @@ from torch._logging import trace_structured
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import sessions
 from overlap_sched.inductor.console import forget_warnings, log, rank, warn
-from overlap_sched.inductor.settled import settled
-from overlap_sched.inductor.summary import outcome_of
+from overlap_sched.inductor.summary import outcome_of, tally
 from overlap_sched.problem import Kind
 from overlap_sched.report.units import duration, from_to, size
 from overlap_sched.report.words.sizes import sizes_assumed
@@ -142,7 +141,7 @@ def record(report: GraphReport) -> None:
         report = replace(report, report=replace(report.report, **_notes.pop(report.name, {})))
         _reports.append(report)
         sessions.listen()
-        settled.add(outcome_of(report.report, report.priced_for))
+        tally.add(outcome_of(report.report, report.priced_for))
         if rank() == 0:
             if report.report.on_undeclared is not None:
                 warn(f"overlap_sched: {report.report.on_undeclared}")

@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from overlap_sched.distributed.uncompiled import stop
 from overlap_sched.inductor.console import warn
 from overlap_sched.inductor.names import dynamo_frame
-from overlap_sched.inductor.settled import settled
+from overlap_sched.inductor.summary import tally
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,6 @@ class _Sessions:
         """For ``register_start_callback``: torch starts to compile."""
         try:
             stop()
-            settled.compiling(True)
             self._before = _counted()
         except Exception as error:
             warn("overlap_sched could not watch a compilation", error)
@@ -66,14 +65,13 @@ class _Sessions:
                 )
                 for observer in tuple(self.observers):
                     observer(session)
-            settled.compiling(False)
         except Exception as error:
             warn("overlap_sched could not watch a compilation", error)
 
 
 def _counted() -> Session:
     cached = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
-    return Session(counters["stats"]["unique_graphs"], settled.seen, cached)
+    return Session(counters["stats"]["unique_graphs"], tally.seen, cached)
 
 
 _sessions = _Sessions()

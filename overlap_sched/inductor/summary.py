@@ -1,12 +1,15 @@
-"""The one line on all graphs of a job, once compiling has settled. Words only: when it is said is in ``settled``."""
+"""The one line on all graphs of a job: where the plug-in is switched off, or at the end of the process."""
 
+import atexit
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report
+from overlap_sched.inductor.console import rank, say, several_ranks
 from overlap_sched.report.units import count, duration, from_to
 from overlap_sched.report.words.sizes import AssumedSize, sizes_assumed
 
@@ -87,7 +90,6 @@ def summary(
     loaded: Sequence[bool] = (),
     *,
     ranks: bool,
-    again: bool,
 ) -> Line:
     """One line on some graphs, at least one.
 
@@ -97,13 +99,12 @@ def summary(
         cached: Graphs that torch found in its caches.
         loaded: Of the code that it found there, as far as it is known, whether it has collectives.
         ranks: Are there several? Then graphs without any collective are no good sign.
-        again: Is it a further line, on what was compiled since?
     """
     mend = [outcome for outcome in outcomes if not outcome.fine]
     communicate = any(outcome.communicates for outcome in outcomes) or any(loaded)
     hooked = ranks and bool(outcomes or loaded) and not communicate and (not cached or bool(loaded))
     level = logging.WARNING if mend or hooked or (passed_by and not outcomes) else logging.INFO
-    texts = [_text(outcomes, passed_by, cached, loaded, hooked, again, room) for room in _ROOMS]
+    texts = [_text(outcomes, passed_by, cached, loaded, hooked, room) for room in _ROOMS]
     return Line(next((text for text in texts if len(text) <= LONGEST_LINE), texts[-1]), level)
 
 
@@ -113,10 +114,9 @@ def _text(
     cached: int,
     loaded: Sequence[bool],
     hooked: bool,
-    again: bool,
     room: Room,
 ) -> str:
-    parts = [_counted(outcomes, again, room)] if outcomes else [] if cached else ["no graph reached it"]
+    parts = [_counted(outcomes, room)] if outcomes else [] if cached else ["no graph reached it"]
     if cached:
         cached = max(cached, len(loaded))  # forward and backward are found one by one
         order = ", none with collectives" if loaded and not any(loaded) else ", in the order that was cached"
@@ -127,11 +127,9 @@ def _text(
     return f"overlap_sched: {'; '.join(parts)}{f'. {DETAILS}' if outcomes else ''}"
 
 
-def _counted(outcomes: Sequence[Outcome], again: bool, room: Room) -> str:
+def _counted(outcomes: Sequence[Outcome], room: Room) -> str:
     """``5 graphs, 3 with collectives, 2 reordered (exposed ...), 1 not: ...; 2 without collectives``."""
-    head = (
-        f"{len(outcomes):,} more graph{'' if len(outcomes) == 1 else 's'}" if again else count(len(outcomes), "graph")
-    )
+    head = count(len(outcomes), "graph")
     have = [outcome for outcome in outcomes if outcome.communicates]
     without = len(outcomes) - len(have)
     lowered = sum(outcome.reordered and not outcome.communicates for outcome in outcomes)
@@ -178,3 +176,66 @@ def _sentence(reason: str, room: Room) -> str:
     """The first sentence, not too long: what follows is how to mend it, and in the report."""
     first = " ".join(reason.split()).partition(". ")[0].rstrip(".")
     return first if len(first) <= room.longest else f"{first[: room.longest].rsplit(' ', 1)[0]} ..."
+
+
+class Tally:
+    """What became of the graphs of this process since the last line. Rank 0 speaks for all."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """As if nothing had been compiled: in a process that was forked."""
+        self.seen = 0
+        """Graphs of which something is known."""
+        self._ranks = False
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._outcomes: list[Outcome] = []
+        self._passed_by: list[str] = []
+        self._cached = 0
+        self._loaded: list[bool] = []
+
+    def add(self, outcome: Outcome) -> None:
+        """Count a graph that came to us, and what became of it."""
+        if self._speaks(1):
+            self._outcomes.append(outcome)
+
+    def pass_by(self, why: str, graphs: int = 1) -> None:
+        """Count graphs that were compiled without us."""
+        if self._speaks(graphs):
+            self._passed_by += [why] * graphs
+
+    def from_cache(self, graphs: int) -> None:
+        """Count graphs that torch found in its caches, where they have our order."""
+        if self._speaks(graphs):
+            self._cached += graphs
+
+    def loaded(self, communicates: bool) -> None:
+        """Note that code from torch's caches is used, and whether it has collectives. Not known of all such code."""
+        self._loaded.append(communicates)
+
+    def say(self) -> None:
+        """Say the line, if there is anything to say. Never raises."""
+        try:
+            outcomes, passed_by, cached, loaded = self._outcomes, self._passed_by, self._cached, self._loaded
+            self._start_anew()
+            if outcomes or passed_by or cached:
+                line = summary(outcomes, passed_by, cached, loaded, ranks=self._ranks)
+                say(line.text, line.level)
+        except Exception:  # words for people must not end a job
+            return
+
+    def _speaks(self, graphs: int) -> bool:
+        """Tell whether this is rank 0, while torch compiles: the process group may be gone when the line is said."""
+        self.seen += graphs
+        self._ranks = self._ranks or several_ranks()
+        return rank() == 0
+
+
+tally = Tally()
+"""Of this process."""
+atexit.register(tally.say)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=tally.forget)

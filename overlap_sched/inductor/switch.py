@@ -52,7 +52,7 @@ from overlap_sched.inductor.rewriting import planned
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.sessions import listening, observe, sessions_ended
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.inductor.settled import settled
+from overlap_sched.inductor.summary import tally
 from overlap_sched.inductor.versions import knows_torch, refusal
 from overlap_sched.options import Options, check_names, options_given, rewrites_wanted
 
@@ -114,7 +114,7 @@ def enabled(options: Options | None = None, **how: Unpack[How]) -> Iterator[None
     depth, before = len(_on), sessions_ended()
     try:
         yield
-        if listening() and sessions_ended() == before and not settled.seen and rank() == 0:
+        if listening() and sessions_ended() == before and not tally.seen and rank() == 0:
             say(NOTHING_COMPILED)
     finally:
         while len(_on) >= depth:
@@ -275,7 +275,7 @@ def _switch_off() -> None:
             options = replace(settings.options, preserve_collective_order="waits", rewrites=())
             _switch_on(replace(settings, options=options, memory_limit=None, max_slowdown=None), follows=True)
     finally:
-        settled.say()
+        tally.say()
 
 
 def _end() -> None:

@@ -51,7 +51,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
         ),
         (b"\x1f\x8b\x08\x00abc", "dump.py: the gzip data is cut short or damaged. Fetch the file again."),
         (b"\xff\x00\x00", "dump.py: is not text (byte 0 is not UTF-8)"),
-        (b"\xff\xfe\x00", "dump.py: is not text (byte 2 is not UTF-16)"),
+        (b"\xff\xfe\x00", "dump.py: is not text (byte 0 is not UTF-8)"),
     ],
 )
 def test_files_that_are_no_dumps(tmp_path: Path, data: bytes, says: str) -> None:

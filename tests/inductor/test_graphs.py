@@ -316,7 +316,7 @@ def test_sizes_that_only_the_data_knows_are_as_large_as_the_graph_asserts() -> N
     assert (size.taken, size.limited) == (12, True)
     words = f"peak rests on guessed sizes: {size.name} ({size.node}) <= 12 as asserted"
     outcome = outcome_of(report.report, report.priced_for)
-    assert all(words in text for text in (str(report), report.line, summary([outcome], ranks=True, again=False).text))
+    assert all(words in text for text in (str(report), report.line, summary([outcome], ranks=True).text))
 
 
 def test_without_collectives_nothing_is_lifted() -> None:

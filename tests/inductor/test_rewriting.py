@@ -385,7 +385,7 @@ def test_a_rewritten_graph_counts_as_rewritten(ranks: None) -> None:
         assert outcome.before_us == made.schedule.original.exposed_us
         assert outcome.after_us == one.report.schedule.scheduled.exposed_us
         assert f"{count(len(made.rewrites), 'rewrite')}, not reordered: no better order was found" in one.line
-    line = summary([outcome_of(one.report, "H100") for one in done.reports], ranks=False, again=False).text
+    line = summary([outcome_of(one.report, "H100") for one in done.reports], ranks=False).text
     assert f", {len(told)} rewritten (exposed " in line
 
 

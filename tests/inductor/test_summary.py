@@ -7,7 +7,8 @@ import pytest
 import overlap_sched
 from overlap_sched import Kind, Node, Options, Problem
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor.summary import HOOKS, Outcome, outcome_of, summary
+from overlap_sched.inductor import summary as module
+from overlap_sched.inductor.summary import HOOKS, Outcome, Tally, outcome_of, summary
 
 H100 = "H100"
 NONE = Outcome(False, reason="the graph has no collectives")
@@ -19,8 +20,8 @@ DIFFER = Outcome(
 DETAILS = ". Details: overlap_sched.reports()"
 
 
-def line(*outcomes: Outcome, passed_by: tuple[str, ...] = (), ranks: bool = True, again: bool = False) -> str:
-    return summary(outcomes, passed_by, ranks=ranks, again=again).text
+def line(*outcomes: Outcome, passed_by: tuple[str, ...] = (), ranks: bool = True) -> str:
+    return summary(outcomes, passed_by, ranks=ranks).text
 
 
 def test_some_of_each() -> None:
@@ -42,7 +43,7 @@ def test_graphs_ordered_for_their_peak() -> None:
 
 
 def test_all_is_well() -> None:
-    found = summary([DONE], (), ranks=True, again=False)
+    found = summary([DONE], (), ranks=True)
     assert found.text == (
         "overlap_sched: 1 graph, 1 with collectives, 1 reordered (exposed 7.05 ms -> 400.0 us predicted for H100)"
         + DETAILS
@@ -51,7 +52,7 @@ def test_all_is_well() -> None:
 
 
 def test_none_is_better() -> None:
-    found = summary([HIDDEN, HIDDEN], (), ranks=True, again=False)
+    found = summary([HIDDEN, HIDDEN], (), ranks=True)
     assert found.text == (
         "overlap_sched: 2 graphs, 2 with collectives, none reordered: no better order was found: nothing is exposed"
         + DETAILS
@@ -88,7 +89,7 @@ def test_several_devices() -> None:
 
 
 def test_no_collectives_on_several_ranks_says_where_they_went() -> None:
-    found = summary([NONE, NONE], (), ranks=True, again=False)
+    found = summary([NONE, NONE], (), ranks=True)
     assert found.text == (
         "overlap_sched: 2 graphs, none with collectives; nothing to reorder. fully_shard, DDP and other hooks launch "
         "collectives outside of the graph. Use overlap_sched.distributed.shard, or with DDP "
@@ -99,19 +100,19 @@ def test_no_collectives_on_several_ranks_says_where_they_went() -> None:
 
 
 def test_no_collectives_on_one_rank() -> None:
-    assert summary([NONE], (), ranks=False, again=False) == (
+    assert summary([NONE], (), ranks=False) == (
         "overlap_sched: 1 graph, none with collectives" + DETAILS,
         logging.INFO,
     )
 
 
 def test_graphs_that_did_not_come_to_us() -> None:
-    found = summary([], ("backend 'aot_eager' never calls it",) * 2, ranks=True, again=False)
+    found = summary([], ("backend 'aot_eager' never calls it",) * 2, ranks=True)
     assert found == (
         "overlap_sched: no graph reached it; 2 graphs compiled without it, as backend 'aot_eager' never calls it",
         logging.WARNING,
     )
-    found = summary([DONE], ("backend 'aot_eager' never calls it",), ranks=True, again=False)
+    found = summary([DONE], ("backend 'aot_eager' never calls it",), ranks=True)
     assert found.text.endswith("H100); 1 graph compiled without it, as backend 'aot_eager' never calls it" + DETAILS)
     assert found.level == logging.INFO
 
@@ -128,16 +129,11 @@ def test_launches_that_were_kept() -> None:
 
 
 def test_graphs_out_of_a_cache() -> None:
-    assert summary([], cached=1, ranks=True, again=False) == (
+    assert summary([], cached=1, ranks=True) == (
         "overlap_sched: 1 graph out of torch's caches, in the order that was cached",
         logging.INFO,
     )
-    assert "; 2 graphs out of torch's caches, in" in summary([DONE], cached=2, ranks=True, again=False).text
-
-
-def test_further_lines() -> None:
-    assert line(DONE, again=True).startswith("overlap_sched: 1 more graph, 1 with")
-    assert line(NONE, NONE, again=True, ranks=False).startswith("overlap_sched: 2 more graphs, none with")
+    assert "; 2 graphs out of torch's caches, in" in summary([DONE], cached=2, ranks=True).text
 
 
 @pytest.mark.parametrize(
@@ -145,7 +141,7 @@ def test_further_lines() -> None:
     [(DONE, logging.INFO), (HIDDEN, logging.INFO), (NONE, logging.INFO), (DIFFER, logging.WARNING)],
 )
 def test_what_is_to_be_mended_is_a_warning(outcome: Outcome, level: int) -> None:
-    assert summary([DONE, outcome], (), ranks=True, again=False).level == level
+    assert summary([DONE, outcome], (), ranks=True).level == level
 
 
 def test_what_is_kept_of_a_report() -> None:
@@ -174,7 +170,7 @@ def test_rewritten_graphs_are_counted_apart() -> None:
 
 def test_code_out_of_a_cache_in_which_nothing_can_be_reordered() -> None:
     """A second start of a job with ``fully_shard``."""
-    found = summary([], cached=1, loaded=[False, False], ranks=True, again=False)
+    found = summary([], cached=1, loaded=[False, False], ranks=True)
     assert found == (
         "overlap_sched: 2 graphs out of torch's caches, none with collectives; nothing to reorder. " + HOOKS,
         logging.WARNING,
@@ -182,9 +178,9 @@ def test_code_out_of_a_cache_in_which_nothing_can_be_reordered() -> None:
     for loaded, ranks in (([False, True], True), ([], True)):
         graphs = "2 graphs" if loaded else "1 graph"
         text = f"overlap_sched: {graphs} out of torch's caches, in the order that was cached"
-        assert summary([], cached=1, loaded=loaded, ranks=ranks, again=False) == (text, logging.INFO)
-    assert summary([], cached=1, loaded=[False], ranks=False, again=False).level == logging.INFO
-    assert summary([DONE], cached=1, loaded=[False], ranks=True, again=False).level == logging.INFO
+        assert summary([], cached=1, loaded=loaded, ranks=ranks) == (text, logging.INFO)
+    assert summary([], cached=1, loaded=[False], ranks=False).level == logging.INFO
+    assert summary([DONE], cached=1, loaded=[False], ranks=True).level == logging.INFO
 
 
 def test_the_line_stays_a_line() -> None:
@@ -199,3 +195,51 @@ def test_the_line_stays_a_line() -> None:
         "reasons (2); 100 without collectives" + DETAILS
     )
     assert len(text) <= 300
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(module, "say", lambda text, level: lines.append(text))
+    return lines
+
+
+def test_the_line_is_said_once_on_what_is_new(said: list[str]) -> None:
+    tally = Tally()
+    tally.say()
+    assert said == []
+    for graphs in (2, 1):
+        for _ in range(graphs):
+            tally.add(DONE)
+        tally.say()
+        tally.say()
+    assert [text.split(",")[0] for text in said] == ["overlap_sched: 2 graphs", "overlap_sched: 1 graph"]
+
+
+def test_a_fork_says_nothing_of_its_parents_graphs(said: list[str]) -> None:
+    tally = Tally()
+    tally.add(DONE)
+    tally.forget()
+    tally.say()
+    assert (said, tally.seen) == ([], 0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_rank_0_speaks_and_all_count(rank: int, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "rank", lambda: rank)
+    monkeypatch.setattr(module, "several_ranks", lambda: True)
+    tally = Tally()
+    tally.add(NONE)
+    tally.pass_by("x", 2)
+    monkeypatch.setattr(module, "rank", lambda: 0)  # the process group is gone by now
+    monkeypatch.setattr(module, "several_ranks", lambda: False)
+    tally.say()
+    assert tally.seen == 3
+    assert [HOOKS in text for text in said] == [True] * (1 - rank)
+
+
+def test_words_that_fail_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "summary", None)
+    tally = Tally()
+    tally.add(DONE)
+    tally.say()

@@ -27,7 +27,6 @@ from overlap_sched.transform.rewrites import Bucket
 from tests.fit.test_fit import saved
 from tests.support.command import Command, run
 from tests.support.oracle import INSTANCES
-from tests.support.ranks import run_ranks
 from tests.support.sharded import PRICES, sharded
 
 pytest.importorskip("bokeh", reason="bokeh is not installed")
@@ -368,24 +367,6 @@ def test_a_fit(browser: Any, tmp_path: Path, cli: Command) -> None:
         assert page.tab.locator("#frontier-plot canvas").count() >= 1
         assert page.complaints == []
         assert page.requests == [out.as_uri()]
-        page.tab.close()
-
-
-@pytest.mark.slow
-def test_a_training_run_on_two_ranks(browser: Any, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
-    run_ranks("tests.support.inductor.page_ranks", tmp_path, ranks=2)
-    found = json.loads((tmp_path / "figures.json").read_text())
-    assert len(found) == 2
-    assert any(rewrites for _, _, rewrites in found)
-    for number, (step_us, exposed_us, rewrites) in enumerate(found):
-        page = opened(browser, tmp_path / f"graph{number}.html")
-        headed = f"Streams, scheduled order: step {duration(step_us)}, exposed {duration(exposed_us)}"
-        assert page.text("#streams-title-1") == headed
-        assert page.tab.locator("#rewrites li").count() == rewrites
-        assert ("rewrites of collectives came before both" in page.text("#remarks")) == (rewrites > 1)
-        assert page.tab.locator("#frontier-plot canvas").count() >= 1
-        assert page.complaints == []
         page.tab.close()
 
 

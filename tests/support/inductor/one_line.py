@@ -18,7 +18,7 @@ def assert_agrees(reports: Sequence[GraphReport]) -> None:
     """The line has as many graphs, reordered and rewritten ones as there are such reports, and their exposed time."""
     if not reports:
         return
-    line = summary([outcome_of(one.report, one.priced_for) for one in reports], ranks=False, again=False).text
+    line = summary([outcome_of(one.report, one.priced_for) for one in reports], ranks=False).text
     found = _LINE.match(line)
     assert found, line
     became = [str(one.report).split(": ", 1)[1] for one in reports]

@@ -1,21 +1,28 @@
 """Small graphs: a beam search over what has run, instead of one greedy choice after another.
 
 A state is a set of nodes that have run, with the clock, the streams and the memory that its best order leaves. From
-every state each ready node that fits is tried; of the states with equally many nodes run the best few are kept, by a
+every state the next few ready nodes are tried; of the states with equally many nodes run the best few are kept, by a
 bound on the step that can still come of them::
 
     bound = max( clock + compute that is left,  longest path from what is ready or in flight,
                  per group: when its stream is free + its time that is left )
 
-What costs neither time nor memory (views, waits for what is finished) runs at once and is never a choice. Memory is
-counted step by step against the budget; there is no reference order to fall back on, so the search also finds orders
-that a list scheduler cannot reach, and may find none. As long as no state is dropped, what it finds is optimal.
+A wait that would stall is tried as well: to stand still right behind a launch may pay, where what that collective lets
+go of is what the next launch needs (FSDP that gathers its weights again, where the network binds)::
+
+    as compute goes   scatter_3  dgrad_3 ....... scatter_3's wait  gather_2  ......  wgrad_2
+    with a stall      scatter_3  scatter_3's wait  gather_2  dgrad_3  wgrad_2
+
+What costs neither time nor memory (views, waits for what is finished) runs at once and is never a choice. As
+the main loop does (:mod:`overlap_sched.scheduler.admission`), a search may keep only states behind which all the rest
+fits in the reference order: then few states are enough, as none of them leads nowhere. Without that it also finds
+orders that no such run can reach, and may find none. As long as no state is dropped, what it finds is optimal.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,23 +35,38 @@ from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.result import Reason, Work
 from overlap_sched.scheduler.stage import Context
 
-LOOKS, MANY = 1_000, 1_000
+LOOKS, FEWEST = 1_000, 4
+"""A unit of effort is worth so many states, by their nodes; no search is worth it with fewer states than the second."""
+MANY = 1_000_000
 
 
-class Breadth(NamedTuple):
+class Search(NamedTuple):
+    """What one search looks at.
+
+    Attributes:
+        width: States kept per number of nodes run.
+        tried: So many compute nodes, and launches of each stream, are tried next: the first of the reference order.
+        falls_back: Are only states kept from which the rest fits in the reference order?
+        thrifty: Of states with the same bound, are those with the fewest bytes live kept, not those with the earliest
+            clock?
+        start: The reference: the order of the base, that with the lowest peak, or the best so far.
+    """
+
     width: int
-    least: int
-    tried: int
+    tried: int = MANY
+    falls_back: bool = True
+    thrifty: bool = False
+    start: Literal["base", "lowest", "best"] = "base"
 
 
 SEARCHES = (
-    ("base", Breadth(8, 4, 1), True),
-    ("base", Breadth(16, 4, 2), True),
-    ("lowest", Breadth(16, 4, 2), True),
-    ("best", Breadth(16, 4, 2), True),
-    ("base", Breadth(64, 32, MANY), False),
+    Search(8, tried=1),
+    Search(16, tried=2, start="lowest"),
+    Search(16, tried=2, start="best"),
+    Search(64, falls_back=False),
+    Search(64, falls_back=False, thrifty=True),
 )
-"""States that a unit of effort may look at, the widest beam, and the narrowest that is worth it."""
+"""In the order in which they are tried, until the step is short enough."""
 
 
 class _State(NamedTuple):
@@ -81,36 +103,45 @@ class BeamSearchResult:
 
 def search_small(context: Context, best: Candidate) -> Candidate:
     """The stage: what searches find on a graph so small that they are worth it, else the candidate given."""
-    task, reference = context.task, context.reference
-    problem, widest = task.problem, task.options.effort * LOOKS // len(reference.order)
-    enough_us = simple_bound_us(problem, reference.priorities()) * close_enough(task)
-    for start, breadth, completes in SEARCHES:
-        width = min(widest, breadth.width)
-        if width < breadth.least or problem.contention or best.step_us <= enough_us:
+    task, widest = context.task, context.task.options.effort * LOOKS // len(context.reference.order)
+    if widest < FEWEST or task.problem.contention:
+        return best
+    enough_us = simple_bound_us(task.problem, context.reference.priorities()) * close_enough(task)
+    for search in SEARCHES:
+        if best.step_us <= enough_us:
             break
-        if start == "lowest" and (task.options.base != "original" or task.options.budget != "peak"):
+        reference = _reference(context, best, search)
+        if reference is None or (not search.falls_back and widest < search.width // 2):
             continue
-        order = reference.order if start == "base" else best.order if start == "best" else lowest_peak(task).order
-        begin = reference if start == "base" else Reference(problem, order, reference.live_ranges)
-        beat_us = best.step_us * (1 - SAME_STEP)
-        found = beam_search(begin, task.limit, task.pairs, beat_us, width, breadth.tried, completes)
+        found = beam_search(
+            reference,
+            task.limit,
+            task.pairs,
+            best.step_us * (1 - SAME_STEP),
+            search._replace(width=min(search.width, widest)),
+        )
+        work = Work(looked=found.looked)
         if found.order is None:
-            best = best.after(Work(looked=found.looked))
+            best = best.after(work)
             continue
-        reasons: dict[int, Reason] = dict.fromkeys(problem.collectives, "searched")
-        work = best.work.plus(Work(looked=found.looked))
-        best = Candidate(found.order, found.step_us, found.peak_bytes, reasons, {}, work)
+        reasons: dict[int, Reason] = dict.fromkeys(task.problem.collectives, "searched")
+        best = Candidate(found.order, found.step_us, found.peak_bytes, reasons, {}, best.work.plus(work))
     return best
 
 
+def _reference(context: Context, best: Candidate, search: Search) -> Reference | None:
+    """What a search starts from; ``None``: it is not within the budget, or no other than the base."""
+    task, base = context.task, context.reference
+    if search.start == "base":
+        return base
+    order = best.order if search.start == "best" else lowest_peak(task).order
+    if list(order) == base.order or not task.within_budget(order):
+        return None
+    return Reference(task.problem, order, base.live_ranges)
+
+
 def beam_search(
-    reference: Reference,
-    limit: npt.NDArray[np.int64],
-    pairs: Sequence[Pair],
-    beat_us: float,
-    width: int,
-    tried: int = MANY,
-    completes: bool = True,
+    reference: Reference, limit: npt.NDArray[np.int64], pairs: Sequence[Pair], beat_us: float, search: Search
 ) -> BeamSearchResult:
     """The best order found that is shorter than ``beat_us``.
 
@@ -119,20 +150,18 @@ def beam_search(
         limit: Budget in bytes, a scalar or one value per position.
         pairs: Extra pairs (before, after) that the order must keep, and that the reference keeps.
         beat_us: A step that has been reached already.
-        width: States kept per number of nodes run.
-        tried: So many compute nodes, and launches of each stream, are tried behind each: the first of the reference.
-        completes: Is nothing tried behind which the reference order would not fit?
+        search: What is looked at.
     """
-    tables = _Tables(reference, limit, pairs, tried, completes)
+    tables, score = _Tables(reference, limit, pairs, search), _least_live if search.thrifty else _earliest
     layers: list[dict[int, _State]] = [{} for _ in range(len(reference.order) + 1)]  # by nodes run, by which
-    first = tables.settled(tables.start())
+    first = tables.settled(tables.start)
     layers[first.steps][first.done] = first
     for layer in layers[:-1]:
-        for state in nsmallest(width, layer.values(), key=_score):
+        for state in nsmallest(search.width, layer.values(), key=score):
             for after in tables.successors(state):
                 others = layers[after.steps]
                 known = others.get(after.done)
-                if after.bound_us < beat_us and (known is None or _score(after) < _score(known)):
+                if after.bound_us < beat_us and (known is None or score(after) < score(known)):
                     others[after.done] = after
         layer.clear()
     ended = list(layers[-1].values())
@@ -142,8 +171,12 @@ def beam_search(
     return BeamSearchResult(order, ended[0].bound_us, ended[0].peak_bytes, tables.looked)
 
 
-def _score(state: _State) -> tuple[float, float, int]:
+def _earliest(state: _State) -> tuple[float, float, float]:
     return state.bound_us, state.clock_us + state.left_us, state.live_bytes
+
+
+def _least_live(state: _State) -> tuple[float, float, float]:
+    return state.bound_us, state.live_bytes, state.clock_us + state.left_us
 
 
 def _unwound(state: _State) -> tuple[int, ...]:
@@ -158,12 +191,12 @@ class _Tables:
     """What stays the same for all states, as bits and tables, by places in the reference order."""
 
     def __init__(
-        self, reference: Reference, limit: npt.NDArray[np.int64], pairs: Sequence[Pair], tried: int, completes: bool
+        self, reference: Reference, limit: npt.NDArray[np.int64], pairs: Sequence[Pair], search: Search
     ) -> None:
         problem, ranges, order, place = reference.problem, reference.live_ranges, reference.order, reference.position
         priorities = reference.priorities()
         before, after = neighbours(problem, pairs)
-        self.looked, self._fits, self._most, self._must_complete = 0, dict[int, bool](), tried, completes
+        self.looked, self._search, self._fits = 0, search, dict[int, bool]()
         self.limit = np.broadcast_to(limit, len(order)).tolist()
         self.before = [_bits(place[u] for u in before[v]) for v in order]
         self.after = [tuple(sorted(place[u] for u in after[v])) for v in order]
@@ -174,9 +207,7 @@ class _Tables:
         self.waits = [_bits(place[w] for w in problem.waits.get(v, ())) for v in order]
         self.alloc, self.kept = [ranges.alloc_bytes[v] for v in order], [ranges.kept_bytes[v] for v in order]
         users = [_bits(at) for at in reference.users]
-        self.frees = [
-            [(users[s], ranges.freed_size[s]) for s in node.use if ranges.freed_size[s]] for node in nodes
-        ]
+        self.frees = [[(users[s], ranges.freed_size[s]) for s in node.use if ranges.freed_size[s]] for node in nodes]
         self.costs = [reference.costs[v] for v in order]
         self.level_us = [priorities.bottom_level_us[v] for v in order]
         self.time_us = [0.0 if node.kind is Kind.WAIT else node.time_us for node in nodes]
@@ -188,7 +219,7 @@ class _Tables:
         for k, us in zip(self.stream, self.time_us, strict=True):
             if k is not None:
                 streams[k] += us
-        self._start = _State(
+        self.start = _State(  # nothing has run
             done=0,
             ready=tuple(at for at, need in enumerate(self.before) if not need and self.costs[at]),
             still=tuple(at for at, need in enumerate(self.before) if not need and not self.costs[at]),
@@ -204,23 +235,19 @@ class _Tables:
             trail=None,
         )
 
-    def start(self) -> _State:
-        """Nothing has run."""
-        return self._start
-
     def successors(self, state: _State) -> Iterator[_State]:
-        """States behind one more node, with all that costs nothing run after it; from each the reference order fits."""
+        """States behind one more node, with all that costs nothing run after it."""
         room = self.limit[state.steps] - state.live_bytes
         for v in self._tried(state):
             if self.alloc[v] <= room:
                 self.looked += 1
                 after = self.settled(self.run(state, v))
-                if not self._must_complete or self._completes(after):
+                if not self._search.falls_back or self._completes(after):
                     yield after
 
     def _tried(self, state: _State) -> list[int]:
         """The first few compute nodes, the first few launches of each stream, and the first wait to end."""
-        tried, left = [], [self._most] * (len(state.free_us) + 1)
+        tried, left = [], [self._search.tried] * (len(state.free_us) + 1)
         for v in state.ready:
             k = self.stream[v]
             at = -1 if k is None else k

@@ -1,9 +1,13 @@
 """Whole steps of FSDP that gathers its weights again for the backward, of 2 to 16 layers; as problems, by fixed seeds.
 
-Even seeds are those by which anything is chosen, odd ones are held out.
+Even seeds are those by which anything is chosen, odd ones are held out. ``tests/data/fsdp.json`` has the optimum of
+each small one with its headroom (the A* of tests/support/exact/search.py), and step and peak of torch's orders (2.13,
+both caps) of the others.
 """
 
+import json
 import random
+from pathlib import Path
 from typing import NamedTuple
 
 from overlap_sched import Group, Kind, Node, Problem, Storage
@@ -11,6 +15,9 @@ from overlap_sched import Group, Kind, Node, Problem, Storage
 MIB = 2**20
 SEEDS = range(288)
 SMALL_SEEDS = range(144)
+_DATA = json.loads((Path(__file__).parents[1] / "data" / "fsdp.json").read_text())
+OPTIMAL_US: list[float] = _DATA["optimal_us"]
+TORCH: list[list[tuple[float, int]]] = _DATA["torch"]
 
 
 class Step(NamedTuple):
@@ -64,6 +71,11 @@ def fsdp_step(seed: int, fewest: int = 3, most: int = 16) -> tuple[Problem, int]
         headroom=draw.choice((0, 0, 1, 4, 5, 8, 16)),
     )
     return made(f"fsdp_{seed}_{layers}", step), step.headroom * MIB
+
+
+def small_step(seed: int) -> tuple[Problem, int]:
+    """The same of 2 to 4 layers."""
+    return fsdp_step(seed, 2, 4)
 
 
 def made(name: str, step: Step) -> Problem:

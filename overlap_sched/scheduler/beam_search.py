@@ -19,7 +19,7 @@ fits in the reference order: then few states are enough, as none of them leads n
 orders that no such run can reach, and may find none. As long as no state is dropped, what it finds is optimal.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Literal, NamedTuple
@@ -47,15 +47,15 @@ class Search(NamedTuple):
         width: States kept per number of nodes run.
         tried: So many compute nodes, and launches of each stream, are tried next: the first of the reference order.
         falls_back: Are only states kept from which the rest fits in the reference order?
-        thrifty: Of states with the same bound, are those with the fewest bytes live kept, not those with the earliest
-            clock?
+        by: Which of states with the same bound are kept: those with the earliest clock, the fewest bytes live, the
+            streams that are done first, or the least left to launch.
         start: The reference: the order of the base, that with the lowest peak, or the best so far.
     """
 
     width: int
     tried: int = MANY
     falls_back: bool = True
-    thrifty: bool = False
+    by: Literal["clock", "bytes", "streams", "launches"] = "clock"
     start: Literal["base", "lowest", "best"] = "base"
 
 
@@ -64,7 +64,9 @@ SEARCHES = (
     Search(16, tried=2, start="lowest"),
     Search(16, tried=2, start="best"),
     Search(64, falls_back=False),
-    Search(64, falls_back=False, thrifty=True),
+    Search(64, falls_back=False, by="bytes"),
+    Search(64, falls_back=False, by="streams"),
+    Search(64, falls_back=False, by="launches"),
 )
 """In the order in which they are tried, until the step is short enough."""
 
@@ -152,7 +154,7 @@ def beam_search(
         beat_us: A step that has been reached already.
         search: What is looked at.
     """
-    tables, score = _Tables(reference, limit, pairs, search), _least_live if search.thrifty else _earliest
+    tables, score = _Tables(reference, limit, pairs, search), _SCORES[search.by]
     layers: list[dict[int, _State]] = [{} for _ in range(len(reference.order) + 1)]  # by nodes run, by which
     first = tables.settled(tables.start)
     layers[first.steps][first.done] = first
@@ -171,12 +173,16 @@ def beam_search(
     return BeamSearchResult(order, ended[0].bound_us, ended[0].peak_bytes, tables.looked)
 
 
-def _earliest(state: _State) -> tuple[float, float, float]:
-    return state.bound_us, state.clock_us + state.left_us, state.live_bytes
-
-
-def _least_live(state: _State) -> tuple[float, float, float]:
-    return state.bound_us, state.live_bytes, state.clock_us + state.left_us
+_SCORES: dict[str, Callable[[_State], tuple[float, float, float]]] = {
+    "clock": lambda state: (state.bound_us, state.clock_us + state.left_us, state.live_bytes),
+    "bytes": lambda state: (state.bound_us, state.live_bytes, state.clock_us + state.left_us),
+    "streams": lambda state: (
+        state.bound_us,
+        sum(state.streams_us) + sum(state.free_us),
+        state.clock_us + state.left_us,
+    ),
+    "launches": lambda state: (state.bound_us, sum(state.streams_us), state.live_bytes),
+}
 
 
 def _unwound(state: _State) -> tuple[int, ...]:

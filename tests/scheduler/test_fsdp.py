@@ -28,8 +28,8 @@ def even(layers: int, gather_us: float, scatter_us: float, gradient: int) -> Ste
 @pytest.mark.parametrize(
     ("step", "headroom", "at_most_us"),
     [
-        (even(4, 100.0, 100.0, 16), 0, 1200.0),  # all of the stream: a stall behind each scatter's launch
-        (even(6, 30.0, 100.0, 8), 5, 1160.0),  # as torch's pass
+        (even(4, 100.0, 100.0, 16), 0, 1250.0),  # the optimum: a stall behind each scatter's launch
+        (even(6, 30.0, 100.0, 8), 5, 1130.0),  # of torch's pass, in as much: 1160
         (even(8, 100.0, 60.0, 16), 1, 2130.0),
     ],
 )
@@ -60,7 +60,7 @@ def test_none_is_behind_torch(seeds: range) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seeds", "most"), [(SMALL_SEEDS[FAST], 1), pytest.param(SMALL_SEEDS, 4, marks=pytest.mark.slow)]
+    ("seeds", "most"), [(SMALL_SEEDS[FAST], 0), pytest.param(SMALL_SEEDS, 2, marks=pytest.mark.slow)]
 )
 def test_nearly_all_are_optimal(seeds: range, most: int) -> None:
     assert len([seed for seed in seeds if not_optimal(seed)]) <= most

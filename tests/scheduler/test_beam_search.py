@@ -45,7 +45,7 @@ def test_orders_are_valid_and_within_the_budget(
     profile = memory_profile(problem, problem.original_order)
     found = search(problem, profile if positional else max(profile), width, falls_back=falls_back)
     if found.order is None:
-        assert not falls_back  # what has a fallback never ends nowhere
+        assert positional or not falls_back  # what has a fallback in one budget for all never ends nowhere
         return
     assert violation(problem, found.order) is None
     after = memory_profile(problem, found.order)

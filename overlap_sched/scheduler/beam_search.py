@@ -113,7 +113,7 @@ def search_small(context: Context, best: Candidate) -> Candidate:
         if best.step_us <= enough_us:
             break
         reference = _reference(context, best, search)
-        if reference is None or (not search.falls_back and widest < search.width // 2):
+        if reference is None or (not search.falls_back and widest < search.width):
             continue
         found = beam_search(
             reference,

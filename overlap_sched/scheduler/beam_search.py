@@ -1,21 +1,28 @@
 """Small graphs: a beam search over what has run, instead of one greedy choice after another.
 
 A state is a set of nodes that have run, with the clock, the streams and the memory that its best order leaves. From
-every state each ready node that fits is tried; of the states with equally many nodes run the best few are kept, by a
+every state the next few ready nodes are tried; of the states with equally many nodes run the best few are kept, by a
 bound on the step that can still come of them::
 
     bound = max( clock + compute that is left,  longest path from what is ready or in flight,
                  per group: when its stream is free + its time that is left )
 
-What costs neither time nor memory (views, waits for what is finished) runs at once and is never a choice. Memory is
-counted step by step against the budget; there is no reference order to fall back on, so the search also finds orders
-that a list scheduler cannot reach, and may find none. As long as no state is dropped, what it finds is optimal.
+A wait that would stall is tried as well: to stand still right behind a launch may pay, where what that collective lets
+go of is what the next launch needs (FSDP that gathers its weights again, where the network binds)::
+
+    as compute goes   scatter_3  dgrad_3 ....... scatter_3's wait  gather_2  ......  wgrad_2
+    with a stall      scatter_3  scatter_3's wait  gather_2  dgrad_3  wgrad_2
+
+What costs neither time nor memory (views, waits for what is finished) runs at once and is never a choice. As
+the main loop does (:mod:`overlap_sched.scheduler.admission`), a search may keep only states behind which all the rest
+fits in the reference order: then few states are enough, as none of them leads nowhere. Without that it also finds
+orders that no such run can reach, and may find none. As long as no state is dropped, what it finds is optimal.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,23 +30,57 @@ import numpy.typing as npt
 from overlap_sched.problem import Kind
 from overlap_sched.problem.precedence import Pair, neighbours
 from overlap_sched.scheduler.candidate import SAME_STEP, Candidate
-from overlap_sched.scheduler.portfolio import close_enough, simple_bound_us
+from overlap_sched.scheduler.portfolio import close_enough, lowest_peak, simple_bound_us
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.result import Reason, Work
 from overlap_sched.scheduler.stage import Context
 
-LOOKS, MOST_WIDE, LEAST_WIDE = 1_000, 64, 32
-"""States that a unit of effort may look at, the widest beam, and the narrowest that is worth it."""
+LOOKS, FEWEST = 1_000, 4
+"""A unit of effort is worth so many states, by their nodes; no search is worth it with fewer states than the second."""
+MANY = 1_000_000
+
+
+class Search(NamedTuple):
+    """What one search looks at.
+
+    Attributes:
+        width: States kept per number of nodes run.
+        tried: So many compute nodes, and launches of each stream, are tried next: the first of the reference order.
+        falls_back: Are only states kept from which the rest fits in the reference order?
+        by: Which of states with the same bound are kept: those with the earliest clock, the fewest bytes live, the
+            streams that are done first, or the least left to launch.
+        start: The reference: the order of the base, that with the lowest peak, or the best so far.
+    """
+
+    width: int
+    tried: int = MANY
+    falls_back: bool = True
+    by: Literal["clock", "bytes", "streams", "launches"] = "clock"
+    start: Literal["base", "lowest", "best"] = "base"
+
+
+SEARCHES = (
+    Search(8, tried=1),
+    Search(16, tried=2, start="lowest"),
+    Search(16, tried=2, start="best"),
+    Search(64, falls_back=False),
+    Search(64, falls_back=False, by="bytes"),
+    Search(64, falls_back=False, by="streams"),
+    Search(64, falls_back=False, by="launches"),
+)
+"""In the order in which they are tried, until the step is short enough."""
 
 
 class _State(NamedTuple):
     """Nodes that have run (as bits), and where that leaves everything; ``trail`` leads back to the beginning.
 
-    A named tuple, as hundreds of thousands are made: a frozen dataclass takes several times as long.
+    Nodes are called by their places in the reference order. A named tuple, as hundreds of thousands are made: a frozen
+    dataclass takes several times as long.
     """
 
     done: int
-    ready: tuple[int, ...]
+    ready: tuple[int, ...]  # what takes time on some stream, or memory
+    still: tuple[int, ...]  # what takes neither: views and waits
     clock_us: float
     left_us: float  # compute
     free_us: tuple[float, ...]  # per group: when its stream is free
@@ -63,57 +104,85 @@ class BeamSearchResult:
 
 
 def search_small(context: Context, best: Candidate) -> Candidate:
-    """The stage: what the search finds on a graph so small that it is worth it, else the candidate given."""
-    task, reference = context.task, context.reference
-    width = min(task.options.effort * LOOKS // len(reference.order), MOST_WIDE)
-    if width < LEAST_WIDE or task.problem.contention:
+    """The stage: what searches find on a graph so small that they are worth it, else the candidate given."""
+    task, widest = context.task, context.task.options.effort * LOOKS // len(context.reference.order)
+    if widest < FEWEST or task.problem.contention:
         return best
-    if best.step_us <= simple_bound_us(task.problem, reference.priorities()) * close_enough(task):
-        return best
-    found = beam_search(reference, task.limit, task.pairs, best.step_us * (1 - SAME_STEP), width)
-    work = Work(looked=found.looked)
-    if found.order is None:
-        return best.after(work)
-    reasons: dict[int, Reason] = dict.fromkeys(task.problem.collectives, "searched")
-    return Candidate(found.order, found.step_us, found.peak_bytes, reasons, {}, best.work.plus(work))
+    enough_us = simple_bound_us(task.problem, context.reference.priorities()) * close_enough(task)
+    for search in SEARCHES:
+        if best.step_us <= enough_us:
+            break
+        reference = _reference(context, best, search)
+        if reference is None or (not search.falls_back and widest < search.width):
+            continue
+        found = beam_search(
+            reference,
+            task.limit,
+            task.pairs,
+            best.step_us * (1 - SAME_STEP),
+            search._replace(width=min(search.width, widest)),
+        )
+        work = Work(looked=found.looked)
+        if found.order is None:
+            best = best.after(work)
+            continue
+        reasons: dict[int, Reason] = dict.fromkeys(task.problem.collectives, "searched")
+        best = Candidate(found.order, found.step_us, found.peak_bytes, reasons, {}, best.work.plus(work))
+    return best
+
+
+def _reference(context: Context, best: Candidate, search: Search) -> Reference | None:
+    """What a search starts from; ``None``: it is not within the budget, or no other than the base."""
+    task, base = context.task, context.reference
+    if search.start == "base":
+        return base
+    order = best.order if search.start == "best" else lowest_peak(task).order
+    if list(order) == base.order or not task.within_budget(order):
+        return None
+    return Reference(task.problem, order, base.live_ranges)
 
 
 def beam_search(
-    reference: Reference,
-    limit: npt.NDArray[np.int64],
-    pairs: Sequence[Pair],
-    beat_us: float,
-    width: int,
+    reference: Reference, limit: npt.NDArray[np.int64], pairs: Sequence[Pair], beat_us: float, search: Search
 ) -> BeamSearchResult:
     """The best order found that is shorter than ``beat_us``.
 
     Args:
-        reference: The original order, with its keys.
+        reference: A valid order within the budget, with its keys.
         limit: Budget in bytes, a scalar or one value per position.
-        pairs: Extra pairs (before, after) that the order must keep.
+        pairs: Extra pairs (before, after) that the order must keep, and that the reference keeps.
         beat_us: A step that has been reached already.
-        width: States kept per number of nodes run.
+        search: What is looked at.
     """
-    tables = _Tables(reference, limit, pairs)
+    tables, score = _Tables(reference, limit, pairs, search), _SCORES[search.by]
     layers: list[dict[int, _State]] = [{} for _ in range(len(reference.order) + 1)]  # by nodes run, by which
-    first = tables.settled(tables.start())
+    first = tables.settled(tables.start)
     layers[first.steps][first.done] = first
     for layer in layers[:-1]:
-        for state in nsmallest(width, layer.values(), key=_score):
+        for state in nsmallest(search.width, layer.values(), key=score):
             for after in tables.successors(state):
                 others = layers[after.steps]
                 known = others.get(after.done)
-                if after.bound_us < beat_us and (known is None or _score(after) < _score(known)):
+                if after.bound_us < beat_us and (known is None or score(after) < score(known)):
                     others[after.done] = after
         layer.clear()
     ended = list(layers[-1].values())
     if not ended:
         return BeamSearchResult(None, beat_us, 0, tables.looked)
-    return BeamSearchResult(_unwound(ended[0]), ended[0].bound_us, ended[0].peak_bytes, tables.looked)
+    order = tuple(reference.order[at] for at in _unwound(ended[0]))
+    return BeamSearchResult(order, ended[0].bound_us, ended[0].peak_bytes, tables.looked)
 
 
-def _score(state: _State) -> tuple[float, float, int]:
-    return state.bound_us, state.clock_us + state.left_us, state.live_bytes
+_SCORES: dict[str, Callable[[_State], tuple[float, float, float]]] = {
+    "clock": lambda state: (state.bound_us, state.clock_us + state.left_us, state.live_bytes),
+    "bytes": lambda state: (state.bound_us, state.live_bytes, state.clock_us + state.left_us),
+    "streams": lambda state: (
+        state.bound_us,
+        sum(state.streams_us) + sum(state.free_us),
+        state.clock_us + state.left_us,
+    ),
+    "launches": lambda state: (state.bound_us, sum(state.streams_us), state.live_bytes),
+}
 
 
 def _unwound(state: _State) -> tuple[int, ...]:
@@ -125,44 +194,99 @@ def _unwound(state: _State) -> tuple[int, ...]:
 
 
 class _Tables:
-    """What stays the same for all states, as bits and tables, most of them by node id."""
+    """What stays the same for all states, as bits and tables, by places in the reference order."""
 
-    def __init__(self, reference: Reference, limit: npt.NDArray[np.int64], pairs: Sequence[Pair]) -> None:
-        problem, ranges = reference.problem, reference.live_ranges
-        self.nodes, self.reference, self.looked = problem.nodes, reference, 0
-        self.limit = np.broadcast_to(limit, len(self.nodes)).tolist()
-        before, self.after = neighbours(problem, pairs)
-        self.before = [_bits(b) for b in before]
-        self.users = [_bits(reference.order[at] for at in users) for users in reference.users]
-        self.waits = {v: _bits(w) for v, w in problem.waits.items()}
-        self.groups = {group: k for k, group in enumerate(problem.groups)}
-        self.stream = [self.groups[node.group or ""] if node.kind is Kind.COLLECTIVE else None for node in self.nodes]
-        self.alloc, self.kept, self.freed = list(ranges.alloc_bytes), list(ranges.kept_bytes), list(ranges.freed_size)
-        self.costs = reference.costs
-        self.level_us = list(reference.priorities().bottom_level_us)
-        self.waited_us = {  # per collective: the longest path from its start to the end through its waits
-            v: self.nodes[v].time_us + max((self.level_us[w] for w in problem.waits.get(v, ())), default=0.0)
-            for v in problem.collectives
-        }
-
-    def start(self) -> _State:
-        """Nothing has run."""
-        ready = tuple(v for v in self.reference.order if not self.before[v])
-        idle = (0.0,) * len(self.groups)
-        streams = tuple(
-            sum(node.time_us for node in self.nodes if node.kind is Kind.COLLECTIVE and node.group == group)
-            for group in self.groups
+    def __init__(
+        self, reference: Reference, limit: npt.NDArray[np.int64], pairs: Sequence[Pair], search: Search
+    ) -> None:
+        problem, ranges, order, place = reference.problem, reference.live_ranges, reference.order, reference.position
+        priorities = reference.priorities()
+        before, after = neighbours(problem, pairs)
+        self.looked, self._search, self._fits = 0, search, dict[int, bool]()
+        self.limit = np.broadcast_to(limit, len(order)).tolist()
+        self.before = [_bits(place[u] for u in before[v]) for v in order]
+        self.after = [tuple(sorted(place[u] for u in after[v])) for v in order]
+        groups = {group: k for k, group in enumerate(problem.groups)}
+        nodes = [problem.nodes[v] for v in order]
+        self.stream = [groups[node.group or ""] if node.kind is Kind.COLLECTIVE else None for node in nodes]
+        self.waits_for = [-1 if node.collective is None else place[node.collective] for node in nodes]
+        self.waits = [_bits(place[w] for w in problem.waits.get(v, ())) for v in order]
+        self.alloc, self.kept = [ranges.alloc_bytes[v] for v in order], [ranges.kept_bytes[v] for v in order]
+        users = [_bits(at) for at in reference.users]
+        self.frees = [[(users[s], ranges.freed_size[s]) for s in node.use if ranges.freed_size[s]] for node in nodes]
+        self.costs = [reference.costs[v] for v in order]
+        self.level_us = [priorities.bottom_level_us[v] for v in order]
+        self.time_us = [0.0 if node.kind is Kind.WAIT else node.time_us for node in nodes]
+        self.waited_us = [  # of a collective: the longest path from its start to the end through its waits
+            node.time_us + max((priorities.bottom_level_us[w] for w in problem.waits.get(v, ())), default=0.0)
+            for v, node in zip(order, nodes, strict=True)
+        ]
+        streams = [0.0] * len(groups)
+        for k, us in zip(self.stream, self.time_us, strict=True):
+            if k is not None:
+                streams[k] += us
+        self.start = _State(  # nothing has run
+            done=0,
+            ready=tuple(at for at, need in enumerate(self.before) if not need and self.costs[at]),
+            still=tuple(at for at, need in enumerate(self.before) if not need and not self.costs[at]),
+            clock_us=0.0,
+            left_us=priorities.total_us,
+            free_us=(0.0,) * len(groups),
+            streams_us=tuple(streams),
+            in_flight=(),
+            live_bytes=ranges.input_bytes,
+            peak_bytes=0,
+            steps=0,
+            bound_us=0.0,
+            trail=None,
         )
-        live = self.reference.live_ranges.input_bytes
-        return _State(0, ready, 0.0, self.reference.priorities().total_us, idle, streams, (), live, 0, 0, 0.0, None)
 
     def successors(self, state: _State) -> Iterator[_State]:
-        """One state per ready node that fits, with all that costs nothing run after it."""
+        """States behind one more node, with all that costs nothing run after it."""
         room = self.limit[state.steps] - state.live_bytes
-        for v in state.ready:
+        for v in self._tried(state):
             if self.alloc[v] <= room:
                 self.looked += 1
-                yield self.settled(self.run(state, v))
+                after = self.settled(self.run(state, v))
+                if not self._search.falls_back or self._completes(after):
+                    yield after
+
+    def _tried(self, state: _State) -> list[int]:
+        """The first few compute nodes, the first few launches of each stream, and the first wait to end."""
+        tried, left = [], [self._search.tried] * (len(state.free_us) + 1)
+        for v in state.ready:
+            k = self.stream[v]
+            at = -1 if k is None else k
+            if left[at]:
+                left[at] -= 1
+                tried.append(v)
+        if state.still:
+            tried.append(min(state.still, key=lambda v: self._finish_us(state, v)))
+        return tried
+
+    def _completes(self, state: _State) -> bool:
+        """Does all that has not run fit in the reference order?"""
+        done, live, steps, known = state.done, state.live_bytes, state.steps, self._fits
+        passed, fits = list[int](), True
+        while steps < len(self.limit):
+            if done in known:
+                fits = known[done]
+                break
+            passed.append(done)
+            first = ~done & done + 1
+            v = first.bit_length() - 1
+            if live + self.alloc[v] > self.limit[steps]:
+                fits = False
+                break
+            done |= first
+            steps += 1
+            live += self.kept[v]
+            for users, size in self.frees[v]:
+                if not users & ~done:
+                    live -= size
+        for done in passed:
+            known[done] = fits
+        return fits
 
     def settled(self, state: _State) -> _State:
         """Run everything that takes neither time nor memory, and say what can still come of it."""
@@ -172,10 +296,9 @@ class _Tables:
 
     def _free(self, state: _State) -> int | None:
         """The first ready node that takes neither."""
-        for v in state.ready:
+        for v in state.still:
             if (
-                not self.costs[v]
-                and state.live_bytes + self.alloc[v] <= self.limit[state.steps]
+                state.live_bytes + self.alloc[v] <= self.limit[state.steps]
                 and self._finish_us(state, v) <= state.clock_us
             ):
                 return v
@@ -183,8 +306,8 @@ class _Tables:
 
     def _finish_us(self, state: _State, v: int) -> float:
         """When the collective that v waits for is finished; 0 where it waits for none of this graph."""
-        collective = self.nodes[v].collective
-        if collective is not None:
+        collective = self.waits_for[v]
+        if collective >= 0:
             for u, us in state.in_flight:
                 if u == collective:
                     return us
@@ -192,29 +315,39 @@ class _Tables:
 
     def run(self, state: _State, v: int) -> _State:
         """The state after v."""
-        done, ready, clock_us, left_us, free_us, streams_us, in_flight, live, peak, steps, _, _ = state
-        node, k = self.nodes[v], self.stream[v]
+        done, ready, still, clock_us, left_us, free_us, streams_us, in_flight, live, peak, steps, _, _ = state
+        k = self.stream[v]
         done |= 1 << v
         if k is not None:
-            finish_us = max(clock_us, free_us[k]) + node.time_us
+            finish_us = max(clock_us, free_us[k]) + self.time_us[v]
             free_us = (*free_us[:k], finish_us, *free_us[k + 1 :])
-            streams_us = (*streams_us[:k], streams_us[k] - node.time_us, *streams_us[k + 1 :])
-            in_flight = (*in_flight, (v, finish_us)) if v in self.waits else in_flight
-        elif node.kind is Kind.WAIT:
+            streams_us = (*streams_us[:k], streams_us[k] - self.time_us[v], *streams_us[k + 1 :])
+            in_flight = (*in_flight, (v, finish_us)) if self.waits[v] else in_flight
+        elif self.waits_for[v] >= 0:
             clock_us = max(clock_us, self._finish_us(state, v))
             in_flight = tuple(pair for pair in in_flight if self.waits[pair[0]] & ~done)
         else:
-            clock_us += node.time_us
-            left_us -= node.time_us
+            clock_us += self.time_us[v]
+            left_us -= self.time_us[v]
         peak = max(peak, live + self.alloc[v])
         live += self.kept[v]
-        for s in node.use:
-            if not self.users[s] & ~done:
-                live -= self.freed[s]
-        at = ready.index(v)
-        ready = (*ready[:at], *ready[at + 1 :], *[w for w in self.after[v] if not self.before[w] & ~done])
+        for users, size in self.frees[v]:
+            if not users & ~done:
+                live -= size
+        if self.costs[v]:
+            ready = tuple(u for u in ready if u != v)
+        else:
+            still = tuple(u for u in still if u != v)
+        for w in self.after[v]:
+            if not self.before[w] & ~done:
+                if self.costs[w]:
+                    ready = tuple(sorted((*ready, w)))
+                else:
+                    still = (*still, w)
         trail = (v, state)
-        return _State(done, ready, clock_us, left_us, free_us, streams_us, in_flight, live, peak, steps + 1, 0.0, trail)
+        return _State(
+            done, ready, still, clock_us, left_us, free_us, streams_us, in_flight, live, peak, steps + 1, 0.0, trail
+        )
 
     def _bound_us(self, state: _State) -> float:
         """No order that goes on from here is shorter."""
@@ -224,18 +357,18 @@ class _Tables:
             if left_us > 0:
                 bound_us = max(bound_us, max(clock_us, is_free_us) + left_us)
         for v in state.ready:
-            at_us, k = clock_us, self.stream[v]
+            k = self.stream[v]
             if k is not None:  # who needs its launch only does not wait for its stream
-                bound_us = max(bound_us, max(at_us, free_us[k]) + self.waited_us[v])
-            elif self.nodes[v].collective is not None:
-                at_us = max(at_us, self._finish_us(state, v))
-            bound_us = max(bound_us, at_us + level_us[v])
+                bound_us = max(bound_us, max(clock_us, free_us[k]) + self.waited_us[v])
+            bound_us = max(bound_us, clock_us + level_us[v])
+        for v in state.still:
+            bound_us = max(bound_us, max(clock_us, self._finish_us(state, v)) + level_us[v])
         return bound_us
 
 
-def _bits(ids: Iterable[int]) -> int:
-    """A set of ids as one integer."""
+def _bits(places: Iterable[int]) -> int:
+    """A set of places as one integer."""
     bits = 0
-    for v in ids:
-        bits |= 1 << v
+    for at in places:
+        bits |= 1 << at
     return bits

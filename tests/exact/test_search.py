@@ -7,7 +7,8 @@ import pytest
 from hypothesis import assume, given
 
 from overlap_sched.problem import Group, Kind, Node, Problem
-from overlap_sched.scheduler.beam_search import Search, beam_search
+from overlap_sched.scheduler.beam_search import beam_search
+from overlap_sched.scheduler.beam_states import Beam
 from overlap_sched.scheduler.reference import Reference
 from tests.support.exact import cpsat
 from tests.support.exact.graphs import SEEDS, small_graph
@@ -96,4 +97,4 @@ def test_what_needs_a_launch_only_does_not_wait_for_its_stream() -> None:
     assert found is not None
     assert found.step_us == 1.0
     reference = Reference(problem, problem.original_order)
-    assert beam_search(reference, np.array(0), (), 1.5, Search(8)).step_us == 1.0
+    assert beam_search(reference, np.array(0), (), 1.5, Beam(8)).step_us == 1.0

@@ -13,7 +13,8 @@ from overlap_sched.judge.liveness import memory_profile, peak_memory
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem
-from overlap_sched.scheduler.beam_search import BeamSearchResult, Search, beam_search
+from overlap_sched.scheduler.beam_search import BeamSearchResult, beam_search
+from overlap_sched.scheduler.beam_states import Beam
 from overlap_sched.scheduler.reference import Reference
 from tests.support.exact.search import shortest_step
 from tests.support.exact.table import DATA
@@ -27,7 +28,7 @@ def search(
     problem: Problem, limit: object, width: int, beat_us: float = float("inf"), falls_back: bool = False
 ) -> BeamSearchResult:
     reference = Reference(problem, problem.original_order)
-    look = Search(width, falls_back=falls_back)
+    look = Beam(width, falls_back=falls_back)
     return beam_search(reference, np.array(limit, dtype=np.int64), (), beat_us, look)
 
 
@@ -66,9 +67,9 @@ def test_nothing_is_better_than_the_optimum(problem: Problem) -> None:
 
 def test_pairs_are_kept() -> None:
     reference = Reference(EXAMPLE, EXAMPLE.original_order)
-    found = beam_search(reference, np.array(10**12), ((5, 6), (6, 4)), float("inf"), Search(8))
+    found = beam_search(reference, np.array(10**12), ((5, 6), (6, 4)), float("inf"), Beam(8))
     assert found.order is None  # 5 needs 4: a ring has no order
-    found = beam_search(reference, np.array(10**12), ((5, 6),), float("inf"), Search(8))
+    found = beam_search(reference, np.array(10**12), ((5, 6),), float("inf"), Beam(8))
     assert found.order is not None
     assert found.order.index(5) < found.order.index(6)
 

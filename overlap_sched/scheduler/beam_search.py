@@ -87,7 +87,7 @@ def search_small(context: Context, best: Candidate) -> Candidate:
     return best
 
 
-def _reference(context: Context, best: Candidate, search: Search) -> Reference | None:
+def _reference(context: Context, best: Candidate, search: Beam) -> Reference | None:
     """The order that a search starts from; ``None``: it is not within the budget, or no other than the base."""
     task, base = context.task, context.reference
     if search.start == "base":

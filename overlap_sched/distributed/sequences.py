@@ -52,7 +52,7 @@ class Entry:
     @property
     def moves(self) -> bool:
         """Not the original sequence."""
-        return bool(self.rewritten) or self.sequence != tuple(range(len(self.launches)))
+        return self.sequence != tuple(range(len(self.launches)))
 
     def to_json(self) -> str:
         """Return what goes into the store."""

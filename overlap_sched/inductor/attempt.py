@@ -122,7 +122,7 @@ class Attempt:
         return report
 
     def _settled(self, report: Report, plan: Plan, mine: Digest) -> tuple[Report, Entry]:
-        """What all ranks decide on launches of which nothing is in force yet, and what is from now on."""
+        """Ask the ranks about launches of which nothing is in force yet; return what is from now on, too."""
         agreement = decided(mine, self.settings)
         if agreement is None:
             return report, self._entry(report, mine, True)
@@ -141,7 +141,7 @@ class Attempt:
         return report, known
 
     def _entry(self, report: Report, mine: Digest, together: bool) -> Entry:
-        """What this rank would run."""
+        """Return what this rank would run."""
         launches = self.standing
         if report.changed:
             launches = None if self.planned is None else self.planned.launches
@@ -181,7 +181,7 @@ class Attempt:
 
     @property
     def texts(self) -> tuple[Launch, ...]:
-        """What the launches are known by on all ranks."""
+        """The launches as all ranks know them."""
         return launch_texts(self.launches or self.standing or ())
 
     def scheduled(self, problem: Problem, options: Options) -> Schedule:

@@ -181,7 +181,7 @@ def _agreed(known: _Known, settings: Settings, failure: Exception | None) -> boo
 
 
 def _entry(known: _Known, mine: Digest) -> Entry | None:
-    """What is launched instead of the original launches; ``None``: those."""
+    """Return what is launched instead of the original launches; ``None``: those."""
     if known.pending is None or launch_texts(launches_in(known.pending.order)) == known.texts:
         return None
     return Entry(known.texts, (), True, mine.identity)

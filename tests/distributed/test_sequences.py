@@ -57,6 +57,7 @@ def test_what_is_in_force(log: list[Entry], asked: Entry, in_force: str | None) 
     for one in log:
         assert known.decide(one) is not None
     found = known.decide(asked)
+    assert len({one.launches for one in known.entries}) == len(known.entries)
     assert in_force == (None if found is None else "".join(map(str, found.sequence)))
 
 

@@ -186,10 +186,10 @@ def test_reserved_memory_is_looked_at_on_a_gpu() -> None:
 
 def test_a_memory_limit_that_is_too_small_is_warned_of() -> None:
     gm = on_gpu(trace(hidable, (2, 4), (4, 4)))
-    with pytest.warns(OverlapSchedWarning, match="runs in the memory_limit of 100 B: this one needs 2.0 MiB more"):
-        report = schedule_graph(gm, Options(headroom="1MiB", memory_limit=100), cost=slow)
+    with pytest.warns(OverlapSchedWarning, match="runs in the memory_limit of 1.0 KiB: this one needs 2.0 MiB more"):
+        report = schedule_graph(gm, Options(headroom="1MiB", memory_limit=1024), cost=slow)
     assert report.schedule is not None
-    assert report.schedule.short_bytes == 2 * 2**20 - 100
+    assert report.schedule.short_bytes == 2 * 2**20 - 1024
     assert "memory_limit" in str(report)
 
 

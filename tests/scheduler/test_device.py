@@ -60,7 +60,7 @@ def test_without_a_limit_the_allocator_chooses_nothing(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("allocator", ["plain", "expandable"])
 @pytest.mark.parametrize("slower", [1, 3])
 def test_what_does_not_run_is_exchanged_for_the_shortest_that_does(allocator: str, slower: int) -> None:
-    problem, settings = slower_network(large_layers(12, 20), slower), SETTINGS[allocator]
+    problem, settings = slower_network(large_layers(24, 20), slower), SETTINGS[allocator]
     assert settings is not None
     free = schedule(problem)
     found = schedule(problem, Options(memory_limit="100%", allocator=allocator))

@@ -50,6 +50,8 @@ AGAIN = {"again": True}
         ([entry("abcd", rewritten="x")], entry("bc", **ALONE), None),
         ([entry("abcd", rewritten="x")], entry("ef", "10"), "10"),
         ([entry("ab", "10")], entry("xy", **ALONE), "01"),
+        ([entry("ab"), entry("cde"), entry("e")], entry("abcd", "0132"), "0123"),  # abcde could be launched in two ways
+        ([entry("abcd", "2013"), entry("ab")], entry("xy", "10", **AGAIN), "10"),  # others' streams are not its own
     ],
 )
 def test_what_is_in_force(log: list[Entry], asked: Entry, in_force: str | None) -> None:

@@ -208,7 +208,7 @@ def _differ(one: Entry, at: int, other: Entry, first: int, size: int) -> bool:
     whole = (one.splits_at(at) and one.splits_at(at + size)) and (
         other.splits_at(first) and other.splits_at(first + size)
     )
-    return mine is None or mine != theirs or not whole
+    return mine != theirs or not whole
 
 
 def _alike(some: Sequence[Launch], others: Sequence[Launch]) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from tests.support.inductor.recompiling import NAMED
 from tests.support.ranks import run_ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.private]
+pytestmark = pytest.mark.slow
 
 RIGHT = {"equal", "stopped", "left"}
 STOPS = {name for name in NAMED if "breaks" in name}
@@ -20,7 +20,9 @@ def outcomes(folder: Path, programs: str, ranks: int, backend: str = "overlap_sc
     return [json.loads((folder / f"rank{r}.json").read_text()) for r in range(ranks)]
 
 
-@pytest.mark.parametrize(("ranks", "programs"), [(2, "named"), (3, "logs,breaks,trains logs")])
+@pytest.mark.parametrize(
+    ("ranks", "programs"), [pytest.param(2, "named", marks=pytest.mark.private), (3, "logs,breaks,trains logs")]
+)
 def test_a_rank_alone_follows_what_the_others_run_or_stops(tmp_path: Path, ranks: int, programs: str) -> None:
     found = outcomes(tmp_path, programs, ranks)
     for name in found[0]:

@@ -24,7 +24,7 @@ from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor.agree import ask, given_up, order_digest, shown, warn_of_ranks
-from overlap_sched.inductor.cached_orders import CachedOrder, decided, order_of
+from overlap_sched.inductor.cached_orders import CachedOrder, decided, decisions, order_of
 from overlap_sched.inductor.console import said, warn
 from overlap_sched.inductor.in_force import (
     compiled_otherwise,
@@ -109,7 +109,8 @@ class Attempt:
         if self.key is None or not self.texts:
             return report
         report, mine = self._shown(report, self.key)
-        known = in_force(self.texts, self.settings)
+        # code of this graph was found in a cache and refused: what the ranks have decided then is known here
+        known = None if decisions.holds(mine.key) else in_force(self.texts, self.settings)
         if known is None:
             report, known = self._settled(report, plan, mine)
         elif may_be_a_part(known, self.settings):

@@ -159,6 +159,10 @@ class Decisions(local):
         """Until it is taken."""
         self._by_key[key] = agreement
 
+    def holds(self, key: str) -> bool:
+        """Tell whether there is something to take."""
+        return key in self._by_key
+
     def take(self, key: str) -> Agreement | None:
         """Once."""
         return self._by_key.pop(key, None)

@@ -59,6 +59,8 @@ def check_point(problem: Problem, point: FitPoint) -> None:
 
 
 QUICK = Options(strict=True, effort=1)
+LIVE = replace(QUICK, allocator="none")
+"""By live bytes alone."""
 
 
 @pytest.mark.slow
@@ -68,7 +70,7 @@ def test_random_steps_keep_their_limits(seed: int, share: float) -> None:
     problem = random_step(random.Random(seed), layers=8)
     peak, _ = peak_memory(problem, problem.original_order)
     limit = int(share * peak)
-    found = fit(problem, PRICES, QUICK, memory_limit=limit, effort=1)
+    found = fit(problem, PRICES, LIVE, memory_limit=limit, effort=1)
     for point in found.points:
         check_point(problem, point)
     assert found.fell_back is None
@@ -78,7 +80,7 @@ def test_random_steps_keep_their_limits(seed: int, share: float) -> None:
     assert peaks == sorted(set(peaks))
     assert steps == sorted(set(steps), reverse=True)
     assert found.without.step_us <= found.original.step_us
-    again = fit(problem, PRICES, QUICK, memory_limit=limit, effort=1)
+    again = fit(problem, PRICES, LIVE, memory_limit=limit, effort=1)
     assert (again.best.rewrites, again.best.order) == (found.best.rewrites, found.best.order)
 
 
@@ -98,7 +100,7 @@ def test_most_random_steps_fit_and_need_rewrites_for_it() -> None:
     for seed in range(12):
         problem = random_step(random.Random(seed))
         peak, _ = peak_memory(problem, problem.original_order)
-        found = fit(problem, PRICES, QUICK, memory_limit=int(0.7 * peak), effort=0)
+        found = fit(problem, PRICES, LIVE, memory_limit=int(0.7 * peak), effort=0)
         fitting += found.fits
         rewritten += found.fits and bool(found.best.rewrites)
     assert fitting >= 10

@@ -372,7 +372,7 @@ def test_gloo_has_no_coalesced_gathers() -> None:
 @pytest.mark.private
 def test_a_rewritten_graph_counts_as_rewritten(ranks: None) -> None:
     """Its order is the plan's, so that no better one is found behind it: the report and the line say the same."""
-    with overlap_sched.enabled(Options(headroom="100%", strict=True), ranks_per_node=1):
+    with overlap_sched.enabled(Options(headroom="100%", strict=True, effort=0), ranks_per_node=1):
         done = compiled_step(backend="overlap_sched")
     told = [one for one in done.reports if one.report.made is not None and not one.report.changed]
     assert told

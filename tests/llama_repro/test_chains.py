@@ -119,4 +119,4 @@ def test_the_table_is_of_the_committed_graphs() -> None:
     assert len(made) == 6
     name = next(iter(made))
     assert name == "llama3_8b_fw_64_2d, two halves"
-    assert len(made[name]().problem.nodes) == 9602
+    assert len(made[name]().problem.nodes) == 9282

@@ -47,7 +47,7 @@ def one(**how: Any) -> dict[str, Any]:
 def found() -> dict[str, Any]:
     """What is saved."""
     rank = dist.get_rank()
-    cases = {"plain": one(), "less": one(memory_limit="85%"), "more": one(memory_limit="300%")}
+    cases = {"plain": one(), "less": one(memory_limit="85%"), "more": one(memory_limit="200%")}
     with mock.patch.object(partitioning, "fit_joint", side_effect=ValueError("broken")) if rank else nullcontext():
         cases["one rank fails"] = one(memory_limit="80%")
     cases["other limits"] = one(memory_limit="75%" if rank else "82%")

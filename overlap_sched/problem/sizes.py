@@ -50,7 +50,8 @@ def limit_given(name: str, limit: int | str, whole_bytes: int, meant: str) -> in
         raise OptionsError(f"{name} is {limit!r}, {bare}")
     percent = size_bytes(limit, 100) or 0 if isinstance(limit, str) and limit.strip().endswith("%") else 0
     if percent > _MOST_PERCENT:
-        raise OptionsError(f"{name} is {limit!r}, far above what is needed. Did you mean {str(percent)[:2]}%?")
+        shown = str(limit).strip()
+        raise OptionsError(f"{name} is {shown[:40]!r}, far above what is needed. Did you mean {shown[:2]}%?")
     found = size_given(name, limit, whole_bytes, meant)
     if size_bytes(limit, 2**60) == 0:
         raise OptionsError(f"{name} is {limit!r}, into which nothing fits; write {meant}.")

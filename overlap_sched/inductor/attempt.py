@@ -111,6 +111,9 @@ class Attempt:
         report, mine = self._shown(report, self.key)
         # code of this graph was found in a cache and refused: what the ranks have decided then is known here
         known = None if decisions.holds(mine.key) else in_force(self.texts, self.settings)
+        if self.settings.follows and (known is None or not known.moves):  # off: torch's own order, asking nobody
+            self.keeps = False
+            return replace(report, changed=False)
         if known is None:
             report, known = self._settled(report, plan, mine)
         elif may_be_a_part(known, self.settings):
@@ -362,4 +365,6 @@ class Attempt:
     def record(self, report: Report) -> None:
         """Keep the report, now that nothing changes the order any more."""
         settings = self.settings
+        if settings.follows and not report.changed:
+            return
         record(GraphReport(report.name, settings.stage, report, settings.notes, settings.priced_for))

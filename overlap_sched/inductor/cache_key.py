@@ -31,7 +31,7 @@ def settings_key(settings: Settings) -> str | None:
     """
     try:
         parts = [_package(), torch.__version__, repr(settings.options), str(settings.ranks_per_node)]
-        parts += [repr((settings.memory_limit, settings.max_slowdown)), repr(declarations())]
+        parts += [repr((settings.memory_limit, settings.max_slowdown, settings.follows)), repr(declarations())]
         parts += [_ranks(settings), repr(replayed_allocator(settings.options)), _pinned(settings)]
         keys = [_part_key(part) for part in (settings.cost, settings.model, settings.where)]
         if None in keys:

@@ -132,6 +132,7 @@ def runs_earlier_code() -> bool:
 
 def some_graph_moves() -> bool:
     """Tell whether some graph of this process launches in a new sequence."""
+    _compiled.look_for_reset()
     return bool(_compiled.moved)
 
 

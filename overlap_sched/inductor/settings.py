@@ -52,6 +52,7 @@ class Settings:
         max_slowdown: Or for the lowest peak within this: 0.05 for five percent. ``None``: see above.
         notes: What was switched off for it; goes into the reports.
         graph: Ranks meet under it, where a job has graphs that may be alike; ``""``: their operators tell them apart.
+        follows: It is switched off: only what launches in a new sequence elsewhere is ordered, as that says.
     """
 
     options: Options = field(default_factory=Options)
@@ -66,6 +67,7 @@ class Settings:
     max_slowdown: float | None = None
     notes: tuple[str, ...] = ()
     graph: str = ""
+    follows: bool = False
 
     def __post_init__(self) -> None:
         """Reads the cluster's file, now and not in the middle of a job; raises as :func:`read_cluster` does.

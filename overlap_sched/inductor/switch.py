@@ -133,8 +133,8 @@ def enable(options: Options | None = None, **how: Unpack[How]) -> None:
 def disable() -> None:
     """Restore every setting that :func:`enable` has changed; nothing where it is off.
 
-    Where several ranks run a graph with a new launch sequence, our pass stays for what is compiled again: that follows
-    the sequence, and nothing else is reordered that launches.
+    Where several ranks run a graph with a new launch sequence, our pass stays for what is compiled again and launches
+    the same: that follows the sequence. Nothing else is reordered.
     """
     while _on:
         _switch_off()
@@ -229,10 +229,10 @@ def _partitioner(settings: Settings, known: dict[str, Any]) -> dict[str, Any]:
     return {PARTITIONER: FitPartitioner(settings, before)}
 
 
-def _switch_on(settings: Settings, follows: bool = False) -> None:
+def _switch_on(settings: Settings) -> None:
     while _following:
         _following.pop().close()
-    if not follows:
+    if not settings.follows:
         note_earlier_code()
     settings, changes = _changes(settings)
     with ExitStack() as undo:  # all of it, or nothing
@@ -243,7 +243,7 @@ def _switch_on(settings: Settings, follows: bool = False) -> None:
         if changes:
             undo.callback(observe(partial(look, settings=settings)))
             undo.callback(watch_optimizers())
-        if follows:
+        if settings.follows:
             _following.append(undo.pop_all())
         else:
             _on.append((settings, undo.pop_all()))
@@ -273,7 +273,7 @@ def _switch_off() -> None:
         undo.close()
         if not _on and some_graph_moves():  # what is compiled again must launch as other ranks do
             options = replace(settings.options, preserve_collective_order="waits", rewrites=())
-            _switch_on(replace(settings, options=options, memory_limit=None, max_slowdown=None), follows=True)
+            _switch_on(replace(settings, options=options, memory_limit=None, max_slowdown=None, follows=True))
     finally:
         tally.say()
 

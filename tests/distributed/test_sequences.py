@@ -97,6 +97,9 @@ def test_the_log_is_written_once_and_read_alike(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(agreement, "_logs", [])  # another process
         found.append(settle_sequence((first, second, first)[rank], store, rank, 3))
     assert found == [first] * 3
+    monkeypatch.setattr(agreement, "_logs", [])
+    assert settle_sequence(entry("xy", "10"), store, 0, 3) == entry("xy", "10")  # behind what others have written
+    assert find_sequence(first.launches, MemoryStore(), 0, 3) is None  # another job
     assert settle_sequence(second, None, None, None) == second  # a rank alone
 
 

@@ -12,6 +12,7 @@ from torch import fx
 from torch._dynamo import convert_frame
 from torch._inductor import config
 from torch._inductor.codecache import PyCodeCache
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import overlap_sched
 from overlap_sched import EXAMPLE, Options, schedule
@@ -30,6 +31,7 @@ from overlap_sched.inductor.settings import Settings
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.scheduler.pipeline import follow_launches
 from tests.support.agreement_examples import MemoryStore
+from tests.support.fx_graphs import C10D, trace
 
 A, B = (fx.Graph().placeholder(name) for name in "ab")
 TEXTS = launch_texts((A, B))
@@ -58,12 +60,14 @@ def put(entry: Entry) -> None:
     assert agreement.settle_sequence(entry) == entry
 
 
-def decided(monkeypatch: pytest.MonkeyPatch, *plans: Any, answer: Agreement | None = None) -> tuple[Report, Attempt]:
+def decided(
+    monkeypatch: pytest.MonkeyPatch, *plans: Any, answer: Agreement | None = None, settings: Settings | None = None
+) -> tuple[Report, Attempt]:
     """What becomes of a graph whose plans launch as given, one after the other; ``None``: it stays as it was."""
     asked = iter([answer] if answer else [])
     monkeypatch.setattr(attempt, "decided", lambda mine, settings: next(asked))  # nobody else is asked
     monkeypatch.setattr(attempt, "shown", lambda *_: MINE)
-    made, left = Attempt(Settings()), iter(plans)
+    made, left = Attempt(settings or Settings()), iter(plans)
 
     def plan(known: Attempt) -> Report:
         known.key, known.problem, known.launches, known.asked = "key", EXAMPLE, (A, B), Options()
@@ -134,6 +138,64 @@ def test_a_part_of_what_others_run_is_refused(monkeypatch: pytest.MonkeyPatch) -
     late = Agreement(False, Verdict(False, "rank 1 did not publish", missing=(1,)))
     with pytest.warns(OverlapSchedWarning), pytest.raises(SequenceError, match="only a part"):
         decided(monkeypatch, (A, B), answer=late)
+
+
+@pytest.mark.parametrize("otherwise", [True, False])
+def test_what_may_be_a_part_is_refused_only_where_the_program_was_compiled_otherwise(
+    monkeypatch: pytest.MonkeyPatch, otherwise: bool
+) -> None:
+    put(Entry((*TEXTS, "c group 8"), (2, 0, 1), True))
+    put(KEPT)
+    monkeypatch.setattr(in_force, "compiled_otherwise", lambda _: otherwise)
+    if otherwise:
+        with pytest.raises(SequenceError, match="only a part"):
+            decided(monkeypatch, (A, B))
+    else:
+        assert decided(monkeypatch, (A, B))[0].kept is None
+
+
+def test_a_rank_that_was_missing_may_be_running_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[Entry] = []
+    monkeypatch.setattr(attempt, "note_launches", noted.append)
+    late = Agreement(False, Verdict(False, "rank 1 did not publish", True, missing=(1,)))
+    decided(monkeypatch, (A, B), answer=late)
+    assert noted == [replace(KEPT, together=False)]
+
+
+def test_an_error_of_sequences_is_no_reason_to_fall_back() -> None:
+    error = SequenceError("others launch otherwise")
+    with pytest.raises(SequenceError):
+        agree.given_up(error, Settings(), "scheduling", "leaves")
+
+    def fails(*_: Any) -> Any:
+        raise error
+
+    with pytest.raises(SequenceError):
+        overlap_sched.schedule_graph(trace(gathers, (8, 4)), Options(rewrites=()), scheduler=fails)
+
+
+def gathers(x: torch.Tensor) -> torch.Tensor:
+    return C10D.wait_tensor(C10D.all_gather_into_tensor(x, 2, "0")).sum() + C10D.wait_tensor(
+        C10D.all_gather_into_tensor(x[:2], 2, "0")
+    )
+
+
+def test_launches_are_known_by_their_bytes() -> None:
+    nodes = [node for node in trace(gathers, (8, 4)).graph.nodes if "all_gather" in node.name]
+    first, second = launch_texts(tuple(nodes))
+    assert (first.split()[-1], second.split()[-1]) == ("128", "32")
+    assert first.rsplit(" ", 1)[0] == second.rsplit(" ", 1)[0]
+    symbolic = make_fx(gathers, tracing_mode="symbolic")(torch.ones(8, 4))
+    nodes = [node for node in symbolic.graph.nodes if "all_gather" in node.name]
+    assert [text.split()[-1] for text in launch_texts(tuple(nodes))] == ["*", "*"]
+
+
+def test_switched_off_it_follows_and_does_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    off = Settings(follows=True)
+    assert not decided(monkeypatch, (B, A), settings=off)[0].changed  # and nobody is asked
+    assert agreement.find_sequence(TEXTS) is None
+    put(SWAPPED)
+    assert decided(monkeypatch, (A, B), (B, A), settings=off)[0].kept == attempt.FOLLOWS
 
 
 def cached(entry: Entry, agreed: bool = True) -> str:
@@ -231,6 +293,7 @@ def test_a_function_compiled_otherwise_is_known() -> None:
     compiled = torch.compile(net, backend=compiler, dynamic=False)
     compiled(x, 1)
     assert compiler.otherwise[-1] is False
+    assert len(in_force._compiled.launches) == 1  # numbers begin anew
 
 
 @pytest.mark.parametrize("moves", [True, False])
@@ -259,6 +322,7 @@ def test_our_pass_stays_while_a_graph_launches_anew() -> None:
         in_force._compiled.moved.add(0)
     (stays,) = [one for one in config.reorder_for_compute_comm_overlap_passes if isinstance(one, SchedulerPass)]
     assert stays.settings.options.preserve_collective_order == "waits"
+    assert stays.settings.follows
     in_force._compiled.moved.clear()
     with overlap_sched.enabled():
         pass
@@ -279,4 +343,7 @@ def test_no_launch_moves_beside_graphs_that_were_compiled_before(
         _, made = decided(monkeypatch, (A, B), answer=ALIKE)
         assert made.settings.options.preserve_collective_order == kept
     torch._dynamo.reset()
+    assert not in_force.runs_earlier_code()
+    torch.compile(Net(), backend=Compiler())(torch.ones(2), 0)  # with us
+    in_force.note_earlier_code()
     assert not in_force.runs_earlier_code()

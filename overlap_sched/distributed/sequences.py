@@ -99,9 +99,13 @@ class SequencesInForce:
             return known
         for one in self._candidates(entry):
             if (entry.together or not self.launch_elsewhere(one)) and not self._ambiguous_with(one, entry.again):
-                self.entries.append(one)
-                return one
-        return None
+                break
+        else:
+            if entry.again or not entry.together:
+                return None
+            one = Entry(entry.launches, tuple(range(len(entry.launches))), True)  # a new function, on all ranks at once
+        self.entries.append(one)
+        return one
 
     def _candidates(self, entry: Entry) -> Iterator[Entry]:
         """An entry as it is, with a sequence that others leave it, with the original one."""

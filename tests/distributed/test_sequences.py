@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
 from typing import Any, NamedTuple
@@ -46,7 +47,8 @@ AGAIN = {"again": True}
         ([entry("ab", "10"), entry("cd", "10")], entry("abc", **ALONE), None),
         ([entry("abcd", "2013")], entry("ab"), "01"),  # another function: cd has never run by itself
         ([entry("abcd", "2013")], entry("ab", **AGAIN), None),
-        ([entry("abcd", "2013"), entry("ab")], entry("cd"), None),  # now the same stream could be cut in two ways
+        ([entry("abcd", "2013"), entry("ab")], entry("cd", **AGAIN), None),  # now one stream could be cut in two ways
+        ([entry("abcd", "2013"), entry("ab")], entry("cd", "10"), "01"),  # a new function, and on all ranks at once
         ([entry("abcd", rewritten="x")], entry("bc", **ALONE), None),
         ([entry("abcd", rewritten="x")], entry("ef", "10"), "10"),
         ([entry("ab", "10")], entry("xy", **ALONE), "01"),
@@ -134,6 +136,10 @@ def test_no_stream_is_launched_in_two_ways(seed: int) -> None:
         asked, before = drawn(dice), list(known.entries)
         new = known.find(asked.launches) is None
         found = known.decide(asked)
+        if asked.together and not asked.again and any(len(outputs(text, known.entries)) > 1 for text in streams(9)):
+            assert new  # of a new function, on all ranks at once, all are taken: in the original sequence
+            assert found == replace(asked, sequence=tuple(range(len(asked.launches))))
+            return
         assert all(len(outputs(text, known.entries)) <= 1 for text in streams(9))
         if new and asked.together and not asked.again and (found is None or found.sequence != asked.sequence):
             assert any(len(outputs(text, [*before, asked])) > 1 for text in streams(12))

@@ -5,12 +5,37 @@ For :func:`overlap_sched.fit.fit` and :func:`overlap_sched.joint.fit_joint` alik
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
-from overlap_sched.analysis.frontier_points import Found, StepAndPeak
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem.sizes import limit_given, size_bytes
+from overlap_sched.scheduler.candidate import SAME_STEP
 
 _SAME = 1e-12
+
+
+class StepAndPeak(Protocol):
+    """What has a step and a peak: an order, a plan, a cut."""
+
+    @property
+    def step_us(self) -> float:
+        """How long it takes."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is live."""
+
+
+Found = TypeVar("Found", bound=StepAndPeak)
+
+
+def undominated(found: Iterable[Found]) -> list[Found]:
+    """Return those than which no other one is better in both: by ascending peak and descending step."""
+    kept: list[Found] = []
+    for one in sorted(found, key=lambda one: (one.peak_bytes, one.step_us)):
+        if not kept or one.step_us < kept[-1].step_us * (1 - SAME_STEP):
+            kept.append(one)
+    return kept
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def tree_of(path: Path) -> ast.Module:
 
 @cache
 def imports_of(module: str, inside: bool = False) -> set[str]:
-    """Modules of the package that a module imports when it is loaded; ``inside``: in functions, too. Not for types only."""
+    """Modules of the package that a module imports, but for types only; ``inside``: those in functions, too."""
     path = PACKAGE.parent / Path(*module.split("."))
     tree = tree_of(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
     found: set[str] = set()

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from overlap_sched.errors import OrderError, RewriteError, VerificationError
+from overlap_sched.errors import ProblemError, RewriteError, VerificationError
 from overlap_sched.fit.answer import FitPoint
 from overlap_sched.fit.emit import rewrites_of
 from overlap_sched.fit.greedy import Greedy
@@ -296,11 +296,11 @@ def relabelled(problem: Problem, order: Sequence[int]) -> Problem:
     """Return the problem with node ``order[k]`` as its k-th: the scheduler takes that order for the original one.
 
     Raises:
-        OrderError: The order cannot run.
+        ProblemError: The order cannot run.
     """
     broken = violation(problem, order)
     if broken is not None:
-        raise OrderError(f"{problem.name!r} cannot be listed in this order: {broken}.")
+        raise ProblemError(f"{problem.name!r} cannot be listed in this order: {broken}.")
     place = {v: at for at, v in enumerate(order)}
     nodes = (problem.nodes[v] for v in order)
     return replace(

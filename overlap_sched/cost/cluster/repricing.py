@@ -36,7 +36,7 @@ def on_machine(problem: Problem, cluster: Cluster, varied: Mapping[str, float], 
 
     Raises:
         OptionsError: Ranks are varied, and it cannot be known how.
-        PlacementError: A process group does not fit the cluster.
+        CostError: A process group does not fit the cluster.
     """
     placed = placed_on(problem, cluster)
     graph = with_ranks(placed, cluster, int(varied["ranks"])) if "ranks" in varied else placed

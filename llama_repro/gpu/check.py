@@ -20,12 +20,11 @@ from llama_repro.gpu.streams import CudaStreams, EmulatedStreams, calibrated, ha
 from llama_repro.gpu.values import random_inputs, same_bits
 from llama_repro.harness.torch_pass import torch_order
 from overlap_sched.fx import Cost, Lifted, lift
-from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
-from overlap_sched.judge.validate import violation
+from overlap_sched.judge.validate import peak_memory, violation
 from overlap_sched.options import Options
 from overlap_sched.problem import MemoryModel, Order
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 
 ORDERS = ("original", "ours", "torch")
 """What can be run. ``torch``: torch's own overlap pass with its default caps (it may take more memory)."""

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from overlap_sched.peak_memory.allocator.caching import CachingAllocator
-from overlap_sched.peak_memory.allocator.expandable import new_allocator
 from overlap_sched.problem.allocator_settings import PLAIN, AllocatorSettings
+from overlap_sched.simulate.allocator import CachingAllocator, new_allocator
 
 MOST_EVENTS = 1_000_000
 """So many are recorded at most."""

@@ -16,9 +16,9 @@ from itertools import islice, product
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.judge.replay import replay
-from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId, Order, Problem
-from overlap_sched.scheduler.candidate import SAME_STEP
+from overlap_sched.scheduler.task import SAME_STEP
+from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.found import Found
 from overlap_sched.transform.in_place import legal_together, places

@@ -15,10 +15,10 @@ from llama_repro.gpu.streams import EmulatedStreams  # noqa: E402
 from llama_repro.gpu.table import broken  # noqa: E402
 from llama_repro.gpu.values import live_bytes, random_inputs, same_bits  # noqa: E402
 from overlap_sched.fx import lift  # noqa: E402
-from overlap_sched.judge.liveness import memory_profile  # noqa: E402
+from overlap_sched.judge.validate import memory_profile  # noqa: E402
 from overlap_sched.options import Options  # noqa: E402
 from overlap_sched.problem import Kind  # noqa: E402
-from overlap_sched.scheduler.pipeline import schedule  # noqa: E402
+from overlap_sched.scheduler.driver import schedule  # noqa: E402
 from scripts.gpu_check import main  # noqa: E402
 from tests.support.simulated_gpu import COPY_US, simulate  # noqa: E402
 

@@ -21,8 +21,7 @@ from overlap_sched.fx import lift
 from overlap_sched.fx.dimensions.candidates import fission_candidates
 from overlap_sched.judge.validate import measure
 from overlap_sched.problem import Kind
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.prices import Prices

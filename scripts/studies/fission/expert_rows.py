@@ -8,9 +8,8 @@ from overlap_sched.fit import fit
 from overlap_sched.judge.validate import measure
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Order, Problem
-from overlap_sched.scheduler.best import phases
-from overlap_sched.scheduler.candidate import Task
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import phases, schedule
+from overlap_sched.scheduler.task import Task
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.prices import Prices

@@ -17,8 +17,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from overlap_sched.judge.replay import replay
-from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, NodeId, Order, Problem
+from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.fission import Fission
 
 LEADS = (1.0, 2.0, 4.0, 8.0, 16.0)

@@ -36,7 +36,7 @@ from overlap_sched.joint.graphs import copy_of
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.problem.file import read_problem
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.prices import Prices
 from scripts.studies.fit.baselines import BASELINES, BLOCKS, Solved, by_partitioner, by_solver, reordered

@@ -26,9 +26,8 @@ from overlap_sched.judge.validate import measure
 from overlap_sched.options import RewriteKind
 from overlap_sched.report.units import change
 from overlap_sched.report.words.reserved import reserved_of
-from overlap_sched.scheduler.best import phases
-from overlap_sched.scheduler.candidate import Task
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule, phases
+from overlap_sched.scheduler.task import Task
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.keys import Key, keys_of
 from overlap_sched.transform.neighbours import Windows

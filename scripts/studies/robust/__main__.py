@@ -27,7 +27,7 @@ from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.file import read_problem
 from overlap_sched.report.progress import progress
 from overlap_sched.report.units import duration
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 
 HEADINGS = ("graph, network", "order", "predicted", "mean", "", "95 %", "with tails: mean", "", "95 %")
 

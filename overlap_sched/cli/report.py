@@ -6,9 +6,9 @@ from pathlib import Path
 
 from overlap_sched.cli.plan import add_rewrites, check_left_out, left_of, prices_of, times_of
 from overlap_sched.cli.source import Loaded
-from overlap_sched.judge.order_file import read_order
+from overlap_sched.judge.validate import read_order
 from overlap_sched.report.html.beside import ExtraOrder, Extras
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
 from overlap_sched.transform.plan import Plan
 
 

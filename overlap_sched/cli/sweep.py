@@ -32,9 +32,8 @@ from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import duration, from_to, memory_unit, printable, size
 from overlap_sched.report.words.contention import contention_figures, with_contention_line
 from overlap_sched.report.words.schedule import gap_percent
-from overlap_sched.scheduler.candidate import SAME_STEP
-from overlap_sched.scheduler.pipeline import figures_of, schedule
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule, figures_of, schedule
+from overlap_sched.scheduler.task import SAME_STEP
 
 MEMORY = ("headroom", "memory_limit")
 AXES = (*MEMORY, *MACHINE, "noise")

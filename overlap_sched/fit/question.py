@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem.sizes import limit_given, size_bytes
-from overlap_sched.scheduler.candidate import SAME_STEP
+from overlap_sched.scheduler.task import SAME_STEP
 
 _SAME = 1e-12
 

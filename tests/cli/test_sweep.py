@@ -14,8 +14,7 @@ from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.cost.cluster.repricing import on_machine, placed_on, priced_on, with_ranks
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import Group, Kind, Node, Problem, Storage
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule, schedule
 from tests.support.command import Command, run
 from tests.support.oracle import step_by_definition
 from tests.support.sharded import sharded

@@ -16,7 +16,7 @@ from overlap_sched.report.html.beside import NOTHING_ELSE, Extras
 from overlap_sched.report.html.collect import page_of
 from overlap_sched.report.html.data import Page
 from overlap_sched.report.units import change, count, duration, printable, size
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
 
 SCRIPTS = ("units.js", "overview.js", "model.js", "pictures.js", "tables.js", "frontier.js", "main.js")
 """In this order, as one script."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from overlap_sched.judge.liveness import memory_profile
+from overlap_sched.judge.validate import memory_profile
 from overlap_sched.peak_memory.best import MemoryPlan
 from overlap_sched.report.colours import AFTER, BEFORE, INK, LIMIT
 from overlap_sched.report.pictures.picture import check_plot, new_figure, write_picture

@@ -30,8 +30,7 @@ from overlap_sched.scheduler.best import phases
 from overlap_sched.scheduler.candidate import Task
 from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.keys import Key, keys_of
-from overlap_sched.transform.neighbours import Windows
+from overlap_sched.transform.buckets import Key, Windows, keys_of
 from overlap_sched.transform.plan import FORMS, plan
 from overlap_sched.transform.prices import Prices, on_cluster
 from overlap_sched.transform.rewrites import Bucket, Form

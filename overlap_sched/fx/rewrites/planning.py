@@ -7,8 +7,8 @@ from torch import fx
 
 from overlap_sched.cost import Collective
 from overlap_sched.errors import RewriteError
+from overlap_sched.fx.graphs import marks_of
 from overlap_sched.fx.lifting import Lifted
-from overlap_sched.fx.pins import marks_of
 from overlap_sched.fx.rewrites.again import check_keep, check_regather, check_stream
 from overlap_sched.fx.rewrites.apply import check_member
 from overlap_sched.fx.rewrites.backends import forms_for

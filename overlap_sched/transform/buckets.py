@@ -323,7 +323,7 @@ class BucketSearch:
         return busy
 
     def _added_us(self, v: NodeId) -> float:
-        """What a collective adds to a large batch; all its time where it goes alone."""
+        """Return what a collective adds to a large batch; all its time where it goes alone."""
         node, key = self.problem.nodes[v], self.keys.get(v)
         return node.time_us if key is None else added_us(node, key, self.time_us)
 

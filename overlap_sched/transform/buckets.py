@@ -36,13 +36,12 @@ from typing import NamedTuple
 import numpy as np
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Node, NodeId, Order, Position, Problem
 from overlap_sched.problem.node import OF_HOST
-from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.policies import EARLY, WHILE_STALLED, Policy
-from overlap_sched.scheduler.priority import CHEAP
-from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
+from overlap_sched.scheduler.runs import EARLY, WHILE_STALLED
+from overlap_sched.scheduler.task import CHEAP, Reference
+from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.deferral import defer_compute
 from overlap_sched.transform.draft import Draft
@@ -473,7 +472,7 @@ class Batch:
 
 
 class BatchingStreams:
-    """Streams (:class:`overlap_sched.scheduler.streams.StreamTimes`) on which collectives go together.
+    """Streams (:class:`overlap_sched.scheduler.list_scheduler.StreamTimes`) on which collectives go together.
 
     As databases commit in groups: an idle stream starts what comes at once; a busy one lets launches pile up, and takes
     all of one kind together when it is free. So nothing is merged where nothing waits::

@@ -37,19 +37,14 @@ from dataclasses import dataclass, replace
 
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.replay import replay
-from overlap_sched.judge.together import together_violation
-from overlap_sched.judge.validate import REPLAY_TOLERANCE, measure, violation
+from overlap_sched.judge.validate import REPLAY_TOLERANCE, measure, together_violation, violation
 from overlap_sched.options import Options, replayed_allocator, rewrites_wanted
 from overlap_sched.problem import Problem
-from overlap_sched.scheduler.apart import clashes, kept_apart
-from overlap_sched.scheduler.candidate import Candidate, Task
-from overlap_sched.scheduler.collector import no_collection
-from overlap_sched.scheduler.device import DeviceLimit
+from overlap_sched.scheduler.driver import Schedule, figures_of, no_collection, schedule
 from overlap_sched.scheduler.explain import decisions
-from overlap_sched.scheduler.pipeline import figures_of, schedule
-from overlap_sched.scheduler.policies import FAR_AHEAD, IN_ORDER
-from overlap_sched.scheduler.portfolio import GOAL_PERCENT, busy_us, close_enough
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.restrictions import DeviceLimit, clashes, kept_apart
+from overlap_sched.scheduler.runs import FAR_AHEAD, GOAL_PERCENT, IN_ORDER, busy_us, close_enough
+from overlap_sched.scheduler.task import Candidate, Task
 from overlap_sched.transform.buckets import (
     batch_time,
     host_times,

@@ -21,16 +21,13 @@ import numpy as np
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.options import Options
-from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, NodeId, Order, Problem
 from overlap_sched.problem.reached import reached
-from overlap_sched.scheduler.best import phases
-from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
-from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.policies import EARLY, FAR_AHEAD, IN_ORDER, WHILE_STALLED, Policy
-from overlap_sched.scheduler.portfolio import simple_bound_us, streams_bound_us
-from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.result import NO_WORK, Work
+from overlap_sched.scheduler.driver import phases
+from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
+from overlap_sched.scheduler.runs import EARLY, FAR_AHEAD, IN_ORDER, WHILE_STALLED, simple_bound_us, streams_bound_us
+from overlap_sched.scheduler.task import NO_WORK, SAME_STEP, Candidate, Reference, Task, Work
+from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.apply import NOT_KNOWN, apply
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
@@ -51,7 +48,7 @@ def refuse_nothing(rewrite: Rewrite) -> str:
     return ""
 
 
-class StepAndPeak(Protocol):
+class MeasuredPlan(Protocol):
     """What has a step and a peak: an order, a plan, a cut."""
 
     @property
@@ -63,7 +60,7 @@ class StepAndPeak(Protocol):
         """The most that is live."""
 
 
-Plan = TypeVar("Plan", bound=StepAndPeak)
+Found = TypeVar("Found", bound=MeasuredPlan)
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ class Limit:
     bytes: int | None
     us: float | None
 
-    def key(self, found: StepAndPeak) -> tuple[bool, float, float]:
+    def key(self, found: MeasuredPlan) -> tuple[bool, float, float]:
         """The lower, the better: within the limit first; where nothing is, what is nearest to it."""
         if self.bytes is not None:
             over = found.peak_bytes > self.bytes
@@ -86,14 +83,14 @@ class Limit:
         over = self.us is not None and found.step_us > self.us * (1 + 1e-12)
         return (over, found.step_us, found.peak_bytes) if over else (over, found.peak_bytes, found.step_us)
 
-    def best(self, plans: Iterable[Plan]) -> Plan:
+    def best(self, plans: Iterable[Found]) -> Found:
         """Return the plan that answers the question best."""
         return min(plans, key=self.key)
 
 
-def undominated(plans: Iterable[Plan]) -> list[Plan]:
+def undominated(plans: Iterable[Found]) -> list[Found]:
     """Return the plans than which no other one is better in both: by ascending peak and descending step."""
-    kept: list[Plan] = []
+    kept: list[Found] = []
     for one in sorted(plans, key=lambda one: (one.peak_bytes, one.step_us)):
         if not kept or one.step_us < kept[-1].step_us * (1 - SAME_STEP):
             kept.append(one)

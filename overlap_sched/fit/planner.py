@@ -24,7 +24,6 @@ from overlap_sched.fit.answer import FitPoint
 from overlap_sched.fit.emit import rewrites_of
 from overlap_sched.fit.greedy import Greedy
 from overlap_sched.fit.link_time import LinkTime
-from overlap_sched.fit.question import undominated
 from overlap_sched.fit.state import LiveState
 from overlap_sched.judge.validate import measure, violation
 from overlap_sched.options import Options
@@ -38,7 +37,7 @@ from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.offload import host_bytes
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Rewrite
-from overlap_sched.transform.trial import POLICIES
+from overlap_sched.transform.search import POLICIES, undominated
 
 AIMS = (1.0, 0.97, 0.92)
 """Parts of the limit that choices aim at: what is left is room for the scheduler to hide what is in flight."""

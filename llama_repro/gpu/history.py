@@ -12,7 +12,7 @@ from typing import Any
 
 from overlap_sched.peak_memory.allocator.caching import CachingAllocator
 from overlap_sched.peak_memory.allocator.expandable import new_allocator
-from overlap_sched.problem.allocator_settings import PLAIN, AllocatorSettings
+from overlap_sched.problem.sizes import PLAIN, AllocatorSettings
 
 MOST_EVENTS = 1_000_000
 """So many are recorded at most."""

@@ -16,7 +16,7 @@ from overlap_sched.options import Options, options_given, replayed_allocator
 from overlap_sched.peak_memory.allocator.reserved import Requests, requests_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Problem
-from overlap_sched.problem.allocator_settings import AllocatorSettings
+from overlap_sched.problem.sizes import AllocatorSettings
 from overlap_sched.scheduler.device import needed_bytes
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.prices import Prices

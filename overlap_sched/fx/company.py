@@ -26,8 +26,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from overlap_sched.cost import Collective, CostModel
 from overlap_sched.cost.model import FinishingModel, LaunchingModel
-from overlap_sched.problem import Group, Kind, Node
-from overlap_sched.problem.node import FINISH, LAUNCH, PART
+from overlap_sched.problem import FINISH, LAUNCH, PART, Group, Kind, Node
 
 
 def one_collective_each(

@@ -11,7 +11,7 @@ from enum import IntEnum
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
-from overlap_sched.problem.node import ANY_GROUP
+from overlap_sched.problem import ANY_GROUP
 
 
 class Ordering(IntEnum):

@@ -26,9 +26,8 @@ from overlap_sched.fx.reader import read_graph
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.reordering import graph_of
 from overlap_sched.fx.sizes import carried_sizes
-from overlap_sched.problem import Group, Kind, MemoryModel, Node, Problem
+from overlap_sched.problem import OF_HOST, Group, Kind, MemoryModel, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION
-from overlap_sched.problem.node import OF_HOST
 from overlap_sched.problem.precedence import launched_on
 from overlap_sched.report.words.sizes import AssumedSize
 from overlap_sched.transform.host import OUT

@@ -24,7 +24,7 @@ from overlap_sched.fx.communication import Communications, Launched
 from overlap_sched.fx.groups import live_ranks
 from overlap_sched.fx.operators import traits_of
 from overlap_sched.fx.wrappers import bodies_of
-from overlap_sched.problem.node import ANY_GROUP
+from overlap_sched.problem import ANY_GROUP
 
 Launches = tuple[fx.Node, ...]
 """The FX nodes that communicate, waits apart, in the order in which they do."""

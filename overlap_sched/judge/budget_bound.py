@@ -29,7 +29,7 @@ from overlap_sched.judge.bound_terms import compute_us, reachability, unpack, wi
 from overlap_sched.judge.contended_bound import Chain, losses, part_lost
 from overlap_sched.judge.lower_bound import EXACT_NODES, lower_bound_us
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.problem.reached import reached
+from overlap_sched.problem.precedence import reached
 
 _LATEST = 32
 """Collectives per group whose stream's end is looked at: those that need the most compute."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from overlap_sched.errors import ProblemError
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem import Order, Problem
-from overlap_sched.problem.paths import nameable
+from overlap_sched.problem.file import nameable
 
 
 def read_order(path: str | Path, problem: Problem) -> Order:

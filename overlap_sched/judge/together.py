@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 
 from overlap_sched.judge.replay import Replay
 from overlap_sched.options import Concurrent
-from overlap_sched.problem import Kind, Node, Problem
-from overlap_sched.problem.node import ANY_GROUP
+from overlap_sched.problem import ANY_GROUP, Kind, Node, Problem
 
 _ROUNDING = 1e-9
 """Relative to the step: overlaps below this come from adding up floating-point numbers."""

@@ -12,8 +12,7 @@ from overlap_sched.judge.pins import pin_violation
 from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.judge.together import together_violation
 from overlap_sched.options import Options, headroom_bytes
-from overlap_sched.problem import Kind, Problem
-from overlap_sched.problem.node import ANY_GROUP
+from overlap_sched.problem import ANY_GROUP, Kind, Problem
 from overlap_sched.problem.precedence import Preserve
 
 REPLAY_TOLERANCE = 1e-9

@@ -23,7 +23,7 @@ from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
 from overlap_sched.peak_memory.memory_graph import memory_graph_of
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.problem.reached import reached
+from overlap_sched.problem.precedence import reached
 
 PeakKind = Literal[
     "parameters",

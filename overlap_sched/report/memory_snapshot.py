@@ -24,7 +24,7 @@ from overlap_sched.peak_memory.allocator.caching import SMALL_BASE, Address, Blo
 from overlap_sched.peak_memory.allocator.reserved import requests_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Order, Problem
-from overlap_sched.problem.allocator_settings import PLAIN
+from overlap_sched.problem.sizes import PLAIN
 from overlap_sched.report.files import write_file
 from overlap_sched.report.memory_kinds import memory_kinds
 from overlap_sched.report.units import printable

@@ -22,8 +22,7 @@ from overlap_sched.options import replayed_allocator
 from overlap_sched.peak_memory.allocator.reserved import requests_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Order
-from overlap_sched.problem.allocator_settings import AllocatorSettings
-from overlap_sched.problem.sizes import size_bytes
+from overlap_sched.problem.sizes import AllocatorSettings, size_bytes
 from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import FAR_AHEAD, WHILE_STALLED, Policy

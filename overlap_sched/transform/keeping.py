@@ -17,8 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.problem import Kind, NodeId, Position, Problem
-from overlap_sched.problem.node import StorageId
+from overlap_sched.problem import Kind, NodeId, Position, Problem, StorageId
 from overlap_sched.problem.precedence import positions
 from overlap_sched.transform.again import given, looked_through
 from overlap_sched.transform.draft import Draft

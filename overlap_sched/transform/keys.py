@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.problem import Kind, Node, NodeId, Problem
-from overlap_sched.problem.node import OF_HOST
+from overlap_sched.problem import OF_HOST, Kind, Node, NodeId, Problem
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.members import Alike, member
 from overlap_sched.transform.prices import Prices

@@ -9,7 +9,7 @@ import numpy as np
 from overlap_sched.errors import RewriteError
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, NodeId, Order, Problem
-from overlap_sched.problem.reached import reached
+from overlap_sched.problem.precedence import reached
 from overlap_sched.scheduler.candidate import SAME_STEP, SchedulerRun
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.policies import EARLY, FAR_AHEAD, IN_ORDER, WHILE_STALLED, Policy

@@ -12,7 +12,7 @@ from overlap_sched import EXAMPLE, Options, Problem, Schedule, schedule
 from overlap_sched.judge.validate import violation
 from overlap_sched.peak_memory.allocator.reserved import requests_of
 from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, PLAIN, AllocatorSettings
+from overlap_sched.problem.sizes import EXPANDABLE, MIB, PLAIN, AllocatorSettings
 from overlap_sched.report.words.reserved import short_text
 from overlap_sched.scheduler import device as under_test
 from overlap_sched.scheduler.candidate import Task

@@ -35,7 +35,7 @@ that do not touch, per pool, to be found by their size, their begin and their en
 from bisect import bisect_left, insort
 from typing import NamedTuple
 
-from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
+from overlap_sched.problem.sizes import MIB, NO_LIMIT, PLAIN, AllocatorSettings
 
 MIN_BLOCK, SMALL_SIZE, SMALL_BUFFER = 512, MIB, 2 * MIB
 MIN_LARGE_ALLOC, ROUND_LARGE = 10 * MIB, 2 * MIB

@@ -17,7 +17,7 @@ from overlap_sched.peak_memory.allocator.caching import (
     CachingAllocator,
     Ranges,
 )
-from overlap_sched.problem.allocator_settings import EXPANDABLE, NO_LIMIT, AllocatorSettings
+from overlap_sched.problem.sizes import EXPANDABLE, NO_LIMIT, AllocatorSettings
 
 _ADDRESSES = 2**61
 

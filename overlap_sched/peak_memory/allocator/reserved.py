@@ -7,7 +7,7 @@ from overlap_sched.peak_memory.allocator.caching import NO_BLOCK, CachingAllocat
 from overlap_sched.peak_memory.allocator.expandable import new_allocator
 from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Problem
-from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
+from overlap_sched.problem.sizes import MIB, NO_LIMIT, PLAIN, AllocatorSettings
 
 CAPACITY_STEP = 8 * MIB
 """The smallest capacity is found to within this."""

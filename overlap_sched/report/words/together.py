@@ -7,7 +7,7 @@ from typing import Any
 
 from overlap_sched.problem import ANY_GROUP, Problem
 from overlap_sched.report.units import change, count, duration
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
 
 
 def collectives_text(problem: Problem) -> str:

@@ -16,19 +16,14 @@ from typing import NamedTuple
 
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.replay import replay
-from overlap_sched.judge.together import together_violation
-from overlap_sched.judge.validate import REPLAY_TOLERANCE, measure, violation
+from overlap_sched.judge.validate import REPLAY_TOLERANCE, measure, together_violation, violation
 from overlap_sched.options import Options, replayed_allocator
 from overlap_sched.problem import Problem
-from overlap_sched.scheduler.apart import clashes, kept_apart
-from overlap_sched.scheduler.best import phases
-from overlap_sched.scheduler.candidate import Candidate, Task
-from overlap_sched.scheduler.collector import no_collection
-from overlap_sched.scheduler.device import DeviceLimit
+from overlap_sched.scheduler.driver import Schedule, figures_of, no_collection, phases, schedule
 from overlap_sched.scheduler.explain import decisions
-from overlap_sched.scheduler.pipeline import figures_of, schedule
-from overlap_sched.scheduler.portfolio import close_enough
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.restrictions import DeviceLimit, clashes, kept_apart
+from overlap_sched.scheduler.runs import close_enough
+from overlap_sched.scheduler.task import Candidate, Task
 from overlap_sched.transform.apply import NOT_KNOWN, apply
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
@@ -170,7 +165,7 @@ def _searched(without: Schedule, looked_for: _Search) -> Sequence[Trial]:
     if any(node.marks for node in problem.nodes):  # they say nothing of other nodes
         return ()
     wanted, prices = looked_for.wanted, looked_for.prices
-    compute_us = least_compute_us(problem, prices, looked_for.alike, wanted)
+    compute_us = least_compute_us(problem, looked_for.alike, wanted)
     enough_us = compute_us * close_enough(Task(problem, without.options, without.base_bytes))
     if step_us <= enough_us:  # as near to all compute as is asked for
         return ()

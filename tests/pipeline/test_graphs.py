@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sched.errors import PipelineFileError
+from overlap_sched.errors import PipelineError
 from overlap_sched.options import Options
 from overlap_sched.pipeline.action import Pair, backward, forward
 from overlap_sched.pipeline.compare import PlannedPipeline, plan_pipeline
@@ -22,7 +22,7 @@ from overlap_sched.pipeline.room import LEAST, left_bytes, with_room
 from overlap_sched.pipeline.schedule import PipelineSchedule
 from overlap_sched.pipeline.search.greedy import PipelinePolicy, greedy_schedule
 from overlap_sched.problem import Group, Kind, Node, Order, Problem, Storage
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 from tests.support.pipelines import uniform
 
 TWO = """
@@ -107,7 +107,7 @@ NO_OUTPUT = "but the graph has no such node, or nothing besides: name the one th
 )
 def test_an_output_node_that_is_none(backward_is: str, why: str) -> None:
     text = TWO.replace('problem = "backward", output_node = "dx"', backward_is)
-    with pytest.raises(PipelineFileError) as caught:
+    with pytest.raises(PipelineError) as caught:
         job_of(JobGraphs(lambda source: two_halves()), text)
     assert str(caught.value) == f"job.toml: stage[0].backward.output_node {why}"
 

@@ -13,10 +13,10 @@ from torch import Tensor, fx
 
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.fx import lift
-from overlap_sched.fx.dimensions.experts import expert_fissions
+from overlap_sched.fx.dimensions.candidates import expert_fissions
 from overlap_sched.fx.fitting import fit_graph
 from overlap_sched.fx.rewrites import prepare, rewrite_graph
-from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.fission import Fission

@@ -250,7 +250,7 @@ class Results:
 
 
 def _likeness(target: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """What the result of an operator follows from; ``None``: it may be something else than new tensors."""
+    """The key of an operator's result; ``None``: the result may be something else than new tensors."""
     if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
         return None
     schema = target._schema

@@ -27,7 +27,7 @@ from overlap_sched.dump.text import listed
 from overlap_sched.dump.values import MisfitError, Results, fake_execution
 from overlap_sched.fx.calls import GROUPS_KEY
 from overlap_sched.fx.sizes import SIZES_KEY
-from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
+from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
 from overlap_sched.report.words.sizes import AssumedSize
 from overlap_sched.scheduler.driver import no_collection
 

@@ -31,7 +31,7 @@ from overlap_sched.dump.size_names import check_sizes, size_names
 from overlap_sched.dump.source import DumpSource
 from overlap_sched.dump.values import Opaque, Results, Values
 from overlap_sched.errors import DumpError
-from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
+from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
 
 NO_SHAPES = (
     "nodes without a shape, as str(graph) prints none: they have no memory and their times mean nothing; take what "

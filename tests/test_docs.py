@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 from overlap_sched import EXAMPLE, write_problem
-from overlap_sched.cli.arguments import command_parser
+from overlap_sched.cli.command import command_parser
 from overlap_sched.problem import Kind
 from tests.cli.test_dump import DUMP
 from tests.support.ranks import free_port
@@ -162,7 +162,9 @@ def test_commands_in_documents_are_understood(document: Path) -> None:
     for language, _, text in (match.groups() for match in _BLOCK.finditer(document.read_text())):
         for line in text.splitlines() if language == "sh" else ():
             if line.startswith(_COMMAND):
-                command_parser().parse_args(shlex.split(line, comments=True)[1:])
+                _, name, *arguments = shlex.split(line, comments=True)
+                if not name.startswith("-"):
+                    command_parser(name).parse_args(arguments)
 
 
 @named(READERS)

@@ -185,7 +185,6 @@ def test_all_of_it_from_the_command(graph: Path, tmp_path: Path, cli: Command) -
     figures = cli.json("plan", str(graph), *wanted)
     with (
         patch("overlap_sched.report.html.page.check_html"),
-        patch("overlap_sched.cli.outputs.check_html"),
         patch("overlap_sched.report.html.page.bokeh_library", return_value=LIBRARY),
     ):
         more = ("--beside", str(order))

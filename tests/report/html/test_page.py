@@ -157,7 +157,7 @@ def test_no_bokeh_says_what_to_install(reordered: Schedule, tmp_path: Path) -> N
 def test_the_command_without_bokeh_reads_nothing(
     problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    unread = patch("overlap_sched.cli.command.load", side_effect=AssertionError("the input was read"))
+    unread = patch("overlap_sched.cli.input.load", side_effect=AssertionError("the input was read"))
     with patch.dict(sys.modules, {"bokeh": None, "bokeh.resources": None}), unread:
         assert run("report", problem, "--html", str(tmp_path / "out.html")) == 2
     assert capsys.readouterr() == ("", f"overlap-sched: error: {MISSING}\n")
@@ -176,7 +176,6 @@ def plan_and_page(problem: str, folder: Path, cli: Command, *more: str) -> tuple
 def test_figures_equal_those_of_plan(problem: str, tmp_path: Path, cli: Command) -> None:
     with (
         patch("overlap_sched.report.html.page.check_html"),
-        patch("overlap_sched.cli.outputs.check_html"),
         patch("overlap_sched.report.html.page.bokeh_library", return_value=LIBRARY),
     ):
         plan, page = plan_and_page(problem, tmp_path, cli, "--headroom", "5MiB")

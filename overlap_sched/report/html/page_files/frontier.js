@@ -1,32 +1,40 @@
 // Step against peak memory, where it was computed: the frontier as steps, the orders of this page as marks.
-const MARKS = ["square", "circle", "diamond"];
 const SHOWN = 1.05; // up to this part of the lowest step at least: one percent of it is not to look like a cliff
+const MARKS = [
+  (c, x, y) => c.rect(x - 6, y - 6, 12, 12),
+  (c, x, y) => c.arc(x, y, 7, 0, 2 * Math.PI),
+  (c, x, y) => [[0, -9], [7, 0], [0, 9], [-7, 0]].forEach(([dx, dy]) => c.lineTo(x + dx, y + dy)),
+];
 
-function frontierFigure({ points, others, bound_us, floor_bytes }) {
-  const all = [...points, ...others], peaks = all.map((point) => point.peak_bytes), steps = all.map((point) => point.step_us);
-  const [scale, stepUnit] = timeUnit(Math.max(...steps));
-  const range = (values, least, per, shown = 1) => {
+function frontierPicture({ points, others, bound_us, floor_bytes }) {
+  const all = [...points, ...others];
+  const range = (values, least, shown = 1) => {
     const low = Math.min(...values, least ?? Infinity), high = Math.max(...values, low * shown), margin = (high - low || high || 1) * 0.08;
-    return new Bokeh.Range1d({ start: (low - margin) / per, end: (high + margin) / per });
+    return [low - margin, high + margin];
   };
-  const figure = newFigure(290, range(steps, bound_us, scale, SHOWN), `step (${stepUnit})`, range(peaks, floor_bytes, unitBytes));
-  figure.xaxis.axis_label = `peak (${bytesUnit}), simulated`;
-  const at = (list, key, per) => list.map((point) => point[key] / per);
-  inked.push(figure.step({ x: at(points, "peak_bytes", unitBytes), y: at(points, "step_us", scale), mode: "after", line_width: 2 }).glyph);
-  if (bound_us !== null) {
-    const bound = new Bokeh.Span({ location: bound_us / scale, dimension: "width", line_dash: "dotted" });
-    figure.add_layout(bound);
-    inked.push(bound);
-  }
-  figure.scatter({ x: at(points, "peak_bytes", unitBytes), y: at(points, "step_us", scale), size: 6, fill_color: "#999999", line_color: "#999999" });
-  const items = others.map((point, k) => {
-    const mark = figure.scatter({ x: at([point], "peak_bytes", unitBytes), y: at([point], "step_us", scale), marker: MARKS[k], size: 13, fill_color: COLOURS.orders[k],
-      line_color: "#FFFFFF" });
-    return new Bokeh.LegendItem({ label: { value: point.name }, renderers: [mark] });
+  const steps = range(all.map((point) => point.step_us), bound_us, SHOWN), peaks = range(all.map((point) => point.peak_bytes), floor_bytes);
+  const [scale, stepUnit] = timeUnit(steps[1]);
+  others.forEach(({ name }, k) => {
+    const entry = element("li", null);
+    entry.append(swatch(COLOURS.orders[k]), name);
+    $("frontier-legend").append(entry);
   });
-  const legend = new Bokeh.Legend({ items, orientation: "horizontal", label_text_font_size: "0.85rem", margin: 0 });
-  figure.add_layout(legend, "above"); // not over the points
-  return { figure, legend };
+  newPicture("frontier-plot", 260, () => [...peaks, unitBytes, `peak (${bytesUnit}), simulated`], () => [...steps, scale, `step (${stepUnit})`],
+    (c, { at, up, box }) => {
+      const { ink } = theme(), corners = points.flatMap(({ peak_bytes, step_us }, k) => [[at(peak_bytes), up(step_us)],
+        [at((points[k + 1] ?? points[k]).peak_bytes), up(step_us)]]);
+      stroke(c, corners, { colour: ink, width: 2 });
+      if (bound_us !== null) stroke(c, [[box.left, up(bound_us)], [box.right, up(bound_us)]], { colour: ink, dash: [2, 3] });
+      points.forEach(({ peak_bytes, step_us }) => { c.fillStyle = "#999999"; c.fillRect(at(peak_bytes) - 3, up(step_us) - 3, 6, 6); });
+      others.forEach(({ peak_bytes, step_us }, k) => {
+        c.beginPath();
+        MARKS[k](c, at(peak_bytes), up(step_us));
+        c.closePath();
+        Object.assign(c, { fillStyle: COLOURS.orders[k], strokeStyle: "#FFFFFF", lineWidth: 1 });
+        c.fill();
+        c.stroke();
+      });
+    });
 }
 
-const frontier = data.frontier && frontierFigure(data.frontier);
+if (data.frontier) frontierPicture(data.frontier);

@@ -1,6 +1,6 @@
 """A frontier in words: a table for people, figures as data, and what a point picked from it costs."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 
@@ -10,13 +10,8 @@ from overlap_sched.report.units import change, duration, printable, size
 from overlap_sched.report.words.contention import contention_figures, with_contention_line
 from overlap_sched.report.words.schedule import gap_percent
 
-if TYPE_CHECKING:
-    from overlap_sched.report.html.data import FrontierPoint
 
-
-def point_cells(
-    point: "Point | FrontierPoint", original: "Point | FrontierPoint", bound_us: float | None
-) -> tuple[str, ...]:
+def point_cells(point: Point, original: Point, bound_us: float | None) -> tuple[str, ...]:
     """Peak, its change, step, its change, exposed time, gap to the bound (empty: none is known)."""
     return (
         size(point.peak_bytes),

@@ -64,4 +64,5 @@ causesTable();
 drawTable();
 showLive(instant.r, instant.p);
 setTheme(wanted.matches);
+show(0, endUs);
 requestAnimationFrame(() => requestAnimationFrame(() => { document.documentElement.dataset.ready = "true"; }));

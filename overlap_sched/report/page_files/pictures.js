@@ -189,7 +189,6 @@ function drawSoon() {
   requestAnimationFrame(() => {
     drawing = false;
     pictures.forEach(paint);
-    $("window").textContent = `${duration(Math.max(view.from, 0))} to ${duration(view.to)} of ${duration(endUs)}`;
   });
 }
 
@@ -197,6 +196,7 @@ function show(from, to) {
   const width = Math.min(Math.max(to - from, endUs * 1e-7), endUs);
   view.from = Math.min(Math.max(from, 0), endUs - width);
   view.to = view.from + width;
+  $("window").textContent = `${duration(view.from)} to ${duration(view.to)} of ${duration(endUs)}`;
   drawSoon();
 }
 

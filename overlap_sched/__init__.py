@@ -17,8 +17,8 @@ from typing import Any
 from overlap_sched.options import Options, close_to
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.file import read_problem, write_problem
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Decision, Figures, Schedule
+from overlap_sched.scheduler.driver import Figures, Schedule, schedule
+from overlap_sched.scheduler.explain import Decision
 
 __version__ = "0.2.0"
 
@@ -61,5 +61,5 @@ def __getattr__(name: str) -> Any:
             if error.name != module:
                 raise
     if name == "write_pages":
-        raise AttributeError("write_pages was removed. Use overlap_sched.report.html.page.write_page on a schedule.")
+        raise AttributeError("write_pages was removed. Use overlap_sched.report.page.write_page on a schedule.")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{close_to(name, [*_LAZY, *__all__])}")

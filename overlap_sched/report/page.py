@@ -13,8 +13,7 @@ from overlap_sched import __version__
 from overlap_sched.report.files import write_file
 from overlap_sched.report.page_data import NOTHING_ELSE, Extras, Page, page_data
 from overlap_sched.report.units import change, count, duration, printable, size
-from overlap_sched.report.words.schedule import gap_percent
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
 
 SCRIPTS = ("units.js", "overview.js", "model.js", "pictures.js", "tables.js", "frontier.js", "main.js")
 """In this order, as one script."""
@@ -132,28 +131,19 @@ def _frontier_section(found: Page | None) -> str:
     """Step against peak memory; nothing where it was not computed."""
     if found is None:
         return ""
-    original, bound_us = found["others"][0], found["bound_us"]
-    head = ["order", "peak", "", "step", "", "exposed"]
-    bounds = "The shortest step found for each peak, with rewrites; there may be better ones."
-    if bound_us is not None:
-        head.append("gap")
-        bounds = (
-            "The shortest step found for each peak, of the graph of the original order. No order's step is below "
-            f"{duration(bound_us)}; no order's peak is below {size(found['floor_bytes'])}."
-        )
-    rows = []
+    original, rows = found["others"][0], []
+    heads = _heads(("order", "peak", "", "step", "", "exposed"))
     for point in (*found["points"], *found["others"]):
         peak, step = point["peak_bytes"], point["step_us"]
         cells = [point["name"] or "on the frontier", size(peak), change(original["peak_bytes"], peak), duration(step)]
-        cells += [change(original["step_us"], step), duration(point["exposed_us"])]
-        rows.append(_table_row(cells if bound_us is None else [*cells, f"{gap_percent(step, bound_us):.2f} %"]))
+        rows.append(_table_row([*cells, change(original["step_us"], step), duration(point["exposed_us"])]))
     return _section(
         "frontier",
         "Step against peak memory (simulated)",
-        f"<p>{bounds}</p>",
+        "<p>The shortest step found for each peak, with rewrites; there may be better ones.</p>",
         '<ul id="frontier-legend" class="legend" aria-label="Orders"></ul>\n<div id="frontier-plot"></div>',
         '<div class="scroll" tabindex="0" role="group" aria-labelledby="frontier-title"><table id="frontier">'
-        f"<thead><tr>{_heads(head)}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>",
+        f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>",
     )
 
 

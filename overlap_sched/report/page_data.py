@@ -3,7 +3,7 @@
 Times are microseconds, rounded to nanoseconds where they are drawn; the figures are those of ``plan --json``,
 unrounded. Columns of nodes are indexed by node id, columns of storages by row (storages that are ever live);
 operators, groups and modules count in lists of their own (-1: none, not known). A storage is live from position
-``first`` to ``last`` of an order, both included (:mod:`overlap_sched.judge.liveness`); ``flights`` are (row, first,
+``first`` to ``last`` of an order, both included (:mod:`overlap_sched.judge.validate`); ``flights`` are (row, first,
 last) where a collective holds it.
 """
 
@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from overlap_sched.analysis.frontier_points import Frontier
 from overlap_sched.fit.answer import Fit, FitPoint
 from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.judge.validate import measure
 from overlap_sched.options import Options
-from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Order, Problem
 from overlap_sched.report.causes import WORDS, causes, last_compute_us, stalls_by_cause
 from overlap_sched.report.colours import (
@@ -54,9 +52,10 @@ from overlap_sched.report.words.schedule import (
     summary_rows,
 )
 from overlap_sched.report.words.verdict import verdict
-from overlap_sched.scheduler.candidate import Candidate, Task
-from overlap_sched.scheduler.explain import decisions
-from overlap_sched.scheduler.result import NO_WORK, Decision, Figures, Schedule
+from overlap_sched.scheduler.driver import Figures, Schedule
+from overlap_sched.scheduler.explain import Decision, decisions
+from overlap_sched.scheduler.task import NO_WORK, Candidate, Task
+from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.left_out import Left
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.records import Record
@@ -81,7 +80,7 @@ class Extras:
     Attributes:
         made: The plan that the schedule is of.
         beside: Another order of the graph as it was.
-        frontier: Of the graph as it was; or the plans of a fit, by ascending peak.
+        frontier: The plans of a fit, by ascending peak.
         answer: What a search for a memory limit has found, in a sentence; it says what the allocator lacks, too.
         left: The step without each of the rewrites of ``made``, where that was asked for.
         command: That made the page; ``""``: a program did.
@@ -91,7 +90,7 @@ class Extras:
 
     made: Plan | None = None
     beside: ExtraOrder | None = None
-    frontier: Frontier | tuple[FitPoint, ...] | None = None
+    frontier: tuple[FitPoint, ...] | None = None
     answer: str | None = None
     left: tuple[Left, ...] = ()
     command: str = ""
@@ -287,18 +286,12 @@ def _run(ranges: LiveRanges, graph: int, title: str, order: Order, measured: Fig
 
 
 def _frontier(extras: Extras, runs: Sequence[Page]) -> Page | None:
-    """Points on the frontier, the orders of this page, and bounds, which are not known with rewrites."""
-    found = extras.frontier
-    if found is None:
+    """Points on the frontier, and the orders of this page."""
+    if extras.frontier is None:
         return None
-    points, bound_us, floor_bytes = (
-        (found.points, found.bound_us, found.floor_bytes) if isinstance(found, Frontier) else (found, None, None)
-    )
     return {
-        "points": [{"name": "", **{key: getattr(point, key) for key in FIGURES}} for point in points],
+        "points": [{"name": "", **{key: getattr(point, key) for key in FIGURES}} for point in extras.frontier],
         "others": [{"name": run["title"], **{key: run[key] for key in FIGURES}} for run in runs],
-        "bound_us": bound_us,
-        "floor_bytes": floor_bytes,
     }
 
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 
 from overlap_sched import __version__
-from overlap_sched.analysis.frontier import frontier
-from overlap_sched.judge.liveness import memory_profile, peak_memory
+from overlap_sched.fit.answer import FitPoint
 from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import memory_profile, peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.problem.file import write_problem
@@ -28,8 +28,7 @@ from overlap_sched.report.units import duration, size
 from overlap_sched.report.words.reserved import reserved_figures, reserved_of
 from overlap_sched.report.words.rewrites import left_rows
 from overlap_sched.report.words.schedule import figures
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.transform.left_out import left_out
 from overlap_sched.transform.plan import Plan, plan
 from overlap_sched.transform.rewrites import Bucket, Stream
@@ -259,12 +258,12 @@ def test_an_order_beside_has_a_column_and_a_run(reordered: Schedule) -> None:
 
 
 def test_the_frontier(reordered: Schedule) -> None:
-    found = frontier(reordered.problem, budgets=3)
-    page = page_data(reordered, extras=Extras(frontier=found))
-    points = [(point["peak_bytes"], point["step_us"]) for point in page["frontier"]["points"]]
-    assert points == [(point.peak_bytes, point.step_us) for point in found.points]
+    problem, original = reordered.problem, reordered.original
+    point = FitPoint((), problem, problem.original_order, original.step_us, original.exposed_us, 21 * 2**20, 0)
+    page = page_data(reordered, extras=Extras(frontier=(point,)))
+    assert [one["peak_bytes"] for one in page["frontier"]["points"]] == [21 * 2**20]
     text = page_text(page)
-    assert f'<tr><th scope="row">on the frontier</th><td>{size(points[0][0])}</td>' in text
+    assert f'<tr><th scope="row">on the frontier</th><td>{size(21 * 2**20)}</td>' in text
     assert f'<tr><th scope="row">scheduled</th><td>{size(26 * 2**20)}</td><td>+23.8 %</td><td>120.0 us</td>' in text
 
 
@@ -322,12 +321,11 @@ def test_all_of_it_from_the_command(tmp_path: Path, cli: Command) -> None:
     wanted = ("--rewrites", "bucket", "--headroom", "100%")
     assert run("plan", str(graph), "--out", str(order)) == 0
     told = cli.json("plan", str(graph), *wanted)
-    more = ("--frontier", "3", "--beside", str(order))
+    more = ("--beside", str(order))
     assert run("report", str(graph), "--html", str(out), *more, *wanted) == 0
     page = embedded(out.read_text(encoding="utf-8"))
     assert page["columns"][4] == "torch"
     assert page["rewrites"]
-    assert page["frontier"]["points"]
     assert {**told, "schedule_s": 0, "schema": 0} == {**page["figures"], "schedule_s": 0, "schema": 0}
 
 

@@ -6,13 +6,13 @@ const MARKS = [
   (c, x, y) => [[0, -9], [7, 0], [0, 9], [-7, 0]].forEach(([dx, dy]) => c.lineTo(x + dx, y + dy)),
 ];
 
-function frontierPicture({ points, others, bound_us, floor_bytes }) {
+function frontierPicture({ points, others }) {
   const all = [...points, ...others];
-  const range = (values, least, shown = 1) => {
-    const low = Math.min(...values, least ?? Infinity), high = Math.max(...values, low * shown), margin = (high - low || high || 1) * 0.08;
+  const range = (values, shown = 1) => {
+    const low = Math.min(...values), high = Math.max(...values, low * shown), margin = (high - low || high || 1) * 0.08;
     return [low - margin, high + margin];
   };
-  const steps = range(all.map((point) => point.step_us), bound_us, SHOWN), peaks = range(all.map((point) => point.peak_bytes), floor_bytes);
+  const steps = range(all.map((point) => point.step_us), SHOWN), peaks = range(all.map((point) => point.peak_bytes));
   const [scale, stepUnit] = timeUnit(steps[1]);
   others.forEach(({ name }, k) => {
     const entry = element("li", null);
@@ -20,11 +20,10 @@ function frontierPicture({ points, others, bound_us, floor_bytes }) {
     $("frontier-legend").append(entry);
   });
   newPicture("frontier-plot", 260, () => [...peaks, unitBytes, `peak (${bytesUnit}), simulated`], () => [...steps, scale, `step (${stepUnit})`],
-    (c, { at, up, box }) => {
+    (c, { at, up }) => {
       const { ink } = theme(), corners = points.flatMap(({ peak_bytes, step_us }, k) => [[at(peak_bytes), up(step_us)],
         [at((points[k + 1] ?? points[k]).peak_bytes), up(step_us)]]);
       stroke(c, corners, { colour: ink, width: 2 });
-      if (bound_us !== null) stroke(c, [[box.left, up(bound_us)], [box.right, up(bound_us)]], { colour: ink, dash: [2, 3] });
       points.forEach(({ peak_bytes, step_us }) => { c.fillStyle = "#999999"; c.fillRect(at(peak_bytes) - 3, up(step_us) - 3, 6, 6); });
       others.forEach(({ peak_bytes, step_us }, k) => {
         c.beginPath();

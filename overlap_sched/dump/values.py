@@ -1,4 +1,15 @@
-"""Give every node of a parsed graph its value, by running torch's fake kernels on it.
+"""How many values a dump may make: a short one can ask for ten million parts, or run one body again and again.
+
+Result shapes of higher-order operators, from their tensors alone: their bodies and kernels are not in a dump.
+
+Shapes of ``flex_attention`` and its backward follow the fake implementations in
+``torch._higher_order_ops.flex_attention``, torch 2.13; a Triton kernel's results look like the tensors passed.
+
+Shapes where fake execution has none: printed annotations, data-dependent sizes, and results that depend on them.
+
+Where nothing helps: why, and what to do about it, in words.
+
+Give every node of a parsed graph its value, by running torch's fake kernels on it.
 
 Tensors are fake and on the devices of the dump, so that each operator picks the same path as in the job; where this
 build has no such device, an operator that asks for it in Python is run once more on aliases of its inputs that claim
@@ -7,7 +18,9 @@ to be on the CPU (same storages), and its results claim the device again. Nothin
 
 import contextlib
 import logging
+import math
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,15 +28,349 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.utils._dtype_abbrs import dtype_abbrs
 from torch.utils._pytree import tree_leaves, tree_map
 
-from overlap_sched.dump import guess
-from overlap_sched.dump.counting import ValueCount
-from overlap_sched.dump.graph import MODES, ParsedGraph
+from overlap_sched.dump.graph import MODES, ParsedGraph, UnknownOp, device_named
 from overlap_sched.dump.groups import DumpGroup, collective_result
-from overlap_sched.dump.higher_order import hop_result
-from overlap_sched.dump.operators import UnknownOp
 from overlap_sched.errors import DumpError, InputTooLargeError
+from overlap_sched.fx.operators import arguments_of
+
+_aten = torch.ops.aten
+_SPLIT_AT: Mapping[str, Callable[[int, Any], int]] = {
+    "unbind": lambda length, _: length,
+    "split": lambda length, size: math.ceil(length / max(size, 1)) if isinstance(size, int) else len(size),
+    "chunk": lambda length, chunks: min(length, chunks),
+    "tensor_split": lambda _, sections: sections if isinstance(sections, int) else 0,
+}
+"""How many parts an operator makes of a dimension of some length, by its name and second argument."""
+_NAMES = {
+    "unbind": "unbind", "unbind_copy": "unbind",
+    "split": "split", "split_copy": "split", "unsafe_split": "split",
+    "chunk": "chunk", "unsafe_chunk": "chunk",
+    "tensor_split": "tensor_split", "hsplit": "tensor_split", "vsplit": "tensor_split", "dsplit": "tensor_split",
+}  # fmt: skip
+
+
+Place = Callable[[], str]
+"""Names a node, for errors: made only when there is one."""
+
+
+class ValueCount:
+    """Counts the values of a graph, and refuses more than the limit.
+
+    Args:
+        limit: The largest number of nodes; each part of a list of results counts as one.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.count = 0
+
+    def add(self, place: Place, value: Any) -> None:
+        """Count what a node gives."""
+        self.count += len(value) if isinstance(value, list | tuple) else 1
+        if self.count > self.limit:
+            raise self._too_many(f"{place()}: with this node")
+
+    def check_parts(self, place: Place, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Count the parts that an operator is about to make, before it makes them."""
+        parts = parts_made(target, args, kwargs)
+        if self.count + parts > self.limit:
+            raise self._too_many(f"{place()}: its result has {parts:,} parts; with them")
+
+    def _too_many(self, where: str) -> InputTooLargeError:
+        return InputTooLargeError(
+            f"{where} the graph has more than {self.limit:,} nodes, which is the limit. "
+            "Raise the limit (--max-nodes on the command line) if the graph is meant to be that large."
+        )
+
+
+def parts_made(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """How many parts an operator makes of its first argument; 0 for one that does not split."""
+    packet = target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
+    name = getattr(packet, "__name__", "")
+    if name not in _NAMES or packet is not getattr(_aten, name, None):
+        return 0
+    overload = target if isinstance(target, torch._ops.OpOverload) else getattr(target, target.overloads()[0])
+    names = [argument.name for argument in overload._schema.arguments]
+    given = arguments_of(overload, args, kwargs)
+    source, how = given.get(names[0]), next((given[name] for name in names[1:] if name in given and name != "dim"), 0)
+    if not isinstance(source, torch.Tensor) or not source.dim():
+        return 0
+    dim = given.get("dim", 0)
+    length = source.shape[dim] if type(dim) is int and -source.dim() <= dim < source.dim() else 0
+    if not all(type(leaf) is int for leaf in (length, *tree_leaves(how))):
+        return 0  # symbolic: torch knows no number either
+    return _SPLIT_AT[_NAMES[name]](length, how)
+
+
+Body = Callable[[Any, Sequence[Any]], Any]
+"""Runs the printed body of a submodule on values; returns None where the dump has no body for it."""
+
+
+def hop_result(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], body: Body) -> Any:
+    """The value of ``torch.ops.higher_order.<name>(*args, **kwargs)``, to be called under the fake mode.
+
+    Returns NotImplemented for operators whose result cannot be told.
+    """
+    results = [body(*call) for call in _BODIES[name](args)] if name in _BODIES else [None]
+    rule = _RULES.get(name)
+    if rule is not None:
+        return rule(*args, **kwargs)
+    return NotImplemented if results[0] is None else results[0]
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor with its strides, gaps included."""
+    needed = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1 if tensor.numel() else 0
+    return tensor.new_empty(needed).as_strided(tensor.shape, tensor.stride())
+
+
+def _permuted(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    """An empty tensor of `shape` whose dimensions lie in memory as those of `like`, the last one innermost."""
+    inner_first = sorted(range(like.dim() - 1), key=lambda i: (like.stride(i), -i))
+    strides, step = [1] * like.dim(), shape[-1]
+    for i in inner_first:
+        strides[i] = step
+        step *= shape[i]
+    return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
+
+
+def _triton_functional(*, kwargs: Mapping[str, Any], tensors_to_clone: Sequence[str], **_: Any) -> dict[str, Any]:
+    return {name: _clone(value) for name, value in kwargs.items() if name in tensors_to_clone}
+
+
+def _flex_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> Any:
+    batch, heads, rows, _dim = query.shape
+    statistic = query.new_empty((batch, heads, rows), dtype=torch.float32)
+    out = _permuted((batch, heads, rows, value.shape[-1]), query)
+    return out, statistic, torch.empty_like(statistic)
+
+
+def _flex_attention_backward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *rest: Any,
+    score_mod_other_buffers: Sequence[Any] = (),
+    mask_mod_other_buffers: Sequence[Any] = (),
+    **_: Any,
+) -> Any:
+    captured = rest[9] if len(rest) > 9 else score_mod_other_buffers
+    batch = query.shape[0]
+    grads = [_permuted(query.shape, query)]
+    for tensor in (key, value):
+        grad = _permuted((batch, *tensor.shape[1:]), tensor)
+        shared = batch > 1 and tensor.shape[0] == 1
+        grads.append(torch.sum(grad, dim=0, keepdim=True) if shared else grad)
+    contiguous = torch.contiguous_format
+    buffers = [torch.empty_like(b, memory_format=contiguous) if isinstance(b, torch.Tensor) else None for b in captured]
+    return (*grads, tuple(buffers))
+
+
+def _call(op: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(op, torch._ops.OpOverload):
+        return op(*args, **kwargs)
+    return NotImplemented
+
+
+def _with_effects(token: torch.Tensor, op: Any, *args: Any, **kwargs: Any) -> Any:
+    result = _call(op, *args, **kwargs)
+    if result is NotImplemented:
+        return result
+    token = torch.empty_like(token) if isinstance(token, torch.Tensor) else torch.empty(0)
+    return (token, *result) if isinstance(result, tuple) else (token, result)
+
+
+def _save_rng_state(op: Any, *args: Any, **kwargs: Any) -> Any:
+    result = _call(op, *args, **kwargs)
+    return result if result is NotImplemented else (torch.empty(16, dtype=torch.uint8, device="cpu"), result)
+
+
+def _while_loop(cond: Any, body: Any, carried: Sequence[Any], *_: Any) -> tuple[Any, ...]:
+    """Return what looks like a loop's input, as its results do: its body may not change shapes."""
+    return tuple([_clone(item) if isinstance(item, torch.Tensor) else item for item in carried])
+
+
+def _torch_own(name: str) -> Callable[..., Any]:
+    """Run torch's own operator: those that only call the operator given as their first argument.
+
+    Where that one is unknown: what it writes is known all the same (``_all_bases``), and most such return nothing else.
+    """
+
+    def run(op: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(op, torch._ops.OpOverload):
+            bases = kwargs.get("_all_bases")
+            return NotImplemented if bases is None else (None, *[_clone(base) for base in bases])
+        return getattr(torch.ops.higher_order, name)(op, *args, **kwargs)
+
+    return run
+
+
+_RULES: Mapping[str, Callable[..., Any]] = {
+    "triton_kernel_wrapper_functional": _triton_functional,
+    "triton_kernel_wrapper_mutation": lambda **_: None,
+    "flex_attention": _flex_attention,
+    "flex_attention_backward": _flex_attention_backward,
+    "with_effects": _with_effects,
+    "run_and_save_rng_state": _save_rng_state,
+    "run_with_rng_state": lambda state, op, *args, **kwargs: _call(op, *args, **kwargs),
+    "graphsafe_run_with_rng_state": lambda op, *args, rng_state=None, **kwargs: _call(op, *args, **kwargs),
+    "auto_functionalized": _torch_own("auto_functionalized"),
+    "auto_functionalized_v2": _torch_own("auto_functionalized_v2"),
+    "while_loop": _while_loop,
+    "print": lambda *_, **__: None,
+}
+
+# what is called with what: (submodule, its operands), the one that gives the result first
+_BODIES: Mapping[str, Callable[[Sequence[Any]], list[tuple[Any, Sequence[Any]]]]] = {
+    "invoke_subgraph": lambda args: [(args[0], args[2:])],
+    "cond": lambda args: [(args[1], args[3]), (args[2], args[3])],
+    "control_deps": lambda args: [(args[1], args[2:])],
+    "while_loop": lambda args: [(run, [*args[2], *(args[3] if len(args) > 3 else ())]) for run in args[:2]],
+    **dict.fromkeys(
+        ("local_map_hop", "tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint"),
+        lambda args: [(args[0], args[1:])],
+    ),
+}
+
+
+FALLBACK_SIZE = 8192
+"""A data-dependent size about which the graph says nothing more (Inductor has the same fallback)."""
+
+_DTYPES = {short: dtype for dtype, short in dtype_abbrs.items()}
+_TENSOR = re.compile(r"^(?:\w+\()?(\w+)\[([^\]]*)\](?:\[([^\]]*)\])?(\w+(?::\d+)?)?")
+_COMMA = re.compile(r",(?![^()]*\))")
+"""Between sizes, not between the arguments of ``Max(1, s0)``."""
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_UNBOUNDED = frozenset({torch.ops.aten.repeat_interleave.Tensor})
+
+
+def annotated(text: str, device: torch.device, size_of: Callable[[str], int | None]) -> torch.Tensor | int | None:
+    """The value that an annotation such as ``bf16[8, 4][4, 1]cuda:0`` or ``Sym(s0)`` describes; None: none.
+
+    To be called under the fake mode.
+    """
+    if text.startswith("Sym(") and text.endswith(")"):
+        return _size(text[4:-1], size_of)
+    match = _TENSOR.match(text)
+    if match is None or match[1] not in _DTYPES:
+        return None
+    shape = _sizes(match[2], size_of)
+    stride = None if match[3] is None else _sizes(match[3], size_of)
+    if shape is None or (stride is not None and len(stride) != len(shape)):
+        return None
+    try:
+        where = device_named(match[4]) if match[4] else device
+        if stride is None:
+            return torch.empty(shape, dtype=_DTYPES[match[1]], device=where)
+        return torch.empty_strided(shape, stride, dtype=_DTYPES[match[1]], device=where)
+    except RuntimeError:
+        return None
+
+
+def contradicts(text: str, value: Any) -> bool:
+    """Tell whether an annotation without symbols gives a tensor another shape or type than it has."""
+    match = _TENSOR.match(text)
+    if match is None or match[1] not in _DTYPES or not isinstance(value, torch.Tensor):
+        return False
+    return _sizes(match[2], lambda _: None) != list(value.shape) or _DTYPES[match[1]] is not value.dtype
+
+
+def depends_on_symbols(text: str) -> bool:
+    """Tell whether an annotation has sizes with names in them."""
+    match = _TENSOR.match(text)
+    return match is None or bool(re.search(r"[A-Za-z]", f"{match[2]},{match[3] or ''}"))
+
+
+def _sizes(text: str, size_of: Callable[[str], int | None]) -> list[int] | None:
+    sizes = [_size(part, size_of) for part in _COMMA.split(text) if part.strip()]
+    return None if any(size is None for size in sizes) else [size for size in sizes if size is not None]
+
+
+def _size(text: str, size_of: Callable[[str], int | None]) -> int | None:
+    text = text.strip()
+    return int(text) if re.fullmatch(r"\d+", text) else size_of(text)
+
+
+def concrete(value: Any, target: Any, inputs: Sequence[torch.Tensor], size_of: Callable[[], int]) -> tuple[Any, int]:
+    """`value` with every data-dependent size replaced, and how many there were.
+
+    A result never gets more rows than the largest input has elements, except where an operator repeats.
+    """
+    count = 0
+
+    def one(item: Any) -> Any:
+        nonlocal count
+        if not any(isinstance(n, _SYMBOLIC) for n in (item.shape if isinstance(item, torch.Tensor) else (item,))):
+            return item
+        count += 1
+        size = size_of()
+        if isinstance(item, torch.SymInt):
+            return size
+        if not isinstance(item, torch.Tensor):
+            return True if isinstance(item, torch.SymBool) else 1.0
+        most = size if target in _UNBOUNDED else max([tensor.numel() for tensor in inputs], default=size)
+        shape = [min(size, most) if isinstance(n, torch.SymInt) else n for n in item.shape]
+        return torch.empty(shape, dtype=item.dtype, device=item.device)
+
+    return torch.utils._pytree.tree_map(one, value), count
+
+
+def result_like(target: Any, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
+    """Return what an operator would return if its data-dependent sizes did fit; None where nothing is known.
+
+    For nodes that refuse sizes which were guessed: a view takes the sizes it asks for, the rest follow their
+    largest input.
+    """
+    if not tensors or not isinstance(target, torch._ops.OpOverload):
+        return None
+    aten = torch.ops.aten
+    first = tensors[0]
+    if target in (aten.split_with_sizes.default, aten.split_with_sizes_copy.default):
+        dim = args[2] if len(args) > 2 else 0
+        shapes = [[n if i != dim % first.dim() else part for i, n in enumerate(first.shape)] for part in args[1]]
+        return [first.new_empty(shape) for shape in shapes]
+    if target in (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default):
+        known = math.prod(n for n in args[1] if n >= 0)
+        return first.new_empty([n if n >= 0 else max(first.numel() // max(known, 1), 1) for n in args[1]])
+    if len(target._schema.returns) == 1 and str(target._schema.returns[0].type) == "Tensor":
+        return torch.empty_like(max(tensors, key=lambda tensor: tensor.numel()))
+    return None
+
+
+def missing(node: fx.Node) -> str:
+    """Why fake execution has no value for a node."""
+    name = operator_missing(node)
+    if name is not None:
+        return f"this torch build does not know the operator {name}"
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return "the dump does not hold the body that this higher-order operator runs"
+    return "this torch build cannot tell the shapes of its results"
+
+
+def mend(node: fx.Node, constants: Sequence[fx.Node] = ()) -> str:
+    """Say what the user can do about it; ``constants``: those of its inputs that the file describes nowhere."""
+    parts = [user.name for user in node.users if user.target is operator.getitem]
+    annotate = f'annotate it by hand (`{parts[0] if parts else node.name}: "bf16[8, 4]" = ...`).'
+    if parts:
+        annotate = annotate.replace("annotate it", "annotate each of its parts")
+    if operator_missing(node) is not None:
+        return f"Import the package that registers it first (--import PACKAGE on the command line), or {annotate}"
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return f"Load the graph as tlparse prints it for reading, bodies included (aot_forward_graph), or {annotate}"
+    if constants:
+        name = constants[0].target
+        return f'torch has not written self.{name}: annotate it by hand (`{name}: "i64[4]" = self.{name}`).'
+    return f"Load it with the torch that wrote it, or {annotate}"
+
+
+def operator_missing(node: fx.Node) -> str | None:
+    """Return the name of the operator that this torch lacks: the node's own, or that which a higher-order one calls."""
+    found = [item for item in (node.target, *node.args) if isinstance(item, UnknownOp)]
+    return found[0].__name__ if found else None
+
 
 _CPU = torch.device("cpu")
 _LARGEST_INTEGER = 2**63
@@ -134,15 +481,15 @@ class Values:
         except Exception as error:  # a fake kernel may raise anything; all of it becomes one message
             value, reason = NotImplemented, str(error).strip().splitlines()[:1]
         text = self.parsed.annotations.get(node.name)
-        fixed = text is not None and not guess.depends_on_symbols(text)
+        fixed = text is not None and not depends_on_symbols(text)
         if reason is not None and self.strict and node in self._guessed and not fixed:
             raise MisfitError([n for tensor in tensors for n in tensor.shape])
-        if text is not None and fixed and _may_change(node.target) and guess.contradicts(text, value):
+        if text is not None and fixed and _may_change(node.target) and contradicts(text, value):
             value = self._printed(node, tensors)
             self.note("results whose shape is another in this torch: taken from the printed annotation")
         if value is NotImplemented:
-            value = self._guess(node, args, tensors, reason[0] if reason else guess.missing(node))
-        value, count = guess.concrete(value, node.target, tensors, lambda: self.size(node))
+            value = self._guess(node, args, tensors, reason[0] if reason else missing(node))
+        value, count = concrete(value, node.target, tensors, lambda: self.size(node))
         if count:
             self._guessed.add(node)
             self.note(f"data-dependent sizes, taken as {self.size(node)}", count)
@@ -180,23 +527,23 @@ class Values:
         if value is not None:
             self.note("results whose shape was taken from the printed annotation")
             return value
-        if not node.users and guess.operator_missing(node) is not None:
+        if not node.users and operator_missing(node) is not None:
             return None  # as of what writes its arguments alone (``fsdp.set_`` of torch 2.5)
         if node in self._guessed:
             with contextlib.suppress(RuntimeError, TypeError, ValueError):
-                value = guess.result_like(node.target, args, tensors)
+                value = result_like(node.target, args, tensors)
         if value is not None:
             self.note("results that did not fit a data-dependent size: shaped like their largest input")
             return value
         raise DumpError(
             f"{self.parsed.place(node)}: the shape of its result cannot be found: {reason.rstrip('.')}. "
-            + guess.mend(node, [one for one in node.all_input_nodes if isinstance(self.of[one], Opaque)])
+            + mend(node, [one for one in node.all_input_nodes if isinstance(self.of[one], Opaque)])
         )
 
     def _printed(self, node: fx.Node, tensors: Sequence[torch.Tensor]) -> Any:
         def one(item: fx.Node) -> Any:
             text = self.parsed.annotations.get(item.name)
-            return None if text is None else guess.annotated(text, device, self.printed_size)
+            return None if text is None else annotated(text, device, self.printed_size)
 
         device = tensors[0].device if tensors else _CPU
         own = one(node)

@@ -7,9 +7,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from overlap_sched.dump.counting import parts_made
 from overlap_sched.dump.load import load_dump
-from overlap_sched.dump.values import run_operator
+from overlap_sched.dump.values import parts_made, run_operator
 from overlap_sched.errors import DumpError, InputTooLargeError
 from overlap_sched.problem.limits import Limits
 from tests.support.dump_graphs import handwritten

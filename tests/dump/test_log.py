@@ -14,9 +14,8 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from overlap_sched import errors
-from overlap_sched.dump.load import load_dump
-from overlap_sched.dump.loader import NO_SHAPES
-from overlap_sched.dump.text import graphs_in
+from overlap_sched.dump.load import NO_SHAPES, load_dump
+from overlap_sched.dump.source import graphs_in
 from overlap_sched.fx.lifting import lift
 from tests.support.command import run
 from tests.support.dump_graphs import loaded, values

@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from overlap_sched import errors
+from overlap_sched.dump.graph import UnknownOp
 from overlap_sched.dump.load import Dump
-from overlap_sched.dump.operators import UnknownOp
 from overlap_sched.fx.lifting import lift
 from tests.support.dump_graphs import (
     RANKS,

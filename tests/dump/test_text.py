@@ -9,10 +9,9 @@ import torch
 from torch import fx
 
 from overlap_sched.cost.cluster.placement import Facts
+from overlap_sched.dump.graph import UnknownOp
 from overlap_sched.dump.groups import DumpGroup
-from overlap_sched.dump.load import load_dump
-from overlap_sched.dump.loader import Loader
-from overlap_sched.dump.operators import UnknownOp
+from overlap_sched.dump.load import Loader, load_dump
 from overlap_sched.dump.source import read_source
 from overlap_sched.dump.values import Opaque
 from overlap_sched.errors import DumpError
@@ -117,7 +116,7 @@ def test_flex_attention_keeps_the_memory_order_of_the_query_as_torch_does(tmp_pa
         for order in ((0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (3, 1, 0, 2)):
             q = torch.empty(2, 3, 4, 5).permute(order)
             theirs = flex_attention_fake_impl(q, q, q, None, (), 1.0, {})  # type: ignore[arg-type]
-            from overlap_sched.dump.higher_order import hop_result
+            from overlap_sched.dump.values import hop_result
 
             ours = hop_result("flex_attention", (q, q, q, None, (), 1.0, {}), {}, lambda *_: None)
             assert [(t.shape, t.stride(), t.dtype) for t in ours] == [(t.shape, t.stride(), t.dtype) for t in theirs]

@@ -1,20 +1,16 @@
-"""Operators of ``torch.ops`` by name: those of this torch, stand-ins for newer ones, and marks for those it lacks.
+"""From the expressions of a dump to an ``fx.Graph``: the reverse of ``torch.fx.graph.CodeGen``. Nothing is ever run.
 
-Stand-ins let an older torch read dumps that hold operators of a newer one, or of vLLM. They are registered under this
-package's own name, when a dump first asks for one: the other namespaces say what is installed here.
+Expressions are read by their shape: constants, containers, slices, dtypes, layouts, memory formats, devices, operators
+of ``torch.ops``, and names of nodes; anything else is an error with its place. Each statement that torch prints is one
+node: a call, ``x[0]``, ``a + b``, ``self.name``. ``x = None`` is a deletion and makes none. Names of nodes, their order
+and their arguments come out as they were.
 
-Turn an expression of a dump into a value, by looking at its shape: nothing of the file is ever run.
-
-Understood is what ``torch.fx.graph.CodeGen`` writes for arguments: constants, containers, slices, dtypes, layouts,
-memory formats, devices, operators of ``torch.ops``, and names of nodes. Anything else is an error with its place.
-
-Build an ``fx.Graph`` from the body of a printed ``forward``: the reverse of ``torch.fx.graph.CodeGen``.
-
-Each statement that torch prints is one node: a call, ``x[0]``, ``a + b``, ``self.name``. ``x = None`` is a deletion
-and makes none. Names of nodes, their order and their arguments come out as they were.
+Operators of a newer torch, or of vLLM, have stand-ins. They are registered under this package's own name, when a dump
+first asks for one: the other namespaces say what is installed here.
 """
 
 import ast
+import contextlib
 import importlib
 import math
 import operator
@@ -85,27 +81,19 @@ def _in_torch(namespace: str, name: str, overload: str | None = None) -> Any:
     tensors do not guard them.
     """
     if namespace in _REGISTERING_MODULES:
-        try:
+        with contextlib.suppress(ImportError):
             importlib.import_module(_REGISTERING_MODULES[namespace])
-        except ImportError:
-            return None
     packet = getattr(getattr(torch.ops, namespace, None), name, None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return None
-    found = packet if overload is None else getattr(packet, overload, None)
-    if not isinstance(found, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
-        return None
     overloads = packet.overloads() if overload is None else [overload]
-    in_dispatcher = [_in_dispatcher(f"{namespace}::{name}", o) for o in overloads]
-    return found if overloads and all(in_dispatcher) else None
-
-
-def _in_dispatcher(name: str, overload: str) -> bool:
     try:
-        torch._C._dispatch_find_schema_or_throw(name, "" if overload == "default" else overload)
+        for one in overloads:
+            torch._C._dispatch_find_schema_or_throw(f"{namespace}::{name}", "" if one == "default" else one)
     except RuntimeError:
-        return False
-    return True
+        return None
+    found = packet if overload is None else getattr(packet, overload, None)
+    return found if overloads and isinstance(found, torch._ops.OpOverload | torch._ops.OpOverloadPacket) else None
 
 
 def stand_in(namespace: str, name: str, overload: str | None = None) -> Any:
@@ -189,10 +177,10 @@ class Literals:
                 return expr.value
             case ast.Name():
                 return self._name(expr)
-            case ast.Tuple():
-                return tuple([self.read(item, deeper) for item in expr.elts])
-            case ast.List():
-                return [self.read(item, deeper) for item in expr.elts]
+            case ast.Tuple(items):
+                return tuple([self.read(item, deeper) for item in items])
+            case ast.List(items):
+                return [self.read(item, deeper) for item in items]
             case ast.Dict() if all(isinstance(key, ast.Constant) for key in expr.keys):
                 return {
                     self.read(k, deeper): self.read(v, deeper) for k, v in zip(expr.keys, expr.values, strict=True) if k
@@ -226,21 +214,14 @@ class Literals:
         self.fail(expr, f"the name {expr.id!r} is not defined before this line")
 
     def _arithmetic(self, expr: ast.UnaryOp | ast.BinOp, depth: int) -> Any:
-        if isinstance(expr, ast.UnaryOp):
-            value = self.read(expr.operand, depth)
-            if not isinstance(value, int | float | complex):
-                self.fail(expr)
-            if isinstance(expr.op, ast.USub | ast.UAdd):
-                return -value if isinstance(expr.op, ast.USub) else +value
-            self.fail(expr)
-        left, right = self.read(expr.left, depth), self.read(expr.right, depth)
-        if not (isinstance(left, int | float | complex) and isinstance(right, int | float | complex)):
-            self.fail(expr)
-        function = ARITHMETIC.get(type(expr.op))
-        if function is None or (function is operator.pow and not _computable(left, right)):
+        operands = [expr.operand] if isinstance(expr, ast.UnaryOp) else [expr.left, expr.right]
+        values = [self.read(operand, depth) for operand in operands]
+        function = {**ARITHMETIC, ast.USub: operator.neg, ast.UAdd: operator.pos}.get(type(expr.op))
+        numbers = all(isinstance(value, int | float | complex) for value in values)
+        if not numbers or function is None or (function is operator.pow and not _computable(*values)):
             self.fail(expr)
         try:
-            return function(left, right)
+            return function(*values)
         except (ArithmeticError, TypeError) as error:
             self.fail(expr, f"this cannot be computed ({error})")
 
@@ -272,12 +253,10 @@ class Literals:
     def _call(self, expr: ast.Call, depth: int) -> Any:
         args = [self.read(arg, depth) for arg in expr.args]
         kwargs = {k.arg: self.read(k.value, depth) for k in expr.keywords if k.arg is not None}
-        if any(isinstance(value, fx.Node) for value in (*args, *kwargs.values())):
-            if dotted(expr.func) == "slice" and not kwargs and 1 <= len(args) <= 3:
-                return slice(*args)
+        name = dotted(expr.func) or ""
+        if name != "slice" and any(isinstance(value, fx.Node) for value in (*args, *kwargs.values())):
             self.fail(expr)
         try:
-            name = dotted(expr.func) or ""
             if name in ("device", "torch.device"):
                 return device_named(*args, **kwargs)
             refused = name == "PowByNatural" and not (args[1] >= 0 and _computable(args[0], args[1]))
@@ -329,28 +308,15 @@ def shorten(where: ast.AST) -> str:
     return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
 
 
-_BINARY: Mapping[type[ast.operator], Callable[..., Any]] = {
+_OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
     **ARITHMETIC,
-    ast.LShift: operator.lshift,
-    ast.RShift: operator.rshift,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor,
-    ast.MatMult: operator.matmul,
+    **{ast.LShift: operator.lshift, ast.RShift: operator.rshift, ast.MatMult: operator.matmul},
+    **{ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor},
+    **{ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert},
+    **{ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.Gt: operator.gt},
+    **{ast.LtE: operator.le, ast.GtE: operator.ge},
 }
-_UNARY: Mapping[type[ast.unaryop], Callable[..., Any]] = {
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-    ast.Invert: operator.invert,
-}
-_COMPARE: Mapping[type[ast.cmpop], Callable[..., Any]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.Gt: operator.gt,
-    ast.LtE: operator.le,
-    ast.GtE: operator.ge,
-}
+_COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.gt, operator.le, operator.ge)
 
 
 def _functions() -> dict[str, Callable[..., Any]]:
@@ -361,10 +327,10 @@ def _functions() -> dict[str, Callable[..., Any]]:
             found[f"torch.{name}"] = getattr(torch, name)
     for name in ("floor", "ceil", "trunc", "sqrt"):
         found[f"math.{name}"] = found[f"math_{name}"] = getattr(math, name)
-    for function in (operator.not_, operator.truth, operator.index, *_BINARY.values(), *_UNARY.values()):
-        found[f"_operator.{function.__name__}"] = found[f"_operator_{function.__name__}"] = function
-        found[f"operator.{function.__name__}"] = function
-    found["_operator.getitem"] = found["operator.getitem"] = operator.getitem
+    named = {*_OPERATORS.values(), operator.not_, operator.truth, operator.index, operator.getitem} - {*_COMPARISONS}
+    for function in named:
+        for prefix in ("_operator.", "_operator_", "operator."):
+            found[prefix + function.__name__] = function
     return found
 
 
@@ -451,13 +417,14 @@ class _GraphBuilder:
 
     def _placeholder(self, argument: ast.arg | ast.Name) -> None:
         name = argument.arg if isinstance(argument, ast.arg) else argument.id
-        node = self.parsed.graph.create_node("placeholder", name, name=name)
-        self._name(node, name, argument, None)
-        annotation = getattr(argument, "annotation", None)
+        self._name(self.parsed.graph.create_node("placeholder", name, name=name), name, argument)
+        self._annotate(name, getattr(argument, "annotation", None))
+
+    def _annotate(self, name: str, annotation: ast.expr | None) -> None:
         if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
             self.parsed.annotations[name] = annotation.value
 
-    def _name(self, node: fx.Node, name: str, where: ast.AST, statement: ast.stmt | None) -> None:
+    def _name(self, node: fx.Node, name: str, where: ast.AST, statement: ast.stmt | None = None) -> None:
         if name in self.nodes:
             self.literals.fail(where, f"{name!r} is already the name of a node")
         node.name = name
@@ -476,10 +443,9 @@ class _GraphBuilder:
                 self._define(name, value, statement)
             case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=ast.expr() as value):
                 self._define(name, value, statement)
-                if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-                    self.parsed.annotations[name] = annotation.value
-            case ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Constant(value=str() as text), value=None):
-                self.parsed.annotations[name] = text  # of an input that is unpacked further down
+                self._annotate(name, annotation)
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Constant(str()) as annotation, value=None):
+                self._annotate(name, annotation)  # of an input that is unpacked further down
             case ast.Return():
                 self._output(statement)
             case ast.Expr(value=ast.Constant()) | ast.Pass():
@@ -488,27 +454,17 @@ class _GraphBuilder:
                 self.literals.fail(statement)
 
     def _define(self, name: str, value: ast.expr, statement: ast.stmt) -> None:
-        if isinstance(value, ast.Name) and (source := self.nodes.get(value.id)) and source.op == "placeholder":
-            self._rename(source, name, statement)
-            return
-        node = self._attribute(value) or self._call(value)
-        self._name(node, name, statement, statement)
-
-    def _rename(self, placeholder: fx.Node, name: str, statement: ast.stmt) -> None:
-        """``arg_1 = arg`` right after the signature: a placeholder whose node has another name than its argument."""
-        if name in self.nodes:
-            self.literals.fail(statement, f"{name!r} is already the name of a node")
-        self.parsed.lines[name] = statement.lineno
-        if placeholder.name in self.parsed.annotations:
-            self.parsed.annotations[name] = self.parsed.annotations[placeholder.name]
-        placeholder.name = name
-        self.nodes[name] = placeholder
-
-    def _attribute(self, value: ast.expr) -> fx.Node | None:
-        name = dotted(value)
-        if name is None or not name.startswith("self."):
-            return None
-        return self.parsed.graph.create_node("get_attr", name.removeprefix("self."))
+        attribute = dotted(value) or ""
+        if (source := self.nodes.get(attribute)) and source.op == "placeholder":
+            # ``arg_1 = arg`` right after the signature: the node has another name than the argument
+            if source.name in self.parsed.annotations:
+                self.parsed.annotations[name] = self.parsed.annotations[source.name]
+            self._name(source, name, statement)
+        elif attribute.startswith("self."):
+            node = self.parsed.graph.create_node("get_attr", attribute.removeprefix("self."))
+            self._name(node, name, statement, statement)
+        else:
+            self._name(self._call(value), name, statement, statement)
 
     def _call(self, value: ast.expr) -> fx.Node:
         read = self.literals.read
@@ -520,14 +476,12 @@ class _GraphBuilder:
                     self.literals.fail(value, "a call with `**` is not understood")
                 kwargs = {str(keyword.arg): read(keyword.value) for keyword in value.keywords}
                 return self._function(target, args, kwargs)
-            case ast.Subscript():
-                return self._function(operator.getitem, (read(value.value), read(value.slice)))
-            case ast.BinOp():
-                return self._function(_BINARY[type(value.op)], (read(value.left), read(value.right)))
-            case ast.UnaryOp(op=op) if type(op) in _UNARY:
-                return self._function(_UNARY[type(op)], (read(value.operand),))
-            case ast.Compare(ops=[op]) if type(op) in _COMPARE:
-                return self._function(_COMPARE[type(op)], (read(value.left), read(value.comparators[0])))
+            case ast.Subscript(source, at):
+                return self._function(operator.getitem, (read(source), read(at)))
+            case ast.UnaryOp(op, operand) if type(op) in _OPERATORS:
+                return self._function(_OPERATORS[type(op)], (read(operand),))
+            case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]) if type(op) in _OPERATORS:
+                return self._function(_OPERATORS[type(op)], (read(left), read(right)))
         self.literals.fail(value)
 
     def _target(self, call: ast.Call) -> Callable[..., Any]:

@@ -274,78 +274,72 @@ class InputMaker:
 
 
 _BY_SIZE = ("zeros", "ones", "empty", "randn", "rand", "full")
+_TENSORS = {"tensor", "torch.tensor", "torch.nn.Parameter", "Parameter", "FakeTensor", "torch.randint"}
+_TENSORS |= {*_BY_SIZE, *(f"torch.{name}" for name in _BY_SIZE)}
 
 
 def read_attributes(path: str, attributes: Sequence[Attribute]) -> dict[str, ast.expr | None]:
-    """Read what each attribute is set to, by name; None where it is a submodule."""
+    """Read what each attribute is set to, by name; None where it is a submodule.
+
+    torch writes (``torch._dynamo.debug_utils.NNModuleToString``) ``register_buffer('name', tensor(...))`` for up to
+    four elements, ``torch.randn`` or ``torch.randint`` for more, ``torch.nn.Parameter(torch.randn(...))``, each perhaps
+    with ``.to("cuda:0")``; and the repr of a submodule, which need not be Python.
+    """
     found: dict[str, ast.expr | None] = {}
-    literals = Literals(path, {})
     for attribute in attributes:
         match attribute.statement:
             case None:
-                assert attribute.name is not None
-                found[attribute.name] = None
+                found[str(attribute.name)] = None
             case ast.Assign(targets=[ast.Attribute(attr=name)], value=value):
                 found[name] = value if _is_tensor(value) else None
-            case ast.Expr(
-                value=ast.Call(
-                    func=ast.Attribute(attr="register_buffer"), args=[ast.Constant(value=str() as name), value]
-                )
-            ):
+            case ast.Expr(value=ast.Call(ast.Attribute(attr="register_buffer"), [ast.Constant(str() as name), value])):
                 found[name] = value
             case statement:
-                literals.fail(statement, "this statement of __init__ is not understood")
+                Literals(path, {}).fail(statement, "this statement of __init__ is not understood")
     return found
 
 
 def _is_tensor(value: ast.expr) -> bool:
     """Tell whether it is a tensor that torch prints, not the repr of a module."""
-    if not isinstance(value, ast.Call):
-        return False
-    if isinstance(value.func, ast.Attribute) and value.func.attr == "to":
-        return _is_tensor(value.func.value)
-    name = dotted(value.func) or ""
-    known = ("tensor", "torch.tensor", "torch.nn.Parameter", "Parameter", "FakeTensor", "torch.randint")
-    return name in known or name.removeprefix("torch.") in _BY_SIZE
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "to":
+        value = value.func.value
+    return isinstance(value, ast.Call) and dotted(value.func) in _TENSORS
 
 
 def make_attribute(path: str, value: ast.expr) -> torch.Tensor:
     """Make a fake tensor as the expression describes it; to be called under the fake mode."""
     literals = Literals(path, {"Ellipsis": ...})
-    if not isinstance(value, ast.Call):
-        literals.fail(value, "this constant is not understood")
-    name = dotted(value.func) or ""
-    if isinstance(value.func, ast.Attribute) and value.func.attr == "to" and len(value.args) == 1:
-        inner = make_attribute(path, value.func.value)
-        return torch.empty_like(inner, device=literals.device(value, literals.read(value.args[0])))
-    if name in ("torch.nn.Parameter", "Parameter") and len(value.args) == 1:
-        return make_attribute(path, value.args[0])
-    args = [literals.read(arg) for arg in value.args]
-    kwargs = {keyword.arg or "**": literals.read(keyword.value) for keyword in value.keywords}
-    described = _described(name, args, kwargs)
-    if described is None:
-        literals.fail(value, "this constant is not understood")
-    shape, default = described
-    dtype = kwargs.get("dtype")
-    dtype = dtype if isinstance(dtype, torch.dtype) else default
-    return torch.empty(shape, dtype=dtype, device=literals.device(value, kwargs.get("device", "cpu")))
+    match value:
+        case ast.Call(ast.Attribute(value=inner, attr="to"), [device]):
+            made = make_attribute(path, inner)
+            return torch.empty_like(made, device=literals.device(value, literals.read(device)))
+        case ast.Call(func, [inner]) if dotted(func) in ("torch.nn.Parameter", "Parameter"):
+            return make_attribute(path, inner)
+        case ast.Call(func):
+            args = [literals.read(arg) for arg in value.args]
+            kwargs = {keyword.arg or "**": literals.read(keyword.value) for keyword in value.keywords}
+            shape, dtype = _described(dotted(func) or "", args, kwargs)
+            dtype = kwargs["dtype"] if isinstance(kwargs.get("dtype"), torch.dtype) else dtype
+            if shape is not None:
+                return torch.empty(shape, dtype=dtype, device=literals.device(value, kwargs.get("device", "cpu")))
+    literals.fail(value, "this constant is not understood")
 
 
-def _described(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[int], torch.dtype] | None:
-    """The shape that a call makes, and the type where none is printed; None: it is not understood."""
+def _described(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Sequence[int] | None, torch.dtype | None]:
+    """The shape that a call makes, and the type where none is printed; no shape: it is not understood."""
     default = torch.int64 if name == "torch.randint" else torch.float32
     if "size" in kwargs:
         return list(kwargs["size"]), default
     if name in ("tensor", "torch.tensor") and len(args) == 1:
         data = torch.tensor(args[0])
         return data.shape, data.dtype
-    if name.removeprefix("torch.") in _BY_SIZE and args:
-        sizes = list(args[0]) if isinstance(args[0], list | tuple) else list(args)
-        return (sizes, default) if all(isinstance(size, int) for size in sizes) else None
-    return None
+    sizes = list(args[0]) if args and isinstance(args[0], list | tuple) else list(args)
+    known = name.removeprefix("torch.") in _BY_SIZE and args and all(isinstance(size, int) for size in sizes)
+    return (sizes if known else None), default
 
 
-_UNBACKED = re.compile(r"u\d+")
 _LISTED = 4
 _aten = torch.ops.aten
 _MAKERS = frozenset({_aten.full.default, _aten.empty.memory_format, _aten.zeros.default})
@@ -355,23 +349,15 @@ _ROWS_KEPT = frozenset({_aten.slice.Tensor, _aten.index_put.default, _aten.index
 
 def is_unbacked(symbol: str) -> bool:
     """Tell whether a symbol is of a size that only the data knows: ``u0``."""
-    return _UNBACKED.fullmatch(symbol) is not None
+    return re.fullmatch(r"u\d+", symbol) is not None
 
 
 class Contradiction(NamedTuple):
-    """One all_to_all.
+    """An all_to_all node, its rows, and the splits that it sends, in rows."""
 
-    Attributes:
-        name: Of its node.
-        rows: That it has.
-        splits: That it sends, in rows.
-        nodes: Where the splits come from, those that are no constants.
-    """
-
-    name: str
+    node: fx.Node
     rows: int
     splits: tuple[int, ...]
-    nodes: tuple[str, ...]
 
 
 def contradictions(nodes: Sequence[fx.Node], value_of: Callable[[fx.Node], Any]) -> list[Contradiction]:
@@ -381,11 +367,9 @@ def contradictions(nodes: Sequence[fx.Node], value_of: Callable[[fx.Node], Any])
         source, sent = node.args[0], node.args[2]
         tensor = value_of(source) if isinstance(source, fx.Node) else None
         splits = [value_of(split) if isinstance(split, fx.Node) else split for split in sent]
-        if not isinstance(tensor, torch.Tensor) or not tensor.dim() or not all(type(n) is int for n in splits):
-            continue
-        if sum(splits) != tensor.shape[0]:
-            names = tuple(dict.fromkeys(split.name for split in sent if isinstance(split, fx.Node)))
-            found.append(Contradiction(node.name, tensor.shape[0], tuple(splits), names))
+        known = isinstance(tensor, torch.Tensor) and tensor.dim() and all(type(n) is int for n in splits)
+        if known and sum(splits) != tensor.shape[0]:
+            found.append(Contradiction(node, tensor.shape[0], tuple(splits)))
     return found
 
 
@@ -418,15 +402,9 @@ def _rows_given(node: fx.Node) -> Any:
 
 def without_hints(inputs: Inputs, of: Mapping[fx.Node, Input], splits: Collection[fx.Node]) -> Inputs:
     """The inputs as if the file said nothing of data-dependent sizes: symbols ``u0``, and ``splits`` of all_to_alls."""
-    forgotten = {
-        id(item)
-        for node, item in of.items()
-        if isinstance(item, SizeInput) and (node in splits or is_unbacked(item.symbol or ""))
-    }
-    kept = [
-        replace(item, value=None) if isinstance(item, SizeInput) and id(item) in forgotten else item
-        for item in inputs.inputs
-    ]
+    sizes = [(node, item) for node, item in of.items() if isinstance(item, SizeInput)]
+    forgotten = {id(item): item for node, item in sizes if node in splits or is_unbacked(item.symbol or "")}
+    kept = [replace(forgotten[id(one)], value=None) if id(one) in forgotten else one for one in inputs.inputs]
     return replace(inputs, inputs=kept, symbols=backed(inputs.symbols))
 
 
@@ -440,8 +418,8 @@ def note_on(first: Contradiction, taken: int | None, symbols: Sequence[str]) -> 
 
     ``taken``: the rows of each split that were taken instead; ``None``: the caller's own sizes contradict each other.
     """
-    added = f"{first.name}: splits add to {sum(first.splits):,} of {first.rows:,} rows"
-    names = list(symbols or first.nodes)
+    added = f"{first.node.name}: splits add to {sum(first.splits):,} of {first.rows:,} rows"
+    names = symbols or list(dict.fromkeys(split.name for split in first.node.args[2] if isinstance(split, fx.Node)))
     even = first.rows // len(first.splits) if taken is None else taken
     more = f" and so on for {', '.join(names[1:_LISTED])}{', ...' if len(names) > _LISTED else ''}" if names[1:] else ""
     give = f"--size {names[0]}={even}{more}" if names else ""
@@ -455,13 +433,8 @@ def note_on(first: Contradiction, taken: int | None, symbols: Sequence[str]) -> 
 
 def balanced_split(nodes: Iterable[fx.Node], rows_of: Callable[[fx.Node], int | None]) -> int | None:
     """The size of a split where an all_to_all spreads its rows evenly: the first whose rows are known; None: none."""
-    for node in uneven(nodes):
-        source, sent = node.args[0], node.args[2]
-        assert isinstance(source, fx.Node)
-        rows = rows_of(source)
-        if rows is not None:
-            return rows // len(sent)
-    return None
+    splits = ((rows_of(node.args[0]), len(node.args[2])) for node in uneven(nodes))
+    return next((rows // parts for rows, parts in splits if rows is not None), None)
 
 
 def uneven(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
@@ -477,7 +450,6 @@ def uneven(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
 Within = Literal["middle", "least", "most"]
 """Which of the sizes that asserts admit."""
 
-_aten = torch.ops.aten
 _RELATIONS: Mapping[Any, Callable[..., Any]] = {
     operator.le: sympy.Le,
     operator.lt: sympy.Lt,
@@ -500,11 +472,7 @@ class Asserted:
     """
 
     def __init__(
-        self,
-        nodes: Sequence[fx.Node],
-        number: Callable[[fx.Node], int | str],
-        given: Mapping[str, int],
-        within: Within = "middle",
+        self, nodes: Sequence[fx.Node], number: Callable[[fx.Node], int | str], given: Mapping[str, int], within: Within
     ) -> None:
         self._number, self._within = number, within
         relations = [one for node in nodes for one in self._understood(node)]
@@ -575,58 +543,38 @@ _MOST_LISTED = 20
 _SUGGESTED = 4
 
 
-class SizeNames(NamedTuple):
-    """Names that a size may have: symbols, and nodes of the graph and of its bodies."""
-
-    symbols: Collection[str]
-    nodes: Collection[str]
-
-
-def size_names(source: DumpSource, graphs: Sequence[ParsedGraph]) -> SizeNames:
-    """All names of a dump that a size could be given by."""
-    symbols = dict.fromkeys([*source.symbols, *_symbols_of_inputs(source.load_args)])
-    for parsed in graphs:
-        for text in parsed.annotations.values():
-            shape = text[text.find("[") :] if "[" in text else text  # not bf16 and its like
-            symbols.update(dict.fromkeys(_SYMBOL_IN_TEXT.findall(shape)))
-    nodes = [node.name for parsed in graphs for node in parsed.graph.nodes if node.op != "output"]
-    return SizeNames(list(symbols), nodes)
-
-
-def _symbols_of_inputs(statements: Sequence[ast.stmt]) -> Iterator[str]:
-    """Names in the sizes of ``load_args``; ``expr="u0"`` among them."""
-    for statement in statements:
-        for part in ast.walk(statement):
-            if isinstance(part, ast.Name) and not part.id.startswith(("reader", "buf")):
-                if _SYMBOL_IN_TEXT.fullmatch(part.id) or isinstance(part.ctx, ast.Store):
-                    yield part.id
-            elif isinstance(part, ast.keyword) and part.arg == "expr" and isinstance(part.value, ast.Constant):
-                yield from _SYMBOL_IN_TEXT.findall(str(part.value.value))
+def symbols_of(source: DumpSource, graphs: Sequence[ParsedGraph]) -> list[str]:
+    """The symbols of a dump by which a size could be given."""
+    found = dict.fromkeys(source.symbols)
+    for part in (part for statement in source.load_args for part in ast.walk(statement)):
+        if isinstance(part, ast.Name) and not part.id.startswith(("reader", "buf")):
+            if _SYMBOL_IN_TEXT.fullmatch(part.id) or isinstance(part.ctx, ast.Store):
+                found[part.id] = None
+        elif isinstance(part, ast.keyword) and part.arg == "expr" and isinstance(part.value, ast.Constant):
+            found.update(dict.fromkeys(_SYMBOL_IN_TEXT.findall(str(part.value.value))))
+    for text in (text for parsed in graphs for text in parsed.annotations.values()):
+        found.update(dict.fromkeys(_SYMBOL_IN_TEXT.findall(text[max(text.find("["), 0) :])))  # not bf16 and its like
+    return list(found)
 
 
 def sizes_to_give(guessed: Mapping[str, int]) -> list[str]:
     """A note on how to give sizes that were guessed, by their symbols where they have one; none where none was."""
-    if not guessed:
-        return []
     names = sorted(guessed, key=lambda name: not is_unbacked(name))  # symbols first, nodes behind them
-    shown = ", ".join(names[1:_SUGGESTED])
     more = f" and {len(names) - _SUGGESTED:,} more" if len(names) > _SUGGESTED else ""
-    also = f" (also {shown}{more})" if shown else ""
-    give = f"--size {names[0]}={guessed[names[0]]}{also}"
-    return [f"data-dependent sizes were guessed, and peak memory rests on them; to give one: {give}"]
+    also = f" (also {', '.join(names[1:_SUGGESTED])}{more})" if names[1:] else ""
+    why = "data-dependent sizes were guessed, and peak memory rests on them; to give one"
+    return [f"{why}: --size {name}={guessed[name]}{also}" for name in names[:1]]
 
 
-def check_sizes(path: str, given: Mapping[str, int], names: SizeNames) -> None:
+def check_sizes(path: str, given: Mapping[str, int], symbols: Sequence[str], nodes: Sequence[str]) -> None:
     """Raise for a size whose name does not occur, with the names that do."""
     for name in given:
-        if name in names.symbols or name in names.nodes:
+        if name in symbols or name in nodes:
             continue
-        listed = ", ".join(map(repr, [*names.symbols][:_MOST_LISTED]))
-        more = ", ..." if len(names.symbols) > _MOST_LISTED else ""
-        there = f"Its symbols are {listed}{more}" if listed else "It has no symbols"
-        near = difflib.get_close_matches(name, names.nodes, n=3)
+        listed = ", ".join(map(repr, symbols[:_MOST_LISTED])) + (", ..." if len(symbols) > _MOST_LISTED else "")
+        near = difflib.get_close_matches(name, nodes, n=3)
         also = f"; of its nodes, {' and '.join(map(repr, near))} may be meant" if near else ""
         raise DumpError(
             f"{path}: a size is given for {name!r} (--size {name}={given[name]} on the command line), but no symbol or "
-            f"node has that name. {there}{also}. Correct the name, or leave it out."
+            f"node has that name. Its symbols are {listed or 'none'}{also}. Correct the name, or leave it out."
         )

@@ -1,18 +1,15 @@
-"""One dump being loaded: puts its parts together, and chooses the values of data-dependent sizes.
-
-Load a graph that torch wrote to a file in a real job, without running the file.
+"""Load a graph that torch wrote to a file in a real job, without running the file.
 
 ``TORCH_TRACE`` and tlparse save one ``fx_graph_runnable`` for each compiled graph; ``save_graph_repro`` in
 ``torch._dynamo.repro.after_aot`` writes the same. A dump of 64 ranks loads on a laptop: tensors are fake, process
 groups are only names and sizes.
 
-The file is never imported or evaluated. It is parsed, and its parts are read by modules of one idea each:
-``text`` (what is in the file), ``source`` (cut it up), ``literals`` (arguments), ``operators`` (of ``torch.ops``),
-``graph`` (nodes), ``inputs`` (``load_args``), ``attributes`` (constants), ``groups`` (process groups), ``values`` (fake
-execution), ``higher_order`` (higher-order operators), ``guess`` (shapes that it does not find), ``size_names`` (what
-sizes may be given), ``counting`` (how many values), put together by ``loader``.
+The file is never imported or evaluated. It is cut up (``source``), each part is read (``graph``: expressions,
+operators, nodes; ``inputs``: ``load_args``, constants, sizes; ``groups``: process groups), and every node gets its
+value from fake kernels (``values``). This module puts these together, and chooses the values of data-dependent sizes.
 """
 
+import contextlib
 import math
 import warnings
 from collections import Counter
@@ -43,8 +40,8 @@ from overlap_sched.dump.inputs import (
     note_on,
     read_attributes,
     read_inputs,
-    size_names,
     splits_of,
+    symbols_of,
     uneven,
     without_hints,
 )
@@ -107,36 +104,37 @@ class Loader:
     ) -> None:
         self.source = source
         self._count = ValueCount(limits.nodes)
-        self.notes: dict[str, int] = {}
+        self.notes: dict[str, None] = {}
         self.parsed = build_graph(source.path, source.forward)
+        self.nodes = list(self.parsed.graph.nodes)
         literal = None if source.groups is None else Literals(source.path, {}).read(source.groups)
         self._bodies = {name: build_graph(source.path, forward) for name, forward in source.submodules.items()}
-        self._all = [self.parsed, *self._bodies.values()]
-        self.groups = resolve_groups(self._all, given, written_groups(source.path, literal), self.notes)
+        graphs = [self.parsed, *self._bodies.values()]
+        self.groups = resolve_groups(graphs, given, written_groups(source.path, literal), self.notes)
+        named = [(node, name) for parsed in graphs for node in parsed.graph.nodes for name, _ in named_groups(node)]
+        self.asked_by_name = {name: self.groups[name] for node, name in named if not _is_functional(node.target)}
         self._sizes = dict(sizes)
         self.guessed: dict[str, int] = {}
         self._default, self._within = default, within
         self._evenly = default is not None
         self._strict = strict
         self._sizing = False
-        names = size_names(source, self._all)
-        check_sizes(source.path, sizes, names)
+        names = symbols_of(source, graphs)
+        check_sizes(source.path, sizes, names, [node.name for one in graphs for node in one.graph.nodes])
         self._attribute_values = read_attributes(source.path, source.attributes)
         self._attributes: dict[str, Any] = {}
         inputs = read_inputs(source.path, source.load_args)
-        symbols = dict(source.symbols)
-        nodes = list(self.parsed.graph.nodes)
+        symbols = source.symbols
         self._splits: dict[str, int] = {}
         if balanced:
-            self._splits = {node.name: count for node, count in splits_of(nodes).items()}
-            of = self._match_inputs(inputs.inputs)
-            inputs = without_hints(inputs, of, [node for node in nodes if node.name in self._splits])
+            splits = splits_of(self.nodes)
+            self._splits = {node.name: count for node, count in splits.items()}
+            inputs = without_hints(inputs, self._match_inputs(inputs.inputs), splits)
             symbols = backed(symbols)
-        self.symbols = [name for name in names.symbols if is_unbacked(name)]
+        self.symbols = [name for name in names if is_unbacked(name)]
         self._maker = InputMaker(inputs, {**symbols, **sizes}, self._default_symbol)
         if self._maker.matched:
-            note = "symbols that the file does not define, taken from the integers among its inputs, in order"
-            self.notes[note] = len(self._maker.matched)
+            self.notes["symbols that the file does not define, taken from its integer inputs, in order"] = None
         self._inputs = self._match_inputs(inputs.inputs)
         self.values = self._values_of(self.parsed, self._placeholder, self._attribute)
 
@@ -147,19 +145,8 @@ class Loader:
         groups, notes = self.groups, self.notes
         return Values(parsed, placeholder, attribute, self._run_body, *sizes, groups, notes, self._strict, self._count)
 
-    def groups_asked_by_name(self) -> dict[str, DumpGroup]:
-        """The groups that fake kernels may look up: all but those of ``_c10d_functional``, whose kernels never do."""
-        asked = {
-            name
-            for parsed in self._all
-            for node in parsed.graph.nodes
-            for name, _ in named_groups(node)
-            if not (isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "_c10d_functional")
-        }
-        return {name: group for name, group in self.groups.items() if name in asked}
-
     def _match_inputs(self, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
-        placeholders = [node for node in self.parsed.graph.nodes if node.op == "placeholder"]
+        placeholders = [node for node in self.nodes if node.op == "placeholder"]
         if not self.source.shapes:
             return {}
         if not self.source.load_args and any(node.name in self.parsed.annotations for node in placeholders):
@@ -173,14 +160,13 @@ class Loader:
 
     def run(self, progress: Callable[[int, int], None] | None) -> None:
         """Give every node its value."""
-        nodes = list(self.parsed.graph.nodes)
         if not self.source.shapes:
-            self.values.note(NO_SHAPES, len(nodes))
+            self.values.note(NO_SHAPES)
             return
-        for i, node in enumerate(nodes):
+        for i, node in enumerate(self.nodes, 1):
             self.values.evaluate(node)
-            if progress is not None and i % 500 == 499:
-                progress(i + 1, len(nodes))
+            if progress is not None and i % 500 == 0:
+                progress(i, len(self.nodes))
 
     def graph_module(self) -> fx.GraphModule:
         """The graph with its attributes."""
@@ -188,19 +174,18 @@ class Loader:
 
     def contradictions(self) -> list[Contradiction]:
         """Each all_to_all whose splits do not add to its rows."""
-        return contradictions(list(self.parsed.graph.nodes), self.values.of.get)
+        return contradictions(self.nodes, self.values.of.get)
 
     def note_contradictions(self, found: Sequence[Contradiction], *, mended: bool) -> None:
         """Say what was contradictory, and whether another size was taken for all; it is the same for all splits."""
-        taken = self._default_size() if mended else None
-        self.values.note(note_on(found[0], taken, self.symbols), len(found))
+        self.values.note(note_on(found[0], self._default_size() if mended else None, self.symbols))
 
     def other_sizes(self, misfit: Sequence[int]) -> list[int]:
         """Sizes to try where the default does not fit: what the inputs of an all_to_all may have been split from.
 
         ``misfit``: sizes seen at the node that the default does not fit: one of them is right, perhaps.
         """
-        ranks = [len(node.args[2]) for node in uneven(self.parsed.graph.nodes)]
+        ranks = [len(node.args[2]) for node in uneven(self.nodes)]
         among = Counter(ranks).most_common(1)[0][0] if ranks else 1
         rows: Counter[int] = Counter()
         for node, value in self.values.of.items():
@@ -289,7 +274,7 @@ class Loader:
 
     @cached_property
     def _asserted(self) -> Asserted:
-        return Asserted(list(self.parsed.graph.nodes), self._number, self._sizes, self._within)
+        return Asserted(self.nodes, self._number, self._sizes, self._within)
 
     def _number(self, node: fx.Node) -> int | str:
         """A size among the inputs, or of one of them; where the file does not say it, its symbol, or the node."""
@@ -322,7 +307,7 @@ class Loader:
             raise SizeNotKnownYetError
         if self._default is None:
             self._sizing = True
-            split = balanced_split(list(self.parsed.graph.nodes), self._rows)
+            split = balanced_split(self.nodes, self._rows)
             self._default = FALLBACK_SIZE if split is None else split
             self._evenly = split is not None
             self._sizing = False
@@ -356,7 +341,7 @@ class Dump:
             holds ``{group name: (size, ranks or None)}``.
         name: The file's name without its endings.
         groups: The process groups that collectives of the graph name, in the order of first use.
-        notes: What was guessed, and how often.
+        notes: What was guessed.
         guessed: Data-dependent sizes that were guessed, by symbol where it has one, else by node.
         choice: Where the file has several graphs: which one was read, and which there are; else ``""``.
     """
@@ -364,7 +349,7 @@ class Dump:
     gm: fx.GraphModule
     name: str
     groups: Mapping[str, DumpGroup]
-    notes: Mapping[str, int]
+    notes: tuple[str, ...]
     guessed: Mapping[str, int] = field(default_factory=dict)
     choice: str = ""
 
@@ -407,7 +392,7 @@ def load_dump(
     given = given_groups(groups)
     make = partial(Loader, source, given, sizes or {}, limits=limits)
     first = make(strict=True)
-    with warnings.catch_warnings(), stand_ins(first.groups_asked_by_name()), fake_execution():
+    with warnings.catch_warnings(), stand_ins(first.asked_by_name), fake_execution():
         warnings.simplefilter("ignore")  # what fake kernels say of the dump's own graph
         loader = _run(first, make, progress)
         found = loader.contradictions()
@@ -423,37 +408,31 @@ def load_dump(
         gm = loader.graph_module()
     gm.meta[GROUPS_KEY] = dict(loader.groups)
     gm.meta[SIZES_KEY] = tuple(AssumedSize(name, "", size, False) for name, size in loader.guessed.items())
-    notes = dict(sorted(loader.notes.items()))
-    return Dump(gm, name, loader.groups, notes, loader.guessed, _choice(source))
-
-
-def _choice(source: DumpSource) -> str:
-    if len(source.graphs) < 2:
-        return ""
-    return (
+    choice = (
         f"{len(source.graphs):,} graphs are in the file, graph {source.chosen} was read; --graph N (in Python graph=N) "
         f"takes another: {listed(source.graphs)}"
     )
+    several = choice if len(source.graphs) > 1 else ""
+    return Dump(gm, name, loader.groups, tuple(sorted(loader.notes)), loader.guessed, several)
+
+
+def _is_functional(target: Any) -> bool:
+    """Tell whether a fake kernel never looks its group up by name."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == "_c10d_functional"
 
 
 def _run(loader: Loader, make: Callable[..., Loader], progress: Callable[[int, int], None] | None) -> Loader:
     """The loader, or one with the first other value of data-dependent sizes with which every node fits; run."""
-    misfit = _misfit(loader, progress)
-    if misfit is None:
+    try:
+        loader.run(progress)
         return loader
-    for size in loader.other_sizes(misfit):
-        other = make(default=size, strict=True)
-        if _misfit(other, progress) is None:
+    except MisfitError as error:
+        others = loader.other_sizes(error.sizes)
+    for size in others:
+        with contextlib.suppress(MisfitError):
+            other = make(default=size, strict=True)
+            other.run(progress)
             return other
     loader = make()
     loader.run(progress)
     return loader
-
-
-def _misfit(loader: Loader, progress: Callable[[int, int], None] | None) -> Sequence[int] | None:
-    """Run the loader. Sizes at the first node that a size it took does not fit; None: all fit."""
-    try:
-        loader.run(progress)
-    except MisfitError as error:
-        return error.sizes
-    return None

@@ -37,72 +37,39 @@ from overlap_sched.errors import DumpError, InputTooLargeError
 from overlap_sched.fx.operators import arguments_of
 
 _aten = torch.ops.aten
-_SPLIT_AT: Mapping[str, Callable[[int, Any], int]] = {
-    "unbind": lambda length, _: length,
-    "split": lambda length, size: math.ceil(length / max(size, 1)) if isinstance(size, int) else len(size),
-    "chunk": lambda length, chunks: min(length, chunks),
-    "tensor_split": lambda _, sections: sections if isinstance(sections, int) else 0,
+_PARTS: Mapping[str, Callable[[int, int], int]] = {
+    **dict.fromkeys(("unbind", "unbind_copy"), lambda length, _: length),
+    **dict.fromkeys(("split", "split_copy", "unsafe_split"), lambda length, size: -(-length // max(size, 1))),
+    **dict.fromkeys(("chunk", "unsafe_chunk"), min),
+    **dict.fromkeys(("tensor_split", "hsplit", "vsplit", "dsplit"), lambda _, sections: sections),
 }
-"""How many parts an operator makes of a dimension of some length, by its name and second argument."""
-_NAMES = {
-    "unbind": "unbind", "unbind_copy": "unbind",
-    "split": "split", "split_copy": "split", "unsafe_split": "split",
-    "chunk": "chunk", "unsafe_chunk": "chunk",
-    "tensor_split": "tensor_split", "hsplit": "tensor_split", "vsplit": "tensor_split", "dsplit": "tensor_split",
-}  # fmt: skip
+"""How many parts an operator makes of a dimension of some length, by its number."""
 
 
-Place = Callable[[], str]
-"""Names a node, for errors: made only when there is one."""
-
-
+@dataclass
 class ValueCount:
-    """Counts the values of a graph, and refuses more than the limit.
+    """Values of a graph so far, and their limit: a short dump can ask for ten million, or run one body again and again.
 
-    Args:
-        limit: The largest number of nodes; each part of a list of results counts as one.
+    Each part of a list of results counts as one.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.count = 0
-
-    def add(self, place: Place, value: Any) -> None:
-        """Count what a node gives."""
-        self.count += len(value) if isinstance(value, list | tuple) else 1
-        if self.count > self.limit:
-            raise self._too_many(f"{place()}: with this node")
-
-    def check_parts(self, place: Place, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Count the parts that an operator is about to make, before it makes them."""
-        parts = parts_made(target, args, kwargs)
-        if self.count + parts > self.limit:
-            raise self._too_many(f"{place()}: its result has {parts:,} parts; with them")
-
-    def _too_many(self, where: str) -> InputTooLargeError:
-        return InputTooLargeError(
-            f"{where} the graph has more than {self.limit:,} nodes, which is the limit. "
-            "Raise the limit (--max-nodes on the command line) if the graph is meant to be that large."
-        )
+    limit: int
+    value: int = 0
 
 
 def parts_made(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """How many parts an operator makes of its first argument; 0 for one that does not split."""
-    packet = target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
-    name = getattr(packet, "__name__", "")
-    if name not in _NAMES or packet is not getattr(_aten, name, None):
+    """How many parts an operator makes of its first argument; 0: none, or as many as the file lists."""
+    op = getattr(target, target.overloads()[0]) if isinstance(target, torch._ops.OpOverloadPacket) else target
+    aten = isinstance(op, torch._ops.OpOverload) and op.namespace == "aten"
+    count = _PARTS.get(op.overloadpacket.__name__) if aten else None
+    if count is None:
         return 0
-    overload = target if isinstance(target, torch._ops.OpOverload) else getattr(target, target.overloads()[0])
-    names = [argument.name for argument in overload._schema.arguments]
-    given = arguments_of(overload, args, kwargs)
-    source, how = given.get(names[0]), next((given[name] for name in names[1:] if name in given and name != "dim"), 0)
-    if not isinstance(source, torch.Tensor) or not source.dim():
+    given = arguments_of(op, args, kwargs)
+    source, dim = given.pop(op._schema.arguments[0].name, None), given.pop("dim", 0)
+    if not isinstance(source, torch.Tensor) or type(dim) is not int or not -source.dim() <= dim < source.dim():
         return 0
-    dim = given.get("dim", 0)
-    length = source.shape[dim] if type(dim) is int and -source.dim() <= dim < source.dim() else 0
-    if not all(type(leaf) is int for leaf in (length, *tree_leaves(how))):
-        return 0  # symbolic: torch knows no number either
-    return _SPLIT_AT[_NAMES[name]](length, how)
+    length, how = source.shape[dim], next(iter(given.values()), 0)
+    return count(length, how) if type(length) is int and type(how) is int else 0
 
 
 Body = Callable[[Any, Sequence[Any]], Any]
@@ -112,13 +79,35 @@ Body = Callable[[Any, Sequence[Any]], Any]
 def hop_result(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], body: Body) -> Any:
     """The value of ``torch.ops.higher_order.<name>(*args, **kwargs)``, to be called under the fake mode.
 
-    Returns NotImplemented for operators whose result cannot be told.
+    Shapes of ``flex_attention`` follow torch's fake implementation (2.13); a Triton kernel's results look like the
+    tensors passed. Returns NotImplemented for operators whose result cannot be told.
     """
     results = [body(*call) for call in _BODIES[name](args)] if name in _BODIES else [None]
-    rule = _RULES.get(name)
-    if rule is not None:
-        return rule(*args, **kwargs)
+    if name in _RULES:
+        return _RULES[name](*args, **kwargs)
+    if name in _CALLERS:
+        return _result_of_call(name, args, kwargs)
     return NotImplemented if results[0] is None else results[0]
+
+
+def _result_of_call(name: str, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return what an operator gives that only calls another one."""
+    op, *args = given[_CALLERS[name] :]
+    known = isinstance(op, torch._ops.OpOverload)
+    if name.startswith("auto_functionalized"):
+        if known:
+            return getattr(torch.ops.higher_order, name)(op, **kwargs)
+        bases = kwargs.get("_all_bases")  # what it writes is known all the same, and most such return nothing else
+        return NotImplemented if bases is None else (None, *map(_clone, bases))
+    if not known:
+        return NotImplemented
+    result = op(*args, **{key: value for key, value in kwargs.items() if key != "rng_state"})
+    if name == "run_and_save_rng_state":
+        return torch.empty(16, dtype=torch.uint8, device="cpu"), result
+    if name == "with_effects":
+        token = torch.empty_like(given[0]) if isinstance(given[0], torch.Tensor) else torch.empty(0)
+        return (token, *(result if isinstance(result, tuple) else (result,)))
+    return result
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:
@@ -169,43 +158,9 @@ def _flex_attention_backward(
     return (*grads, tuple(buffers))
 
 
-def _call(op: Any, *args: Any, **kwargs: Any) -> Any:
-    if isinstance(op, torch._ops.OpOverload):
-        return op(*args, **kwargs)
-    return NotImplemented
-
-
-def _with_effects(token: torch.Tensor, op: Any, *args: Any, **kwargs: Any) -> Any:
-    result = _call(op, *args, **kwargs)
-    if result is NotImplemented:
-        return result
-    token = torch.empty_like(token) if isinstance(token, torch.Tensor) else torch.empty(0)
-    return (token, *result) if isinstance(result, tuple) else (token, result)
-
-
-def _save_rng_state(op: Any, *args: Any, **kwargs: Any) -> Any:
-    result = _call(op, *args, **kwargs)
-    return result if result is NotImplemented else (torch.empty(16, dtype=torch.uint8, device="cpu"), result)
-
-
 def _while_loop(cond: Any, body: Any, carried: Sequence[Any], *_: Any) -> tuple[Any, ...]:
     """Return what looks like a loop's input, as its results do: its body may not change shapes."""
     return tuple([_clone(item) if isinstance(item, torch.Tensor) else item for item in carried])
-
-
-def _torch_own(name: str) -> Callable[..., Any]:
-    """Run torch's own operator: those that only call the operator given as their first argument.
-
-    Where that one is unknown: what it writes is known all the same (``_all_bases``), and most such return nothing else.
-    """
-
-    def run(op: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(op, torch._ops.OpOverload):
-            bases = kwargs.get("_all_bases")
-            return NotImplemented if bases is None else (None, *[_clone(base) for base in bases])
-        return getattr(torch.ops.higher_order, name)(op, *args, **kwargs)
-
-    return run
 
 
 _RULES: Mapping[str, Callable[..., Any]] = {
@@ -213,15 +168,15 @@ _RULES: Mapping[str, Callable[..., Any]] = {
     "triton_kernel_wrapper_mutation": lambda **_: None,
     "flex_attention": _flex_attention,
     "flex_attention_backward": _flex_attention_backward,
-    "with_effects": _with_effects,
-    "run_and_save_rng_state": _save_rng_state,
-    "run_with_rng_state": lambda state, op, *args, **kwargs: _call(op, *args, **kwargs),
-    "graphsafe_run_with_rng_state": lambda op, *args, rng_state=None, **kwargs: _call(op, *args, **kwargs),
-    "auto_functionalized": _torch_own("auto_functionalized"),
-    "auto_functionalized_v2": _torch_own("auto_functionalized_v2"),
     "while_loop": _while_loop,
     "print": lambda *_, **__: None,
 }
+_CALLERS = {
+    **dict.fromkeys(("with_effects", "run_with_rng_state"), 1),
+    **dict.fromkeys(("run_and_save_rng_state", "graphsafe_run_with_rng_state"), 0),
+    **dict.fromkeys(("auto_functionalized", "auto_functionalized_v2"), 0),
+}
+"""Operators that call another one: where it stands among their arguments."""
 
 # what is called with what: (submodule, its operands), the one that gives the result first
 _BODIES: Mapping[str, Callable[[Sequence[Any]], list[tuple[Any, Sequence[Any]]]]] = {
@@ -261,10 +216,9 @@ def annotated(text: str, device: torch.device, size_of: Callable[[str], int | No
     stride = None if match[3] is None else _sizes(match[3], size_of)
     if shape is None or (stride is not None and len(stride) != len(shape)):
         return None
+    stride = torch.empty(shape, device="meta").stride() if stride is None else stride
     try:
         where = device_named(match[4]) if match[4] else device
-        if stride is None:
-            return torch.empty(shape, dtype=_DTYPES[match[1]], device=where)
         return torch.empty_strided(shape, stride, dtype=_DTYPES[match[1]], device=where)
     except RuntimeError:
         return None
@@ -294,18 +248,15 @@ def _size(text: str, size_of: Callable[[str], int | None]) -> int | None:
     return int(text) if re.fullmatch(r"\d+", text) else size_of(text)
 
 
-def concrete(value: Any, target: Any, inputs: Sequence[torch.Tensor], size_of: Callable[[], int]) -> tuple[Any, int]:
-    """`value` with every data-dependent size replaced, and how many there were.
+def concrete(value: Any, target: Any, inputs: Sequence[torch.Tensor], size_of: Callable[[], int]) -> Any:
+    """`value` with every data-dependent size replaced.
 
     A result never gets more rows than the largest input has elements, except where an operator repeats.
     """
-    count = 0
 
     def one(item: Any) -> Any:
-        nonlocal count
         if not any(isinstance(n, _SYMBOLIC) for n in (item.shape if isinstance(item, torch.Tensor) else (item,))):
             return item
-        count += 1
         size = size_of()
         if isinstance(item, torch.SymInt):
             return size
@@ -315,7 +266,7 @@ def concrete(value: Any, target: Any, inputs: Sequence[torch.Tensor], size_of: C
         shape = [min(size, most) if isinstance(n, torch.SymInt) else n for n in item.shape]
         return torch.empty(shape, dtype=item.dtype, device=item.device)
 
-    return torch.utils._pytree.tree_map(one, value), count
+    return torch.utils._pytree.tree_map(one, value)
 
 
 def result_like(target: Any, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
@@ -374,7 +325,6 @@ def operator_missing(node: fx.Node) -> str | None:
 
 _CPU = torch.device("cpu")
 _LARGEST_INTEGER = 2**63
-_aten = torch.ops.aten
 _CHECKS = frozenset(
     {
         _aten._assert_scalar.default,
@@ -416,7 +366,7 @@ class Values:
         size: The value to assume for a data-dependent size.
         printed_size: The value of a size in an annotation, or None.
         groups: The process groups of the graph.
-        notes: What was guessed, counted; added to.
+        notes: What was guessed; added to.
         strict: Raise MisfitError where the value of a data-dependent size does not fit.
         count: Counts the values.
         of: Values that are known.
@@ -429,15 +379,15 @@ class Values:
     size: Callable[[fx.Node], int]
     printed_size: Callable[[str], int | None]
     groups: Mapping[str, DumpGroup]
-    notes: dict[str, int]
+    notes: dict[str, None]
     strict: bool
     count: ValueCount
     of: dict[fx.Node, Any] = field(default_factory=dict)
     _guessed: set[fx.Node] = field(default_factory=set)
 
-    def note(self, text: str, count: int = 1) -> None:
-        """Count something that was guessed."""
-        self.notes[text] = self.notes.get(text, 0) + count
+    def note(self, text: str) -> None:
+        """Note something that was guessed."""
+        self.notes[text] = None
 
     def mark_guessed(self, node: fx.Node) -> None:
         """Its sizes are not known but taken."""
@@ -457,7 +407,9 @@ class Values:
             case _:
                 value = self._call(node)
         self.of[node] = value
-        self.count.add(lambda: self.parsed.place(node), value)
+        made = len(value) if isinstance(value, list | tuple) else 1
+        self._check_count(node, made, "with this node")
+        self.count.value += made
         if node.op != "output" and not isinstance(value, torch.nn.Module):
             node.meta["val"] = value
         return value
@@ -473,7 +425,8 @@ class Values:
         if torch.Tag.inplace_view in getattr(node.target, "tags", ()):
             self._keep_metadata(node)
         reason = None
-        self.count.check_parts(lambda: self.parsed.place(node), node.target, args, kwargs)
+        parts = parts_made(node.target, args, kwargs)
+        self._check_count(node, parts, f"its result has {parts:,} parts; with them")
         try:
             value = self._run(node.target, args, kwargs, tensors)
         except InputTooLargeError:  # of a body that it runs
@@ -489,11 +442,20 @@ class Values:
             self.note("results whose shape is another in this torch: taken from the printed annotation")
         if value is NotImplemented:
             value = self._guess(node, args, tensors, reason[0] if reason else missing(node))
-        value, count = concrete(value, node.target, tensors, lambda: self.size(node))
-        if count:
-            self._guessed.add(node)
-            self.note(f"data-dependent sizes, taken as {self.size(node)}", count)
-        return value
+        return concrete(value, node.target, tensors, lambda: self._data_dependent(node))
+
+    def _data_dependent(self, node: fx.Node) -> int:
+        self._guessed.add(node)
+        size = self.size(node)
+        self.note(f"data-dependent sizes, taken as {size}")
+        return size
+
+    def _check_count(self, node: fx.Node, more: int, what: str) -> None:
+        if self.count.value + more > self.count.limit:
+            raise InputTooLargeError(
+                f"{self.parsed.place(node)}: {what} the graph has more than {self.count.limit:,} nodes, which is the "
+                "limit. Raise the limit (--max-nodes on the command line) if the graph is meant to be that large."
+            )
 
     def _keep_metadata(self, node: fx.Node) -> None:
         """The operator changes the sizes of its argument: what was seen of it before stays as it was."""

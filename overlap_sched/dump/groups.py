@@ -86,12 +86,12 @@ def resolve_groups(
                 )
             if known is not None or size is not None:
                 found[name] = known or DumpGroup(size or 0)
-    for name in given:
+    for name, group in given.items():
         if name not in (there := {**first_use, **written}):
             names = f"Its groups are {', '.join(map(repr, there))}" if there else "It names no group"
             raise DumpError(
-                f"{graphs[0].path}: process group {name!r} is given (--group {name}=... on the command line), but the "
-                f"dump does not name it. {names}. Correct the name, or leave it out."
+                f"{graphs[0].path}: process group {name!r} is given (--group {name}={group.size} on the command line), "
+                f"but the dump does not name it. {names}. Correct the name, or leave it out."
             )
     sizes = [group.size for group in (*found.values(), *given.values(), *written.values())]
     for name, place in first_use.items():

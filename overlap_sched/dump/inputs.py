@@ -576,5 +576,6 @@ def check_sizes(path: str, given: Mapping[str, int], symbols: Sequence[str], nod
         also = f"; of its nodes, {' and '.join(map(repr, near))} may be meant" if near else ""
         raise DumpError(
             f"{path}: a size is given for {name!r} (--size {name}={given[name]} on the command line), but no symbol or "
-            f"node has that name. Its symbols are {listed or 'none'}{also}. Correct the name, or leave it out."
+            f"node has that name. {f'Its symbols are {listed}' if listed else 'It has no symbols'}{also}. "
+            "Correct the name, or leave it out."
         )

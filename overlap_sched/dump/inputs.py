@@ -40,6 +40,7 @@ from torch import fx
 
 from overlap_sched.dump.graph import Literals, ParsedGraph, dotted
 from overlap_sched.dump.source import Attribute, DumpSource
+from overlap_sched.dump.values import fake_tensor
 from overlap_sched.errors import DumpError
 from overlap_sched.fx.sizes import Interval, SizeLimits
 
@@ -258,6 +259,11 @@ class InputMaker:
                 raise ValueError("negative")
             if stride is None:
                 stride = torch.empty(shape, device="meta").stride()
+            if item.storage not in self._storages and offset == 0:
+                made = fake_tensor(shape, stride, item.dtype, storage.device)
+                if made.untyped_storage().nbytes() == nbytes:
+                    self._storages[item.storage] = made.untyped_storage()
+                    return made
             if item.storage not in self._storages:
                 made = torch.empty(nbytes, dtype=torch.uint8, device=storage.device)
                 self._storages[item.storage] = made.untyped_storage()

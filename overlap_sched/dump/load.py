@@ -50,6 +50,7 @@ from overlap_sched.dump.values import (
     FALLBACK_SIZE,
     MisfitError,
     Opaque,
+    Results,
     ValueCount,
     Values,
     annotated,
@@ -59,8 +60,9 @@ from overlap_sched.dump.values import (
 from overlap_sched.errors import DumpError
 from overlap_sched.fx.calls import GROUPS_KEY
 from overlap_sched.fx.sizes import SIZES_KEY
-from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
+from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
 from overlap_sched.report.words.sizes import AssumedSize
+from overlap_sched.scheduler.driver import no_collection
 
 NO_SHAPES = (
     "nodes without a shape, as str(graph) prints none: they have no memory and their times mean nothing; take what "
@@ -89,6 +91,7 @@ class Loader:
         limits: How many values the graph may have.
         balanced: Leave out what the file says of data-dependent sizes, because it contradicts itself.
         within: Which of the sizes that the graph asserts to take.
+        results: Runs operators, and knows those of other attempts.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Loader:
         source: DumpSource,
         given: Mapping[str, DumpGroup],
         sizes: Mapping[str, int],
+        results: Results,
         default: int | None = None,
         strict: bool = False,
         limits: Limits = DEFAULT_LIMITS,
@@ -103,7 +107,7 @@ class Loader:
         within: Within = "middle",
     ) -> None:
         self.source = source
-        self._count = ValueCount(limits.nodes)
+        self._running = ValueCount(limits.nodes), results
         self.notes: dict[str, None] = {}
         self.parsed = build_graph(source.path, source.forward)
         self.nodes = list(self.parsed.graph.nodes)
@@ -144,8 +148,8 @@ class Loader:
         self, parsed: ParsedGraph, placeholder: Callable[[fx.Node], Any], attribute: Callable[[fx.Node], Any]
     ) -> Values:
         sizes = (self._size, self._maker.size_of)
-        groups, notes = self.groups, self.notes
-        return Values(parsed, placeholder, attribute, self._run_body, *sizes, groups, notes, self._strict, self._count)
+        host = (self.groups, self.notes, self._strict, *self._running)
+        return Values(parsed, placeholder, attribute, self._run_body, *sizes, *host)
 
     def _match_inputs(self, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
         placeholders = [node for node in self.nodes if node.op == "placeholder"]
@@ -160,13 +164,15 @@ class Loader:
             )
         return dict(zip(placeholders, inputs, strict=True))
 
-    def run(self, progress: Callable[[int, int], None] | None) -> None:
-        """Give every node its value."""
+    def run(self, progress: Callable[[int, int], None] | None, *, whole: bool = True) -> None:
+        """Give every node its value; not ``whole``: up to the first all_to_all whose splits do not add to its rows."""
         if not self.source.shapes:
             self.values.note(NO_SHAPES)
             return
         for i, node in enumerate(self.nodes, 1):
             self.values.evaluate(node)
+            if not whole and contradictions([node], self.values.of.get):
+                return
             if progress is not None and i % 500 == 0:
                 progress(i, len(self.nodes))
 
@@ -178,9 +184,9 @@ class Loader:
         """Each all_to_all whose splits do not add to its rows."""
         return contradictions(self.nodes, self.values.of.get)
 
-    def note_contradictions(self, found: Sequence[Contradiction], *, mended: bool) -> None:
+    def note_contradiction(self, first: Contradiction, *, mended: bool) -> None:
         """Say what was contradictory, and whether another size was taken for all; it is the same for all splits."""
-        self.values.note(note_on(found[0], self._default_size() if mended else None, self.symbols))
+        self.values.note(note_on(first, self._default_size() if mended else None, self.symbols))
 
     def other_sizes(self, misfit: Sequence[int]) -> list[int]:
         """Sizes to try where the default does not fit: what the inputs of an all_to_all may have been split from.
@@ -392,18 +398,20 @@ def load_dump(
         source = one_step(source, read_source(backward, limits))
     name = Path(path).name.split(".")[0]
     given = given_groups(groups)
-    make = partial(Loader, source, given, sizes or {}, limits=limits)
+    make = partial(Loader, source, given, sizes or {}, Results(), limits=limits)
     first = make(strict=True)
-    with warnings.catch_warnings(), stand_ins(first.asked_by_name), fake_execution():
+    with warnings.catch_warnings(), no_collection(), stand_ins(first.asked_by_name), fake_execution():
         warnings.simplefilter("ignore")  # what fake kernels say of the dump's own graph
-        loader = _run(first, make, progress)
-        found = loader.contradictions()
-        if found:
-            make = partial(make, balanced=True)
-            balanced = _run(make(strict=True), make, progress)
-            mended = len(balanced.contradictions()) < len(found)
+        loader = _run(first, make, progress, whole=False)
+        if found := loader.contradictions():
+            anew = partial(make, balanced=True)
+            balanced = _run(anew(strict=True), anew, progress, whole=False)
+            if left := balanced.contradictions():  # compare all of them
+                loader, balanced = (_run(other(strict=True), other, progress) for other in (make, anew))
+                found, left = loader.contradictions(), balanced.contradictions()
+            mended = len(left) < len(found)
             loader = balanced if mended else loader
-            loader.note_contradictions(found, mended=mended)
+            loader.note_contradiction(found[0], mended=mended)
         elif loader.chooses:
             others = [_run(make(strict=True, within=within), make, None) for within in ("least", "most")]
             loader = max([loader, *others], key=Loader.bytes)
@@ -423,17 +431,22 @@ def _is_functional(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target.namespace == "_c10d_functional"
 
 
-def _run(loader: Loader, make: Callable[..., Loader], progress: Callable[[int, int], None] | None) -> Loader:
-    """The loader, or one with the first other value of data-dependent sizes with which every node fits; run."""
+def _run(
+    loader: Loader, make: Callable[..., Loader], progress: Callable[[int, int], None] | None, *, whole: bool = True
+) -> Loader:
+    """Run a loader, or one with the first other value of data-dependent sizes with which every node fits.
+
+    Not ``whole``: up to the first sizes that contradict each other.
+    """
     try:
-        loader.run(progress)
+        loader.run(progress, whole=whole)
         return loader
     except MisfitError as error:
         others = loader.other_sizes(error.sizes)
     for size in others:
         with contextlib.suppress(MisfitError):
             other = make(default=size, strict=True)
-            other.run(progress)
+            other.run(progress, whole=whole)
             return other
     loader = make()
     loader.run(progress)

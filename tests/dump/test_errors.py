@@ -17,7 +17,7 @@ from overlap_sched import errors
 from overlap_sched.dump.load import load_dump
 from overlap_sched.dump.values import parts_made, run_operator
 from overlap_sched.errors import DumpError, InputTooLargeError
-from overlap_sched.problem.limits import Limits
+from overlap_sched.problem.file import Limits
 from tests.support.dump_graphs import handwritten
 
 

@@ -17,9 +17,10 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from overlap_sched.dump.load import Dump, load_dump
+from overlap_sched.dump.values import Results, fake_execution
 from overlap_sched.errors import DumpError
 from overlap_sched.fx.lifting import lift
-from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.simulate.ledger import LiveRanges
 from tests.support.dump_graphs import (
     RANKS,
     compiled,
@@ -306,3 +307,32 @@ def test_graphs_that_are_not_of_one_step(halves: tuple[Path, Path], tmp_path: Pa
     (tmp_path / "other.py").write_text(re.sub(r"return \(.*\)", "return (primals_1,)", text))
     with pytest.raises(DumpError, match=r"is no result of .*other.py, so the two are not of one step. Give the two "):
         load_dump(tmp_path / "other.py", backward=backward)
+
+
+def test_an_operator_that_was_run_before_gives_new_tensors_of_its_own() -> None:
+    aten = torch.ops.aten
+    with fake_execution():
+        results = Results()
+        plain, turned = torch.empty(4, 4), torch.empty(4, 4).t()
+        calls = [
+            (aten.neg.default, (plain,)),
+            (aten.neg.default, (turned,)),
+            (aten.neg.default, (plain.to(torch.float64),)),
+            (aten.add.Scalar, (plain, 1)),
+            (aten.add.Scalar, (plain, 1.5)),
+            (aten._unsafe_view.default, (plain, [16])),  # its schema does not say that it is a view
+            (aten.t.default, (plain,)),
+            (aten.sum.dim_IntList, (plain, [0], True)),
+        ]
+        for target, args in calls:
+            first, again = (results.run(target, args, {}, args[:1]) for _ in range(2))
+            direct = target(*args)
+            for made in (first, again):
+                assert (made.shape, made.stride(), made.dtype) == (direct.shape, direct.stride(), direct.dtype)
+                assert (storage(made) == storage(args[0])) == (storage(direct) == storage(args[0]))
+            assert storage(first) != storage(again) or storage(direct) == storage(args[0])
+        assert len(results._known) == 6
+
+
+def storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -89,7 +89,7 @@ def _table_row(cells: Sequence[str]) -> str:
 
 
 def _rewrites_section(page: Page) -> str:
-    """What was rewritten, tried and left out; nothing where nothing was."""
+    """The section of rewrites, of plans tried and of rewrites left out; nothing where there are none."""
     if not page["rewrites"] and not page["tried"]:
         return ""
     rows = [

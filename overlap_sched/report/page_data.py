@@ -230,7 +230,7 @@ def _group_sizes(problems: Sequence[Problem]) -> dict[str, int]:
 
 
 def _remarks(schedule: Schedule, answer: str | None) -> list[str]:
-    """What the table of figures needs to be read, then the answer, or what went otherwise than wished."""
+    """The conditions of the table of figures, then the answer, or what went otherwise than wished."""
     problem = schedule.problem
     simulated = (
         f"Every figure on this page is simulated, in the {problem.memory_model} memory model: one compute stream, one "

@@ -33,7 +33,7 @@ def groups_of(
     :func:`overlap_sched.cost.cluster.placement.place`.
 
     Raises:
-        PlacementError: A group does not fit the ranks.
+        CostError: A group does not fit the ranks.
     """
     name_of: dict[int, str] = {}
     members: dict[str, list[_Site]] = {}

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 from torch import fx
 
-from overlap_sched.errors import InputNameError
+from overlap_sched.errors import OptionsError
 from overlap_sched.problem import MemoryModel
 
 Which = Callable[[fx.Node], bool] | Collection[str]
@@ -27,7 +27,7 @@ def kept_inputs(
     - in the ``tracker`` model, as torch's own ``memory_estimator._is_releasable``: all but ``primals*`` may go.
 
     Raises:
-        InputNameError: A name is not one of the graph's inputs.
+        OptionsError: A name is not one of the graph's inputs.
     """
     names = {node.name for node in inputs} | {node.target for node in inputs}
     stays, goes = _predicate(parameters, names, "parameters"), _predicate(donated, names, "donated")
@@ -49,7 +49,7 @@ def _predicate(which: Which | None, names: set[str], argument: str) -> Callable[
     for name in sorted(wanted - names):
         near = get_close_matches(name, sorted(names), n=1, cutoff=0.4)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise InputNameError(
+        raise OptionsError(
             f"{argument} names {name!r}, which is not an input of the graph{hint}. "
             "Give names of placeholder nodes, or a function of them."
         )

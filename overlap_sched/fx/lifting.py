@@ -125,8 +125,8 @@ def lift(
             make of them. The graph stays one of single nodes. See :mod:`overlap_sched.cost.fusion.kernels`.
 
     Raises:
-        InputNameError, CostError, OptionsError, ProblemError: The arguments do not fit the graph.
-        ClusterError, PlacementError: The cluster is none, or a process group does not fit it.
+        CostError, OptionsError, ProblemError: The arguments do not fit the graph.
+        CostError: The cluster is none, or a process group does not fit it.
     """
     graph = graph_of(gm)
     reading = read_graph(graph)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import fx, nn
 
-from overlap_sched.errors import OptionsError, OrderError
+from overlap_sched.errors import OptionsError, ProblemError
 from overlap_sched.problem import Problem
 
 
@@ -29,11 +29,11 @@ def reorder(gm: fx.GraphModule | fx.Graph, nodes: Sequence[fx.Node]) -> None:
     Inputs stay in front in their own order (it is the signature) and the output last, wherever ``nodes`` has them.
 
     Raises:
-        OrderError: ``nodes`` are not exactly the graph's nodes; the graph is as it was.
+        ProblemError: ``nodes`` are not exactly the graph's nodes; the graph is as it was.
     """
     present = list(graph_of(gm).nodes)
     if len(nodes) != len(present) or set(nodes) != set(present):
-        raise OrderError(
+        raise ProblemError(
             f"the order has {len(nodes)} nodes ({len(set(nodes))} different) and the graph has {len(present)}. "
             "List each of the graph's nodes once."
         )

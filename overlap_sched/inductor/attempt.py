@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from overlap_sched.distributed import Agreement, Digest, Verdict
 from overlap_sched.distributed.negotiation import LaunchChoice, chosen_digest, negotiate
 from overlap_sched.distributed.sequences import Entry, Launch
-from overlap_sched.errors import NotUnderstoodError
+from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor.agree import ask, given_up, order_digest, shown, warn_of_ranks
 from overlap_sched.inductor.cached_orders import CachedOrder, decided, decisions, order_of
@@ -192,7 +192,7 @@ class Attempt:
         """Schedule, as the ranks have decided by then.
 
         Raises:
-            NotUnderstoodError: The launch sequence that was chosen cannot be had after all.
+            UnsupportedError: The launch sequence that was chosen cannot be had after all.
         """
         self.asked = options
         if self.in_force is not None:
@@ -208,7 +208,7 @@ class Attempt:
             return made
         found = self._following(problem, self.following, options)
         if found is None:
-            raise NotUnderstoodError("the launch sequence of another rank cannot be followed")
+            raise UnsupportedError("the launch sequence of another rank cannot be followed")
         return found
 
     def _following(self, problem: Problem, proposal: Proposal, options: Options) -> Schedule | None:
@@ -273,7 +273,7 @@ class Attempt:
         """Which launch sequence this rank and all others have chosen."""
         problem, asked = self.problem, self.asked
         if own.schedule is None or kept.schedule is None or problem is None or asked is None:
-            raise NotUnderstoodError("there is no order to propose")
+            raise UnsupportedError("there is no order to propose")
         options = replace(asked, preserve_collective_order="none")
 
         def planned(proposals: Mapping[int, Proposal]) -> dict[int, float]:
@@ -289,7 +289,7 @@ class Attempt:
     def _sequence(self, report: Report) -> tuple[int, ...]:
         """The launches that were planned, each by its place in the original sequence."""
         if not report.changed or self.launches is None or self.planned is None:
-            raise NotUnderstoodError(f"the launch sequence of another rank is not used: {report.reason}")
+            raise UnsupportedError(f"the launch sequence of another rank is not used: {report.reason}")
         place = {node: k for k, node in enumerate(self.launches)}
         return tuple(place[node] for node in self.planned.launches)
 
@@ -342,7 +342,7 @@ class Attempt:
             self.settings, self.planned = replace(self.settings, options=options), None
             report = self._report_of(plan)
             if report.changed and not kept():
-                report = self.failed(NotUnderstoodError(f"the order {broken}"))
+                report = self.failed(UnsupportedError(f"the order {broken}"))
         return replace(report, kept=reason)
 
     def _cache(self, mine: Digest, agreement: Agreement, report: Report, entry: Entry) -> None:

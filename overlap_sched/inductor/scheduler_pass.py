@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from overlap_sched.errors import NotUnderstoodError
+from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report, stays
 from overlap_sched.inductor.agree import asks, graph_key
 from overlap_sched.inductor.attempt import Attempt
@@ -186,11 +186,11 @@ def _put_in_order(snodes: Sequence[Any], lifted: "LiftedKernels", order: Sequenc
     """The nodes in an order, checked against what torch gave us: the same nodes, each once.
 
     Raises:
-        NotUnderstoodError: Some node is missing or there twice.
+        UnsupportedError: Some node is missing or there twice.
     """
     ordered = lifted.reordered(order)
     if len(ordered) != len(snodes) or {id(snode) for snode in ordered} != {id(snode) for snode in snodes}:
-        raise NotUnderstoodError(
+        raise UnsupportedError(
             f"the order has {len(ordered)} nodes and the graph has {len(snodes)}. "
             "It must hold the same nodes, each once."
         )

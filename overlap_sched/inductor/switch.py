@@ -30,7 +30,7 @@ from torch._inductor import config
 from overlap_sched.cost import CostModel
 from overlap_sched.cost.cluster.description import Cluster
 from overlap_sched.distributed.uncompiled import uncompiled, watch_optimizers
-from overlap_sched.errors import OptionsError, TorchVersionError
+from overlap_sched.errors import OptionsError, UnsupportedError
 from overlap_sched.fx.costs import Cost
 from overlap_sched.inductor.console import rank, say, warn
 from overlap_sched.inductor.gloo import safe_gathers, safe_gathers_with
@@ -94,7 +94,7 @@ def inductor_options(options: Options | None = None, **how: Unpack[How]) -> dict
 
     Raises:
         OptionsError: There is no such stage, or the ``tracker`` memory model was asked for after fusion.
-        TorchVersionError: With ``strict``: this torch is none that we know. Else torch stays as it is, with a warning.
+        UnsupportedError: With ``strict``: this torch is none that we know. Else torch stays as it is, with a warning.
     """
     _, changes = _changes(_settings("inductor_options", options, how))
     if dist.is_available() and changes:
@@ -179,7 +179,7 @@ def _changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
     known = config.get_config_copy()
     if settings.stage == "inductor" and not knows_torch():
         if settings.options.strict:
-            raise TorchVersionError(refusal())
+            raise UnsupportedError(refusal())
         warn(f"overlap_sched leaves torch as it is: {refusal()}")
         return settings, {}
     if settings.fits:
@@ -220,7 +220,7 @@ def _partitioner(settings: Settings, known: dict[str, Any]) -> dict[str, Any]:
             f"torch {torch.__version__} takes no partitioner (torch._inductor.config.{PARTITIONER}). Use 2.13 or newer."
         )
         if settings.options.strict:
-            raise TorchVersionError(why)
+            raise UnsupportedError(why)
         warn(f"overlap_sched leaves what is saved for backward to torch: {why}")
         return {}
     before = known[PARTITIONER]

@@ -2,7 +2,7 @@
 
 import torch
 
-from overlap_sched.errors import TorchVersionError
+from overlap_sched.errors import UnsupportedError
 
 SUPPORTED = ((2, 11), (2, 15))
 """First and last minor version of torch whose scheduler we have read and run."""
@@ -18,10 +18,10 @@ def check_torch(version: str = torch.__version__) -> None:
     """Refuse versions of torch whose private names may mean something else.
 
     Raises:
-        TorchVersionError: It is older or newer than those seen.
+        UnsupportedError: It is older or newer than those seen.
     """
     if not knows_torch(version):
-        raise TorchVersionError(refusal(version))
+        raise UnsupportedError(refusal(version))
 
 
 def refusal(version: str = torch.__version__) -> str:

@@ -39,7 +39,7 @@ from overlap_sched.distributed.calibration.stopwatch import (
     steady_mean,
     together,
 )
-from overlap_sched.errors import CalibrationError, DumpGroupError
+from overlap_sched.errors import CostError, DumpGroupError
 from overlap_sched.fx import lift
 from tests.cli.test_dump import DUMP
 from tests.support.fx_graphs import gather, trace, wait
@@ -66,7 +66,7 @@ class TestDivisions:
         assert Division(8).nodes(8, 2) == 4
 
     def test_that_do_not_fit(self):
-        with pytest.raises(CalibrationError) as error:
+        with pytest.raises(CostError) as error:
             Division(4, 3).groups(8)
         assert str(error.value) == (
             "8 ranks cannot be divided into groups of 4 with stride 3: 8 is not a multiple of 12. "

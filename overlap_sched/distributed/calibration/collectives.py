@@ -15,7 +15,7 @@ import torch.distributed as dist
 from overlap_sched.cost.measured.table import CollectiveTime
 from overlap_sched.distributed.calibration.machine import Machine
 from overlap_sched.distributed.calibration.stopwatch import Products, in_a_step, together
-from overlap_sched.errors import CalibrationError
+from overlap_sched.errors import CostError
 
 FUNCTIONAL = torch.ops._c10d_functional
 ELEMENT_BYTES = 4
@@ -37,11 +37,11 @@ class Division(NamedTuple):
         """All of them, as ranks.
 
         Raises:
-            CalibrationError: The ranks cannot be divided so.
+            CostError: The ranks cannot be divided so.
         """
         block = self.size * self.stride
         if self.size < 1 or self.stride < 1 or world % block:
-            raise CalibrationError(
+            raise CostError(
                 f"{world} ranks cannot be divided into groups of {self.size} with stride {self.stride}: "
                 f"{world} is not a multiple of {block}. Give another --group SIZE or SIZE/STRIDE."
             )

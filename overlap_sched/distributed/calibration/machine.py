@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 
-from overlap_sched.errors import CalibrationError
+from overlap_sched.errors import CostError
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 _Seen = TypeVar("_Seen")
@@ -80,13 +80,13 @@ def joined(choice: DeviceChoice) -> Iterator[Machine]:
         choice: ``"auto"``: a GPU with NCCL where each local rank can have one, else the CPU with gloo.
 
     Raises:
-        CalibrationError: torchrun has not started this process, or there are fewer GPUs than local ranks.
+        CostError: torchrun has not started this process, or there are fewer GPUs than local ranks.
     """
     if dist.is_initialized():
         yield machine_on(_device(choice))
         return
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        raise CalibrationError(
+        raise CostError(
             "calibrate measures what several processes do at once, and torchrun has not started this one. Run: "
             "torchrun --nproc-per-node N -m overlap_sched calibrate --out cluster.toml "
             "(N: the GPUs of this machine; without GPUs, 2 or more processes)"
@@ -114,7 +114,7 @@ def _device(choice: DeviceChoice) -> torch.device:
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if choice == "cuda" and found < local_size:
-        raise CalibrationError(
+        raise CostError(
             f"--device cuda needs {local_size} GPUs on this machine, one per local rank; torch sees {found}. "
             "Start fewer ranks (--nproc-per-node), or use --device cpu."
         )

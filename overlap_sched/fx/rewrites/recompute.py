@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch._subclasses import FakeTensor
 
-from overlap_sched.errors import RewriteError, TorchVersionError
+from overlap_sched.errors import RewriteError, UnsupportedError
 from overlap_sched.fx.reordering import graph_of
 from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.fx.rewrites.facts import GraphFacts
@@ -139,7 +139,7 @@ def _operators() -> Any:
     try:
         import torch._functorch._activation_offloading.offload_ops  # registers them
     except ImportError:
-        raise TorchVersionError(
+        raise UnsupportedError(
             f"torch {torch.__version__} has no operators for offloading (torch.ops.ao). Use 2.13 or newer."
         ) from None
     return torch.ops.ao

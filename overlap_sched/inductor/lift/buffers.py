@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from overlap_sched.errors import NotUnderstoodError
+from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.sizes import Sizes
 from overlap_sched.inductor.private import (
@@ -68,12 +68,12 @@ class Buffers:
         """The storages of a name.
 
         Raises:
-            NotUnderstoodError: Nothing has that name.
+            UnsupportedError: Nothing has that name.
         """
         try:
             return self.roots[name]
         except KeyError:
-            raise NotUnderstoodError(
+            raise UnsupportedError(
                 f"a kernel reads {name!r}, which is neither a buffer of this graph nor one of its inputs."
             ) from None
 

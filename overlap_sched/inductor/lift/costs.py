@@ -16,7 +16,7 @@ from torch import fx
 from overlap_sched.cost import Compute, CostModel
 from overlap_sched.cost.cluster.placement import Nodes
 from overlap_sched.cost.model import asked
-from overlap_sched.errors import NotUnderstoodError
+from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.costs import Cost, Costs, costs_of
 from overlap_sched.fx.groups import groups_of
@@ -77,11 +77,11 @@ class KernelCosts:
         """The cost of a scheduler node that launches ``launch``.
 
         Raises:
-            NotUnderstoodError: It came from no FX collective.
+            UnsupportedError: It came from no FX collective.
         """
         found = [v for v in self.origins(launch) if self._role(v) is Role.LAUNCH]
         if len(found) != 1:
-            raise NotUnderstoodError(
+            raise UnsupportedError(
                 f"collective {snode.get_name()!r} comes from {len(found)} collectives of the FX graph, not from one."
             )
         v = found[0]

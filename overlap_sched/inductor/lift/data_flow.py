@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from overlap_sched.errors import NotUnderstoodError
+from overlap_sched.errors import UnsupportedError
 from overlap_sched.inductor.lift.buffers import Buffers
 from overlap_sched.inductor.private import (
     GroupedSchedulerNode,
@@ -105,10 +105,10 @@ def _kind_of(snode: Any, launches: bool, waits: bool) -> Kind:
     """Return the kind of a scheduler node.
 
     Raises:
-        NotUnderstoodError: Several nodes were grouped, and communication is among them.
+        UnsupportedError: Several nodes were grouped, and communication is among them.
     """
     if isinstance(snode, GroupedSchedulerNode) and (launches or waits):
-        raise NotUnderstoodError(
+        raise UnsupportedError(
             f"{snode.get_name()!r} groups communication with other nodes. Another pass has grouped them: "
             "turn that pass off."
         )

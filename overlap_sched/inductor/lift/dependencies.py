@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from overlap_sched.errors import NotUnderstoodError
+from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.communication import Communication, joined
 from overlap_sched.fx.hazards import (
     Launch,
@@ -43,7 +43,7 @@ def dependencies(
     Counts ``comm_order``, ``hazard`` and ``point_to_point`` in ``notes``.
 
     Raises:
-        NotUnderstoodError: A dependency names nothing, or comes later.
+        UnsupportedError: A dependency names nothing, or comes later.
     """
     after = {at: _of_torch(at, snode, buffers, flow, notes) for at, snode in enumerate(snodes)}
     known = sum(map(len, after.values()))
@@ -72,7 +72,7 @@ def _of_torch(at: int, snode: Any, buffers: Buffers, flow: DataFlow, notes: Coun
         if u is None:
             if dep.name in V.graph.removed_buffers or dep.name in V.graph.graph_inputs:
                 continue
-            raise NotUnderstoodError(
+            raise UnsupportedError(
                 f"{snode.get_name()!r} depends on {dep.name!r}, which nothing in this graph produces."
             )
         if u == at:
@@ -81,7 +81,7 @@ def _of_torch(at: int, snode: Any, buffers: Buffers, flow: DataFlow, notes: Coun
             notes["comm_order"] += 1  # torch's pass for CUDA graphs does not keep to it either
             continue
         if u > at:
-            raise NotUnderstoodError(f"{snode.get_name()!r} runs before {dep.name!r}, on which it depends.")
+            raise UnsupportedError(f"{snode.get_name()!r} runs before {dep.name!r}, on which it depends.")
         before.add(u)
     return before
 
@@ -118,7 +118,7 @@ def _ordering_of(snode: Any, reading: Reading, costs: KernelCosts) -> Ordering:
         if member.has_side_effects():
             ordering = max(ordering, Ordering.EFFECT)
     if ordering is Ordering.FENCE:
-        raise NotUnderstoodError(
+        raise UnsupportedError(
             f"{snode.get_name()!r} changes the mode in which later nodes run (streams, autograd mode)."
         )
     return ordering

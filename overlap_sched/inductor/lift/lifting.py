@@ -84,7 +84,7 @@ def lift_kernels(
     :func:`overlap_sched.fx.lift`; of a fused kernel, ``cost`` adds up the times of the nodes that it came from.
 
     Raises:
-        NotUnderstoodError: Something in the graph has an order that we do not know.
+        UnsupportedError: Something in the graph has an order that we do not know.
         CostError, ProblemError: As for :func:`overlap_sched.fx.lift`.
     """
     reading = read_graph(V.graph.graph)

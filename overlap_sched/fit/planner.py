@@ -36,9 +36,8 @@ from overlap_sched.scheduler.candidate import Candidate, Task
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.scheduler.reference import Reference
-from overlap_sched.transform.apply import apply
+from overlap_sched.transform.apply import apply, host_bytes
 from overlap_sched.transform.fission import Fission
-from overlap_sched.transform.offload import host_bytes
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Rewrite
 from overlap_sched.transform.trial import POLICIES

@@ -73,7 +73,7 @@ def apply(
         raise RewriteError(
             f"problem {problem.name!r} is in the {problem.memory_model!r} memory model: rewrites want 'runtime'."
         )
-    draft = ProblemMaker(problem, problem.original_order if order is None else order, prices, alike)
+    draft = _ProblemMaker(problem, problem.original_order if order is None else order, prices, alike)
     make: Maker[NodeId] = draft
     for one in rewrites:
         rewrite(make, one)
@@ -107,7 +107,7 @@ class _Value(NamedTuple):
     read: tuple[StorageId, ...] = ()
 
 
-class ProblemMaker(Draft):
+class _ProblemMaker(Draft):
     """Makes the nodes of :mod:`overlap_sched.transform.recipes`; columns are bytes, of whichever side is larger."""
 
     def __init__(self, problem: Problem, order: Sequence[NodeId], prices: Prices, alike: Alike = NOT_KNOWN) -> None:
@@ -287,9 +287,7 @@ class ProblemMaker(Draft):
         nbytes = sum(self.storages[s].bytes for s in held)
         us = self.prices.host.copy_us(nbytes)
         launch = self.add(copy._replace(name=names[0], time_us=us, bytes=nbytes, group=group), at)
-        return self.add(
-            Node(names[1], Kind.WAIT, (*copy.deps, launch), (), held, op=HOST_WAIT, collective=launch), at
-        )
+        return self.add(Node(names[1], Kind.WAIT, (*copy.deps, launch), (), held, op=HOST_WAIT, collective=launch), at)
 
     def again(self, v: NodeId, name: str, new: Mapping[NodeId, NodeId], at: float) -> NodeId:
         node, house = self.node(v), self._house(new)
@@ -345,7 +343,9 @@ class ProblemMaker(Draft):
     def _looks_at(self, v: NodeId, s: StorageId) -> bool:
         """Tell whether the result of v is the storage, or a view of it."""
         node = self.node(v)
-        return s in self.gives(v) or (node.collective is None and s in node.use and (is_view(node) or node.kind is Kind.WAIT))
+        return s in self.gives(v) or (
+            node.collective is None and s in node.use and (is_view(node) or node.kind is Kind.WAIT)
+        )
 
     def stand_in(self, one: Single[NodeId], first: NodeId, out: NodeId) -> None:
         held = self._values[out].held if out in self._values else self.gives(out)
@@ -388,7 +388,7 @@ class ProblemMaker(Draft):
             if u != host:
                 deps.append(of_part(u))
                 if u in parts.slices:
-                    parts.entered[deps[-1]] = {s: self._values[deps[-1]].held for s in self._results[u].held}
+                    parts.entered[deps[-1]] = dict.fromkeys(self._results[u].held, self._values[deps[-1]].held)
                 for s, given in parts.entered.get(deps[-1], {}).items():
                     entered[s].extend(given)
         use = unique(t for s in node.use for t in ([own[s]] if s in own else entered.get(s, [s])))
@@ -455,7 +455,7 @@ class _Parts:
     """
 
     def __init__(
-        self, draft: ProblemMaker, fission: Fission, slices: Collection[NodeId], gone: Collection[NodeId]
+        self, draft: _ProblemMaker, fission: Fission, slices: Collection[NodeId], gone: Collection[NodeId]
     ) -> None:
         self.fission, self.slices = fission, slices
         self.own: list[dict[StorageId, StorageId]] = [{} for _ in range(fission.parts)]

@@ -16,8 +16,7 @@ from typing import NamedTuple
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Kind, Node, NodeId, Problem
 from overlap_sched.problem.node import OF_HOST
-from overlap_sched.transform.draft import Draft
-from overlap_sched.transform.members import Alike, member
+from overlap_sched.transform.draft import Alike, Draft
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import BUCKETED
 
@@ -54,7 +53,7 @@ def keys_of(problem: Problem, alike: Alike | None, ops: Sequence[str] = BUCKETED
         if node.op not in ops or (alike is not None and node.name not in alike):
             continue
         try:
-            member(draft, node.name)
+            draft.single(node.name)
         except RewriteError:
             continue
         level = before[v] if "gather" in node.op else behind[v]

@@ -30,7 +30,7 @@ from overlap_sched.scheduler.pipeline import figures_of, schedule
 from overlap_sched.scheduler.portfolio import close_enough
 from overlap_sched.scheduler.result import Schedule
 from overlap_sched.transform.apply import NOT_KNOWN, apply
-from overlap_sched.transform.members import Alike
+from overlap_sched.transform.draft import Alike
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.records import Record, records
 from overlap_sched.transform.rewrites import Form, Rewrite

@@ -15,7 +15,8 @@ members one after the other::
 
 So the parts of a reduction are contiguous views of one storage, those of a gather are copied out.
 
-**Fissions** are listed in :mod:`overlap_sched.transform.fission`, all others in :mod:`overlap_sched.transform.rewrites`.
+**Fissions** are listed in :mod:`overlap_sched.transform.fission`, other rewrites in
+:mod:`overlap_sched.transform.rewrites`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -79,7 +80,7 @@ class Casts(Protocol[V]):
         """The nodes that a node takes, or comes behind."""
 
     def cast(self, v: V) -> object | None:
-        """What a node does to its only input, where that is looked at or cast as a whole: equal where they do the same."""
+        """What a node does to its only input, where it casts that or looks at it as a whole; equal for the same."""
 
 
 class Maker(Casts[V], Protocol[V]):
@@ -186,7 +187,7 @@ class Maker(Casts[V], Protocol[V]):
         """Users of a collective's waits take ``out``, and it goes; ``first`` is the new node that reads its input."""
 
     def remove(self, v: V, first: V, last: V) -> None:
-        """Take a node away that nobody uses: what came before it is now before ``first``, what came behind, ``last``."""
+        """Take a node away that nobody uses; ``first`` (after others) and ``last`` (before) stand for it."""
 
     def depend(self, v: V, before: V) -> None:
         """Let a node come behind another one, whose value it does not take."""
@@ -410,7 +411,7 @@ def _users(make: Maker[V], nodes: Sequence[V], names: Sequence[str]) -> list[V]:
     """The users, where each takes one of the nodes, and all are named once."""
     users, of = [make.find(name) for name in names], [make.name(v) for v in nodes]
     if not nodes or not users or len(set(users)) < len(users) or len(set(nodes)) < len(nodes):
-        raise RewriteError(f"nodes to make again and their users are named once: {', '.join(of)} for {', '.join(names)}.")
+        raise RewriteError(f"running again wants nodes and users, each once: {', '.join(of)} for {', '.join(names)}.")
     for user in users:
         taken = make.taken(user)
         if user in nodes or make.is_output(user) or not any(v in taken for v in nodes):

@@ -17,7 +17,7 @@ from overlap_sched.scheduler.portfolio import simple_bound_us, streams_bound_us
 from overlap_sched.scheduler.reference import Reference
 from overlap_sched.scheduler.result import NO_WORK, Work
 from overlap_sched.transform.apply import NOT_KNOWN, apply
-from overlap_sched.transform.members import Alike
+from overlap_sched.transform.draft import Alike
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import BUCKETED, Rewrite
 

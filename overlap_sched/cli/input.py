@@ -145,8 +145,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     with torch_for(f"{source.path} is a graph dump, and reading it needs torch: pip install 'overlap_sched[torch]'"):
         from overlap_sched.dump import load_dump, sizes_to_give
         from overlap_sched.fx import lift
-        from overlap_sched.fx.dimensions.candidates import fission_candidates
-        from overlap_sched.fx.dimensions.experts import expert_fissions
+        from overlap_sched.fx.dimensions.candidates import expert_fissions, fission_candidates
         from overlap_sched.fx.profile import lifted_with_profile
         from overlap_sched.fx.rewrites import alike_of, rerunnable
         from overlap_sched.fx.rewrites.apply import refusals_in

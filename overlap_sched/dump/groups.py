@@ -14,8 +14,7 @@ from torch import fx
 
 from overlap_sched.dump.graph import ParsedGraph
 from overlap_sched.errors import DumpError, DumpGroupError
-from overlap_sched.fx.collectives import names_a_group
-from overlap_sched.fx.operator_traits import arguments_of
+from overlap_sched.fx.operators import arguments_of, names_a_group
 from overlap_sched.problem.quantities import MAX_RANKS, shown
 
 

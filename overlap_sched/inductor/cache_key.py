@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 import overlap_sched
-from overlap_sched.fx.declared import declarations
-from overlap_sched.fx.pins import marks_of, module_of
+from overlap_sched.fx.graphs import marks_of, module_of
+from overlap_sched.fx.operators import declarations
 from overlap_sched.inductor.agree import asks
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import replayed_allocator

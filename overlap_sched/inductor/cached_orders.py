@@ -37,7 +37,7 @@ from overlap_sched.inductor.summary import tally
 _MARK = "overlap_sched order: "
 _REWRITES = "overlap_sched rewrites"
 _COMMUNICATES = re.compile("c10d_functional|symm_mem|_dtensor")
-"""In generated code, the namespaces of :mod:`overlap_sched.fx.collectives`."""
+"""In generated code, the namespaces of :mod:`overlap_sched.fx.operators`."""
 
 
 @dataclass(frozen=True)

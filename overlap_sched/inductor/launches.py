@@ -19,11 +19,8 @@ from torch._ops import OpOverload
 
 from overlap_sched.distributed.digest import launches_of
 from overlap_sched.distributed.sequences import Launch
-from overlap_sched.fx.collectives import Role
-from overlap_sched.fx.communication import Communications, Launched
-from overlap_sched.fx.groups import live_ranks
-from overlap_sched.fx.operators import traits_of
-from overlap_sched.fx.wrappers import bodies_of
+from overlap_sched.fx.calls import Communications, Launched, bodies_of, live_ranks
+from overlap_sched.fx.operators import Role, traits_of
 from overlap_sched.problem.node import ANY_GROUP
 
 Launches = tuple[fx.Node, ...]

@@ -22,7 +22,7 @@ from overlap_sched.distributed import Digest
 from overlap_sched.distributed.digest import options_text
 from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.costs import Fusion
-from overlap_sched.fx.metadata import own_meta
+from overlap_sched.fx.graphs import own_meta
 from overlap_sched.inductor.agree import ask, given_up, graph_key, warn_of_ranks
 from overlap_sched.inductor.cache_key import key_after, settings_key
 from overlap_sched.inductor.console import log, rank, said, warn

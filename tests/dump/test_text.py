@@ -16,8 +16,7 @@ from overlap_sched.dump.operators import UnknownOp
 from overlap_sched.dump.source import read_source
 from overlap_sched.dump.values import Opaque
 from overlap_sched.errors import DumpError
-from overlap_sched.fx.groups import carried_facts
-from overlap_sched.fx.lifting import lift
+from overlap_sched.fx.lifting import carried_facts, lift
 from overlap_sched.report.words.sizes import AssumedSize
 from tests.support.dump_graphs import handwritten, values
 from tests.support.dump_graphs import loaded as load

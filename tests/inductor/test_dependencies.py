@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from overlap_sched.errors import UnsupportedError
-from overlap_sched.fx.collectives import Comm, Role
-from overlap_sched.fx.communication import Communication
-from overlap_sched.fx.hazards import Ordering
-from overlap_sched.fx.operator_traits import OperatorTraits
+from overlap_sched.fx.calls import Communication
+from overlap_sched.fx.operators import Comm, OperatorTraits, Ordering, Role
 from overlap_sched.inductor.lift.dependencies import dependencies
 
 

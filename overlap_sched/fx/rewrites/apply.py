@@ -15,9 +15,8 @@ from torch import fx
 
 from overlap_sched.cost import Collective
 from overlap_sched.errors import RewriteError
+from overlap_sched.fx.graphs import graph_of, link, marks_of, with_ends
 from overlap_sched.fx.lifting import Lifted
-from overlap_sched.fx.pins import marks_of
-from overlap_sched.fx.reordering import graph_of, link, with_ends
 from overlap_sched.fx.rewrites.backends import forms_for
 from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.fx.rewrites.facts import GraphFacts

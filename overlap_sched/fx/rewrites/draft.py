@@ -26,8 +26,8 @@ from torch.fx.experimental.symbolic_shapes import constrain_range
 from torch.utils._pytree import key_get, tree_leaves, tree_map
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.fx.metadata import own_meta
-from overlap_sched.fx.operator_traits import Arg
+from overlap_sched.fx.graphs import own_meta
+from overlap_sched.fx.operators import Arg
 from overlap_sched.fx.rewrites.facts import GraphFacts
 from overlap_sched.fx.sizes import Sizes
 

@@ -6,7 +6,7 @@ again, needs that it and the shard stay as they are. A second communicator must 
 is rewritten: :func:`overlap_sched.distributed.second_communicators`.
 
 **Copies** have their node's own value as metadata: the storages of a copied node are new, as
-:meth:`overlap_sched.fx.storages.Storages.copy_for` reads them. On CUDA devices values go to the host by torch's own
+:meth:`overlap_sched.fx.reading.Storages.copy_for` reads them. On CUDA devices values go to the host by torch's own
 operators for activation offloading, ``torch.ops.ao`` (2.13 and 2.15:
 ``torch/_functorch/_activation_offloading/offload_ops.py``), whose wait frees the device's storage. Elsewhere by plain
 copies, which stand for them: nothing is freed sooner there.
@@ -25,11 +25,9 @@ from torch._ops import OpOverload
 from torch._subclasses import FakeTensor
 
 from overlap_sched.errors import RewriteError, UnsupportedError
-from overlap_sched.fx.collectives import Role
+from overlap_sched.fx.calls import GROUPS_KEY, live_ranks, name_and_group
 from overlap_sched.fx.dimensions.region import Region, followed
-from overlap_sched.fx.groups import GROUPS_KEY, live_ranks, name_and_group
-from overlap_sched.fx.operator_traits import Arg
-from overlap_sched.fx.operators import traits_of
+from overlap_sched.fx.operators import Arg, Role, traits_of
 from overlap_sched.fx.rewrites.backends import check_coalesced, check_exact
 from overlap_sched.fx.rewrites.draft import GraphDraft, shares_storage
 from overlap_sched.transform.dimension_graph.cut import Uncut, is_cut_of

@@ -17,9 +17,9 @@ from overlap_sched.cost import Compute, CostModel
 from overlap_sched.cost.cluster.placement import Nodes
 from overlap_sched.cost.model import asked
 from overlap_sched.errors import UnsupportedError
-from overlap_sched.fx.collectives import Role
 from overlap_sched.fx.costs import Cost, Costs, costs_of
-from overlap_sched.fx.groups import groups_of
+from overlap_sched.fx.lifting import groups_of
+from overlap_sched.fx.operators import Role
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.sizes import Sizes
 from overlap_sched.inductor.private import MemoryDep, NopKernelSchedulerNode, V, ir, is_wait, members, size_of

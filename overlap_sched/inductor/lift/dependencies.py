@@ -11,10 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from overlap_sched.errors import UnsupportedError
-from overlap_sched.fx.communication import Communication, joined
+from overlap_sched.fx.calls import Communication, joined
 from overlap_sched.fx.hazards import (
     Launch,
-    Ordering,
     add_hazards,
     blocking_hazards,
     chain_hazards,
@@ -22,6 +21,7 @@ from overlap_sched.fx.hazards import (
     launch_chains,
     storage_hazards,
 )
+from overlap_sched.fx.operators import Ordering
 from overlap_sched.fx.reading import Reading
 from overlap_sched.inductor.lift.buffers import Buffers
 from overlap_sched.inductor.lift.costs import KernelCosts
@@ -135,7 +135,7 @@ def _launches(snodes: Sequence[Any], flow: DataFlow, reading: Reading, costs: Ke
 def _launch_steps(
     snodes: Sequence[Any], flow: DataFlow, reading: Reading, costs: KernelCosts
 ) -> list[tuple[int, tuple[str, ...], bool]]:
-    """As :func:`overlap_sched.fx.graph_hazards.launch_steps`, of scheduler nodes."""
+    """As :func:`overlap_sched.fx.hazards.launch_steps`, of scheduler nodes."""
     launches = {launch.at: (launch.group,) for launch in _launches(snodes, flow, reading, costs)}
     steps: list[tuple[int, tuple[str, ...], bool]] = []
     for at, snode in enumerate(snodes):

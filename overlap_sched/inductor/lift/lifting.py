@@ -14,11 +14,10 @@ from overlap_sched.cost.cluster.contention import contention_of
 from overlap_sched.cost.cluster.cost_model import model_of
 from overlap_sched.cost.cluster.description import Cluster
 from overlap_sched.cost.cluster.placement import nodes_of_ranks
-from overlap_sched.fx.company import launch_times, one_collective_each, with_launches
 from overlap_sched.fx.costs import Cost
-from overlap_sched.fx.pins import marks_of, module_of
-from overlap_sched.fx.reader import read_graph
-from overlap_sched.fx.reading import Reading
+from overlap_sched.fx.graphs import marks_of, module_of
+from overlap_sched.fx.lifting import launch_times, one_collective_each, with_launches
+from overlap_sched.fx.reading import Reading, read_graph
 from overlap_sched.inductor.lift.buffers import Buffers, read_buffers
 from overlap_sched.inductor.lift.costs import KernelCost, KernelCosts
 from overlap_sched.inductor.lift.data_flow import DataFlow
@@ -37,8 +36,8 @@ class LiftedKernels:
     Attributes:
         problem: What is to be scheduled, in the ``runtime`` memory model.
         snodes: Per problem id its scheduler node; ``None`` for inputs and the output. A wait of several collectives has
-            an id for each of them (:mod:`overlap_sched.fx.company`), a collective may have one more for its launch
-            (:mod:`overlap_sched.fx.company`).
+            an id for each of them (:mod:`overlap_sched.fx.lifting`), a collective may have one more for its launch
+            (:mod:`overlap_sched.fx.lifting`).
         notes: Counts, as in :class:`overlap_sched.fx.lifting.Lifted`; besides: ``buffers``; ``in_place``: kernels that
             write over an input in every order; ``comm_order``: torch's dependencies that keep collectives in the order
             of the FX graph, and each after the wait of the one before: these are what we are here to replace;

@@ -1,7 +1,10 @@
-"""The GPU check's logic without a GPU: on the CPU, and on a GPU that only keeps time."""
+"""What is measured on a GPU, without one: on the CPU, and on a GPU that only keeps time."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,21 +12,128 @@ torch = pytest.importorskip("torch")
 
 from llama_repro.capture.configs import find_config  # noqa: E402
 from llama_repro.capture.trace import captured  # noqa: E402
-from llama_repro.gpu.check import Row, check  # noqa: E402
-from llama_repro.gpu.program import Program, emulate  # noqa: E402
+from llama_repro.gpu import day, measure, program  # noqa: E402
+from llama_repro.gpu.day import Row, main, measure_orders  # noqa: E402
+from llama_repro.gpu.measure import replay_requests  # noqa: E402
+from llama_repro.gpu.program import Program, emulate, live_bytes, random_inputs, same_bits  # noqa: E402
 from llama_repro.gpu.streams import EmulatedStreams  # noqa: E402
-from llama_repro.gpu.table import broken  # noqa: E402
-from llama_repro.gpu.values import live_bytes, random_inputs, same_bits  # noqa: E402
 from overlap_sched.fx import lift  # noqa: E402
 from overlap_sched.judge.liveness import memory_profile  # noqa: E402
 from overlap_sched.options import Options  # noqa: E402
 from overlap_sched.problem import Kind  # noqa: E402
 from overlap_sched.scheduler.pipeline import schedule  # noqa: E402
-from scripts.gpu_check import main  # noqa: E402
-from tests.support.simulated_gpu import COPY_US, simulate  # noqa: E402
 
 CPU = torch.device("cpu")
 ONE_LAYER = replace(find_config("tiny"), layers=1)
+MIB = 2**20
+
+
+def event(action: str, addr: int, size: int, stream: int = 0) -> dict[str, object]:
+    return {"action": action, "addr": addr, "size": size, "stream": stream}
+
+
+HISTORY = [
+    event("free_completed", 1, 512),  # from before
+    event("segment_alloc", 0, 2 * MIB),
+    event("alloc", 100, 1000),
+    event("segment_alloc", 4 * MIB, 20 * MIB),
+    event("alloc", 200, 3 * MIB),
+    event("alloc", 300, 4 * MIB),
+    event("segment_alloc", 40 * MIB, 14 * MIB),
+    event("alloc", 400, 13 * MIB + 1),
+    event("free_requested", 300, 4 * MIB),
+    event("free_completed", 300, 4 * MIB),
+    event("alloc", 500, 4 * MIB),
+    event("segment_alloc", 80 * MIB, 20 * MIB, 7),
+    event("alloc", 600, 2 * MIB, 7),
+    event("free_completed", 200, 3 * MIB),
+    event("segment_free", 80 * MIB, 20 * MIB, 7),
+]
+"""Small blocks have segments of 2 MiB, those up to 10 MiB of 20, larger ones their own; a stream has its own pool."""
+
+CYCLES_PER_US = 1000
+COPY_US = 0.25
+
+
+class Stream:
+    """A clock in microseconds."""
+
+    def __init__(self) -> None:
+        self.clock = 0.0
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.clock = max(self.clock, other.clock)
+
+    def wait_event(self, event: "Event") -> None:
+        self.clock = max(self.clock, event.at)
+
+
+class Gpu:
+    """What ``torch.cuda`` is asked for."""
+
+    def __init__(self) -> None:
+        self.compute = self.current = Stream()
+
+    @contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def sleep(self, cycles: int) -> None:
+        self.current.clock += cycles / CYCLES_PER_US
+
+
+GPU = Gpu()
+
+
+class Event:
+    """A moment of the stream that it was recorded on."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.at, self.timed = 0.0, enable_timing
+
+    def record(self) -> None:
+        self.at = GPU.current.clock
+
+    def synchronize(self) -> None:
+        """It is over already."""
+
+    def elapsed_time(self, end: "Event") -> float:
+        assert self.timed
+        assert end.timed
+        return (end.at - self.at) / 1e3
+
+
+def simulate(patch: pytest.MonkeyPatch, kernel_us: dict[Any, float]) -> None:
+    """Let the CPU pass for a GPU on which operators take ``kernel_us`` by their targets, and others none."""
+    replaced = {
+        "Stream": Stream,
+        "Event": Event,
+        "stream": GPU.on,
+        "current_stream": lambda: GPU.current,
+        "_sleep": GPU.sleep,
+        "memory_stats": dict,
+        **dict.fromkeys(("synchronize", "empty_cache", "reset_peak_memory_stats"), lambda: None),
+    }
+    for name, value in replaced.items():
+        patch.setattr(torch.cuda, name, value)
+    patch.setattr(torch.cuda.memory, "_record_memory_history", lambda *given, **_: None)
+    patch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [HISTORY]})
+    evaluated, emulate = program._evaluated, program.emulate
+
+    def kernel(node: Any, env: Any, device: Any) -> Any:
+        GPU.current.clock += kernel_us.get(node.target, 0.0)
+        return evaluated(node, env, device)
+
+    def copy(taken: Any, out: Any) -> None:
+        GPU.current.clock += COPY_US
+        emulate(taken, out)
+
+    patch.setattr(program, "_evaluated", kernel)
+    patch.setattr(program, "emulate", copy)
+    patch.setattr(day, "has_streams", lambda device: True)
+    patch.setattr(measure, "WARM_UPS", 1)
 
 
 @pytest.fixture(scope="module", params=["tiny", "tiny-2d"])
@@ -102,57 +212,47 @@ def test_bits_are_compared_not_values():
     assert not same_bits([zero], [zero.double()])
 
 
+def test_the_replay_of_requests_reserves_what_torch_did() -> None:
+    assert replay_requests(HISTORY) == (56 * MIB, 56 * MIB)
+    more = [*HISTORY, event("segment_alloc", 200 * MIB, 60 * MIB), event("alloc", 700, 4 * MIB)]
+    assert replay_requests(more) == (96 * MIB, 56 * MIB)
+
+
 @pytest.mark.slow
 def test_measured_steps_are_those_predicted_on_a_gpu_that_only_keeps_time(monkeypatch):
     """Streams, events, head start, profile and replay must agree: one clock ticks for all of them."""
     aten = torch.ops.aten
     kernels = {aten.mm.default: 7.0, aten.mul.Tensor: 2.0, torch.ops.prims.convert_element_type.default: 1.0}
     simulate(monkeypatch, kernels)
-    checked = check(ONE_LAYER, ["ours"], CPU, repeat=2)
-    assert checked.cycles_per_us == pytest.approx(1000)
-    original, ours = checked.rows
+    original, ours = measure_orders(ONE_LAYER, CPU, repeat=2)
     for row in (original, ours):
         assert row.step_us == pytest.approx(row.predicted_step_us, rel=1e-3)
-        assert broken(row) is None
+        assert row.broken is None
+        assert row.reserved_bytes == row.replayed_bytes == 56 * MIB
     assert ours.step_us < 0.8 * original.step_us
     assert original.predicted_exposed_us > 10 * COPY_US
 
 
 def test_a_row_with_other_bytes_or_other_results_is_broken():
     row = Row("ours", 1.0, 0.0, 100, 100, True)
-    assert broken(row) is None
-    assert broken(replace(row, live_bytes=99)) == "ours: 99 bytes were live, 100 predicted"
-    assert broken(replace(row, same_results=False)) == "ours: its results are not those of the original order"
-    assert broken(replace(row, same_results=False, step_us=1.0)) is None
+    assert row.broken is None
+    assert "99" in replace(row, live_bytes=99).broken
+    assert "results" in replace(row, same_results=False).broken
+    assert replace(row, same_results=False, step_us=1.0).broken is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so(capsys):
     assert main([]) == 0
-    assert capsys.readouterr().out == "no GPU: nothing measured (--device cpu runs the logic without one)\n"
+    assert capsys.readouterr().out.startswith("no GPU: nothing measured")
 
 
 @pytest.mark.slow
 def test_the_command_on_the_cpu(tmp_path, capsys):
     out = tmp_path / "record.json"
-    arguments = ["--device", "cpu", "--layers", "1", "--orders", "ours", "--no-plugin", "--json", str(out)]
-    assert main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert "Streams are emulated and nothing is timed" in " ".join(printed.split())
+    assert main(["--device", "cpu", "--layers", "1", "--out", str(out)]) == 0
+    assert "nothing is timed" in " ".join(capsys.readouterr().out.split())
     record = json.loads(out.read_text())
     assert [row["name"] for row in record["rows"]] == ["original", "ours"]
     assert all(row["live_bytes"] == row["predicted_peak_bytes"] and row["step_us"] is None for row in record["rows"])
-    assert record["measured_on_gpu"] is False
-    assert (record["repeat"], record["headroom"]) == (7, "0")
     assert record["packages"]["torch"] == torch.__version__
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of its own, while it compiles
-def test_the_plugin_in_a_world_of_one():
-    from llama_repro.gpu.plugin import check_plugin
-
-    result = check_plugin(CPU)
-    assert result.backend == "gloo"
-    assert result.same_results
-    assert result.changed == 2, result.lines

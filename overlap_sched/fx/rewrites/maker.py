@@ -76,7 +76,7 @@ class GraphMaker(GraphDraft):
         node = self.find(name)
         op = LAUNCHES.get(node.target)
         args = arguments(node) if op is not None else ()
-        if op is None or len(args) != len(node.target._schema.arguments):  # type: ignore[union-attr]
+        if op is None or len(args) != len(node.target._schema.arguments):
             what = str(node.target) if node.op == "call_function" else node.op
             raise RewriteError(f"{name!r} is {what!r}: what can be rewritten is {', '.join(BUCKETED)}.")
         waits = self._waits(node)
@@ -341,7 +341,7 @@ class GraphMaker(GraphDraft):
         args, kwargs = fx.node.map_arg((list(v.args), dict(v.kwargs)), of_part)
         args, kwargs = list(args), dict(kwargs)
         changes = self._region.told[v].changes if v in self._region.told else {}
-        names = [a.name for a in v.target._schema.arguments] if changes else []  # type: ignore[union-attr]
+        names = [a.name for a in v.target._schema.arguments] if changes else []
         for name, value in changes.items():
             position = names.index(name)
             if position < len(args):
@@ -384,7 +384,7 @@ class GraphMaker(GraphDraft):
 
 def arguments(node: fx.Node) -> tuple[Any, ...]:
     """The arguments of a call in the order of its schema, however they are given; those left out are not there."""
-    behind = [argument.name for argument in node.target._schema.arguments[len(node.args) :]]  # type: ignore[union-attr]
+    behind = [argument.name for argument in node.target._schema.arguments[len(node.args) :]]
     return (*node.args, *(node.kwargs[name] for name in behind if name in node.kwargs))
 
 

@@ -80,9 +80,9 @@ class Options:
             falls back to the original order.
         memory_limit: The device on which the order is to run, besides the budget: bytes, text with a unit
             (``"40GiB"``), or ``"105%"`` of the smallest on which the original order runs. It runs by its live bytes and
-            by a replay of torch's CUDA caching allocator. Where the best order does not: the shortest found that does
-            (:mod:`overlap_sched.scheduler.device`), else the original order if it does; else the best, and reports say
-            how much it is short. ``None`` (default): live bytes alone count.
+            by a replay of torch's CUDA caching allocator. Where the best order does not: the shortest found that does,
+            else the original order if it does; else the best, and reports say how much it is short. ``None`` (default):
+            live bytes alone count.
         allocator: The allocator that is replayed, for ``memory_limit`` and for reports. ``"plain"`` or
             ``"expandable"``: with segments of that kind. Or settings as in ``PYTORCH_ALLOC_CONF``:
             ``"expandable_segments:True,max_split_size_mb:512"``. ``"environment"`` (default): as that variable says in

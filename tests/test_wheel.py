@@ -35,7 +35,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> set[str]:
 def test_all_of_the_package_is_installed(installed: set[str]) -> None:
     sources = [path for path in (ROOT / "overlap_sched").rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert installed == {str(path.relative_to(ROOT)) for path in sources}
-    assert {"overlap_sched/py.typed", "overlap_sched/scheduler/pipeline.py"} <= installed
+    assert {"overlap_sched/py.typed", "overlap_sched/scheduler/driver.py"} <= installed
 
 
 def test_nothing_else_is(installed: set[str]) -> None:

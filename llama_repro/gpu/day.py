@@ -30,15 +30,15 @@ from llama_repro.gpu.streams import CudaStreams, EmulatedStreams, calibrated, ha
 from llama_repro.harness.console import guarded, verdict, wide_console
 from llama_repro.harness.record import provenance, write_record
 from overlap_sched.fx import lift
-from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Order
 from overlap_sched.report.files import check_writable
 from overlap_sched.report.progress import progress
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, duration, size
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 
 
 @dataclass(frozen=True)

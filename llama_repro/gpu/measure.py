@@ -16,10 +16,9 @@ from torch import fx
 
 from llama_repro.gpu.program import Observe, Program, live_bytes
 from llama_repro.gpu.streams import CudaStreams, OnLaunch, Streams
-from overlap_sched.peak_memory.allocator.caching import CachingAllocator
-from overlap_sched.peak_memory.allocator.expandable import new_allocator
 from overlap_sched.problem import Kind
 from overlap_sched.problem.allocator_settings import PLAIN, AllocatorSettings
+from overlap_sched.simulate.allocator import CachingAllocator, new_allocator
 
 Inputs = Callable[[], list[Any]]
 """Makes the inputs of a program for each run, which gives them up."""

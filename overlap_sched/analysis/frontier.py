@@ -29,9 +29,9 @@ from dataclasses import replace
 from overlap_sched.analysis.frontier_points import Frontier, Point, bytes_text, undominated
 from overlap_sched.analysis.relabel import in_original_ids, relabelled
 from overlap_sched.errors import OptionsError
-from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options, options_given
 from overlap_sched.peak_memory.best import best_order
 from overlap_sched.peak_memory.memory_graph import lead_with_inputs, memory_graph_of
@@ -39,7 +39,7 @@ from overlap_sched.peak_memory.repair import judged
 from overlap_sched.peak_memory.windows import lower_to
 from overlap_sched.problem import MAX_TOTAL_BYTES, Order, Problem
 from overlap_sched.problem.pins import pinned
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 
 BUDGETS = 12
 """How many budgets are tried, unless said otherwise."""

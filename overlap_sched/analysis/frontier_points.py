@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 
 from overlap_sched.errors import UnreachableError
 from overlap_sched.problem import Order, Problem
-from overlap_sched.scheduler.candidate import SAME_STEP
+from overlap_sched.scheduler.task import SAME_STEP
 
 
 class StepAndPeak(Protocol):

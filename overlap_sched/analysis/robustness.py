@@ -17,8 +17,7 @@ import numpy as np
 
 from overlap_sched.cost.noise import LOG_NORMAL, Floats, Noise
 from overlap_sched.errors import OptionsError, ProblemError
-from overlap_sched.judge.contended_clock import ContendedClock
-from overlap_sched.judge.replay import replay
+from overlap_sched.judge.replay import ContendedClock, replay
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.quantities import shown
 

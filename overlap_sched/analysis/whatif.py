@@ -26,10 +26,9 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.judge.validate import measure
 from overlap_sched.options import Options
 from overlap_sched.problem import Group, Kind, Problem
-from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
+from overlap_sched.scheduler.driver import Figures, Schedule, schedule
 from overlap_sched.scheduler.explain import decisions
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Figures, Schedule
+from overlap_sched.scheduler.task import SAME_STEP, Candidate, Task
 
 AXES = ("network", "inside", "compute", "ranks")
 _CHAIN = 6

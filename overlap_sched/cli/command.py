@@ -31,8 +31,7 @@ from overlap_sched.report.console import shown
 from overlap_sched.report.progress import progress, told_stages
 from overlap_sched.report.units import printable
 from overlap_sched.report.words.profile import profile_table
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.transform.plan import Plan
 
 DEMO = Path(__file__).parent / "shipped/demo.json.gz"

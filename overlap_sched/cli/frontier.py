@@ -11,7 +11,7 @@ from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.sizes import limit_bytes, time_us
 from overlap_sched.cli.source import options_for, options_of
 from overlap_sched.errors import OptionsError
-from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.problem.quantities import shown

@@ -12,7 +12,7 @@ from rich.table import Table
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.sizes import limit_bytes
 from overlap_sched.errors import OptionsError
-from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.validate import peak_memory
 from overlap_sched.peak_memory.addresses.plan import AddressPlan, plan_addresses
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
 from overlap_sched.peak_memory.exact import exact_order

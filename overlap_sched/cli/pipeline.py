@@ -36,7 +36,7 @@ from overlap_sched.report.words.pipeline import (
     varied_figures,
     varied_table,
 )
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 
 LEFT = "left"
 """As a headroom: what memory limits leave."""

@@ -10,9 +10,9 @@ from overlap_sched.cli.frontier import MAX_BUDGETS
 from overlap_sched.cli.plan import add_rewrites, check_left_out, left_of, prices_of, times_of
 from overlap_sched.cli.source import Loaded
 from overlap_sched.errors import OptionsError
-from overlap_sched.judge.order_file import read_order
+from overlap_sched.judge.validate import read_order
 from overlap_sched.report.html.beside import ExtraOrder, Extras
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
 from overlap_sched.transform.plan import Plan
 
 

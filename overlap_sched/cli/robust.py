@@ -12,12 +12,12 @@ from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.source import options_for
 from overlap_sched.cost.noise import HEAVY_TAILS, LOG_NORMAL, Noise
 from overlap_sched.errors import OptionsError
-from overlap_sched.judge.order_file import read_order
+from overlap_sched.judge.validate import read_order
 from overlap_sched.problem import Order, Problem
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import duration, printable
 from overlap_sched.report.words.contention import contention_figures, with_contention_line
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 
 MAX_SIGMA = 10.0
 """Times would be off by factors of thousands."""

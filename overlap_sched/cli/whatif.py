@@ -20,7 +20,7 @@ from overlap_sched.report.units import change, duration, from_to, printable, siz
 from overlap_sched.report.words.contention import contention_figures, with_contention_line
 from overlap_sched.report.words.reserved import reserved_figures, reserved_of
 from overlap_sched.report.words.schedule import gap_percent
-from overlap_sched.scheduler.result import Figures
+from overlap_sched.scheduler.driver import Figures
 
 MAX_POINTS = 256
 

@@ -30,7 +30,7 @@ from overlap_sched.distributed.membership import Store, members_of, membership_o
 from overlap_sched.distributed.protocol import StoreCall
 from overlap_sched.distributed.verdict import Verdict
 from overlap_sched.errors import AgreementError
-from overlap_sched.scheduler.follow import Proposal
+from overlap_sched.scheduler.restrictions import Proposal
 
 MOST_PROPOSERS = 3
 """Kinds of ranks of which one proposes, the most frequent first: every rank plans with each of their orders."""

@@ -31,11 +31,9 @@ from overlap_sched.judge.validate import measure, violation
 from overlap_sched.options import Options
 from overlap_sched.peak_memory.best import best_order
 from overlap_sched.problem import Order, Problem
-from overlap_sched.scheduler.best import phases
-from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.driver import phases, schedule
 from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.task import Candidate, Reference, Task
 from overlap_sched.transform.apply import apply, host_bytes
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.prices import Prices

@@ -22,7 +22,7 @@ from overlap_sched.problem import Kind
 from overlap_sched.report.units import duration, from_to, size
 from overlap_sched.report.words.sizes import sizes_assumed
 from overlap_sched.report.words.together import collectives_text
-from overlap_sched.scheduler.result import Figures
+from overlap_sched.scheduler.driver import Figures
 
 Stage = Literal["inductor", "post_grad", "backend", "titan", "deepspeed"]
 """Where a graph was scheduled: Inductor's scheduler nodes; the FX graph before lowering; the FX graph that runs, of

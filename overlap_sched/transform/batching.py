@@ -36,7 +36,7 @@ class Batch:
 
 
 class BatchingStreams:
-    """See the module, and :class:`overlap_sched.scheduler.streams.StreamTimes`.
+    """See the module, and :class:`overlap_sched.scheduler.list_scheduler.StreamTimes`.
 
     Attributes:
         finish_us: Per collective launched. batches: all so far, in the order in which the first of each was launched.

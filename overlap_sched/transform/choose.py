@@ -18,9 +18,9 @@ from itertools import pairwise
 import numpy as np
 
 from overlap_sched.problem import NodeId, Order
-from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.policies import EARLY, WHILE_STALLED, Policy
-from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
+from overlap_sched.scheduler.runs import EARLY, WHILE_STALLED
+from overlap_sched.scheduler.task import Reference
 from overlap_sched.transform.batching import BatchingStreams
 from overlap_sched.transform.found import Found
 from overlap_sched.transform.keys import Key, without_latency

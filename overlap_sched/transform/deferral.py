@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Order, Problem
+from overlap_sched.simulate.ledger import LiveRanges
 
 _GRAIN = 0.004
 """Compute of less than this part of the tail is not worth a move."""

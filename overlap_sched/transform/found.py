@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from overlap_sched.problem import Order
-from overlap_sched.scheduler.policies import Policy
+from overlap_sched.scheduler.list_scheduler import Policy
 from overlap_sched.transform.rewrites import Rewrite
 from overlap_sched.transform.trial import POLICIES, Trial
 

@@ -16,10 +16,10 @@ from itertools import pairwise
 from typing import Generic, NamedTuple, TypeVar
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, NodeId, Position, Problem
 from overlap_sched.problem.node import StorageId
 from overlap_sched.problem.precedence import positions
+from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.draft import Alike, Draft
 from overlap_sched.transform.recipes import Single, gathered
 from overlap_sched.transform.recompute import is_view

@@ -14,7 +14,7 @@ preparations, runs before the first use of what is in the bucket already::
 from collections.abc import Mapping, Sequence
 
 from overlap_sched.problem import Kind, NodeId, Position, Problem
-from overlap_sched.scheduler.priority import CHEAP
+from overlap_sched.scheduler.task import CHEAP
 from overlap_sched.transform.keys import SMALL_BYTES, BatchTime, Key
 
 

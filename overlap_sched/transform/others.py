@@ -8,8 +8,8 @@ freed there may let others be launched in time.
 from collections.abc import Sequence
 from itertools import product
 
-from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import NodeId, Order, Problem
+from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.found import Found
 from overlap_sched.transform.keeping import GatherGap, admitted, casts_of, chained, to_gather_again, to_keep, twice
 from overlap_sched.transform.rewrites import Keep, Recompute, Regather, Rewrite

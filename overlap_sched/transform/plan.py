@@ -16,19 +16,14 @@ from typing import NamedTuple
 
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.replay import replay
-from overlap_sched.judge.together import together_violation
-from overlap_sched.judge.validate import REPLAY_TOLERANCE, measure, violation
+from overlap_sched.judge.validate import REPLAY_TOLERANCE, measure, together_violation, violation
 from overlap_sched.options import Options, replayed_allocator
 from overlap_sched.problem import Problem
-from overlap_sched.scheduler.apart import clashes, kept_apart
-from overlap_sched.scheduler.best import phases
-from overlap_sched.scheduler.candidate import Candidate, Task
-from overlap_sched.scheduler.collector import no_collection
-from overlap_sched.scheduler.device import DeviceLimit
+from overlap_sched.scheduler.driver import Schedule, figures_of, no_collection, phases, schedule
 from overlap_sched.scheduler.explain import decisions
-from overlap_sched.scheduler.pipeline import figures_of, schedule
-from overlap_sched.scheduler.portfolio import close_enough
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.restrictions import DeviceLimit, clashes, kept_apart
+from overlap_sched.scheduler.runs import close_enough
+from overlap_sched.scheduler.task import Candidate, Task
 from overlap_sched.transform.apply import NOT_KNOWN, apply
 from overlap_sched.transform.draft import Alike
 from overlap_sched.transform.prices import Prices

@@ -17,8 +17,7 @@ How much is tried is counted, never timed: every rank comes to the same plan.
 """
 
 from overlap_sched.problem import Order
-from overlap_sched.scheduler.policies import FAR_AHEAD, IN_ORDER
-from overlap_sched.scheduler.portfolio import busy_us
+from overlap_sched.scheduler.runs import FAR_AHEAD, IN_ORDER, busy_us
 from overlap_sched.transform.choose import try_buckets
 from overlap_sched.transform.found import Found, RunsPaid
 from overlap_sched.transform.keys import batch_time, keys_of, without_latency

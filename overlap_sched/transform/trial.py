@@ -7,15 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, NodeId, Order, Problem
 from overlap_sched.problem.reached import reached
-from overlap_sched.scheduler.candidate import SAME_STEP, SchedulerRun
-from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.policies import EARLY, FAR_AHEAD, IN_ORDER, WHILE_STALLED, Policy
-from overlap_sched.scheduler.portfolio import simple_bound_us, streams_bound_us
-from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.result import NO_WORK, Work
+from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
+from overlap_sched.scheduler.runs import EARLY, FAR_AHEAD, IN_ORDER, WHILE_STALLED, simple_bound_us, streams_bound_us
+from overlap_sched.scheduler.task import NO_WORK, SAME_STEP, Reference, SchedulerRun, Work
+from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.apply import NOT_KNOWN, apply
 from overlap_sched.transform.draft import Alike
 from overlap_sched.transform.prices import Prices

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, NodeId, Order, Problem
 from overlap_sched.problem.node import OF_HOST
+from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.deferral import admitted, with_deferred
 from overlap_sched.transform.keys import BatchTime, added_us, batch_time, host_times, host_us, keys_of

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from overlap_sched.options import Options, rewrites_wanted
 from overlap_sched.problem import NodeId, Problem
-from overlap_sched.scheduler.portfolio import GOAL_PERCENT, busy_us
+from overlap_sched.scheduler.runs import GOAL_PERCENT, busy_us
 from overlap_sched.transform.draft import Alike
 from overlap_sched.transform.keeping import twice
 from overlap_sched.transform.keys import batch_time, host_times, host_us, keys_of, latency_us, mates_in

@@ -14,8 +14,7 @@ from overlap_sched.analysis import frontier as module
 from overlap_sched.analysis.frontier import FrontierSearch, frontier
 from overlap_sched.analysis.frontier_points import Frontier
 from overlap_sched.errors import OptionsError, UnreachableError
-from overlap_sched.judge.liveness import peak_memory
-from overlap_sched.judge.validate import violation
+from overlap_sched.judge.validate import peak_memory, violation
 from overlap_sched.peak_memory import best_order
 from overlap_sched.peak_memory.memory_graph import lead_with_inputs, memory_graph_of
 from overlap_sched.peak_memory.published import dfs

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import peak_memory
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.problem.file import read_problem, write_problem
 from overlap_sched.report.units import size

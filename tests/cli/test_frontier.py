@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from overlap_sched import EXAMPLE
-from overlap_sched.judge.order_file import read_order
-from overlap_sched.judge.validate import violation
+from overlap_sched.judge.validate import read_order, violation
 from tests.support.command import Command, run
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")

@@ -17,7 +17,7 @@ from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.console import forget_warnings
 from overlap_sched.inductor.launches import Traffic
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.scheduler.follow import Proposal
+from overlap_sched.scheduler.restrictions import Proposal
 
 A, B = (fx.Graph().placeholder(name) for name in "ab")
 REASON = "the ranks differ in tensor sizes: rank 0 against rank 1; launch order kept."

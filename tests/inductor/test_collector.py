@@ -10,7 +10,7 @@ from overlap_sched.inductor import scheduler_pass
 from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.scheduler.collector import no_collection
+from overlap_sched.scheduler.driver import no_collection
 
 
 @pytest.fixture(autouse=True)

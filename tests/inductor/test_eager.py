@@ -20,7 +20,7 @@ from overlap_sched.fx.lifting import STAYS
 from overlap_sched.inductor import eager
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.problem import Kind
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
 from tests.inductor.conftest import Compiled, compiled_step
 from tests.support.inductor.models import Net, step
 

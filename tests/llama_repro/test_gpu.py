@@ -18,10 +18,10 @@ from llama_repro.gpu.measure import replay_requests  # noqa: E402
 from llama_repro.gpu.program import Program, emulate, live_bytes, random_inputs, same_bits  # noqa: E402
 from llama_repro.gpu.streams import EmulatedStreams  # noqa: E402
 from overlap_sched.fx import lift  # noqa: E402
-from overlap_sched.judge.liveness import memory_profile  # noqa: E402
+from overlap_sched.judge.validate import memory_profile  # noqa: E402
 from overlap_sched.options import Options  # noqa: E402
 from overlap_sched.problem import Kind  # noqa: E402
-from overlap_sched.scheduler.pipeline import schedule  # noqa: E402
+from overlap_sched.scheduler.driver import schedule  # noqa: E402
 
 CPU = torch.device("cpu")
 ONE_LAYER = replace(find_config("tiny"), layers=1)

@@ -9,8 +9,7 @@ import pytest
 from overlap_sched import EXAMPLE
 from overlap_sched.cost.cluster.file import read_cluster, write_cluster
 from overlap_sched.errors import PipelineError
-from overlap_sched.judge.liveness import peak_memory
-from overlap_sched.judge.validate import measure
+from overlap_sched.judge.validate import measure, peak_memory
 from overlap_sched.pipeline import job_file
 from overlap_sched.pipeline.blocks import graph_block, left_by
 from overlap_sched.pipeline.graphs import GraphSource, JobGraphs

@@ -9,7 +9,7 @@ from overlap_sched.judge.validate import violation
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import Contention
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 from tests.support.graphs import problems
 from tests.support.oracle import rules
 

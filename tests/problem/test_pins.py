@@ -15,17 +15,15 @@ import overlap_sched.problem.pins as pins_of
 from overlap_sched import EXAMPLE, Group, Kind, Node, Options, Problem, Storage, read_problem, schedule, write_problem
 from overlap_sched.analysis.frontier import frontier
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, PinError, ProblemError, VerificationError
-from overlap_sched.judge.pins import pin_violation
-from overlap_sched.judge.together import together_violation
-from overlap_sched.judge.validate import violation
+from overlap_sched.judge.validate import pin_violation, together_violation, violation
 from overlap_sched.options import Base, Concurrent
 from overlap_sched.problem.node import PART
 from overlap_sched.problem.pins import BINDS_NOTHING, Pin, is_in, pin_notes, pin_pairs, pinned, read_pin
 from overlap_sched.problem.redact import redacted
 from overlap_sched.report.words.pins import pins_text
-from overlap_sched.scheduler.apart import clashes, kept_apart
-from overlap_sched.scheduler.best import closed_up
-from overlap_sched.scheduler.candidate import Task
+from overlap_sched.scheduler.driver import close_up
+from overlap_sched.scheduler.restrictions import clashes, kept_apart
+from overlap_sched.scheduler.task import Task
 from overlap_sched.transform.plan import plan
 from tests.scheduler.test_pipeline import check_promises
 from tests.support.examples import examples
@@ -429,7 +427,7 @@ def test_launched_together_other_pins_count_too() -> None:
     found = schedule(problem, options)
     assert problem.names(found.order)[:4] == ["x", "m", "a", "b"]
     task = Task(problem, options, found.original.peak_bytes)
-    assert closed_up(task, task.measured(problem.original_order)).order == found.order
+    assert close_up(task, task.measured(problem.original_order)).order == found.order
 
 
 def test_a_module_has_begun_with_the_first_of_its_nodes_and_ends_with_the_last() -> None:

@@ -9,18 +9,15 @@ from hypothesis import strategies as st
 
 from overlap_sched import EXAMPLE, Options, read_problem
 from overlap_sched.analysis.robustness import robustness
-from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.replay import replay
-from overlap_sched.judge.validate import violation
-from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.judge.validate import memory_profile, violation
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.precedence import launch_pairs, neighbours
-from overlap_sched.scheduler.candidate import SAME_STEP, Task
-from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.policies import Policy
-from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.shift import _Line, shift, shifted
+from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
+from overlap_sched.scheduler.polish import _Line, shift, shifted
+from overlap_sched.scheduler.task import SAME_STEP, Reference, Task
+from overlap_sched.simulate.ledger import LiveRanges
 from tests.judge.test_contention import contended, contentions
 from tests.support.examples import examples
 from tests.support.graphs import problems
@@ -40,7 +37,7 @@ def test_users_of_a_storage_are_counted_alike_few_or_many(problem: Problem, seed
     order, live_ranges = random_order(problem, seed), LiveRanges(problem)
     limit = np.array(max(peak_by_definition(problem, order)) + room)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("overlap_sched.scheduler.shift._MANY", 0)
+        patch.setattr("overlap_sched.scheduler.polish._MANY", 0)
         many = shifted(live_ranges, order, limit)
     assert shifted(live_ranges, order, limit) == many
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 
 from overlap_sched import Kind, Node, Options, Problem
-from overlap_sched.judge.liveness import memory_profile
-from overlap_sched.judge.validate import violation
+from overlap_sched.judge.validate import memory_profile, violation
 from overlap_sched.report.words.rewrites import record_text
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.keeping import GatherGap, admitted, casts_of, chained, to_gather_again, to_keep, twice

@@ -9,12 +9,11 @@ from hypothesis import given
 from overlap_sched import Group, Kind, Node, Options, Problem, Storage, schedule
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.replay import replay
-from overlap_sched.judge.together import together
-from overlap_sched.judge.validate import violation
-from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.judge.validate import together, violation
 from overlap_sched.problem import Order
 from overlap_sched.report.words.rewrites import rewrites_text
-from overlap_sched.scheduler.device import DeviceLimit
+from overlap_sched.scheduler.restrictions import DeviceLimit
+from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform import plan as planning
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.plan import plan, plan_of_rewrites

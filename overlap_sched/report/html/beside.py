@@ -10,9 +10,9 @@ from overlap_sched.judge.validate import measure
 from overlap_sched.options import Options
 from overlap_sched.problem import Order, Problem
 from overlap_sched.report.words.fit import answer_line, costs
-from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.driver import Figures, Schedule
 from overlap_sched.scheduler.explain import decisions
-from overlap_sched.scheduler.result import NO_WORK, Figures, Schedule
+from overlap_sched.scheduler.task import NO_WORK, Candidate, Task
 from overlap_sched.transform.left_out import Left
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.records import Record

@@ -5,7 +5,6 @@ from typing import Any
 
 from overlap_sched.analysis.frontier_points import Frontier
 from overlap_sched.judge.replay import replay
-from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Order, Problem
 from overlap_sched.report.causes import WORDS, causes
 from overlap_sched.report.colours import (
@@ -45,7 +44,8 @@ from overlap_sched.report.words.reserved import (
 from overlap_sched.report.words.rewrites import left_rows, left_title, outcome_text, rewrites_figures
 from overlap_sched.report.words.schedule import budget_words, figures, summary_rows
 from overlap_sched.report.words.verdict import verdict
-from overlap_sched.scheduler.result import Figures, Schedule
+from overlap_sched.scheduler.driver import Figures, Schedule
+from overlap_sched.simulate.ledger import LiveRanges
 
 COLUMNS: tuple[str, ...] = ("original", "scheduled", "change", "limit")
 

@@ -17,7 +17,7 @@ from overlap_sched.report.html.collect import page_of
 from overlap_sched.report.html.data import FrontierData, Page
 from overlap_sched.report.units import count, duration, printable, size
 from overlap_sched.report.words.frontier import point_cells
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
 
 SCRIPTS = ("units.js", "overview.js", "model.js", "pictures.js", "tables.js", "frontier.js", "main.js")
 """In this order, as one script."""

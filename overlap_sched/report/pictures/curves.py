@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from overlap_sched.analysis.frontier_points import Frontier, Point
 from overlap_sched.analysis.whatif import WhatIfPoint
-from overlap_sched.judge.liveness import memory_profile
+from overlap_sched.judge.validate import memory_profile
 from overlap_sched.peak_memory.best import MemoryPlan
 from overlap_sched.report.colours import AFTER, BEFORE, EXPOSED, IDLE, INK, LIMIT
 from overlap_sched.report.pictures.picture import check_plot, new_figure, write_picture

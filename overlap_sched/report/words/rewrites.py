@@ -5,7 +5,7 @@ from typing import Any
 
 from overlap_sched.report.units import count, duration, size
 from overlap_sched.report.words.schedule import gap_percent
-from overlap_sched.scheduler.candidate import SAME_STEP
+from overlap_sched.scheduler.task import SAME_STEP
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.left_out import Left
 from overlap_sched.transform.plan import Plan

@@ -17,7 +17,8 @@ from overlap_sched.report.words.contention import contention_figures, with_conte
 from overlap_sched.report.words.pins import pins_figures, pins_text
 from overlap_sched.report.words.purpose import group_names, group_purposes
 from overlap_sched.report.words.together import collectives_text, together_figures, together_rows
-from overlap_sched.scheduler.result import Decision, Schedule
+from overlap_sched.scheduler.driver import Schedule
+from overlap_sched.scheduler.explain import Decision
 
 _WHY = {
     "reference": "it was the next node of the order that the scheduler started from",

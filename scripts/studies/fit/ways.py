@@ -15,8 +15,8 @@ from overlap_sched.fit import fit
 from overlap_sched.fx import lift
 from overlap_sched.fx.lifting import Lifted
 from overlap_sched.joint.graphs import copy_of
-from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import peak_memory
 from overlap_sched.peak_memory import best_order
 from overlap_sched.problem import Kind, Node, NodeId, Order, Problem, Storage
 from overlap_sched.transform.apply import apply

@@ -20,8 +20,7 @@ from overlap_sched.problem.file import read_problem, write_problem
 from overlap_sched.report.html.beside import ExtraOrder, Extras
 from overlap_sched.report.html.page import write_page
 from overlap_sched.report.units import duration, size
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.transform.plan import plan
 from overlap_sched.transform.rewrites import Bucket
 from tests.fit.test_fit import saved

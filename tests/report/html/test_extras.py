@@ -7,8 +7,8 @@ from unittest.mock import patch
 import pytest
 
 from overlap_sched.analysis.frontier import frontier
-from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Group
 from overlap_sched.problem.file import write_problem
@@ -17,8 +17,7 @@ from overlap_sched.report.html.collect import page_of
 from overlap_sched.report.html.page import page_text
 from overlap_sched.report.units import duration, size
 from overlap_sched.report.words.rewrites import left_rows, left_title, record_text
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.transform.left_out import left_out
 from overlap_sched.transform.plan import Plan, plan
 from overlap_sched.transform.records import Record

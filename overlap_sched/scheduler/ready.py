@@ -8,10 +8,10 @@ set               who                             key
 ================  ==============================  =======================================================
 ``free``          views, waits that are finished  none: a queue, first ready, first run
 ``compute``       other compute                   reference position
-``launches``      per stream: its collectives,    :class:`~overlap_sched.scheduler.priority.LaunchKey`
+``launches``      per stream: its collectives,    :class:`~overlap_sched.scheduler.task.LaunchKey`
                   the cheap compute that
                   prepares them
-``paths``         collectives, compute            :class:`~overlap_sched.scheduler.priority.PathKey`
+``paths``         collectives, compute            :class:`~overlap_sched.scheduler.task.PathKey`
 ``in_flight``     waits that would stall          :class:`InFlightKey`
 ``blocked``       refused by the budget           :class:`BlockedKey`
 ``blocked_now``   too large for this very step    :class:`TooLargeKey`
@@ -21,15 +21,71 @@ A refused node leaves all other sets until the obstacle is gone: the position th
 its memory has gone down.
 """
 
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from sortedcontainers import SortedList
 
 from overlap_sched.problem import NodeId, Position
 from overlap_sched.scheduler.admission import THIS_STEP, CompletionProfile, Obstacle
-from overlap_sched.scheduler.priority import LaunchKey, PathKey, Priorities
-from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.sorted_keys import SortedKeys, sorted_keys
+from overlap_sched.scheduler.task import LaunchKey, PathKey, Priorities, Reference
+
+FEW = 20_000
+"""Up to so many keys are in a plain list."""
+
+K = TypeVar("K")
+
+
+class SortedKeys(Protocol[K]):
+    """Keys, the smallest first; what ``add`` and ``remove`` are given never changes while it is inside."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[K]: ...
+    def __getitem__(self, at: int, /) -> K: ...
+    def add(self, key: K, /) -> None:
+        """Put a key in its place."""
+
+    def remove(self, key: K, /) -> None:
+        """Take a key out.
+
+        Raises:
+            ValueError: It is not inside.
+        """
+
+    def pop(self, at: int, /) -> K:
+        """Take out the key at a place."""
+
+    def irange(self, low: Any = None, high: Any = None, /) -> Iterator[K]:
+        """The keys from ``low`` to ``high``, both included; ``None``: no end."""
+
+
+def sorted_keys(most: int) -> SortedKeys[Any]:
+    """An empty one that is to hold at most so many keys."""
+    return FewKeys() if most <= FEW else SortedList()
+
+
+class FewKeys(list[Any]):
+    """A sorted plain list; as :class:`SortedKeys`."""
+
+    __slots__ = ()
+
+    def add(self, key: Any, /) -> None:
+        """Put a key in its place."""
+        insort(self, key)
+
+    def remove(self, key: Any, /) -> None:
+        """Take a key out."""
+        at = bisect_left(self, key)
+        if at == len(self) or self[at] != key:
+            raise ValueError(f"{key!r} is not among the keys")
+        del self[at]
+
+    def irange(self, low: Any = None, high: Any = None, /) -> Iterator[Any]:
+        """The keys from ``low`` to ``high``, as they are now."""
+        begin = 0 if low is None else bisect_left(self, low)
+        return iter(self[begin:] if high is None else self[begin : bisect_right(self, high)])
 
 
 class InFlightKey(NamedTuple):

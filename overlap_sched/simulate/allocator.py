@@ -30,12 +30,25 @@ that decides ties.
 
 Every rule stands here once, by its name in torch. A block is its address; those that are free are ranges of addresses
 that do not touch, per pool, to be found by their size, their begin and their end.
+
+The caching allocator with ``expandable_segments:True``: see the picture in its parent's module.
+
+From ``c10/cuda/CUDACachingAllocator.cpp`` (torch 2.13 to 2.15): ``get_free_block``, ``find_expandable_block``,
+``try_allocate_expandable_block``, ``map_block``, ``unmap_block``, ``release_blocks``, ``ExpandableSegment::map`` and
+``unmap``. The range of addresses has no end here (in torch it is nine eighths of the device's memory).
+
+What the caching allocator makes of an order: reserved bytes, and the smallest device on which it runs.
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
-from overlap_sched.problem.allocator_settings import MIB, NO_LIMIT, PLAIN, AllocatorSettings
+from overlap_sched.problem import Problem
+from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, NO_LIMIT, PLAIN, AllocatorSettings
+from overlap_sched.simulate.ledger import LiveRanges
 
 MIN_BLOCK, SMALL_SIZE, SMALL_BUFFER = 512, MIB, 2 * MIB
 MIN_LARGE_ALLOC, ROUND_LARGE = 10 * MIB, 2 * MIB
@@ -249,3 +262,184 @@ def rounded(count: int, settings: AllocatorSettings = PLAIN) -> int:
     if divisions == 1 and count > MIN_BLOCK:
         return count
     return -(-count // MIN_BLOCK) * MIN_BLOCK
+
+
+_ADDRESSES = 2**61
+
+
+class ExpandableAllocator(CachingAllocator):
+    """As its parent; ``segments`` counts how often pages were mapped."""
+
+    def __init__(self, settings: AllocatorSettings = EXPANDABLE, capacity: int = NO_LIMIT) -> None:
+        super().__init__(settings, capacity)
+        self._page = {True: SMALL_BUFFER, False: settings.large_segment_size_bytes}
+        self._unmapped = {True: Ranges(), False: Ranges()}
+        self._unmapped[True].add(SMALL_BASE, _ADDRESSES)
+        self._unmapped[False].add(0, _ADDRESSES)
+
+    def _splits(self, left: int, size: int) -> bool:
+        return left >= MIN_BLOCK
+
+    def _smallest(self, size: int) -> Block | None:
+        """By the size to which a free block can grow, as far as that falls from one to the next."""
+        small = size <= SMALL_SIZE
+        blocks = self._free[small].from_size(size)
+        can_grow_to = [have + self._unmapped[small].sizes.get(at + have, 0) for at, have in blocks]
+        stop = next((k for k, (one, other) in enumerate(pairwise(can_grow_to)) if other >= one), -1)
+        return blocks[stop] if blocks else None
+
+    def _from_device(self, size: int) -> Block | None:
+        free, unmapped = self._free[size <= SMALL_SIZE], self._unmapped[size <= SMALL_SIZE]
+        at = self._room(size)
+        while (have := free.sizes.get(at, 0)) < size:
+            if not self._map(at + have, min(size - have, unmapped.sizes[at + have])):
+                return None
+        return Block(at, free.take(at))
+
+    def _room(self, size: int) -> Address:
+        """The lowest block from which on so many bytes are free or not mapped."""
+        free, unmapped = self._free[size <= SMALL_SIZE], self._unmapped[size <= SMALL_SIZE]
+        for hole in sorted(unmapped.sizes):
+            at = start = free.begins.get(hole, hole)
+            while at - start < size and (have := free.sizes.get(at) or unmapped.sizes.get(at)):
+                at += have
+            if at - start >= size:
+                return start
+        raise AssertionError("the range of addresses has an end")
+
+    def _map(self, at: Address, size: int) -> bool:
+        """Map the first bytes of what is not mapped, in whole pages; they are free then. False: there is no memory."""
+        small = at >= SMALL_BASE
+        page, unmapped = self._page[small], self._unmapped[small]
+        size = -(-size // page) * page
+        if self.reserved_bytes + size > self.capacity:
+            return False
+        left = unmapped.take(at) - size
+        if left:
+            unmapped.add(at + size, left)
+        self.segments += 1
+        self._reserve(size)
+        self._free[small].add(at, size)
+        return True
+
+    def _released_some(self, size: int) -> bool:
+        return False
+
+    def _release(self) -> None:
+        """Unmap every page that is wholly free."""
+        for address, size in self.free_blocks():
+            small, stop = address >= SMALL_BASE, address + size
+            page, free = self._page[small], self._free[small]
+            begin, end = -(-address // page) * page, stop // page * page
+            if begin < end:
+                free.take(address)
+                for at, left in ((end, stop - end), (address, begin - address)):
+                    if left:
+                        free.add(at, left)
+                self._reserve(begin - end)
+                self._unmapped[small].add(begin, end - begin)
+
+
+def new_allocator(settings: AllocatorSettings, capacity: int = NO_LIMIT) -> CachingAllocator:
+    """An allocator with such settings, on a device of so many bytes."""
+    return (ExpandableAllocator if settings.expandable_segments else CachingAllocator)(settings, capacity)
+
+
+CAPACITY_STEP = 8 * MIB
+"""The smallest capacity is found to within this."""
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """What a replay without a limit found.
+
+    Attributes:
+        reserved_bytes: The most of all segments together: ``torch.cuda.max_memory_reserved()``.
+        allocated_bytes: The most in use at once, rounded: ``torch.cuda.max_memory_allocated()``.
+        segments: Calls of cudaMalloc (with expandable segments: how often pages were mapped).
+    """
+
+    reserved_bytes: int
+    allocated_bytes: int
+    segments: int
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What an order asks of the allocator, in turn: storage ``s`` to allocate it, ``~s`` to free it.
+
+    Attributes:
+        steps: The inputs first, then per step what is made, then what dies behind it.
+        sizes: Per storage, bytes.
+        live_bytes: The most in use at once, as asked for.
+    """
+
+    steps: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+    live_bytes: int
+
+    def fits(self, capacity: int, settings: AllocatorSettings) -> bool:
+        """Does the order run in so many bytes, with retries where it needs them?"""
+        try:
+            self.replayed(settings, capacity)
+        except OutOfDeviceMemoryError:
+            return False
+        return True
+
+    def replayed(self, settings: AllocatorSettings, capacity: int = NO_LIMIT) -> CachingAllocator:
+        """The allocator behind the order's end.
+
+        Raises:
+            OutOfDeviceMemoryError: The capacity does not suffice.
+        """
+        found = new_allocator(settings, capacity)
+        self._serve(found)
+        return found
+
+    def profile(self, settings: AllocatorSettings) -> list[int]:
+        """Bytes reserved behind each step, on a device without a limit; the inputs are there at once."""
+        return self._serve(new_allocator(settings))[1:]
+
+    def smallest_capacity(self, settings: AllocatorSettings, fails_in: int = 0) -> int:
+        """The least in which the order runs, to :data:`CAPACITY_STEP`, by bisection: a lucky smaller one may exist.
+
+        Args:
+            settings: Of the allocator.
+            fails_in: A capacity in which it is known not to run.
+        """
+        low, high = max(self.live_bytes, fails_in), self.replayed(settings).peak_reserved_bytes
+        while high - low > CAPACITY_STEP:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.fits(middle, settings) else (middle, high)
+        return high
+
+    def _serve(self, allocator: CachingAllocator) -> list[int]:
+        """Bytes reserved behind each step."""
+        held, sizes, reserved = [NO_BLOCK] * len(self.sizes), self.sizes, []
+        for step in self.steps:
+            for event in step:
+                if event < 0:
+                    allocator.free(held[~event])
+                else:
+                    held[event] = allocator.allocate(sizes[event])
+            reserved.append(allocator.reserved_bytes)
+        return reserved
+
+
+def requests_of(live_ranges: LiveRanges, order: Sequence[int]) -> Requests:
+    """Return what a valid order asks of the allocator: the inputs first, as they are there when the graph begins."""
+    left, steps = live_ranges.uses_left(), [live_ranges.given]
+    for v in order:
+        makes, uses, drops = live_ranges.steps[v]
+        for s in uses:
+            left[s] -= 1
+        dead = [~s for s in uses if not left[s]]
+        steps.append((*makes, *dead, *(~s for s in drops)))
+    live_bytes = max(live_ranges.input_bytes, int(live_ranges.profile(order).max(initial=0)))
+    return Requests(tuple(steps), live_ranges.sizes, live_bytes)
+
+
+def replay_allocator(problem: Problem, order: Sequence[int], settings: AllocatorSettings = PLAIN) -> Reservation:
+    """Run a valid order through the allocator, on a device without a limit."""
+    found = requests_of(LiveRanges(problem), order).replayed(settings)
+    return Reservation(found.peak_reserved_bytes, found.peak_allocated_bytes, found.segments)

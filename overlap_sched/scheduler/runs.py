@@ -1,10 +1,11 @@
 """Several runs of the list scheduler, the best one kept.
 
 A run is fast and greedy, and which policy suits a graph is known only afterwards. So: runs from the order given, one
-per policy (:mod:`overlap_sched.scheduler.policies`); with more effort, runs from the order with the lowest peak, then
+per policy (they are listed below in the order in which they are
+tried); with more effort, runs from the order with the lowest peak, then
 again and again from the best so far (both are valid references within the budget). Where one run is not enough on a
 graph of several chains, the next ones start from an order that goes from chain to chain
-(:mod:`overlap_sched.scheduler.interleave`), as many again. Where the best is near the bound, another policy that ends
+(:mod:`overlap_sched.scheduler.chains`), as many again. Where the best is near the bound, another policy that ends
 at the same step ends it: the graph sets that end, not the policy. How much is counted, never timed: every rank gets the
 same order.
 """
@@ -14,14 +15,79 @@ from dataclasses import replace
 
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
 from overlap_sched.problem import Problem
-from overlap_sched.scheduler.candidate import SAME_STEP, Candidate, Task
-from overlap_sched.scheduler.chains import has_chains
-from overlap_sched.scheduler.interleave import interleaved
-from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.policies import INTERLEAVED, Policy, policies_for
-from overlap_sched.scheduler.priority import Priorities
-from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.stage import Context
+from overlap_sched.scheduler.chains import has_chains, interleaved
+from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
+from overlap_sched.scheduler.task import SAME_STEP, Candidate, Context, Priorities, Reference, Task
+
+FAR, NEAR, NEXT = 8_000, 1_000, 250
+"""How many positions ahead compute is looked for: in large graphs all of them would be most of the work."""
+
+IN_ORDER = Policy(0.005, -1.0, FAR)
+"""Reference order, come what may."""
+FAR_AHEAD = Policy(0.005, 0.12, FAR)
+"""The critical path far ahead, weight gradients behind it."""
+WHILE_STALLED = Policy(0.02, -0.03, NEAR, prepares=False)
+"""Compute stalls often enough to prepare launches meanwhile."""
+EARLY = Policy(0.1, -0.03, FAR)
+"""Launches very early."""
+
+LAST = (
+    Policy(1.0, -0.03, FAR),  # every collective as soon as memory allows
+    IN_ORDER,
+    Policy(1.0, 1.0, FAR),  # the longest path first, come what may
+)
+"""Graphs of a few layers are anything; these find most of what the others miss there."""
+
+COMPUTE_BINDS = (
+    FAR_AHEAD,
+    Policy(0.02, -0.03, NEAR),  # the critical path only when it is late: memory binds
+    Policy(0.0, -0.03, FAR),  # the same, launches at their latest start: memory binds more
+    Policy(0.01, -0.03, NEAR),
+    *LAST,
+)
+NETWORK_BINDS = (
+    WHILE_STALLED,
+    Policy(-0.02, -0.03, NEXT, prepares=False),  # launches late, next to nothing far ahead: memory binds too
+    EARLY,
+    Policy(0.02, -0.03, NEAR),
+    FAR_AHEAD,
+    *LAST,
+)
+BESIDE = 0.1
+"""Under contention, how much earlier than its latest start a collective is launched beside one of another link."""
+
+CONTENDED_LAST = tuple(replace(policy, beside=BESIDE) for policy in LAST)
+CONTENDED_COMPUTE_BINDS = (
+    Policy(0.0, -0.03, FAR, beside=BESIDE),  # launches at their latest start, or where they cost nothing
+    Policy(0.02, -0.03, NEAR, beside=BESIDE),
+    Policy(0.005, 0.12, FAR, beside=BESIDE),
+    Policy(0.01, -0.03, NEAR, beside=BESIDE),
+    *CONTENDED_LAST,
+)
+CONTENDED_NETWORK_BINDS = (
+    Policy(0.02, -0.03, NEAR, prepares=False, beside=BESIDE),
+    Policy(0.6, -0.03, FAR, keeps_busy=True, beside=BESIDE),  # launches very early: a link that is shared never rests
+    Policy(0.4, -0.03, FAR, keeps_busy=True, beside=BESIDE, again=True),
+    Policy(0.0, -0.03, FAR, beside=BESIDE),
+    Policy(0.02, -0.03, NEAR, beside=BESIDE),
+    Policy(0.1, -0.03, FAR),
+    *CONTENDED_LAST,
+)
+INTERLEAVED = (
+    Policy(0.005, -1.0, FAR, keeps_busy=True),  # reference order, come what may: it goes from chain to chain already
+    Policy(0.02, -0.03, NEAR, keeps_busy=True),
+    Policy(1.0, -0.03, FAR, keeps_busy=True),  # every collective as soon as memory allows
+    Policy(0.005, 0.12, FAR, keeps_busy=True),  # the critical path far ahead, weight gradients behind it
+)
+"""For runs from an order of several chains (:mod:`overlap_sched.scheduler.chains`)."""
+
+
+def policies_for(compute_binds: bool, contended: bool = False) -> tuple[Policy, ...]:
+    """Those for a graph whose compute is longer than any stream (else: for one where a stream is)."""
+    if contended:
+        return CONTENDED_COMPUTE_BINDS if compute_binds else CONTENDED_NETWORK_BINDS
+    return COMPUTE_BINDS if compute_binds else NETWORK_BINDS
+
 
 RUN_NODES = 15_000
 """A unit of effort is one run on a graph of up to so many nodes, less on a larger one."""
@@ -29,7 +95,7 @@ RUN_NODES = 15_000
 GOAL_PERCENT = 1.5
 """Runs end once the step is within this, divided by the effort, of the simple bound: estimates are not that exact."""
 
-NEAR = 4
+NEAR_TIMES = 4
 """Within so many times that of a bound which knows the end of each stream, little is left to find: one run goes from
 chain to chain, and two that end at the same step are enough."""
 
@@ -110,7 +176,7 @@ def near_us(task: Task, reference: Reference) -> float:
     problem = task.problem
     priorities = reference.priorities(_policies(task)[0].prepares)
     bound_us = max(simple_bound_us(problem, priorities), streams_bound_us(problem, priorities))
-    return bound_us * (1 + NEAR * (close_enough(task) - 1))
+    return bound_us * (1 + NEAR_TIMES * (close_enough(task) - 1))
 
 
 def simple_bound_us(problem: Problem, priorities: Priorities) -> float:

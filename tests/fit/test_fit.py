@@ -5,7 +5,6 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 import pytest
-from overlap_sched.scheduler.device import needed_bytes
 
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError, VerificationError
@@ -15,6 +14,7 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import peak_memory, violation
 from overlap_sched.options import Options, replayed_allocator
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
+from overlap_sched.scheduler.restrictions import needed_bytes
 from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.apply import OFFLOAD, host_bytes
 from overlap_sched.transform.host import HostLink

@@ -27,7 +27,7 @@ from overlap_sched.problem.redact import redacted
 from overlap_sched.problem.unpack import MAGIC
 from overlap_sched.report.files import write_file
 from overlap_sched.report.words.profile import profile_notes
-from overlap_sched.transform.trial import nothing
+from overlap_sched.transform.search import refuse_nothing
 
 _DUMP_SUFFIXES = (".py", ".txt", ".log")
 _PARTS, _REGIONS, _FISSIONS = (2,), 4, 2
@@ -199,7 +199,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         priced_for,
         model,
         alike,
-        refusals_in(lifted) if source.prices_anew else nothing,
+        refusals_in(lifted) if source.prices_anew else refuse_nothing,
         rerun,
         fissions,
         batches,

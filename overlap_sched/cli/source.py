@@ -19,7 +19,7 @@ from overlap_sched.problem.contention import NO_CONTENTION, Contention
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 from overlap_sched.problem.pins import pinned
 from overlap_sched.transform.fission import Fission
-from overlap_sched.transform.trial import Refuses, nothing
+from overlap_sched.transform.search import Refuses, refuse_nothing
 
 FISSION = "fission"
 """A kind of ``fit --kinds``, of dumps alone: a problem file has no shapes."""
@@ -95,7 +95,7 @@ class Loaded:
     priced_for: Mapping[str, str | None] | None = None
     model: CostModel | None = None
     alike: Mapping[str, str] | None = None
-    refuses: Refuses = nothing
+    refuses: Refuses = refuse_nothing
     rerun: frozenset[str] | None = None
     fissions: tuple[Fission, ...] = ()
     batches: tuple[Fission, ...] = ()

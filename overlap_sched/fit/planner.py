@@ -38,7 +38,7 @@ from overlap_sched.transform.apply import apply, host_bytes
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Rewrite
-from overlap_sched.transform.trial import POLICIES
+from overlap_sched.transform.search import POLICIES
 
 AIMS = (1.0, 0.97, 0.92)
 """Parts of the limit that choices aim at: what is left is room for the scheduler to hide what is in flight."""

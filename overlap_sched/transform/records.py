@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from overlap_sched.problem import Kind, Node, Problem
 from overlap_sched.problem.node import OF_HOST
+from overlap_sched.transform.buckets import host_times
 from overlap_sched.transform.fission import Fission
-from overlap_sched.transform.keys import host_times
 from overlap_sched.transform.rewrites import (
     Bucket,
     Keep,

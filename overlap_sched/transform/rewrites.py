@@ -2,7 +2,7 @@
 
 A rewrite has two meanings that must agree: what it makes of a problem (:mod:`overlap_sched.transform.apply`) and what
 it makes of an FX graph (:mod:`overlap_sched.fx.rewrites`). Both make the same nodes by the same names, so that an order
-of the one is an order of the other: those of ``Bucket`` and ``Split`` are listed in
+of the one is an order of the other: those of ``Bucket`` are listed in
 :mod:`overlap_sched.transform.recipes`, those of ``Fission`` in :mod:`overlap_sched.transform.fission`.
 
 ``Stream`` makes no node: the collective keeps its name and runs in the group :func:`second_group`.
@@ -47,7 +47,7 @@ class Bucket:
 
     Attributes:
         members: Collectives by name, two or more, in the order in which they are packed: that of their parameters
-            (:mod:`overlap_sched.transform.variant`).
+            (:mod:`overlap_sched.transform.buckets`).
         form: See :data:`Form`.
     """
 

@@ -24,12 +24,11 @@ from overlap_sched.fx.rewrites.maker import LAUNCHES, GraphMaker, arguments
 from overlap_sched.options import Options, on_devices
 from overlap_sched.problem import Group
 from overlap_sched.transform.draft import Alike
-from overlap_sched.transform.plan import Plan, plan, plan_of_rewrites
+from overlap_sched.transform.plan import Plan, plan, plan_of_rewrites, refused, wanted_of
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.recipes import Maker, check, rewrite
 from overlap_sched.transform.rewrites import BUCKETED, Rewrite
-from overlap_sched.transform.trial import Refuses
-from overlap_sched.transform.wanted import refused, wanted_of
+from overlap_sched.transform.search import Refuses
 
 
 @dataclass(frozen=True)
@@ -205,7 +204,7 @@ def plan_lifted(lifted: Lifted, options: Options, alike: Alike) -> Plan:
 
 
 def refused_in(lifted: Lifted, options: Options, alike: Alike) -> tuple[str, ...]:
-    """Why collectives are not rewritten, see :func:`overlap_sched.transform.wanted.refused`."""
+    """Why collectives are not rewritten, see :func:`overlap_sched.transform.plan.refused`."""
     wanted = wanted_of(options, forms_for(lifted.nodes[v] for v in lifted.problem.collectives))
     return refused(lifted.problem, alike, wanted, refusals_in(lifted))
 

@@ -11,7 +11,7 @@ from overlap_sched.transform.left_out import Left
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.records import Record, records_json
 from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Recompute, Regather, Rewrite, Stream
-from overlap_sched.transform.trial import Trial
+from overlap_sched.transform.search import Trial
 
 _SHOWN = 12
 """So many rewrites are listed, those first that take most off their stream."""

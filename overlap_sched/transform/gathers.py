@@ -9,22 +9,29 @@
 
 Between two uses lies the *gap*, in which the gathered tensor is held or is not. In an order, to keep costs its bytes in
 the gap alone, and to gather again frees them there: a range of the live profile.
+
+To keep saves a gather; where there is room, those come first that take most time for what they hold. To gather again is
+tried where the memory of an order is at its peak: what is freed there may let others be launched in time. Both are
+tried from the original order and from the best: their peaks differ.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Generic, NamedTuple, TypeVar
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.problem import Kind, NodeId, Position, Problem
+from overlap_sched.problem import Kind, NodeId, Order, Position, Problem
 from overlap_sched.problem.node import StorageId
 from overlap_sched.problem.precedence import positions
 from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.draft import Alike, Draft
 from overlap_sched.transform.recipes import Single, gathered
 from overlap_sched.transform.recompute import is_view
-from overlap_sched.transform.rewrites import Keep, Regather
+from overlap_sched.transform.rewrites import Keep, Recompute, Regather, Rewrite
+from overlap_sched.transform.search import RewriteSearch
 
+PARTS_KEPT, PARTS_AGAIN = (1, 2), (1, 4)
+"""All that fits is kept, or one of two; all that spans the peak is gathered again, or one of four."""
 Done = TypeVar("Done", Keep, Regather)
 
 
@@ -50,7 +57,37 @@ class GatherGap(NamedTuple, Generic[Done]):
         return self.time_us / max(self.bytes, 1)
 
 
-def twice(problem: Problem, alike: Alike | None) -> list[list[NodeId]]:
+def try_keeping(search: RewriteSearch, order: Order) -> None:
+    """Keep gathers for their next use, as many as an order has room for."""
+    problem = search.problem
+    groups = gathered_twice(problem, search.alike)
+    for start, parts in product((problem.original_order, order), PARTS_KEPT) if groups else ():
+        gaps = sorted(to_keep(problem, start, groups), key=lambda gap: -gap.us_per_byte)
+        kept = admitted(problem, start, [gap for gap in gaps if not search.refuses(gap.rewrite)], search.budget_bytes)
+        kept = kept[: -(-len(kept) // parts)]
+        if kept:
+            search.attempt(f"{len(kept)} gathers kept for their next use", chained(kept), start)
+
+
+def try_gathering_again(search: RewriteSearch, order: Order) -> None:
+    """Gather again, behind the peak, what is held there, with casts that are made for it; on top of the best so far."""
+    problem = search.problem
+    best = () if search.state.best is None else search.state.best.rewrites
+    held = {one.first for one in best if isinstance(one, Keep)}
+    for start, parts in product((problem.original_order, order), PARTS_AGAIN):
+        peak = int(LiveRanges(problem).profile(start).argmax())
+        gaps = [gap for gap in to_gather_again(problem, start, search.alike) if gap.begin <= peak < gap.end]
+        gaps = [gap for gap in gaps if gap.rewrite.gather not in held and not search.refuses(gap.rewrite)]
+        gaps = sorted(gaps, key=lambda gap: gap.us_per_byte)[: -(-len(gaps) // parts)]
+        again: list[Rewrite] = []
+        for gap in gaps:
+            casts = casts_of(problem, gap.rewrite.gather)
+            again += [gap.rewrite, *([Recompute(casts, (gap.rewrite.name,))] if casts else [])]
+        if again:
+            search.attempt(f"{len(gaps)} gathered again behind the peak", (*again, *best), start)
+
+
+def gathered_twice(problem: Problem, alike: Alike | None) -> list[list[NodeId]]:
     """Gathers of the same, where there are several: each in its original order. Linear.
 
     Args:
@@ -83,7 +120,7 @@ def to_keep(problem: Problem, order: Sequence[NodeId], groups: Sequence[Sequence
     Args:
         problem: What the order is of.
         order: A valid one.
-        groups: Gathers of the same (:func:`twice`).
+        groups: Gathers of the same (:func:`gathered_twice`).
     """
     nodes, position, users = problem.nodes, positions(order), LiveRanges(problem).users
     gaps = []

@@ -19,7 +19,7 @@ from overlap_sched.cost.noise import LOG_NORMAL, Floats, Noise
 from overlap_sched.errors import OptionsError, ProblemError
 from overlap_sched.judge.replay import ContendedClock, replay
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.problem.quantities import shown
+from overlap_sched.problem.sizes import show_number
 
 DRAWS = 1000
 MAX_DRAWS = 1_000_000
@@ -84,9 +84,9 @@ def robustness(
 def check_draws(draws: int, seed: int) -> None:
     """Raise for values that these cannot have."""
     if not 1 <= draws <= MAX_DRAWS:
-        raise OptionsError(f"draws is {shown(draws)}; it is a number of replays, 1 to {MAX_DRAWS}.")
+        raise OptionsError(f"draws is {show_number(draws)}; it is a number of replays, 1 to {MAX_DRAWS}.")
     if seed < 0:
-        raise OptionsError(f"seed is {shown(seed)}; it is a whole number, 0 or more.")
+        raise OptionsError(f"seed is {show_number(seed)}; it is a whole number, 0 or more.")
 
 
 def steps_us(problem: Problem, order: Sequence[int], noise: Noise, draws: int, seed: int) -> Floats:

@@ -14,7 +14,7 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
-from overlap_sched.problem.quantities import shown
+from overlap_sched.problem.sizes import show_number
 from overlap_sched.report.files import write_order
 from overlap_sched.report.words.frontier import cost_of_limit, cost_of_target, frontier_figures, frontier_table
 
@@ -81,7 +81,7 @@ def check(options: argparse.Namespace) -> None:
             f"--out {options.out}: it writes the order of one point. Pick one: --memory-limit or --target-step."
         )
     if options.budgets > MAX_BUDGETS:
-        raise OptionsError(f"--budgets is {shown(options.budgets)}; it is 3 to {MAX_BUDGETS}.")
+        raise OptionsError(f"--budgets is {show_number(options.budgets)}; it is 3 to {MAX_BUDGETS}.")
     if options.memory_limit is not None:
         limit_bytes(_LIMIT, options.memory_limit, 0)
     _target_us(options)

@@ -21,10 +21,7 @@ from overlap_sched.cost.plausible import doubt
 from overlap_sched.cost.profile import RankTrace, profiled, read_traces
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemError
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.problem.file import problem_bytes, read_problem
-from overlap_sched.problem.paths import nameable
-from overlap_sched.problem.redact import redacted
-from overlap_sched.problem.unpack import MAGIC
+from overlap_sched.problem.file import GZIP, nameable, problem_bytes, read_problem, redacted
 from overlap_sched.report.files import write_file
 from overlap_sched.report.words.profile import profile_notes
 from overlap_sched.transform.search import refuse_nothing
@@ -120,7 +117,7 @@ def _head(path: str) -> bytes:
     try:
         with open(nameable(path), "rb") as plain:
             head = plain.read(64)
-        if head[:2] != MAGIC:
+        if head[:2] != GZIP:
             return head
         with gzip.open(path) as unpacked:
             return unpacked.read(64)

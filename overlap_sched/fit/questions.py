@@ -14,7 +14,7 @@ from overlap_sched.fit.planner import FitContext, Planner, begun_with
 from overlap_sched.fit.question import Question
 from overlap_sched.options import Options, options_given, replayed_allocator
 from overlap_sched.problem import Problem
-from overlap_sched.problem.allocator_settings import AllocatorSettings
+from overlap_sched.problem.sizes import AllocatorSettings
 from overlap_sched.scheduler.restrictions import needed_bytes
 from overlap_sched.simulate.allocator import Requests, requests_of
 from overlap_sched.simulate.ledger import LiveRanges

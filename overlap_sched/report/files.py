@@ -9,7 +9,7 @@ from pathlib import Path
 
 from overlap_sched.errors import OutputError
 from overlap_sched.problem import Order, Problem
-from overlap_sched.problem.paths import nameable
+from overlap_sched.problem.file import nameable
 
 
 def write_file(path: str | Path, data: bytes) -> None:

@@ -30,8 +30,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.problem import Group, Kind, Node, NodeId, Problem
-from overlap_sched.problem.node import FINISH, LAUNCH, StorageId
+from overlap_sched.problem import FINISH, LAUNCH, Group, Kind, Node, NodeId, Problem, StorageId
 from overlap_sched.transform.draft import NOT_KNOWN, Alike, Draft
 from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.host import OUT

@@ -9,8 +9,7 @@ What runs again reads what it read the first time. So it must be a pure function
 no collective (that is ``Regather``).
 """
 
-from overlap_sched.problem import Kind, Node
-from overlap_sched.problem.node import OF_HOST
+from overlap_sched.problem import OF_HOST, Kind, Node
 
 _RANDOM = ("bernoulli", "dropout", "exponential", "multinomial", "normal", "poisson", "rand", "seed", "uniform")
 """Parts of names of operators that draw random numbers, or hand out seeds."""

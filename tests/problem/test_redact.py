@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from overlap_sched import Options, read_problem, schedule
 from overlap_sched.problem import EXAMPLE, Kind, Problem
 from overlap_sched.problem.contention import Contention
-from overlap_sched.problem.redact import redacted
+from overlap_sched.problem.file import redacted
 from tests.judge.test_contention import two_groups
 from tests.support.command import run
 from tests.support.examples import examples

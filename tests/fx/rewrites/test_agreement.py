@@ -12,8 +12,7 @@ from overlap_sched.fx import lift
 from overlap_sched.fx.rewrites import alike_of, rewrite_graph
 from overlap_sched.fx.rewrites.apply import plan_lifted, refusals_in
 from overlap_sched.options import Options
-from overlap_sched.problem import Group, Problem
-from overlap_sched.problem.node import OF_HOST
+from overlap_sched.problem import OF_HOST, Group, Problem
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.gathers import gathered_twice
 from overlap_sched.transform.prices import Prices

@@ -68,7 +68,7 @@ def _load_problem(source: Source, tell: Callable[[str], None]) -> Loaded:
     if (source.cluster is not None or source.mesh or not source.cluster_contention) and not source.prices_anew:
         raise OptionsError(
             f"{source.path} is a problem file: it has its own times. Leave --cluster, --mesh and --no-contention out, "
-            "or ask `overlap-sched whatif`, which prices its collectives anew."
+            "or vary one: `overlap-sched sweep --vary network=...` prices its collectives anew."
         )
     if source.groups or source.device or source.fusion or source.sizes or source.packages or source.graph:
         raise OptionsError(

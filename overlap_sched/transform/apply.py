@@ -251,7 +251,7 @@ class _ProblemMaker(Draft):
         return (self.storage(nbytes),) if counted else ()
 
     def _result(self, v: NodeId) -> _Value:
-        """What a collective gives, or what enters or leaves a fission."""
+        """Return what a collective gives, or what enters or leaves a fission."""
         if v in self._results:
             return self._results[v]
         node = self.node(v)

@@ -80,7 +80,7 @@ class Casts(Protocol[V]):
         """The nodes that a node takes, or comes behind."""
 
     def cast(self, v: V) -> object | None:
-        """What a node does to its only input, where it casts that or looks at it as a whole; equal for the same."""
+        """Say what a node does to its only input, where it casts that or looks at it as a whole; equal for the same."""
 
 
 class Maker(Casts[V], Protocol[V]):
@@ -361,7 +361,7 @@ def _gather(make: Maker[V], name: str) -> Single[V]:
 
 
 def gathered(make: Casts[V], one: Single[V]) -> tuple[object, ...]:
-    """What a gather gives: equal for gathers of the same.
+    """Return what a gather gives: equal for gathers of the same.
 
     Two nodes give the same where they are the same source, looked at and cast in the same way. A parameter that is
     gathered twice is cast twice, too, where a graph was not freed of repetitions::

@@ -175,8 +175,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     profile = None
     if source.traces:
         lifted, profile = lifted_with_profile(lifted, _traces(source, tell))
-    notes = [f"{count} x {what}" for what, count in dump.notes.items()]
-    notes = [*filter(None, [dump.choice]), *notes, *sizes_to_give(dump.guessed)]
+    notes = [*filter(None, [dump.choice]), *dump.notes, *sizes_to_give(dump.guessed)]
     notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
     notes += [placement.assumed for placement in lifted.placements.values() if placement.assumed]
     notes += [] if profile is None else profile_notes(profile)

@@ -5,15 +5,16 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from overlap_sched.report.html.beside import ExtraOrder, Extras
+from overlap_sched.report.html.collect import page_of
+from overlap_sched.report.html.page import page_text
+from tests.report.html.test_data import check_memory
 
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Group
 from overlap_sched.problem.file import write_problem
-from overlap_sched.report.html.beside import ExtraOrder, Extras
-from overlap_sched.report.html.collect import page_of
-from overlap_sched.report.html.page import page_text
 from overlap_sched.report.units import duration, size
 from overlap_sched.report.words.rewrites import left_rows, left_title, record_text
 from overlap_sched.scheduler.driver import Schedule, schedule
@@ -21,7 +22,6 @@ from overlap_sched.transform.left_out import left_out
 from overlap_sched.transform.plan import Plan, plan
 from overlap_sched.transform.records import Record
 from overlap_sched.transform.rewrites import Bucket, Offload, Recompute, Stream
-from tests.report.html.test_data import check_memory
 from tests.report.html.test_page import LIBRARY, Parsed, embedded
 from tests.support.command import Command, run
 from tests.support.sharded import PRICES, sharded

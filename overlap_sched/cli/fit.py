@@ -33,59 +33,9 @@ ALL = (*DEFAULT, BATCH)
 """What ``--kinds`` may name."""
 
 
-<<<<<<< HEAD
 @dataclass(frozen=True, kw_only=True)
 class FitCommand(Input):
     """Fit a step into less memory."""
-=======
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's own options."""
-    parser.add_argument(
-        "backward",
-        nargs="?",
-        metavar="BACKWARD_DUMP",
-        help="the dump of the backward graph, where the first is that of its forward graph: both are one step",
-    )
-    question = parser.add_mutually_exclusive_group(required=True)
-    question.add_argument(
-        "--memory-limit",
-        metavar="SIZE",
-        help="look for the shortest step within so much memory: 40GiB, 24GB, or 60%% of the original peak",
-    )
-    question.add_argument(
-        "--max-slowdown",
-        metavar="PERCENT",
-        help="look for the lowest peak at which the step is at most so much longer than the best order: 5%%",
-    )
-    add = parser.add_argument
-    add(
-        "--host-memory",
-        metavar="SIZE",
-        help="use at most so much pinned host memory: 64GiB (default: as much as helps; 0: none)",
-    )
-    add(
-        "--host-link",
-        choices=tuple(LINKS),
-        default="pcie5",
-        help="the link between device and host (default: pcie5, 51.2 GB/s in each direction; pcie4: 25.6)",
-    )
-    add(
-        "--kinds",
-        default=",".join(DEFAULT),
-        metavar="KINDS",
-        help=f"what may be done, joined by commas (default: {','.join(DEFAULT)}; of dumps only: {FISSION}, and "
-        f"{BATCH}: the graph in parts along its batch, whose gradients are added up; both round otherwise)",
-    )
-    add("--effort", type=int, default=2, metavar="N", help="how much to try: 0, 1 or 2 (default); counted, not timed")
-    add(
-        "--html",
-        metavar="OUT.html",
-        help="write one HTML file of what was found, beside the graph as it was",
-    )
-    add("--out", metavar="ORDER.json", help="write the order found, of the rewritten graph, as a list of node names")
-    add("--strict", action="store_true", help="fail rather than keep the graph as it is when the search fails")
-    add("--json", action="store_true", help="print the figures as one JSON object (`overlap-sched schema fit`)")
->>>>>>> main
 
     backward: Annotated[str | None, Flag(positional=True, file="in")] = None
     """BACKWARD_DUMP: the dump of the backward graph, where the first is that of its forward graph: both are one step"""
@@ -103,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     effort: int = 2
     """N: how much to try: 0, 1 or 2 (default); counted, not timed"""
     html: Annotated[str | None, Flag(file="out")] = None
-    """OUT.html: write one HTML file of what was found, beside the graph as it was (needs the extra 'html')"""
+    """OUT.html: write one HTML file of what was found, beside the graph as it was"""
     out: Annotated[str | None, Flag(file="out")] = None
     """ORDER.json: write the order found, of the rewritten graph, as a list of node names"""
     strict: bool = False
@@ -184,31 +134,18 @@ def run(command: FitCommand, tell: Callable[[str], None]) -> tuple[str | tuple[R
     )
     if not found.live_bytes_fit:
         raise UnreachableError(_unreachable(found))
-<<<<<<< HEAD
     if command.out:
         tell(f"writing {command.out}")
         write_order(command.out, found.best.problem, found.best.order)
     if command.html:
         tell(f"writing {command.html}")
-        schedule, extras = shown_fit(found)
+        schedule, extras = extras_of_fit(found)
         made_by = {"command": command.given, "times": times_of(command, loaded)}
         write_page(schedule, command.html, extras=replace(extras, **made_by))
     save_rewritten(command, command.out, found.best.problem, bool(found.best.rewrites), tell)
     code = 1 if found.fell_back is not None else 0 if found.fits else 4
     if command.json:
         return as_json("fit", fit_figures(found)), code
-=======
-    if options.out:
-        tell(f"writing {options.out}")
-        write_order(options.out, found.best.problem, found.best.order)
-    if options.html:
-        tell(f"writing {options.html}")
-        schedule, extras = extras_of_fit(found)
-        made_by = {"command": options.as_given, "times": times_of(options, loaded)}
-        write_page(schedule, options.html, extras=replace(extras, **made_by))
-    if options.json:
-        return found, as_json("fit", fit_figures(found))
->>>>>>> main
     tables = (rewrites_table(found),) if found.best.rewrites else ()
     return (*tables, points_table(found), answer_line(found)), code
 

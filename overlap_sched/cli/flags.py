@@ -264,10 +264,6 @@ def check_files(command: Any) -> None:
             from overlap_sched.report.pictures.picture import check_plot
 
             check_plot(path)
-        elif option == "--html":
-            from overlap_sched.report.html.page import check_html
-
-            check_html()
 
 
 def _same_file(one: str, other: str) -> bool:

@@ -106,7 +106,14 @@ def options_somewhere() -> frozenset[str]:
     places += [*ROOT.glob("scripts/studies/*/*.py"), ROOT / "tests/support/titan/compare.py"]
     text = "\n".join(path.read_text() for path in places if path.is_file())
     flags = {flag for name in COMMANDS for flag in command_parser(name)._option_string_actions}
-    others = {"--version", "--help", "--nproc-per-node", "--no-deps", "--index-url", "--fix"}  # argparse, torchrun, pip, pip, ruff
+    others = {
+        "--version",
+        "--help",
+        "--nproc-per-node",
+        "--no-deps",
+        "--index-url",
+        "--fix",
+    }  # argparse, torchrun, pip, pip, ruff
     others |= {"--nightly"}  # our tests
     others |= {"--ablate", "--fail-if", "--frontier"}  # gone since: older records name them
     others |= {"--module", "--config", "--override", "--compile", "--parallelism"}  # torchtitan

@@ -261,7 +261,7 @@ def check_files(command: Any) -> None:
     for option, path in files["out"]:
         check_writable(path)
         if option == "--plot":
-            from overlap_sched.report.pictures.picture import check_plot
+            from overlap_sched.report.pictures import check_plot
 
             check_plot(path)
 

@@ -94,7 +94,7 @@ def run(command: MemoryCommand, tell: Callable[[str], None]) -> tuple[str | tupl
     if command.out:
         write_order(command.out, problem, plan.order)
     if command.plot:
-        from overlap_sched.report.pictures.curves import plot_memory
+        from overlap_sched.report.pictures import plot_memory
 
         tell(f"drawing {command.plot}")
         plot_memory(plan, command.plot)

@@ -17,7 +17,7 @@ from overlap_sched.report.console import complain
 from overlap_sched.report.files import write_order
 from overlap_sched.report.memory_snapshot import write_memory_snapshot
 from overlap_sched.report.progress import told_stages
-from overlap_sched.report.trace.measured import read_measured_steps
+from overlap_sched.report.trace_measured import read_measured_steps
 from overlap_sched.report.units import count
 from overlap_sched.report.words.pins import pins_text
 from overlap_sched.report.words.reserved import reserved_figures, reserved_of, reserved_rows, short_text
@@ -153,7 +153,7 @@ def run(command: PlanCommand, tell: Callable[[str], None]) -> tuple[str | tuple[
         tell(f"writing {command.out}")
         write_order(command.out, result.problem, result.order)
     if command.plot:
-        from overlap_sched.report.pictures.schedule import plot_schedule
+        from overlap_sched.report.pictures import plot_schedule
 
         tell(f"drawing {command.plot}")
         plot_schedule(result, command.plot)

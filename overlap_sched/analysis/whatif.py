@@ -16,12 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from overlap_sched.cost.cluster.contention import contention_of
-from overlap_sched.cost.cluster.cost_model import model_of
-from overlap_sched.cost.cluster.description import Cluster
-from overlap_sched.cost.cluster.placement import Facts, Nodes, place
-from overlap_sched.cost.cluster.sharding_groups import DataflowNode, sharding_groups
+from overlap_sched.cost.cluster import Cluster, contention_of
+from overlap_sched.cost.collectives import model_of
 from overlap_sched.cost.model import Collective
+from overlap_sched.cost.placement import DataflowNode, Facts, Nodes, place, sharding_groups
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.validate import measure
 from overlap_sched.options import Options

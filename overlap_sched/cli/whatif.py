@@ -11,7 +11,7 @@ from overlap_sched.analysis.whatif import AXES, WhatIfPoint, whatif
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.source import cluster_named, options_for
 from overlap_sched.cost import H100
-from overlap_sched.cost.cluster.file import ASSUMED
+from overlap_sched.cost.cluster import ASSUMED
 from overlap_sched.errors import OptionsError
 from overlap_sched.pipeline.vary import read_axes
 from overlap_sched.problem import Problem

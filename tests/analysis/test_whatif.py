@@ -8,7 +8,7 @@ from overlap_sched import EXAMPLE, Options
 from overlap_sched.analysis.whatif import carried_over, placed_on, priced_on, whatif, with_ranks
 from overlap_sched.cli.command import main
 from overlap_sched.cli.whatif import whatif_answer
-from overlap_sched.cost.cluster.file import read_cluster
+from overlap_sched.cost.cluster import read_cluster
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.validate import measure
 from overlap_sched.problem import Group, Kind, Node, Problem, Storage

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx
 
-from overlap_sched.cost.cluster.placement import Facts
+from overlap_sched.cost.placement import Facts
 from overlap_sched.dump.groups import DumpGroup
 from overlap_sched.dump.load import load_dump
 from overlap_sched.dump.loader import Loader

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
-from overlap_sched.analysis.relabel import relabelled
+from overlap_sched.fit.planner import relabelled
 from overlap_sched.problem import Kind, Order, Problem, Storage
 from overlap_sched.problem.parts import JoinedProblem, beside, joined
 

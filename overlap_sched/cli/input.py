@@ -67,7 +67,7 @@ def _load_problem(source: Source, tell: Callable[[str], None]) -> Loaded:
     if (source.cluster is not None or source.mesh or not source.cluster_contention) and not source.prices_anew:
         raise OptionsError(
             f"{source.path} is a problem file: it has its own times. Leave --cluster, --mesh and --no-contention out, "
-            "or ask `overlap-sched whatif`, which prices its collectives anew."
+            "or vary one: `overlap-sched sweep --vary network=...` prices its collectives anew."
         )
     if source.groups or source.device or source.fusion or source.sizes or source.packages or source.graph:
         raise OptionsError(
@@ -144,8 +144,8 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         from overlap_sched.fx.dimensions.candidates import expert_fissions, fission_candidates
         from overlap_sched.fx.profile import lifted_with_profile
         from overlap_sched.fx.rewrites import alike_of, rerunnable
+        from overlap_sched.fx.rewrites.apply import refusals_in
         from overlap_sched.fx.rewrites.batches import batch_fissions
-        from overlap_sched.fx.rewrites.planning import refusals_in
     device = device_named(source.device or H100.name)
     cluster = _cluster(source, device)
     for package in source.packages:
@@ -174,8 +174,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     profile = None
     if source.traces:
         lifted, profile = lifted_with_profile(lifted, _traces(source, tell))
-    notes = [f"{count} x {what}" for what, count in dump.notes.items()]
-    notes = [*filter(None, [dump.choice]), *notes, *sizes_to_give(dump.guessed)]
+    notes = [*filter(None, [dump.choice]), *dump.notes, *sizes_to_give(dump.guessed)]
     notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
     notes += [placement.assumed for placement in lifted.placements.values() if placement.assumed]
     notes += [] if profile is None else profile_notes(profile)

@@ -73,7 +73,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--vary",
-        action="append",
+        nargs="+",
+        action="extend",
         default=[],
         metavar="WHAT=VALUES",
         help="also the best schedule for other micro_batches or ranks (8,16,32) or for links between stages of another "

@@ -78,5 +78,5 @@ def _replace(target: Path, data: bytes) -> None:
 
 
 def write_order(path: str | Path, problem: Problem, order: Order) -> None:
-    """Write an order as a JSON list of node names; ``robust`` and ``report`` read it."""
+    """Write an order as a JSON list of node names; ``report`` reads it."""
     write_file(path, (json.dumps(problem.names(order), separators=(",", ":")) + "\n").encode())

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import overlap_sched.problem.pins as pins_of
 from overlap_sched import EXAMPLE, Group, Kind, Node, Options, Problem, Storage, read_problem, schedule, write_problem
-from overlap_sched.analysis.frontier import frontier
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, PinError, ProblemError, VerificationError
 from overlap_sched.judge.validate import pin_violation, together_violation, violation
 from overlap_sched.options import Base, Concurrent
@@ -452,14 +451,12 @@ def test_marks_name_no_nodes(tmp_path: Path) -> None:
         read_problem(tmp_path / "marked.json")
 
 
-def test_with_marks_nothing_is_rewritten_and_there_is_no_frontier() -> None:
+def test_with_marks_nothing_is_rewritten() -> None:
     problem = sharded([[2, 2]] * 3, compute_us=4.0)
     marked = replace(problem, nodes=tuple(n._replace(marks=("in flight 1GiB",)) for n in problem.nodes))
     options = Options(rewrites=("bucket",), headroom="100%")
     assert plan(problem, PRICES, options).rewrites
     assert not plan(marked, PRICES, options).trials
-    with pytest.raises(OptionsError, match="the frontier takes orders that know of no pins"):
-        frontier(marked)
 
 
 def test_a_mark_in_a_file_that_is_no_pin_is_told(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_what_needs_torch_is_there_when_asked_for() -> None:
 
 
 def test_packages_are_imported_when_they_are_asked_for() -> None:
-    script = "import overlap_sched as o, sys; o.pipeline, o.analysis, o.report; assert 'torch' not in sys.modules"
+    script = "import overlap_sched as o, sys; o.pipeline, o.report; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
@@ -62,7 +62,6 @@ ARROWS = (
     ("scheduler",),
     ("cost",),
     ("pipeline",),
-    ("analysis",),
     ("transform",),
     ("fit",),
     ("report",),

@@ -12,7 +12,7 @@ from overlap_sched.cli.source import Loaded, cluster_named
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
-from overlap_sched.problem.limits import Limits
+from overlap_sched.problem.file import Limits
 from overlap_sched.report import figures, summary, write_trace
 from overlap_sched.report.files import write_order
 from overlap_sched.report.memory_snapshot import write_memory_snapshot

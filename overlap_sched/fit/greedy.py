@@ -23,8 +23,7 @@ import numpy.typing as npt
 
 from overlap_sched.fit.state import FREE, Again, Bytes, LinkTime, LiveState, Part, Reload, Remake, User
 from overlap_sched.judge.replay import replay
-from overlap_sched.problem import Kind, NodeId, Position
-from overlap_sched.problem.node import StorageId
+from overlap_sched.problem import Kind, NodeId, Position, StorageId
 from overlap_sched.transform.rewrites import Offload, Recompute
 
 ROUNDS = 6

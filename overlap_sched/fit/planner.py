@@ -523,7 +523,7 @@ def _requests(plan: FitPoint) -> Requests:
 
 
 def _effects(search: FitSearch, best: FitPoint, begun: Sequence[FitPoint]) -> tuple[Effect, ...]:
-    """What the fissions do that a plan begins with, one after the other."""
+    """Return what the fissions do that a plan begins with, one after the other."""
     known, before = {plan.rewrites: plan for plan in begun}, search.original
     found: list[Effect] = []
     for k, one in enumerate(best.rewrites):

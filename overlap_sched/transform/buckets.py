@@ -36,8 +36,7 @@ from typing import NamedTuple
 import numpy as np
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.problem import Kind, Node, NodeId, Order, Position, Problem
-from overlap_sched.problem.node import OF_HOST
+from overlap_sched.problem import OF_HOST, Kind, Node, NodeId, Order, Position, Problem
 from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
 from overlap_sched.scheduler.runs import EARLY, WHILE_STALLED
 from overlap_sched.scheduler.task import CHEAP, Reference

@@ -20,8 +20,7 @@ from itertools import pairwise, product
 from typing import Generic, NamedTuple, TypeVar
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.problem import Kind, NodeId, Order, Position, Problem
-from overlap_sched.problem.node import StorageId
+from overlap_sched.problem import Kind, NodeId, Order, Position, Problem, StorageId
 from overlap_sched.problem.precedence import positions
 from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.again import given, looked_through

@@ -22,7 +22,7 @@ import numpy as np
 from overlap_sched.errors import RewriteError
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, NodeId, Order, Problem
-from overlap_sched.problem.reached import reached
+from overlap_sched.problem.precedence import reached
 from overlap_sched.scheduler.driver import phases
 from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
 from overlap_sched.scheduler.runs import EARLY, FAR_AHEAD, IN_ORDER, WHILE_STALLED, simple_bound_us, streams_bound_us

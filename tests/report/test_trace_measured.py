@@ -8,7 +8,7 @@ import pytest
 
 from overlap_sched.errors import CostError, InputTooLargeError
 from overlap_sched.problem import EXAMPLE
-from overlap_sched.problem.limits import Limits
+from overlap_sched.problem.file import Limits
 from overlap_sched.report.trace.file import trace_document
 from overlap_sched.report.trace.measured import MeasuredStep, read_measured_steps
 from overlap_sched.scheduler.driver import Schedule

@@ -8,7 +8,7 @@ from hypothesis import given
 from overlap_sched import Kind, Node, Options, Problem, schedule
 from overlap_sched.cost.model import Collective
 from overlap_sched.judge.validate import violation
-from overlap_sched.problem.node import FINISH, LAUNCH, OF_HOST
+from overlap_sched.problem import FINISH, LAUNCH, OF_HOST
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.bucket import bucketed
 from overlap_sched.transform.buckets import BucketSearch

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from overlap_sched.analysis.frontier_points import Frontier
 from overlap_sched.fit.answer import Fit, FitPoint
 from overlap_sched.judge.replay import Replay
 from overlap_sched.judge.validate import measure
@@ -32,7 +31,7 @@ class Extras:
     Attributes:
         made: The plan that the schedule is of.
         beside: Another order of the graph as it was.
-        frontier: Of the graph as it was; or the plans of a fit, by ascending peak.
+        frontier: The plans of a fit, by ascending peak.
         earlier: The plan by which collectives were rewritten before this schedule was looked for: it is of the graph
             that they left, lifted anew (a plug-in's: fused, perhaps). Not both this and ``made``.
         answer: What a search for a memory limit has found, in a sentence; it says what the allocator lacks, too.
@@ -44,7 +43,7 @@ class Extras:
 
     made: Plan | None = None
     beside: ExtraOrder | None = None
-    frontier: Frontier | tuple[FitPoint, ...] | None = None
+    frontier: tuple[FitPoint, ...] | None = None
     earlier: Plan | None = None
     answer: str | None = None
     left: tuple[Left, ...] = ()

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from overlap_sched.analysis.frontier_points import Frontier
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Order, Problem
 from overlap_sched.report.causes import WORDS, causes
@@ -213,15 +212,9 @@ def _run(ranges: LiveRanges, graph: int, title: str, order: Order, measured: Fig
 
 
 def _frontier(extras: Extras, runs: Sequence[PageRun]) -> FrontierData | None:
-    found = extras.frontier
-    if found is None:
+    if extras.frontier is None:
         return None
-    points, bound_us, floor_bytes = (
-        (found.points, found.bound_us, found.floor_bytes) if isinstance(found, Frontier) else (found, None, None)
-    )
     return FrontierData(
-        points=tuple(FrontierPoint(point.peak_bytes, point.step_us, point.exposed_us, "") for point in points),
+        points=tuple(FrontierPoint(point.peak_bytes, point.step_us, point.exposed_us, "") for point in extras.frontier),
         others=tuple(FrontierPoint(run.peak_bytes, run.step_us, run.exposed_us, run.title) for run in runs),
-        bound_us=bound_us,
-        floor_bytes=floor_bytes,
     )

@@ -133,14 +133,10 @@ class FrontierData:
     Attributes:
         points: On the frontier, by ascending peak.
         others: The orders of this page.
-        bound_us: No order's step is shorter. floor_bytes: no order's peak is lower. ``None``: with rewrites, of which
-            no bound is known.
     """
 
     points: tuple[FrontierPoint, ...]
     others: tuple[FrontierPoint, ...]
-    bound_us: float | None
-    floor_bytes: int | None
 
 
 @dataclass(frozen=True)

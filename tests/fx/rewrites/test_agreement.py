@@ -13,8 +13,7 @@ from overlap_sched.fx.operators import traits_of
 from overlap_sched.fx.rewrites import again, alike_of, rewrite_graph
 from overlap_sched.fx.rewrites.planning import plan_lifted, refusals_in
 from overlap_sched.options import Options
-from overlap_sched.problem import Group, Problem
-from overlap_sched.problem.node import OF_HOST
+from overlap_sched.problem import OF_HOST, Group, Problem
 from overlap_sched.transform.again import WHOLE
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.gathers import gathered_twice

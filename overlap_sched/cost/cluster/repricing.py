@@ -1,4 +1,4 @@
-"""What a step would take on another machine: the same graph, priced anew, ordered anew.
+"""The same graph on another machine: placed on a cluster's nodes, priced anew, over more or fewer ranks.
 
 What is varied, and what is scaled for it; all else stays as it is:
 
@@ -12,9 +12,8 @@ activations: each rank keeps its batch.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from overlap_sched.cost.cluster.contention import contention_of
 from overlap_sched.cost.cluster.cost_model import model_of
@@ -23,97 +22,25 @@ from overlap_sched.cost.cluster.placement import Facts, Nodes, place
 from overlap_sched.cost.cluster.sharding_groups import DataflowNode, sharding_groups
 from overlap_sched.cost.model import Collective
 from overlap_sched.errors import OptionsError
-from overlap_sched.judge.validate import measure
-from overlap_sched.options import Options
 from overlap_sched.problem import Group, Kind, Problem
-from overlap_sched.scheduler.driver import Figures, Schedule, schedule
-from overlap_sched.scheduler.explain import decisions
-from overlap_sched.scheduler.task import SAME_STEP, Candidate, Task
 
-AXES = ("network", "inside", "compute", "ranks")
 _CHAIN = 6
 """Steps from a gather back to the graph's input: casts, padding."""
 
 
-@dataclass(frozen=True)
-class WhatIfPoint:
-    """A variant: what was varied, by name, and what scheduling found."""
-
-    varied: Mapping[str, float]
-    found: Schedule
+MACHINE = ("network", "inside", "compute", "ranks")
 
 
-def whatif(
-    problem: Problem,
-    cluster: Cluster,
-    vary: Mapping[str, Sequence[float]],
-    options: Options,
-    contention: bool = True,
-    tell: Callable[[str], None] = lambda text: None,
-) -> list[WhatIfPoint]:
-    """Schedule each combination, in the order given, the last name varying fastest.
-
-    Where a neighbour's order is better at the prices of another one, that has it, too.
+def on_machine(problem: Problem, cluster: Cluster, varied: Mapping[str, float], contention: bool) -> Problem:
+    """Return a problem on a cluster that is scaled as ``varied`` says, by the names at the head of this module.
 
     Raises:
         OptionsError: Ranks are varied, and it cannot be known how.
         CostError: A process group does not fit the cluster.
     """
-    placed, points = placed_on(problem, cluster), list[WhatIfPoint]()
-    for values in product(*vary.values()):
-        varied = dict(zip(vary, values, strict=True))
-        graph = with_ranks(placed, cluster, int(varied["ranks"])) if "ranks" in varied else placed
-        priced = priced_on(graph, _scaled(cluster, varied), varied.get("compute", 1.0), contention)
-        points.append(WhatIfPoint(varied, schedule(priced, options)))
-        tell(f"{len(points)} of {math.prod(map(len, vary.values()))} variants scheduled")
-    return carried_over(points, vary)
-
-
-def carried_over(points: Sequence[WhatIfPoint], vary: Mapping[str, Sequence[float]]) -> list[WhatIfPoint]:
-    """The same where each has the order of a neighbour if that is the better one at its own prices, until none is.
-
-    An order keeps its memory whatever the prices; only ranks change that. So what is faster never makes a step longer:
-    it takes the neighbour's order, if the scheduler finds none that is better.
-    """
-    at = {tuple(point.varied.values()): point for point in points}
-    axes = [sorted(values) for values in vary.values()]
-    changed = True
-    while changed:
-        changed = False
-        for values in list(at):
-            for neighbour in _neighbours(values, axes, vary):
-                better = _ordered_as(at[values], at[neighbour])
-                if better is not None:
-                    at[values], changed = better, True
-    return list(at.values())
-
-
-def _neighbours(
-    values: tuple[float, ...], axes: Sequence[Sequence[float]], vary: Mapping[str, Sequence[float]]
-) -> Iterator[tuple[float, ...]]:
-    """The next lower and higher value of each that is varied, but for ranks: the graph is another one there."""
-    for k, (name, axis) in enumerate(zip(vary, axes, strict=True)):
-        i = axis.index(values[k])
-        for j in (i - 1, i + 1):
-            if name != "ranks" and 0 <= j < len(axis):
-                yield (*values[:k], axis[j], *values[k + 1 :])
-
-
-def _ordered_as(point: WhatIfPoint, other: WhatIfPoint) -> WhatIfPoint | None:
-    """A variant in the order of another one; ``None``: that is no better there."""
-    found, order = point.found, other.found.order
-    short_bytes = other.found.short_bytes  # memory is the same whatever the prices
-    if order == found.order or short_bytes > found.short_bytes:
-        return None
-    measured = measure(found.problem, order)
-    timeline, peak = measured.timeline, max(measured.profile)
-    if timeline.step_us >= found.scheduled.step_us * (1 - SAME_STEP):
-        return None
-    new = Candidate(order, timeline.step_us, peak)
-    after = Figures(timeline.step_us, timeline.exposed_us, peak, list(measured.profile).index(peak))
-    decided = decisions(found.problem, timeline, new, Task(found.problem, found.options, found.base_bytes))
-    made = replace(found, order=order, scheduled=after, decisions=decided, short_bytes=short_bytes)
-    return replace(point, found=made)
+    placed = placed_on(problem, cluster)
+    graph = with_ranks(placed, cluster, int(varied["ranks"])) if "ranks" in varied else placed
+    return priced_on(graph, _scaled(cluster, varied), varied.get("compute", 1.0), contention)
 
 
 def placed_on(problem: Problem, cluster: Cluster) -> Problem:

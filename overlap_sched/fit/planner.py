@@ -43,9 +43,8 @@ from overlap_sched.scheduler.restrictions import needed_bytes
 from overlap_sched.scheduler.task import SAME_STEP, Reference, Task
 from overlap_sched.simulate.allocator import Requests, requests_of
 from overlap_sched.simulate.ledger import LiveRanges
-from overlap_sched.transform.apply import apply
+from overlap_sched.transform.apply import apply, host_bytes
 from overlap_sched.transform.fission import Fission
-from overlap_sched.transform.offload import host_bytes
 from overlap_sched.transform.part_times import fissioned_us
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Rewrite

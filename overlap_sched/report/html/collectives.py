@@ -13,7 +13,7 @@ from overlap_sched.report.words.schedule import blocked_by, launched_because, mo
 from overlap_sched.scheduler.driver import Schedule
 from overlap_sched.scheduler.explain import Decision
 from overlap_sched.transform.plan import Plan
-from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Regather, Rewrite, Split, Stream
+from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Regather, Rewrite, Stream
 
 
 def collective_rows(schedule: Schedule, original: Problem, extras: Extras) -> tuple[CollectiveRow, ...]:
@@ -70,8 +70,6 @@ def _launch(rewrite: Rewrite) -> str:
     match rewrite:
         case Bucket() | Regather():
             return rewrite.name
-        case Split():
-            return f"{rewrite.name}_0"
         case Keep():
             return rewrite.first
         case Stream():
@@ -82,15 +80,13 @@ def _launch(rewrite: Rewrite) -> str:
 
 
 def _stood_for(schedule: Schedule, original: Problem, made: Plan | None) -> Mapping[int, tuple[int, ...]]:
-    """Per collective, the ids of the original ones that it stands for; of a split one, the first part stands for it."""
+    """Per collective, the ids of the original ones that it stands for."""
     ids = {original.nodes[v].name: v for v in original.collectives}
     members: dict[str, tuple[str, ...]] = {}
     for rewrite in () if made is None else made.rewrites:
         match rewrite:
             case Bucket():
                 members[rewrite.name] = rewrite.members
-            case Split():
-                members[f"{rewrite.name}_0"] = (rewrite.collective,)
     found = {}
     for v in schedule.problem.collectives:
         name = schedule.problem.nodes[v].name

@@ -10,7 +10,7 @@ wants numbers, and names that say *measured*.
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,14 +18,17 @@ from typing import Any, NamedTuple
 from overlap_sched.cost.profile import DEVICE, STEP, TraceFile, is_time, read_trace_file
 from overlap_sched.errors import CostError
 from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
-from overlap_sched.report.trace.events import Event, process_named, rounded_us, row_named
 
-_FIRST_ROW = 10**6
-"""Thread ids of measured processes start here."""
+Event = dict[str, Any]
 _FLOW = ("s", "t", "f")
 _POINT = ("C", "i", "I")
 Place = tuple[str, str]
 """Process and thread, as the trace has them."""
+
+
+def rounded_us(at_us: float) -> float:
+    """To nanoseconds."""
+    return round(at_us, 3)
 
 
 class MeasuredStep(NamedTuple):
@@ -136,14 +139,14 @@ def _arrows(fields: Sequence[Event], spans: Sequence[Event]) -> list[Event]:
     """Arrows of which each end is at a span that is kept."""
     ends: dict[Place, list[tuple[float, float]]] = {}
     for e in spans:
-        ends.setdefault(_place(e), []).append((e["ts"], e["ts"] + e["dur"]))
+        ends.setdefault(place_of(e), []).append((e["ts"], e["ts"] + e["dur"]))
     latest: dict[Place, tuple[list[float], list[float]]] = {}
     for place, found in ends.items():
         found.sort()
         latest[place] = ([start for start, _ in found], list(accumulate((end for _, end in found), max)))
 
     def at_a_span(e: Event) -> bool:
-        starts, until = latest.get(_place(e), ([], []))
+        starts, until = latest.get(place_of(e), ([], []))
         k = bisect_right(starts, e["ts"])
         return k > 0 and until[k - 1] >= e["ts"]
 
@@ -160,7 +163,8 @@ def _arrows(fields: Sequence[Event], spans: Sequence[Event]) -> list[Event]:
     ]
 
 
-def _place(e: Event) -> Place:
+def place_of(e: Event) -> Place:
+    """Process and thread of an event."""
     return str(e.get("pid")), str(e.get("tid"))
 
 
@@ -188,35 +192,6 @@ def _names(fields: Sequence[Event]) -> dict[tuple[str, str, str], str]:
     for e in fields:
         args, key = e.get("args"), keys.get(str(e.get("name")))
         if e.get("ph") == "M" and key and isinstance(args, dict):
-            thread = _place(e)[1] if e["name"] == "thread_name" else ""
-            found[e["name"], _place(e)[0], thread] = str(args.get(key, ""))
+            thread = place_of(e)[1] if e["name"] == "thread_name" else ""
+            found[e["name"], place_of(e)[0], thread] = str(args.get(key, ""))
     return found
-
-
-def measured_events(steps: Sequence[MeasuredStep], pid: int) -> Iterator[Event]:
-    """The steps one behind the other, each process of a trace as one; ``pid``: the first id."""
-    row = _FIRST_ROW
-    for step in steps:
-        pids: dict[str, int] = {}
-        rows: dict[Place, int] = {}
-        for e in step.events:
-            place = _place(e)
-            if place[0] not in pids:
-                pids[place[0]] = pid
-                yield from process_named(pid, _process_name(step, place[0]))
-                pid += 1
-            if place not in rows:
-                rows[place] = row
-                yield from row_named(
-                    pids[place[0]], row, step.names.get(("thread_name", *place)) or f"thread {place[1]}"
-                )
-                row += 1
-            yield {**e, "pid": pids[place[0]], "tid": rows[place]}
-
-
-def _process_name(step: MeasuredStep, process: str) -> str:
-    """Such as ``rank 0: python CPU (measured, step 7)``."""
-    who = Path(step.path).name if step.rank is None else f"rank {step.rank}"
-    names = [step.names.get((what, process, "")) for what in ("process_name", "process_labels")]
-    called = " ".join(name for name in names if name) or f"process {process}"
-    return f"{who}: {called} (measured{'' if step.number is None else f', step {step.number}'})"

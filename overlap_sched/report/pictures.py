@@ -1,26 +1,20 @@
-"""The picture: memory over time and who is busy when, original against scheduled."""
+"""Pictures, drawn with matplotlib where that is installed: memory and streams before and after; curves."""
 
+import io
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from overlap_sched.errors import MissingExtraError, OutputError
 from overlap_sched.judge.validate import memory_profile
+from overlap_sched.peak_memory.best import MemoryPlan
 from overlap_sched.problem import Problem
-from overlap_sched.report.colours import (
-    AFTER,
-    BEFORE,
-    COMPUTE,
-    EXPOSED,
-    IDLE,
-    INK,
-    LIMIT,
-    PURPOSES,
-    stream_legend,
-)
-from overlap_sched.report.pictures.picture import check_plot, new_figure, write_picture
-from overlap_sched.report.pictures.raster import Floats, busy_share, highest
+from overlap_sched.report.colours import AFTER, BEFORE, COMPUTE, EXPOSED, IDLE, INK, LIMIT, PURPOSES, stream_legend
+from overlap_sched.report.files import write_file
 from overlap_sched.report.timeline import Span, Timeline, timeline
 from overlap_sched.report.units import between, change, duration, memory_unit, printable, size, time_unit
 from overlap_sched.report.words.purpose import Purpose, by_purpose, group_names, group_purposes
@@ -30,6 +24,81 @@ from overlap_sched.scheduler.driver import Schedule
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+FORMATS = ("png", "svg", "pdf")
+
+
+def check_plot(path: str | Path) -> None:
+    """Find out before the work is done that it could not be drawn.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        OutputError: The path's ending names no picture format.
+    """
+    if _ending(path) not in FORMATS:
+        raise OutputError(f"{path}: its ending does not name a picture format. End it in .png, .svg or .pdf.")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise MissingExtraError(
+            "pictures need matplotlib, which is not installed: pip install 'overlap_sched[plot]'"
+        ) from None
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure of so many inches, on white; it needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def write_picture(figure: "Figure", path: str | Path, *, tight: bool = False) -> None:
+    """Write a figure in the format that the path's ending names; ``tight``: cut to what is drawn."""
+    picture = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)  # names in any script
+        figure.savefig(picture, format=_ending(path), bbox_inches="tight" if tight else None)
+    write_file(path, picture.getvalue())
+
+
+def _ending(path: str | Path) -> str:
+    return Path(path).suffix[1:].lower()
+
+
+Floats = npt.NDArray[np.float64]
+
+
+def busy_share(spans: Sequence[Span], edges: Floats) -> Floats:
+    """Per bin between neighbouring ``edges``, the share of it (0 to 1) that lies within the spans.
+
+    The spans are ascending and do not overlap. Busy time up to t is piecewise linear: read it off at the edges.
+    """
+    if not spans:
+        return np.zeros(len(edges) - 1)
+    bounds = np.array([(span.start_us, span.end_us) for span in spans])
+    busy_until = np.cumsum(bounds[:, 1] - bounds[:, 0])
+    known = np.column_stack([busy_until - (bounds[:, 1] - bounds[:, 0]), busy_until])
+    share = np.diff(np.interp(edges, bounds.ravel(), known.ravel())) / np.diff(edges)
+    return np.asarray(np.clip(share, 0.0, 1.0), dtype=np.float64)
+
+
+def highest(samples: Sequence[tuple[float, int]], edges: Floats) -> Floats:
+    """Per bin, the highest value in force at any moment of it.
+
+    A sample (when, value) holds from its time until the next one's; times ascend and start at ``edges[0]``.
+    """
+    bins = len(edges) - 1
+    when, value = np.array([w for w, _ in samples]), np.array([v for _, v in samples], dtype=np.float64)
+    at = np.clip(np.searchsorted(edges, when, side="right") - 1, 0, bins - 1)
+    top = np.zeros(bins)
+    np.maximum.at(top, at, value)
+    carried = value[np.maximum(np.searchsorted(when, edges[:-1], side="right") - 1, 0)]  # in force at the left edge
+    return np.maximum(top, carried)
+
 
 BINS = 800
 """Of two pixels each."""
@@ -228,3 +297,62 @@ def _lanes(problem: Problem, line: Timeline, purposes: Mapping[str, Purpose]) ->
 
 def _short(name: str, letters: int) -> str:
     return name if len(name) <= letters else name[: letters - 1] + "…"
+
+
+def plot_memory(plan: MemoryPlan, path: str | Path) -> None:
+    """Draw the live bytes of a memory plan; the file's ending gives the format (``.png``, ``.svg``, ``.pdf``)."""
+    check_plot(path)
+    problem = plan.problem
+    figure = new_figure(10, 4)
+    axes = figure.subplots()
+    unit_bytes, unit = memory_unit(plan.original_bytes)
+    for order, colour, label in (
+        (problem.original_order, BEFORE, f"original, {size(plan.original_bytes)}"),
+        (plan.order, AFTER, f"new, {size(plan.peak_bytes)} ({change(plan.original_bytes, plan.peak_bytes)})"),
+    ):
+        profile = [live / unit_bytes for live in memory_profile(problem, order)]
+        axes.step(range(len(profile)), profile, where="post", color=colour, label=label, linewidth=1.2)
+    axes.axhline(
+        plan.bound_bytes / unit_bytes, color=LIMIT, linewidth=1, linestyle=":", label="no order's peak is lower"
+    )
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("step")
+    axes.set_ylabel(f"{unit} live")
+    axes.set_title(
+        f"{printable(problem.name)} ({problem.memory_model} memory model, simulated)", loc="left", parse_math=False
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    write_picture(figure, path, tight=True)
+
+
+class StepCurve(NamedTuple):
+    """Steps in microseconds over what is varied; ``fade``: 1.0 in full colour."""
+
+    label: str
+    colour: str
+    style: str
+    fade: float
+    x: Sequence[float]
+    steps_us: Sequence[float]
+
+
+def plot_steps(curves: Sequence[StepCurve], title: str, varied: str, path: str | Path, *, powers: bool) -> None:
+    """Draw steps over what is varied; the file's ending gives the format (``.png``, ``.svg``, ``.pdf``)."""
+    check_plot(path)
+    figure = new_figure(9, 5.8)
+    axes = figure.subplots()
+    scale, unit = time_unit(max(max(curve.steps_us) for curve in curves))
+    for curve in curves:
+        y = [step_us / scale for step_us in curve.steps_us]
+        axes.plot(curve.x, y, curve.style, color=curve.colour, alpha=curve.fade, marker="o", markersize=3.5,
+                  label=curve.label)  # fmt: skip
+    if powers:
+        axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(varied, color=INK)
+    axes.set_ylabel(f"step ({unit}), simulated", color=INK)
+    axes.set_title(title, loc="left", color=INK, weight="bold", parse_math=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+    write_picture(figure, path)

@@ -16,10 +16,9 @@ from typing import Annotated, Literal
 
 from overlap_sched.cli.flags import Flag, shortened
 from overlap_sched.cost import FREE, H100, CostModel, Device, Price, Roofline, device_named
-from overlap_sched.cost.cluster.cost_model import model_of
-from overlap_sched.cost.cluster.description import Cluster, MeshDimension
-from overlap_sched.cost.cluster.file import ASSUMED, read_cluster
-from overlap_sched.cost.cluster.placement import ranks_along
+from overlap_sched.cost.cluster import ASSUMED, Cluster, MeshDimension, read_cluster
+from overlap_sched.cost.collectives import model_of
+from overlap_sched.cost.placement import ranks_along
 from overlap_sched.cost.plausible import doubt
 from overlap_sched.cost.profile import Profile, RankTrace, profiled, read_traces
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemError

@@ -18,8 +18,8 @@ from overlap_sched.cli.answers import as_json
 from overlap_sched.cli.flags import SCHEDULING, Flag
 from overlap_sched.cli.input import Input, options_for, read_input
 from overlap_sched.cost import H100
-from overlap_sched.cost.cluster.file import ASSUMED
-from overlap_sched.cost.cluster.repricing import MACHINE, on_machine
+from overlap_sched.cost.cluster import ASSUMED
+from overlap_sched.cost.repricing import MACHINE, on_machine
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import broken_promise, measure

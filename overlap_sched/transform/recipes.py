@@ -618,7 +618,8 @@ def in_places(
         nodes: Those that stay, as they were made.
         before: What a node must come after.
         with_it: What comes at once behind a node, and needs nothing else.
-        name: Of a node. rewrites: those that were done, by name.
+        name: Of a node.
+        rewrites: Those that were done, by name.
 
     Raises:
         RewriteError: Nodes that were merged need each other.

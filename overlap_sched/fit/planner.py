@@ -6,7 +6,7 @@
       -> choices             what need not be kept, by several weights          greedy
       -> rewrites            recompute and offload, as values                   emit, transform.apply
       -> runs                a few policies of the list scheduler               scheduler
-      -> phases              all that the scheduler does, on the best           scheduler.pipeline
+      -> run_stages              all that the scheduler does, on the best           scheduler.pipeline
       -> judged              valid, peak, step                                  judge
 
 The original graph in its best order is a plan, too. What is tried is counted, nothing timed.
@@ -31,7 +31,7 @@ from overlap_sched.judge.validate import measure, violation
 from overlap_sched.options import Options
 from overlap_sched.peak_memory.best import best_order
 from overlap_sched.problem import Order, Problem
-from overlap_sched.scheduler.driver import phases, schedule
+from overlap_sched.scheduler.driver import run_stages, schedule
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.task import Candidate, Reference, Task
 from overlap_sched.transform.apply import apply
@@ -166,7 +166,7 @@ class Planner:
         """A plan as all that the scheduler does leaves it."""
         task = Task(problem, replace(self.options, headroom=0, base="original"), limit_bytes)
         start = problem.original_order
-        self.keep(point(rewrites, problem, phases(task, start, task.measured(start)).order))
+        self.keep(point(rewrites, problem, run_stages(task, start, task.measured(start)).order))
 
     def _plans(self, limit_bytes: int, otherwise: Callable[[], None]) -> Iterator["_Ran"]:
         """Plans within the limit, from each start by each recipe; of large graphs from one start alone."""

@@ -36,7 +36,7 @@ class Batch:
 
 
 class BatchingStreams:
-    """See the module, and :class:`overlap_sched.scheduler.list_scheduler.StreamTimes`.
+    """See the module, and :class:`overlap_sched.simulate.clock.Clock`.
 
     Attributes:
         finish_us: Per collective launched. batches: all so far, in the order in which the first of each was launched.
@@ -57,7 +57,7 @@ class BatchingStreams:
             time_us: Of a batch.
             latencies: How many latencies of its key a batch may take.
         """
-        self.finish_us: dict[int, float] = {}
+        self.clock_us, self.finish_us = 0.0, dict[NodeId, float]()
         self.batches: list[Batch] = []
         self._nodes, self._keys, self._time_us = problem.nodes, keys, time_us
         self._most_us = {key: latencies * time_us(key, SMALL_BYTES) for key in dict.fromkeys(keys.values())}
@@ -73,8 +73,9 @@ class BatchingStreams:
         """When collective v is finished; later if others join it."""
         return self.finish_us[v]
 
-    def launch(self, v: NodeId, clock_us: float) -> None:
+    def launch(self, v: NodeId) -> None:
         """Collective v is launched now."""
+        clock_us = self.clock_us
         node, key = self._nodes[v], self._keys.get(v)
         group = node.group or ""
         waiting = self._waiting[group]
@@ -104,14 +105,14 @@ class BatchingStreams:
                 return batch
         return None
 
-    def compute(self, time_us: float, clock_us: float, share: float = 1.0) -> float:
-        """The clock after compute that takes so long."""
-        return clock_us + time_us
+    def compute(self, v: NodeId) -> None:
+        """Compute node v runs."""
+        self.clock_us += self._nodes[v].time_us
 
-    def wait(self, v: NodeId, clock_us: float) -> float:
-        """The clock once collective v is finished."""
-        return max(clock_us, self.finish_us[v])
+    def wait(self, v: NodeId) -> None:
+        """The compute stream stalls until collective v is finished."""
+        self.clock_us = max(self.clock_us, self.finish_us[v])
 
-    def end_us(self, clock_us: float) -> float:
+    def end_us(self) -> float:
         """When all that was launched is finished, and the compute stream is done."""
-        return max([clock_us, *(self.free_us(group) for group in self._waiting)])
+        return max([self.clock_us, *(self.free_us(group) for group in self._waiting)])

@@ -128,7 +128,7 @@ class _BucketSearch:
         for cap, policy in batches:
             streams = BatchingStreams(graph.problem, graph.keys, graph.time_us, cap)
             budget = np.array(graph.asked.budget_bytes, dtype=np.int64)
-            run = list_schedule(reference, budget, policy, beat_us=self.found.best_us * NEARLY, times=streams)
+            run = list_schedule(reference, budget, policy, beat_us=self.found.best_us * NEARLY, clock=streams)
             self.found.runs_left -= 1
             if run.made is not None and run.made.step_us < self.found.best_us * NEARLY:
                 groups = [batch.members for batch in streams.batches if batch.key is not None]

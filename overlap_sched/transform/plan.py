@@ -19,7 +19,7 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import REPLAY_TOLERANCE, measure, together_violation, violation
 from overlap_sched.options import Options, replayed_allocator
 from overlap_sched.problem import Problem
-from overlap_sched.scheduler.driver import Schedule, figures_of, no_collection, phases, schedule
+from overlap_sched.scheduler.driver import Schedule, figures_of, no_collection, run_stages, schedule
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.restrictions import DeviceLimit, clashes, kept_apart
 from overlap_sched.scheduler.runs import close_enough
@@ -231,7 +231,7 @@ def _finished(without: Schedule, best: Trial, prices: Prices, alike: Alike | Non
     order = tuple(ids[name] for name in best.problem.names(best.order))
     task = Task(problem, replace(without.options, headroom=0, base="original"), without.budget_bytes)
     start = task.measured(order)
-    better = phases(task, order, start)
+    better = run_stages(task, order, start)
     chosen = better if better.beats(start) and task.within_budget(better.order) else start
     return _Finished(task, chosen)
 

@@ -7,16 +7,17 @@ from typing import Any, Literal, NoReturn, Self, get_args
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import MAX_TOTAL_BYTES, MemoryModel
-from overlap_sched.problem.allocator_settings import (
+from overlap_sched.problem.pins import read_pin
+from overlap_sched.problem.precedence import Preserve
+from overlap_sched.problem.sizes import (
     AllocatorSettings,
     allocator_named,
     allocator_settings,
+    limit_given,
     settings_in_environment,
+    show_number,
+    size_given,
 )
-from overlap_sched.problem.pins import read_pin
-from overlap_sched.problem.precedence import Preserve
-from overlap_sched.problem.quantities import shown
-from overlap_sched.problem.sizes import limit_given, size_given
 
 Budget = Literal["peak", "profile"]
 Agree = Literal["digest", "none"]
@@ -180,7 +181,7 @@ class Options:
             )
         effort = self.effort
         if isinstance(effort, bool) or not isinstance(effort, int) or not 0 <= effort <= MAX_EFFORT:
-            text = shown(effort) if type(effort) is int else repr(effort)
+            text = show_number(effort) if type(effort) is int else repr(effort)
             raise OptionsError(f"effort is {text}; it is a whole number of runs, 0 to {MAX_EFFORT}.")
         if not isinstance(self.allocator, str):
             raise OptionsError(

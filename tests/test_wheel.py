@@ -79,7 +79,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_a_source_distribution_holds_what_its_tests_and_documents_need(source: Path) -> None:
     there = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
-    needed = {"docs/index.md", "tests/test_wheel.py", "scripts/test.sh", "CHANGELOG.md", "docs/frontier.png", "LICENSE"}
+    needed = {"docs/index.md", "tests/test_wheel.py", "scripts/test.sh", "CHANGELOG.md", "docs/llama1d.png", "LICENSE"}
     assert needed | {"scripts/instances/dsv3_bw_64.json.gz", "llama_repro/__init__.py", "CITATION.cff"} <= there
 
 

@@ -17,7 +17,7 @@ from torch import fx
 from llama_repro.gpu.program import Observe, Program, live_bytes
 from llama_repro.gpu.streams import CudaStreams, OnLaunch, Streams
 from overlap_sched.problem import Kind
-from overlap_sched.problem.allocator_settings import PLAIN, AllocatorSettings
+from overlap_sched.problem.sizes import PLAIN, AllocatorSettings
 from overlap_sched.simulate.allocator import CachingAllocator, new_allocator
 
 Inputs = Callable[[], list[Any]]

@@ -13,13 +13,11 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
-from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 from rich.console import RenderableType
 
-from overlap_sched.cli import calibrate, explain, fit, frontier, memory, pipeline, plan, report, robust, whatif
+from overlap_sched.cli import calibrate, explain, fit, memory, pipeline, plan, report, sweep
 from overlap_sched.cli.arguments import command_parser
 from overlap_sched.cli.input import load, save
 from overlap_sched.cli.outputs import check_outputs
@@ -160,11 +158,10 @@ def _pipeline(options: argparse.Namespace) -> int:
     return _print(told)
 
 
-def _answered(command: ModuleType, options: argparse.Namespace) -> int:
-    """A command whose module checks the options before the input is read, and answers them."""
-    command.check(options)
+def _sweep(options: argparse.Namespace) -> int:
+    sweep.check(options)
     with progress() as tell:
-        told = command.answer(options, _read(options, tell).problem, tell)
+        told = sweep.answer(options, _read(options, tell), tell)
     return _print(told)
 
 
@@ -250,10 +247,8 @@ def _one_line_warnings() -> Iterator[None]:
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "plan": _plan,
-    "frontier": partial(_answered, frontier),
     "fit": _fit,
-    "robust": partial(_answered, robust),
-    "whatif": partial(_answered, whatif),
+    "sweep": _sweep,
     "explain": _explain,
     "report": _report,
     "memory": _memory,

@@ -21,13 +21,10 @@ from overlap_sched.cost.plausible import doubt
 from overlap_sched.cost.profile import RankTrace, profiled, read_traces
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemError
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.problem.file import problem_bytes, read_problem
-from overlap_sched.problem.paths import nameable
-from overlap_sched.problem.redact import redacted
-from overlap_sched.problem.unpack import MAGIC
+from overlap_sched.problem.file import GZIP, nameable, problem_bytes, read_problem, redacted
 from overlap_sched.report.files import write_file
 from overlap_sched.report.words.profile import profile_notes
-from overlap_sched.transform.trial import nothing
+from overlap_sched.transform.search import refuse_nothing
 
 _DUMP_SUFFIXES = (".py", ".txt", ".log")
 _PARTS, _REGIONS, _FISSIONS = (2,), 4, 2
@@ -71,7 +68,7 @@ def _load_problem(source: Source, tell: Callable[[str], None]) -> Loaded:
     if (source.cluster is not None or source.mesh or not source.cluster_contention) and not source.prices_anew:
         raise OptionsError(
             f"{source.path} is a problem file: it has its own times. Leave --cluster, --mesh and --no-contention out, "
-            "or ask `overlap-sched whatif`, which prices its collectives anew."
+            "or vary one: `overlap-sched sweep --vary network=...` prices its collectives anew."
         )
     if source.groups or source.device or source.fusion or source.sizes or source.packages or source.graph:
         raise OptionsError(
@@ -120,7 +117,7 @@ def _head(path: str) -> bytes:
     try:
         with open(nameable(path), "rb") as plain:
             head = plain.read(64)
-        if head[:2] != MAGIC:
+        if head[:2] != GZIP:
             return head
         with gzip.open(path) as unpacked:
             return unpacked.read(64)
@@ -148,8 +145,8 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         from overlap_sched.fx.dimensions.candidates import expert_fissions, fission_candidates
         from overlap_sched.fx.profile import lifted_with_profile
         from overlap_sched.fx.rewrites import alike_of, rerunnable
+        from overlap_sched.fx.rewrites.apply import refusals_in
         from overlap_sched.fx.rewrites.batches import batch_fissions
-        from overlap_sched.fx.rewrites.planning import refusals_in
     device = device_named(source.device or H100.name)
     cluster = _cluster(source, device)
     for package in source.packages:
@@ -178,8 +175,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     profile = None
     if source.traces:
         lifted, profile = lifted_with_profile(lifted, _traces(source, tell))
-    notes = [f"{count} x {what}" for what, count in dump.notes.items()]
-    notes = [*filter(None, [dump.choice]), *notes, *sizes_to_give(dump.guessed)]
+    notes = [*filter(None, [dump.choice]), *dump.notes, *sizes_to_give(dump.guessed)]
     notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
     notes += [placement.assumed for placement in lifted.placements.values() if placement.assumed]
     notes += [] if profile is None else profile_notes(profile)
@@ -199,7 +195,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         priced_for,
         model,
         alike,
-        refusals_in(lifted) if source.prices_anew else nothing,
+        refusals_in(lifted) if source.prices_anew else refuse_nothing,
         rerun,
         fissions,
         batches,

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.problem import Kind, NodeId, Position, Problem
-from overlap_sched.problem.node import StorageId
+from overlap_sched.problem import Kind, NodeId, Position, Problem, StorageId
 from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.recompute import is_view, refusal, writes
 

@@ -21,7 +21,7 @@ from overlap_sched.distributed.digest import launches_of
 from overlap_sched.distributed.sequences import Launch
 from overlap_sched.fx.calls import Communications, Launched, bodies_of, live_ranks
 from overlap_sched.fx.operators import Role, traits_of
-from overlap_sched.problem.node import ANY_GROUP
+from overlap_sched.problem import ANY_GROUP
 
 Launches = tuple[fx.Node, ...]
 """The FX nodes that communicate, waits apart, in the order in which they do."""

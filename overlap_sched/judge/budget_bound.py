@@ -37,7 +37,7 @@ from overlap_sched.judge.lower_bound import (
     with_least_times,
 )
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.problem.reached import reached
+from overlap_sched.problem.precedence import reached
 
 _LATEST = 32
 """Collectives per group whose stream's end is looked at: those that need the most compute."""

@@ -43,9 +43,8 @@ from typing import NamedTuple
 
 from overlap_sched.errors import ProblemError
 from overlap_sched.judge.replay import Replay, replay
-from overlap_sched.problem import Kind, Node, Order, Problem
-from overlap_sched.problem.node import ANY_GROUP
-from overlap_sched.problem.paths import nameable
+from overlap_sched.problem import ANY_GROUP, Kind, Node, Order, Problem
+from overlap_sched.problem.file import nameable
 from overlap_sched.problem.precedence import Preserve
 from overlap_sched.problem.sizes import size_bytes
 

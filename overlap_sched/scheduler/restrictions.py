@@ -52,10 +52,9 @@ from overlap_sched.peak_memory.memory_graph import lead_with_inputs, memory_grap
 from overlap_sched.peak_memory.repair import judged
 from overlap_sched.peak_memory.windows import lower_to
 from overlap_sched.problem import Kind, NodeId, Order, Problem
-from overlap_sched.problem.allocator_settings import AllocatorSettings
 from overlap_sched.problem.pins import pin_pairs
 from overlap_sched.problem.precedence import Pair, by_key, launched_on, positions
-from overlap_sched.problem.sizes import size_bytes
+from overlap_sched.problem.sizes import AllocatorSettings, size_bytes
 from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
 from overlap_sched.scheduler.runs import FAR_AHEAD, WHILE_STALLED
 from overlap_sched.scheduler.task import Candidate, Reference, Stages, Task

@@ -47,7 +47,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from overlap_sched.problem import Problem
-from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, NO_LIMIT, PLAIN, AllocatorSettings
+from overlap_sched.problem.sizes import EXPANDABLE, MIB, NO_LIMIT, PLAIN, AllocatorSettings
 from overlap_sched.simulate.ledger import LiveRanges
 
 MIN_BLOCK, SMALL_SIZE, SMALL_BUFFER = 512, MIB, 2 * MIB

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import EXAMPLE, Problem
-from overlap_sched.problem.allocator_settings import (
+from overlap_sched.problem.file import problem_bytes
+from overlap_sched.problem.sizes import (
     EXPANDABLE,
     MIB,
     PLAIN,
@@ -20,7 +21,6 @@ from overlap_sched.problem.allocator_settings import (
     allocator_settings,
     settings_in_environment,
 )
-from overlap_sched.problem.file import problem_bytes
 from overlap_sched.simulate.allocator import (
     CachingAllocator,
     ExpandableAllocator,

@@ -19,7 +19,7 @@ from overlap_sched.pipeline.memory import pipeline_peaks
 from overlap_sched.pipeline.named.one_at_a_time import one_f_one_b
 from overlap_sched.pipeline.replay import replay_pipeline
 from overlap_sched.problem import Kind, Node, Problem, Storage
-from overlap_sched.problem.limits import Limits
+from overlap_sched.problem.file import Limits
 
 HEAD = 'format = "overlap-pipeline/1"\nranks = 2\nmicro_batches = 4\n'
 STAGE = """

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import memory_profile, violation
 from overlap_sched.problem import EXAMPLE, Kind, Problem
-from overlap_sched.problem.parted import needed_first, parted
+from overlap_sched.problem.parts import needed_first, parted
 from tests.support.graphs import problems
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from llama_repro.bench.cases import slower_network
 from overlap_sched import EXAMPLE, Options, Problem, Schedule, schedule
 from overlap_sched.judge.validate import violation
-from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, PLAIN, AllocatorSettings
+from overlap_sched.problem.sizes import EXPANDABLE, MIB, PLAIN, AllocatorSettings
 from overlap_sched.report.words.reserved import short_text
 from overlap_sched.scheduler import restrictions as under_test
 from overlap_sched.scheduler.restrictions import BUDGET_PARTS, DeviceLimit, needed_bytes

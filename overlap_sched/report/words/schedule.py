@@ -7,8 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from overlap_sched.errors import ProblemError
-from overlap_sched.problem import Problem
-from overlap_sched.problem.node import ANY_GROUP
+from overlap_sched.problem import ANY_GROUP, Problem
 from overlap_sched.problem.precedence import launched_on
 from overlap_sched.report.causes import ROUNDING, causes, causes_text
 from overlap_sched.report.table import captioned_table

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from overlap_sched.analysis.relabel import relabelled
+from overlap_sched.fit.planner import relabelled
 from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.peak_memory.addresses.plan import plan_addresses

@@ -14,7 +14,7 @@ from overlap_sched.options import Options
 from overlap_sched.pipeline.graphs import GraphSource, JobGraphs, MeasuredGraph
 from overlap_sched.problem import Kind, Order, Problem
 from overlap_sched.problem.file import read_problem
-from overlap_sched.problem.parted import parted
+from overlap_sched.problem.parts import parted
 from overlap_sched.report.units import size
 from overlap_sched.scheduler.driver import schedule
 

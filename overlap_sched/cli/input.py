@@ -206,12 +206,12 @@ class Input(InputLimits):
 
     @property
     def contention(self) -> Contention:
-        """What ``--slowdown`` and ``--link`` say: it replaces the file's, key by key."""
+        """The contention of ``--slowdown`` and ``--link``: it replaces the file's, key by key."""
         return Contention(_slowdown(self.slowdown), _links(self.link))
 
     @property
     def prices_anew(self) -> bool:
-        """Whether the command prices the collectives of a problem file, too, for the cluster."""
+        """True where the command prices the collectives of a problem file, too, for the cluster."""
         return False
 
     def cluster_or(self, otherwise: str) -> Cluster:

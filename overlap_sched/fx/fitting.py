@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import fx
 
-from overlap_sched.cost.checked import check_model
+from overlap_sched.cost.model import check_model
 from overlap_sched.errors import OptionsError, OverlapSchedWarning
 from overlap_sched.fit import Fit, fit
 from overlap_sched.fit.planner import KINDS as OF_VALUES

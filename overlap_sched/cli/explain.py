@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from overlap_sched.cli.answers import as_json
+from overlap_sched.cli.answers import answer_of, as_json
 from overlap_sched.cli.flags import Flag
 from overlap_sched.cli.input import read_input
 from overlap_sched.cli.plan import Rewriting, fell_back, left_of, scheduled
@@ -68,14 +68,14 @@ def run(command: ExplainCommand, tell: Callable[[str], None]) -> tuple[str | tup
     if command.costs:
         loaded = read_input(command, tell)
         shows = (loaded.problem, loaded.prices, top)
-        return as_json("costs", cost_figures(*shows)) if command.json else (cost_text(*shows),), 0
+        return as_json(answer_of("costs", cost_figures(*shows))) if command.json else (cost_text(*shows),), 0
     loaded, result, made = scheduled(command, tell)
     code = int(fell_back(result, made))
     if command.peak:
         lines = [peak_text(explain_peak(result.problem, result.order)), *reserved_lines(reserved_of(result))]
         return (with_contention_line("\n".join(lines), result.problem.contention),), code
     if command.json:
-        return as_json("explain", explain_figures(result, command.collective, top)), code
+        return as_json(answer_of("explain", explain_figures(result, command.collective, top))), code
     told = (explanation(result, command.collective, top),)
     if made is not None:
         told += (rewrites_text(made), *filter(None, [left_text(left_of(command, loaded, made, tell))]))

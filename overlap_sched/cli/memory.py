@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from rich.console import RenderableType
 from rich.table import Table
 
-from overlap_sched.cli.answers import as_json
+from overlap_sched.cli.answers import answer_of, as_json
 from overlap_sched.cli.flags import Flag, limit_bytes
 from overlap_sched.cli.input import Input, read_input
 from overlap_sched.errors import OptionsError
@@ -100,7 +100,7 @@ def run(command: MemoryCommand, tell: Callable[[str], None]) -> tuple[str | tupl
         plot_memory(plan, command.plot)
     reserved = reserved_for(problem, plan.order, settings_for(problem))
     if command.json:
-        return as_json("memory", figures(plan, addresses, reserved)), 0
+        return as_json(answer_of("memory", figures(plan, addresses, reserved))), 0
     table = _table(plan, addresses, reserved)
     return (table, f"\n{peak_text(explain_peak(problem, plan.order))}") if command.peak else (table,), 0
 

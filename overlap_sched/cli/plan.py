@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from rich.console import RenderableType
 
-from overlap_sched.cli.answers import as_json
+from overlap_sched.cli.answers import answer_of, as_json
 from overlap_sched.cli.flags import SCHEDULING, Flag, in_flags
 from overlap_sched.cli.input import Input, Loaded, options_for, read_input, save
 from overlap_sched.errors import OptionsError
@@ -172,7 +172,7 @@ def run(command: PlanCommand, tell: Callable[[str], None]) -> tuple[str | tuple[
         if command.left_out:
             more |= {"left_out": left_json(left)}
         more |= {"prices": prices_of(command, loaded), **reserved_figures(reserved)}
-        return as_json("plan", {**figures(result), **more}), code
+        return as_json(answer_of("plan", {**figures(result), **more})), code
     device_bytes = result.memory_limit_bytes or loaded.device_bytes or None
     table, short = summary(result, reserved_rows(reserved, device_bytes)), in_flags(short_text(result))
     if made is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.fx.dimensions.region import Region, followed
+from overlap_sched.fx.dimensions.region import Region, follow_cuts
 from overlap_sched.fx.operators import Arg
 from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.fx.rewrites.sites import ATEN, WAIT, check_same_value
@@ -74,7 +74,7 @@ class _GraphFission:
 
     def _followed(self) -> Region:
         """How each node is cut."""
-        region = followed(self.nodes, {node: one.cut for node, one in self.slices.items()}, self.parts)
+        region = follow_cuts(self.nodes, {node: one.cut for node, one in self.slices.items()}, self.parts)
         for node in self.nodes:
             why = region.ends.get(node, "none of its inputs is cut")
             if node in region.gives:
@@ -93,7 +93,7 @@ class _GraphFission:
 
         args = list(fx.node.map_arg(node.args, of_part))
         kwargs = dict(fx.node.map_arg(node.kwargs, of_part))
-        changes = self.region.told[node].changes if node in self.region.told else {}
+        changes = self.region.calls[node].changes if node in self.region.calls else {}
         names = [a.name for a in node.target._schema.arguments] if changes else []
         for name, value in changes.items():
             position = names.index(name)

@@ -145,8 +145,8 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         from overlap_sched.fx.dimensions.candidates import expert_fissions, fission_candidates
         from overlap_sched.fx.profile import lifted_with_profile
         from overlap_sched.fx.rewrites import alike_of, rerunnable
+        from overlap_sched.fx.rewrites.apply import refusals_in
         from overlap_sched.fx.rewrites.batches import batch_fissions
-        from overlap_sched.fx.rewrites.planning import refusals_in
     device = device_named(source.device or H100.name)
     cluster = _cluster(source, device)
     for package in source.packages:

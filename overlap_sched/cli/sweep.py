@@ -299,7 +299,7 @@ def _table(found: SweepAnswer, problem: Problem) -> RenderableType:
 
 def _plot(found: SweepAnswer, path: str) -> None:
     """Draw the step over what is varied first; a set of curves for each combination of the others."""
-    from overlap_sched.report.pictures.curves import StepCurve, plot_steps
+    from overlap_sched.report.pictures import StepCurve, plot_steps
 
     first, *others = found.points[0].varied
     last = max(point.varied[first] for point in found.points)

@@ -20,7 +20,7 @@ from overlap_sched.distributed import Digest, digest_of
 from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.fx.lifting import Lifted, lift
 from overlap_sched.fx.rewrites import Pending, alike_of, prepare
-from overlap_sched.fx.rewrites.planning import may_rewrite, plan_rewrites, refused_in
+from overlap_sched.fx.rewrites.apply import may_rewrite, plan_rewrites, refused_in
 from overlap_sched.inductor.agree import asks, given_up, graph_key, warn_of_ranks
 from overlap_sched.inductor.cached_orders import CachedOrder, decided, note_rewrites, order_of
 from overlap_sched.inductor.console import log, said

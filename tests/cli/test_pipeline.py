@@ -285,7 +285,7 @@ def test_a_picture(job: str, cli: Command, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     cli.words("pipeline", job, "--schedules", "1f1b,zbv", "--html", str(page))
     text = page.read_text()
-    assert text.count("<svg") == 2
+    assert text.count("<section") == 2
     assert "<code>overlap-sched pipeline " in text
     lost = tmp_path / "none" / "page.html"
     assert cli.refused("pipeline", job, "--html", str(lost)).startswith(

@@ -17,8 +17,8 @@ from overlap_sched.cost import Roofline
 from overlap_sched.distributed import Agreement, Digest, Verdict
 from overlap_sched.errors import AgreementError, VerificationError
 from overlap_sched.fx import Lifted, Report, lift
-from overlap_sched.fx.rewrites import backends, planning
-from overlap_sched.fx.rewrites.planning import may_rewrite
+from overlap_sched.fx.rewrites import backends
+from overlap_sched.fx.rewrites.apply import may_rewrite
 from overlap_sched.inductor import fx_stage, post_grad, rewriting
 from overlap_sched.inductor.cached_orders import CachedOrder, with_rewrites
 from overlap_sched.inductor.launches import launches_in
@@ -321,7 +321,7 @@ def test_what_rewrites_make_is_priced_as_the_graph_was() -> None:
     for cluster in (None, "dgx-h100"):
         settings = Settings(ROOMY, stage="backend", ranks_per_node=2, cluster=cluster)
         lifted = lift(GRAPHS["whole"]().graph, **settings.costs)
-        with mock.patch.object(planning, "plan_of_rewrites", return_value=None) as plan:
+        with mock.patch("overlap_sched.fx.rewrites.apply.plan_of_rewrites", return_value=None) as plan:
             assert rewriting.planned(lifted, settings, {}) == RewriteChoice()
         problem, prices = plan.call_args.args[:2]
         assert problem is lifted.problem

@@ -1,9 +1,9 @@
 """The dimension graph of an FX graph: what a cut of one value makes of the others, operator by operator.
 
 ``rules`` says it of one call, ``routing`` of rows sent where data says; ``region`` follows it through a graph:
-from a few values that are cut to all that can run in parts; ``candidates`` makes fissions, and lists those worth trying.
+from a few values that are cut to all that can run in parts; ``candidates`` makes fissions, and lists those worth it.
 The arithmetic is in :mod:`overlap_sched.transform.dimension_graph`, what comes of it in
-:mod:`overlap_sched.fx.rewrites.fission`.
+:mod:`overlap_sched.fx.rewrites.maker`.
 """
 
 from overlap_sched.fx.dimensions.candidates import fission_of

@@ -18,8 +18,8 @@ from rich.console import RenderableType
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.source import Loaded, cluster_named, options_for, options_of
 from overlap_sched.cost import H100
-from overlap_sched.cost.cluster.file import ASSUMED
-from overlap_sched.cost.cluster.repricing import MACHINE, on_machine
+from overlap_sched.cost.cluster import ASSUMED
+from overlap_sched.cost.repricing import MACHINE, on_machine
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import broken_promise, measure

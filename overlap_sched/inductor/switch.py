@@ -28,7 +28,7 @@ from torch._dynamo import convert_frame
 from torch._inductor import config
 
 from overlap_sched.cost import CostModel
-from overlap_sched.cost.cluster.description import Cluster
+from overlap_sched.cost.cluster import Cluster
 from overlap_sched.distributed.uncompiled import uncompiled, watch_optimizers
 from overlap_sched.errors import OptionsError, UnsupportedError
 from overlap_sched.fx.costs import Cost

@@ -24,9 +24,9 @@ from overlap_sched.pipeline.action import SENDS, UPDATES, Action, ActionKind, It
 from overlap_sched.pipeline.action_text import read_item
 from overlap_sched.pipeline.check import MAX_ACTIONS
 from overlap_sched.pipeline.job import PipelineJob
+from overlap_sched.pipeline.job_file import read_text
 from overlap_sched.pipeline.replay import PipelineReplay
 from overlap_sched.pipeline.schedule import PipelineSchedule
-from overlap_sched.pipeline.text_file import read_text
 from overlap_sched.pipeline.transfers import with_transfers
 from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
 

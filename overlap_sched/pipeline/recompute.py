@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from overlap_sched.cost.cluster.toml_table import TomlTable
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineStage
 
 
@@ -19,19 +18,6 @@ class Recomputation(NamedTuple):
 
     time_us: float | None = None
     saved_bytes: int | None = None
-
-
-def recompute_of(table: TomlTable) -> Recomputation | None:
-    """Read ``recompute`` of a stage: ``true``, or a table with ``time`` and ``saved``; ``None``: it cannot."""
-    if "recompute" not in table:
-        return None
-    if not table.is_table("recompute"):
-        return Recomputation() if table.flag("recompute", False) else None
-    given = table.table("recompute")
-    time_us = given.quantity("time", "time") if "time" in given else None
-    found = Recomputation(time_us, given.size("saved") if "saved" in given else None)
-    given.done()
-    return found
 
 
 def with_recomputation(

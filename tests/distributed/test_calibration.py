@@ -17,9 +17,8 @@ import torch
 from overlap_sched import EXAMPLE, write_problem
 from overlap_sched.cli import calibrate
 from overlap_sched.cli.command import main
-from overlap_sched.cost.cluster.file import read_cluster
-from overlap_sched.cost.measured.table import KINDS
-from overlap_sched.cost.measured.tabled import COPY
+from overlap_sched.cost.cluster import read_cluster
+from overlap_sched.cost.table import COPY, KINDS
 from overlap_sched.distributed.calibration import collectives
 from overlap_sched.distributed.calibration.collectives import Division, default_divisions, sizes_between
 from overlap_sched.distributed.calibration.kernels import CPU_GRID, Grid, calls_in, calls_in_grid, run_of

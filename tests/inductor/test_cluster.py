@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import overlap_sched
-from overlap_sched.cost.cluster.file import read_cluster
+from overlap_sched.cost.cluster import read_cluster
 from overlap_sched.problem import Group, Kind, Problem
 from tests.inductor.conftest import compiled_step
 

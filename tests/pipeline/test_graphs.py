@@ -95,8 +95,8 @@ NO_OUTPUT = "but the graph has no such node, or nothing besides: name the one th
 @pytest.mark.parametrize(
     ("backward_is", "why"),
     [
-        ('problem = "backward", output_node = "dy"', f'is "dy", {NO_OUTPUT}'),
-        ('problem = "backward", output_node = "output"', f'is "output", {NO_OUTPUT}'),
+        ('problem = "backward", output_node = "dy"', f"is 'dy', {NO_OUTPUT}"),
+        ('problem = "backward", output_node = "output"', f"is 'output', {NO_OUTPUT}"),
         (
             'problem = "backward", output_node = "dx" }\n'
             'input_gradient = { time = "1us" }\nweight_gradient = { time = "1us"',

@@ -5,5 +5,5 @@
 
 ``machine`` (the ranks), ``stopwatch`` (timing one thing), ``collectives`` (their groups, and what starts them),
 ``kernels`` (what computes), ``measuring`` (all of it). The times are data of
-:mod:`overlap_sched.cost.measured.table`, kept in a cluster file.
+:mod:`overlap_sched.cost.table`, kept in a cluster file.
 """

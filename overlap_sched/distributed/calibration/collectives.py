@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from overlap_sched.cost.measured.table import CollectiveTime
+from overlap_sched.cost.table import CollectiveTime
 from overlap_sched.distributed.calibration.machine import Machine
 from overlap_sched.distributed.calibration.stopwatch import Products, in_a_step, together
 from overlap_sched.errors import CostError
@@ -116,7 +116,7 @@ def sizes_between(smallest: int, largest: int, factor: int = 4) -> Sequence[int]
 def timed_collective(machine: Machine, groups: Groups, kind: str, division: Division, nbytes: int) -> CollectiveTime:
     """Time a collective: alone, and the wait for it once it is long done; all ranks call this.
 
-    ``kind`` is one of :data:`overlap_sched.cost.measured.table.KINDS`, ``division`` says which groups communicate, and
+    ``kind`` is one of :data:`overlap_sched.cost.table.KINDS`, ``division`` says which groups communicate, and
     ``nbytes`` is the larger of input and output, cut down to what divides evenly.
     """
     elements = whole_elements(nbytes, division.size)

@@ -14,8 +14,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from overlap_sched.cost.measured.table import KernelTime
-from overlap_sched.cost.measured.tabled import COPY
+from overlap_sched.cost.table import COPY, KernelTime
 from overlap_sched.distributed.calibration.machine import Machine
 from overlap_sched.distributed.calibration.stopwatch import side_by_side
 from overlap_sched.fx import Lifted, lift
@@ -30,7 +29,7 @@ class KernelCall(NamedTuple):
     """An operator with arguments that are not made yet.
 
     Attributes:
-        op, shapes, flops, bytes: As in :class:`overlap_sched.cost.measured.table.KernelTime`.
+        op, shapes, flops, bytes: As in :class:`overlap_sched.cost.table.KernelTime`.
         target: The operator.
         args, kwargs: Its arguments; fake tensors stand for real ones.
     """

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from overlap_sched.cost.measured.table import KINDS, CollectiveTime, KernelTime, Tables, kind_of
+from overlap_sched.cost.table import KINDS, CollectiveTime, KernelTime, Tables, kind_of
 from overlap_sched.distributed.calibration.collectives import (
     ELEMENT_BYTES,
     Division,

@@ -14,8 +14,8 @@ from sympy import Mul
 from torch import fx
 
 from overlap_sched.cost import Compute, CostModel
-from overlap_sched.cost.cluster.placement import Nodes
 from overlap_sched.cost.model import asked
+from overlap_sched.cost.placement import Nodes
 from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.costs import Cost, Costs, costs_of
 from overlap_sched.fx.lifting import groups_of

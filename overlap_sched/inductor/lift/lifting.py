@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from overlap_sched.cost import CostModel, Roofline
-from overlap_sched.cost.cluster.contention import contention_of
-from overlap_sched.cost.cluster.cost_model import model_of
-from overlap_sched.cost.cluster.description import Cluster
-from overlap_sched.cost.cluster.placement import nodes_of_ranks
+from overlap_sched.cost.cluster import Cluster, contention_of
+from overlap_sched.cost.collectives import model_of
+from overlap_sched.cost.placement import nodes_of_ranks
 from overlap_sched.fx.costs import Cost
 from overlap_sched.fx.graphs import marks_of, module_of
 from overlap_sched.fx.lifting import launch_times, one_collective_each, with_launches

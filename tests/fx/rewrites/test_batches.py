@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, fx
 
 from overlap_sched.cost import Roofline
-from overlap_sched.fit.planner import FitContext, Planner, begun_with
+from overlap_sched.fit.planner import FitContext, FitSearch, Start
 from overlap_sched.fx import lift
 from overlap_sched.fx.rewrites import prepare, rerunnable, rewrite_graph
 from overlap_sched.fx.rewrites.batches import batch_fissions
@@ -79,8 +79,9 @@ def test_values_of_parts_run_again_and_the_step_is_done_to_the_graph() -> None:
     lifted = lift(gm)
     (two,) = batch_fissions(lifted, (2,))
     asked = FitContext(lifted.problem, Prices(lifted.model), Options(), ("recompute",), rerunnable(gm), None, 0)
-    planner = Planner(asked, begun_with(asked, (two,)))
-    found = planner.at(int(0.9 * planner.original.peak_bytes))
+    search = FitSearch(asked)
+    begun = search.begin_with((two,))
+    found = Start(search, begun).at(int(0.9 * begun.peak_bytes))
     assert found is not None
     first, *others = found.rewrites
     assert first == two

@@ -15,12 +15,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from overlap_sched.cost.cluster.contention import contention_of
-from overlap_sched.cost.cluster.cost_model import model_of
-from overlap_sched.cost.cluster.description import Cluster
-from overlap_sched.cost.cluster.placement import Facts, Nodes, place
-from overlap_sched.cost.cluster.sharding_groups import DataflowNode, sharding_groups
+from overlap_sched.cost.cluster import Cluster, contention_of
+from overlap_sched.cost.collectives import model_of
 from overlap_sched.cost.model import Collective
+from overlap_sched.cost.placement import DataflowNode, Facts, Nodes, place, sharding_groups
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import Group, Kind, Problem
 

@@ -324,7 +324,7 @@ class GraphMaker(GraphDraft):
                     f"{node.name!r} is written to, and {outside.name!r}, which does not run in parts, shares its "
                     "memory: it stays whole."
                 )
-        self._fission, self._region = fission, followed(nodes, {v: one.cut for v, one in slices.items()}, parts)
+        self._fission, self._region = fission, follow_cuts(nodes, {v: one.cut for v, one in slices.items()}, parts)
         for node in nodes:
             why = self._region.ends.get(node, "none of its inputs is cut")
             if node in self._region.gives:

@@ -309,7 +309,7 @@ class GraphMaker(GraphDraft):
                     f"{node.name!r} is written to, and {outside.name!r}, which does not run in parts, shares its "
                     "memory: it stays whole."
                 )
-        self._parts, self._region = parts, followed(nodes, {v: one.cut for v, one in slices.items()}, parts)
+        self._parts, self._region = parts, follow_cuts(nodes, {v: one.cut for v, one in slices.items()}, parts)
         for node in nodes:
             why = self._region.ends.get(node, "none of its inputs is cut")
             if node in self._region.gives:

@@ -24,7 +24,7 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import broken_promise, measure
 from overlap_sched.options import Options
-from overlap_sched.pipeline.vary import read_axes
+from overlap_sched.pipeline.compare import read_axes
 from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.sizes import size_given
 from overlap_sched.report.colours import AFTER, BEFORE, LIMIT

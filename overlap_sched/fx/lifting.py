@@ -172,7 +172,7 @@ def _op_of(reading: Reading, v: int) -> str:
 
 
 def _facts(members: list[_Site], live: Any, nodes: Nodes) -> Facts:
-    """What is known of a group: its ranks, or else its size."""
+    """Return what is known of a group: its ranks, or else its size."""
     arguments = [call_of(reading.nodes[v]).arguments for reading, v in members]
     ranks = arguments[0].get("ranks") or live_ranks(live)
     size = next((one["group_size"] for one in arguments if one.get("group_size") is not None), None)

@@ -12,13 +12,17 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.report import explanation
 from overlap_sched.report.causes import causes
-from overlap_sched.report.words.contention import contention_figures, with_contention_line
-from overlap_sched.report.words.costs import cost_figures, cost_text
-from overlap_sched.report.words.peak import peak_text
-from overlap_sched.report.words.pins import pins_figures
-from overlap_sched.report.words.reserved import reserved_lines, reserved_of
+from overlap_sched.report.words.graph import cost_figures, cost_text, peak_text
 from overlap_sched.report.words.rewrites import left_text, rewrites_text
-from overlap_sched.report.words.schedule import find_collective, most_exposed
+from overlap_sched.report.words.schedule import (
+    contention_figures,
+    find_collective,
+    most_exposed,
+    pins_figures,
+    reserved_lines,
+    reserved_of,
+    with_contention_line,
+)
 from overlap_sched.scheduler.driver import Schedule
 from overlap_sched.scheduler.explain import Decision
 

@@ -20,7 +20,7 @@ from overlap_sched.report.files import write_order
 from overlap_sched.report.page import write_page
 from overlap_sched.report.page_data import extras_of_fit
 from overlap_sched.report.units import duration, size
-from overlap_sched.report.words.fit import answer_line, fit_figures, points_table, rewrites_table
+from overlap_sched.report.words.rewrites import answer_line, fit_figures, points_table, rewrites_table
 from overlap_sched.transform.host import PCIE_4, PCIE_5, HostLink
 from overlap_sched.transform.prices import Prices
 

@@ -21,12 +21,11 @@ from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.problem import Problem
 from overlap_sched.problem.precedence import Preserve
 from overlap_sched.problem.sizes import show_number
-from overlap_sched.report.console import complain
 from overlap_sched.report.files import write_file, write_order
-from overlap_sched.report.table import captioned_table
+from overlap_sched.report.table import captioned_table, complain
 from overlap_sched.report.units import change, printable, size
-from overlap_sched.report.words.peak import peak_text
-from overlap_sched.report.words.reserved import Reserved, reserved_figures, reserved_for, reserved_rows, settings_for
+from overlap_sched.report.words.graph import peak_text
+from overlap_sched.report.words.schedule import Reserved, reserved_figures, reserved_for, reserved_rows, settings_for
 
 FORMAT = "overlap-addresses/1"
 MAX_EFFORT = 30

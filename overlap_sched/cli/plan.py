@@ -13,16 +13,21 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.report import figures, summary, write_trace
-from overlap_sched.report.console import complain
 from overlap_sched.report.files import write_order
 from overlap_sched.report.memory_snapshot import write_memory_snapshot
 from overlap_sched.report.progress import told_stages
+from overlap_sched.report.table import complain
 from overlap_sched.report.trace_measured import read_measured_steps
 from overlap_sched.report.units import count
-from overlap_sched.report.words.pins import pins_text
-from overlap_sched.report.words.reserved import reserved_figures, reserved_of, reserved_rows, short_text
 from overlap_sched.report.words.rewrites import left_text, rewrites_figures, rewrites_text
-from overlap_sched.report.words.together import together_text
+from overlap_sched.report.words.schedule import (
+    pins_text,
+    reserved_figures,
+    reserved_of,
+    reserved_rows,
+    short_text,
+    together_text,
+)
 from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.transform.left_out import Left, left_json, left_out
 from overlap_sched.transform.plan import Plan, plan

@@ -29,8 +29,7 @@ from overlap_sched.problem.sizes import size_given
 from overlap_sched.report.colours import AFTER, BEFORE, LIMIT
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import duration, from_to, memory_unit, printable, size
-from overlap_sched.report.words.contention import contention_figures, with_contention_line
-from overlap_sched.report.words.schedule import gap_percent
+from overlap_sched.report.words.schedule import contention_figures, gap_percent, with_contention_line
 from overlap_sched.scheduler.driver import Schedule, figures_of, schedule
 from overlap_sched.scheduler.task import SAME_STEP
 

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.peak_memory.addresses.check import address_violation
-from overlap_sched.peak_memory.addresses.plan import Boxes, place, plan_addresses
-from overlap_sched.peak_memory.addresses.sweep import fit_within
+from overlap_sched.peak_memory.addresses import Boxes, address_violation, fit_within, place, plan_addresses
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.simulate.ledger import LiveRange, LiveRanges
 from tests.support.examples import examples

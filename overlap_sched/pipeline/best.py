@@ -15,19 +15,14 @@ from math import inf
 from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.compare import FEW, PlannedPipeline, plan_pipeline, stages_per_rank
 from overlap_sched.pipeline.cuts import UnitCut, best_cut, unit_cuts
-from overlap_sched.pipeline.durations import transfers_us
-from overlap_sched.pipeline.job import PipelineJob
-from overlap_sched.pipeline.judge.bound import limited_bound_us
-from overlap_sched.pipeline.judge.validate import violation
+from overlap_sched.pipeline.exact import exact_pipeline, solvable
+from overlap_sched.pipeline.greedy import MadeSchedule, PolicySearch
+from overlap_sched.pipeline.improve import SAME, improved
+from overlap_sched.pipeline.job import PipelineJob, recomputing
+from overlap_sched.pipeline.judge import limited_bound_us, violation
 from overlap_sched.pipeline.layout import StageLayout
-from overlap_sched.pipeline.memory import pipeline_peaks, within_limits
-from overlap_sched.pipeline.named.catalogue import NAMED, interleaved_in
-from overlap_sched.pipeline.recompute import recomputing
-from overlap_sched.pipeline.replay import replay_pipeline
-from overlap_sched.pipeline.search.exact import exact_pipeline, solvable
-from overlap_sched.pipeline.search.improve import SAME, improved
-from overlap_sched.pipeline.search.policies import MadeSchedule, PolicySearch
-from overlap_sched.pipeline.updates import with_updates
+from overlap_sched.pipeline.named import NAMED, interleaved_in
+from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline, transfers_us, with_updates, within_limits
 
 FOUND = "found"
 """How the schedule is called."""
@@ -109,9 +104,9 @@ def find_pipeline(
         raise PipelineError(f"{job.name}: no schedule can be searched for: it has {len(job.routes)} routes. Give one.")
     trials, any_cut_us = _trials(job)
     best_us = inf
-    for trial in trials:
+    for at, trial in enumerate(trials, 1):
         if trial.bound_us < best_us * (1 - SAME):  # else it can be no better
-            tell(f"searching {trial.layout}")
+            tell(f"searching {trial.layout}: {at} of {len(trials)}")
             trial.add(*_named(trial))
             trial.policies.best_us = min(best_us, trial.step_us)
             trial.policies.same_on_all()

@@ -191,7 +191,7 @@ class GraphMaker(GraphDraft):
     def compute(
         self, new: New[fx.Node], op: str, of: Sequence[fx.Node], *args: Any, result: bool, packed: bool = False
     ) -> fx.Node:
-        """What is not packed is dense, its dimensions in memory as those of the whole."""
+        """Call it; what is not packed is dense, its dimensions in memory as those of the whole."""
         kwargs = {"memory_format": torch.contiguous_format} if packed and op == CLONE else {}
         made = self.call(new, _target(op), (list(of), *args) if op == CAT else (*of, *args), kwargs)
         if packed:

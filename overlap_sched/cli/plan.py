@@ -23,8 +23,7 @@ from overlap_sched.report.words.reserved import reserved_figures, reserved_of, r
 from overlap_sched.report.words.rewrites import left_text, rewrites_figures, rewrites_text
 from overlap_sched.report.words.together import together_text
 from overlap_sched.scheduler.driver import Schedule
-from overlap_sched.transform.left_out import Left, left_json, left_out
-from overlap_sched.transform.plan import Plan
+from overlap_sched.transform.plan import Left, Plan, left_json, left_out
 from overlap_sched.transform.plan import plan as transform_plan
 from overlap_sched.transform.prices import Prices, on_cluster
 

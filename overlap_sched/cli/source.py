@@ -18,7 +18,7 @@ from overlap_sched.problem import MemoryModel, Problem
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
 from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
 from overlap_sched.problem.pins import pinned
-from overlap_sched.transform.fission import Fission
+from overlap_sched.transform.rewrites import Fission
 from overlap_sched.transform.search import Refuses, refuse_nothing
 
 FISSION = "fission"

@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from overlap_sched.fx.rewrites import prepare
 from overlap_sched.judge.validate import peak_memory, violation
-from overlap_sched.transform.fission import Fission
+from overlap_sched.transform.rewrites import Fission
 from tests.support.fx_graphs import RANKS, random_order
 from tests.support.lockstep import run_lockstep
 from tests.support.random_steps import LiveBytes, copied, problem_of, random_plan, random_step

@@ -13,8 +13,7 @@ from overlap_sched.fx.apply import schedule_graph
 from overlap_sched.fx.fitting import fit_graph
 from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options
-from overlap_sched.transform.fission import Fission
-from overlap_sched.transform.rewrites import Bucket, Recompute
+from overlap_sched.transform.rewrites import Bucket, Fission, Recompute
 from tests.support.fit_graphs import training_step
 from tests.support.fx_graphs import tensors
 from tests.support.rewrite_graphs import described

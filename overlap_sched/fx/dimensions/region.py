@@ -24,7 +24,7 @@ from torch._ops import OpOverload
 from overlap_sched.fx.dimensions.routing import starts, told_of_routed
 from overlap_sched.fx.dimensions.rules import Call, Told, checked, functional, is_float, rule_of, shape, shape_of_value
 from overlap_sched.fx.operators import Role, traits_of
-from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, Routed, Uncut, cuts_of, is_cut_of
+from overlap_sched.transform.dimension_graph import Cut, EndsError, Given, Routed, Uncut, cuts_of, is_cut_of
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 

@@ -9,7 +9,7 @@ from overlap_sched.fx.dimensions import region_from
 from overlap_sched.fx.dimensions.candidates import fission_candidates
 from overlap_sched.fx.rewrites import rewrite_graph
 from overlap_sched.problem import Group
-from overlap_sched.transform.dimension_graph.cut import Cut
+from overlap_sched.transform.dimension_graph import Cut
 from overlap_sched.transform.rewrites import Rewrite
 from tests.support.fission_graphs import traced
 from tests.support.fx_graphs import trace

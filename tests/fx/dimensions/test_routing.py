@@ -12,7 +12,7 @@ from overlap_sched.fx.dimensions.candidates import expert_fissions, expert_regio
 from overlap_sched.fx.dimensions.region import followed, writes
 from overlap_sched.judge.validate import violation
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.dimension_graph.cut import Cut, Routed
+from overlap_sched.transform.dimension_graph import Cut, Routed
 from overlap_sched.transform.prices import Prices
 from tests.support.fx_graphs import C10D, trace
 from tests.support.routed_graphs import TOKENS, check_alike, in_parts, routed, run, traced

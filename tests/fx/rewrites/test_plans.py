@@ -1,7 +1,9 @@
-"""Scenes of torch's own tests of overlap and buckets, as graphs on eight fake ranks, with times of the user's own.
+"""What is planned for graphs: scenes of torch's own tests, and the order in which buckets are packed.
 
-What torch's pass does with each is not asked; what must come out is: the step, what goes together, and why the rest
-does not. After torch's ``test/distributed/test_overlap_bucketing_unit.py``.
+The scenes are on eight fake ranks, with times of the user's own. What torch's pass does with each is not asked; what
+must come out is: the step, what goes together, and why the rest does not. After torch's
+``test/distributed/test_overlap_bucketing_unit.py``. Buckets are packed in the order of parameters, whatever is launched
+first.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,11 +16,18 @@ import torch.distributed as dist
 from torch import Tensor, fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from overlap_sched import Options
+from overlap_sched import Kind, Options
+from overlap_sched.cost import Roofline
 from overlap_sched.errors import OverlapSchedWarning, RewriteError, VerificationError
 from overlap_sched.fx import Report, schedule_graph
 from overlap_sched.fx import apply as fx_apply
+from overlap_sched.fx.lifting import lift
+from overlap_sched.fx.rewrites import rewrite_graph
+from overlap_sched.transform.buckets import BucketSearch, packed, places_of
+from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Bucket
+from overlap_sched.transform.search import RewriteSearch
+from tests.support import fx_graphs
 from tests.support.fx_graphs import C10D, trace, wait
 
 RANKS, MM_US = 8, 30.0
@@ -229,3 +238,81 @@ def test_without_values_waits_know_their_launches() -> None:
         "no better order was found: 24.0 us stay exposed because no compute is left at the end of the step to run "
         "meanwhile (2 collectives); 11 nodes without meta['val'] count as 0 bytes and next to no time"
     )
+
+
+def backward(a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
+    """Parameters are used last to first: so are they gathered, so come their gradients; listed as the parameters."""
+    gc, gb = fx_graphs.gather(c), fx_graphs.gather(torch.nn.functional.pad(b, [0, 0, 0, 1]))
+    ga = fx_graphs.gather(a.to(torch.float64).to(torch.float32))
+    wc, wb, wa = wait(gc), wait(gb), wait(ga)
+    sc, sb, sa = fx_graphs.scatter(wc * 2.0), fx_graphs.scatter(wb * 2.0), fx_graphs.scatter(wa * 2.0)
+    return [wait(sa).to(torch.float64), wait(sb)[:2], wait(sc)]
+
+
+def of(fn: object = backward) -> tuple[fx.GraphModule, BucketSearch]:
+    gm = trace(fn, (2, 4), (2, 4), (2, 4))  # type: ignore[arg-type]
+    problem = lift(gm).problem
+    return gm, BucketSearch(RewriteSearch(problem, Prices(Roofline()), None, 2**40))
+
+
+def bucket_of(graph: BucketSearch, op: str) -> list[str]:
+    nodes = graph.problem.nodes
+    ids = [v for v in graph.problem.collectives if op in nodes[v].op]
+    (bucket,) = graph.rewrites([ids], ("copied",))
+    assert isinstance(bucket, Bucket)
+    return list(bucket.members)
+
+
+def test_as_parameters_are_listed_and_not_as_they_are_launched() -> None:
+    _, graph = of()
+    assert bucket_of(graph, "gather") == [
+        "all_gather_into_tensor_2",
+        "all_gather_into_tensor_1",
+        "all_gather_into_tensor",
+    ]
+    assert bucket_of(graph, "scatter") == [
+        "reduce_scatter_tensor_2",
+        "reduce_scatter_tensor_1",
+        "reduce_scatter_tensor",
+    ]
+
+
+def test_also_in_what_rewrites_make_of_a_problem() -> None:
+    _, graph = of()
+    gathers = graph.rewrites([graph.problem.collectives[:3]], ("copied",))
+    asked = replace(graph.asked, budget_bytes=2**40).after(gathers, graph.problem.original_order)
+    assert bucket_of(BucketSearch(asked), "scatter")[0] == "reduce_scatter_tensor_2"
+
+
+def test_what_has_no_parameter_of_its_own_comes_last_as_it_is_launched() -> None:
+    def activations(a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
+        first, second, third = fx_graphs.gather(b + c), fx_graphs.gather(a * b), fx_graphs.gather(c)
+        wide = wait(second)
+        used_twice = wait(fx_graphs.scatter(wide * 2.0))
+        return [used_twice + 1.0, used_twice * 2.0, wait(fx_graphs.scatter(wide)), wait(first), wide + wait(third)]
+
+    _, graph = of(activations)
+    places = places_of(graph.problem)
+    nodes = graph.problem.nodes
+    assert {nodes[v].name: place for v, place in places.items()} == {
+        "all_gather_into_tensor_2": 2,
+        "reduce_scatter_tensor_1": 2,
+    }
+    gathers = [v for v in graph.problem.collectives if "gather" in nodes[v].op]
+    assert [nodes[v].name for v in packed(gathers, places)] == [
+        "all_gather_into_tensor_2",
+        "all_gather_into_tensor",
+        "all_gather_into_tensor_1",
+    ]
+
+
+def test_the_graph_packs_in_that_order_too() -> None:
+    gm, graph = of()
+    ids = [v for v in graph.problem.collectives if "scatter" in graph.problem.nodes[v].op]
+    rewrites = graph.rewrites([ids], ("copied",))
+    rewrite_graph(gm, rewrites)
+    (packing,) = [node for node in gm.graph.nodes if node.name.endswith("_in")]
+    sources = [view.args[0].args[0].name for view in packing.args[0]]
+    assert sources == ["wait_tensor_2", "wait_tensor_1", "wait_tensor"]
+    assert graph.problem.groups["0"].size == fx_graphs.RANKS
+    assert graph.problem.nodes[-1].kind is Kind.OUTPUT

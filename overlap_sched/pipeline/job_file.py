@@ -15,11 +15,18 @@ import msgspec
 from overlap_sched.cost.cluster import Cluster, read_cluster
 from overlap_sched.cost.toml_file import Bandwidth, Bytes, Count, Number, Positive, Table, Time, decode_toml, read_size
 from overlap_sched.errors import CostError, PipelineError
-from overlap_sched.pipeline.blocks import GraphBlock, left_by
-from overlap_sched.pipeline.check import MAX_ACTIONS, check_actions
-from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
-from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
-from overlap_sched.pipeline.recompute import Recomputation, with_recomputation
+from overlap_sched.pipeline.graphs import GraphBlock, GraphSource, JobGraphs, left_by
+from overlap_sched.pipeline.job import (
+    MAX_ACTIONS,
+    PipelineBlock,
+    PipelineJob,
+    PipelineLink,
+    PipelineStage,
+    Recomputation,
+    Route,
+    check_actions,
+    with_recomputation,
+)
 from overlap_sched.problem.file import DEFAULT_LIMITS, DamagedError, Limits, read_bytes
 
 _ZERO = Bytes(0)

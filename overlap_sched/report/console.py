@@ -2,11 +2,13 @@
 
 import os
 import sys
+from contextlib import suppress
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
 from overlap_sched.report.table import wrapped
+from overlap_sched.report.units import printable
 
 
 def shown(*parts: RenderableType) -> str:
@@ -37,3 +39,9 @@ def shown(*parts: RenderableType) -> str:
 
 def _fitted(text: str, width: int) -> str:
     return "\n".join(short for line in text.split("\n") for short in wrapped(line, width))
+
+
+def complain(text: str) -> None:
+    """Print one line on standard error, whatever is in the text."""
+    with suppress(BrokenPipeError):
+        print(f"overlap-sched: {' '.join(printable(line) for line in text.splitlines())}", file=sys.stderr)

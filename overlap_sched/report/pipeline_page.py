@@ -18,9 +18,7 @@ from math import log10
 from overlap_sched import __version__
 from overlap_sched.pipeline.action import Item, parts
 from overlap_sched.pipeline.compare import PlannedPipeline
-from overlap_sched.pipeline.durations import inside_us
-from overlap_sched.pipeline.memory import memory_curves
-from overlap_sched.pipeline.replay import RunItem
+from overlap_sched.pipeline.replay import RunItem, inside_us, memory_curves
 from overlap_sched.report.colours import EXPOSED, PIPELINE
 from overlap_sched.report.units import duration, size, time_unit
 from overlap_sched.report.words.schedule import gap_percent

@@ -112,7 +112,7 @@ def test_a_base_with_less_memory(problem: str, cli: Command) -> None:
 def test_options_are_named_as_in_the_library(problem: str) -> None:
     given = {"headroom": "1GiB", "budget": "peak", "preserve_collective_order": "all", "base": "memory", "effort": 1}
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
-    with patch("overlap_sched.cli.command.schedule", side_effect=KeyboardInterrupt) as called:
+    with patch("overlap_sched.cli.plan.schedule", side_effect=KeyboardInterrupt) as called:
         assert run("plan", problem, "--strict", *arguments) == 130
     assert called.call_args.args[1] == Options(**given, strict=True, rewrites=())  # type: ignore[arg-type]
 
@@ -264,7 +264,7 @@ def test_a_graph_without_collectives_is_fine(tmp_path: Path, cli: Command) -> No
 
 
 def test_a_bug_shows_its_traceback_and_asks_for_a_report(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with patch("overlap_sched.cli.command.schedule", side_effect=ZeroDivisionError("oh")):
+    with patch("overlap_sched.cli.plan.schedule", side_effect=ZeroDivisionError("oh")):
         assert run("plan", problem) == 70
     err = capsys.readouterr().err
     assert "ZeroDivisionError: oh" in err
@@ -272,7 +272,7 @@ def test_a_bug_shows_its_traceback_and_asks_for_a_report(problem: str, capsys: p
 
 
 def test_ctrl_c_is_quiet(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with patch("overlap_sched.cli.command.schedule", side_effect=KeyboardInterrupt):
+    with patch("overlap_sched.cli.plan.schedule", side_effect=KeyboardInterrupt):
         assert run("plan", problem) == 130
     assert capsys.readouterr().err == "overlap-sched: interrupted\n"
 

@@ -7,7 +7,7 @@ import pytest
 
 from overlap_sched import EXAMPLE, write_problem
 from overlap_sched.pipeline.csv_file import read_schedule_csv
-from overlap_sched.pipeline.named.one_at_a_time import one_f_one_b
+from overlap_sched.pipeline.named import one_f_one_b
 from tests.support.command import Command
 
 ONE_STAGE = """

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from overlap_sched import write_problem
-from overlap_sched.cli.schemas import COMMANDS, as_json, schema_text
+from overlap_sched.cli.answers import ANSWERS as COMMANDS
+from overlap_sched.cli.answers import as_json, schema_text
 from overlap_sched.errors import ProblemError
 from overlap_sched.problem import Kind, Node, Problem
 from tests.cli.test_pipeline import ONE_STAGE

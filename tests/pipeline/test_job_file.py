@@ -11,13 +11,11 @@ from overlap_sched.cost.cluster import read_cluster, write_cluster
 from overlap_sched.errors import PipelineError
 from overlap_sched.judge.validate import measure, peak_memory
 from overlap_sched.pipeline import job_file
-from overlap_sched.pipeline.blocks import graph_block, left_by
-from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
+from overlap_sched.pipeline.graphs import GraphSource, JobGraphs, graph_block, left_by
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink
 from overlap_sched.pipeline.job_file import parse_job, read_job
-from overlap_sched.pipeline.memory import pipeline_peaks
-from overlap_sched.pipeline.named.one_at_a_time import one_f_one_b
-from overlap_sched.pipeline.replay import replay_pipeline
+from overlap_sched.pipeline.named import one_f_one_b
+from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.problem.file import Limits
 

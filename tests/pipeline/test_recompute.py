@@ -4,15 +4,21 @@ from dataclasses import replace
 
 import pytest
 
+from overlap_sched.pipeline.best import find_pipeline
 from overlap_sched.pipeline.cuts import unit_cuts
-from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineStage
-from overlap_sched.pipeline.judge.measure import measure_pipeline
-from overlap_sched.pipeline.judge.validate import violation
+from overlap_sched.pipeline.job import (
+    PipelineBlock,
+    PipelineJob,
+    PipelineStage,
+    Recomputation,
+    recomputing,
+    with_recomputation,
+)
+from overlap_sched.pipeline.judge import violation
 from overlap_sched.pipeline.layout import StageLayout
-from overlap_sched.pipeline.named.catalogue import NAMED, laid_out
-from overlap_sched.pipeline.recompute import Recomputation, recomputing, with_recomputation
-from overlap_sched.pipeline.search.best import find_pipeline
+from overlap_sched.pipeline.named import NAMED, laid_out
 from tests.pipeline.test_job_file import HEAD, parsed
+from tests.support.pipeline_judge import measure_pipeline
 from tests.support.pipelines import uniform
 
 HALVES = """

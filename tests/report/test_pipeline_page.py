@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from overlap_sched.pipeline.compare import PlannedPipeline, named, plan_pipeline
-from overlap_sched.pipeline.memory import memory_curves, pipeline_peaks
-from overlap_sched.pipeline.replay import replay_pipeline
+from overlap_sched.pipeline.replay import memory_curves, pipeline_peaks, replay_pipeline
 from overlap_sched.report import pipeline_page
 from overlap_sched.report.colours import PIPELINE
 from overlap_sched.report.units import duration

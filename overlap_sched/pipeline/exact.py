@@ -3,7 +3,7 @@
 An interval per action, on its rank one at a time; F before I before W; a transfer between ranks behind what makes it,
 one at a time per ordered pair of ranks; on each rank what is saved, kept, transient, sent and received within its limit
 at every instant. Whole backwards are I and W in one. Micro-batches are alike, so each stage takes them in turn
-(:mod:`~overlap_sched.pipeline.search.greedy`).
+(:mod:`~overlap_sched.pipeline.greedy`).
 
 Actions and transfers may wait on purpose, which saves memory and which no replay does. So what the program proves is a
 bound on every schedule, and its order, replayed, may be longer or need more. Where both are equal it is the optimum;
@@ -18,11 +18,9 @@ from importlib import import_module
 from typing import Any
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.pipeline.action import Action, ActionKind, Item
-from overlap_sched.pipeline.durations import block_of, transfer_us, transfers_us
+from overlap_sched.pipeline.action import Action, ActionKind, Item, PipelineSchedule
 from overlap_sched.pipeline.job import PipelineJob, PipelineStage
-from overlap_sched.pipeline.replay import replay_pipeline
-from overlap_sched.pipeline.schedule import PipelineSchedule
+from overlap_sched.pipeline.replay import block_of, replay_pipeline, transfer_us, transfers_us
 
 TICKS = 10_000
 """Of the step that is known, where times have no common unit, or too small a one: more take longer to prove."""

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from overlap_sched.pipeline.action import Action, ActionKind, Pair, parts
+from overlap_sched.pipeline.action import Action, ActionKind, Pair, PipelineSchedule, parts
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
-from overlap_sched.pipeline.judge.graph import Event, event_graph, needs_of
-from overlap_sched.pipeline.schedule import PipelineSchedule
+from overlap_sched.pipeline.judge import Event, event_graph, needs_of
 
 _Where = dict[Action, tuple[int, int]]
 _Times = dict[Event, tuple[float, float]]
@@ -36,7 +35,7 @@ class JudgedPipeline:
 
 
 def measure_pipeline(job: PipelineJob, schedule: PipelineSchedule) -> JudgedPipeline:
-    """Judge a valid schedule (:func:`~overlap_sched.pipeline.judge.validate.violation`)."""
+    """Judge a valid schedule (:func:`~overlap_sched.pipeline.judge.violation`)."""
     times = event_graph(job, schedule).times()
     spans = tuple(tuple(times[rank, k] for k in range(len(order))) for rank, order in enumerate(schedule.orders))
     reduces = [[parts(item)[0].kind is ActionKind.REDUCE for item in order] for order in schedule.orders]

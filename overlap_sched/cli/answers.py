@@ -13,7 +13,7 @@ import msgspec
 
 from overlap_sched.errors import ProblemError
 
-COMMANDS = ("plan", "sweep", "explain", "memory", "costs", "fit", "pipeline")
+ANSWERS = ("plan", "sweep", "explain", "memory", "costs", "fit", "pipeline")
 """``costs``: what ``explain --costs`` prints."""
 VERSION = 1
 
@@ -23,7 +23,7 @@ def schema_text(command: str) -> str:
     if command == "sweep":
         answer = import_module("overlap_sched.cli.sweep").SweepAnswer
         return json.dumps(msgspec.json.schema(answer), indent=2)
-    return files(__name__).joinpath(f"{command}.json").read_text(encoding="utf-8").rstrip("\n")
+    return files("overlap_sched.cli.schemas").joinpath(f"{command}.json").read_text(encoding="utf-8").rstrip("\n")
 
 
 def as_json(answer: msgspec.Struct | str, figures: Mapping[str, Any] | None = None) -> str:

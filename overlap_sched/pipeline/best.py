@@ -15,19 +15,14 @@ from math import inf
 from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.compare import FEW, PlannedPipeline, plan_pipeline, stages_per_rank
 from overlap_sched.pipeline.cuts import UnitCut, best_cut, unit_cuts
-from overlap_sched.pipeline.durations import transfers_us
-from overlap_sched.pipeline.job import PipelineJob
-from overlap_sched.pipeline.judge.bound import limited_bound_us
-from overlap_sched.pipeline.judge.validate import violation
+from overlap_sched.pipeline.exact import exact_pipeline, solvable
+from overlap_sched.pipeline.greedy import MadeSchedule, PolicySearch
+from overlap_sched.pipeline.improve import SAME, improved
+from overlap_sched.pipeline.job import PipelineJob, recomputing
+from overlap_sched.pipeline.judge import limited_bound_us, violation
 from overlap_sched.pipeline.layout import StageLayout
-from overlap_sched.pipeline.memory import pipeline_peaks, within_limits
-from overlap_sched.pipeline.named.catalogue import NAMED, interleaved_in
-from overlap_sched.pipeline.recompute import recomputing
-from overlap_sched.pipeline.replay import replay_pipeline
-from overlap_sched.pipeline.search.exact import exact_pipeline, solvable
-from overlap_sched.pipeline.search.improve import SAME, improved
-from overlap_sched.pipeline.search.policies import MadeSchedule, PolicySearch
-from overlap_sched.pipeline.updates import with_updates
+from overlap_sched.pipeline.named import NAMED, interleaved_in
+from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline, transfers_us, with_updates, within_limits
 
 FOUND = "found"
 """How the schedule is called."""

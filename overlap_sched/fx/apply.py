@@ -154,7 +154,7 @@ def schedule_graph(
         scheduler: Makes the order; ``None``: :func:`~overlap_sched.schedule`.
         **lift_arguments: What :func:`overlap_sched.fx.lift` takes, but for ``memory_model``, which is in ``options``:
             ``cost``, ``model``, ``parameters``, ``donated``, ``name``, ``groups``, ``ranks_per_node``,
-            ``device_filter`` and ``fusion``.
+            ``cluster`` and ``fusion``.
 
     Returns:
         A report. Where anything fails the graph is as it was, the report says why, and so does a warning.

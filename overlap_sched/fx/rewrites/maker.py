@@ -26,7 +26,7 @@ from torch._subclasses import FakeTensor
 
 from overlap_sched.errors import RewriteError, UnsupportedError
 from overlap_sched.fx.calls import GROUPS_KEY, live_ranks, name_and_group
-from overlap_sched.fx.dimensions.region import Region, followed
+from overlap_sched.fx.dimensions.region import Region, follow_cuts
 from overlap_sched.fx.operators import Arg, Role, traits_of
 from overlap_sched.fx.rewrites.backends import check_coalesced, check_exact
 from overlap_sched.fx.rewrites.draft import GraphDraft, shares_storage
@@ -308,7 +308,7 @@ class GraphMaker(GraphDraft):
                     f"{node.name!r} is written to, and {outside.name!r}, which does not run in parts, shares its "
                     "memory: it stays whole."
                 )
-        self._parts, self._region = parts, followed(nodes, {v: one.cut for v, one in slices.items()}, parts)
+        self._parts, self._region = parts, follow_cuts(nodes, {v: one.cut for v, one in slices.items()}, parts)
         for node in nodes:
             why = self._region.ends.get(node, "none of its inputs is cut")
             if node in self._region.gives:
@@ -325,7 +325,7 @@ class GraphMaker(GraphDraft):
         v = new.like
         args, kwargs = fx.node.map_arg((list(v.args), dict(v.kwargs)), of_part)
         args, kwargs = list(args), dict(kwargs)
-        changes = self._region.told[v].changes if v in self._region.told else {}
+        changes = self._region.calls[v].changes if v in self._region.calls else {}
         names = [a.name for a in v.target._schema.arguments] if changes else []
         for name, value in changes.items():
             position = names.index(name)

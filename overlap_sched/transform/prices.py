@@ -15,6 +15,7 @@ from overlap_sched.cost.repricing import placed_on
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Group, Kind, Node, NodeId, Problem, Storage, StorageId
 from overlap_sched.transform.host import PCIE_5, HostLink
+from overlap_sched.transform.recipes import ADD, CAT, CLONE
 from overlap_sched.transform.rewrites import Fission, Leave, Slice
 
 
@@ -73,9 +74,6 @@ def on_cluster(problem: Problem, cluster: Cluster, comm_scale: float = 1.0) -> t
         for node in problem.nodes
     )
     return replace(problem, nodes=nodes, groups=groups), prices
-
-
-ADD, CAT, CLONE = "aten.add.Tensor", "aten.cat.default", "aten.clone.default"
 
 
 class PartTimes:

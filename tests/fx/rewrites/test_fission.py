@@ -24,7 +24,7 @@ from overlap_sched.scheduler.driver import schedule
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.dimension_graph import Cut, range_cut
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.rewrites import Recompute
+from overlap_sched.transform.rewrites import Fission, Leave, Recompute, Slice
 from tests.support.examples import at_night
 from tests.support.fission_graphs import BATCH, EXAMPLES, fissions, run, traced
 from tests.support.fx_graphs import RANKS, reordered, tensors, trace

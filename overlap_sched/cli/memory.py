@@ -14,7 +14,7 @@ from overlap_sched.cli.flags import Flag, limit_bytes
 from overlap_sched.cli.input import Input, read_input
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.validate import peak_memory
-from overlap_sched.peak_memory.addresses.plan import AddressPlan, plan_addresses
+from overlap_sched.peak_memory.addresses import AddressPlan, plan_addresses
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
 from overlap_sched.peak_memory.exact import exact_order
 from overlap_sched.peak_memory.peak import explain_peak

@@ -58,6 +58,21 @@ def test_out_is_a_list_of_names_that_the_judge_can_read(problem: str, tmp_path: 
     assert sorted(names) == sorted(node.name for node in EXAMPLE.nodes)
 
 
+def test_an_order_given_is_shown_and_none_is_searched_for(problem: str, tmp_path: Path, cli: Command) -> None:
+    order, names = tmp_path / "order.json", [node.name for node in EXAMPLE.nodes]
+    found = json.loads(cli.out("plan", problem, "--out", str(order), "--json"))
+    with patch("overlap_sched.cli.plan.schedule", side_effect=AssertionError):
+        given = json.loads(cli.out("plan", problem, "--order", str(order), "--json"))
+        cli.out("explain", problem, "--order", str(order))
+        cli.out("report", problem, "--order", str(order), "--html", str(tmp_path / "page.html"))
+        order.write_text(json.dumps(names))
+        original = json.loads(cli.out("plan", problem, "--order", str(order), "--json"))
+        order.write_text(json.dumps(names[::-1]))
+        assert str(order) in cli.refused("plan", problem, "--order", str(order))
+    assert {key for key in given if given[key] != found[key]} == {"schedule_s"}
+    assert found["step_us"] < original["step_us"] == original["original_step_us"]
+
+
 def test_a_memory_limit_that_is_too_small_stands_above_the_table(tmp_path: Path, cli: Command) -> None:
     path = str(tmp_path / "layers.json")
     write_problem(large_layers(8, 20), path)

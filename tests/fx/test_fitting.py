@@ -26,8 +26,7 @@ from tests.support.lockstep import run_lockstep
 from tests.support.random_steps import LiveBytes, copied, problem_of, random_plan, random_step
 from tests.support.rewrite_graphs import described
 from tests.support.sharded_step import sharded_step
-from tests.support.steps import TINY, run_step, tiny_inputs
-from tests.support.traced_step import joint_graph, with_updates
+from tests.support.traced_step import TINY, joint_graph, run_step, tiny_inputs, with_updates
 
 
 def peak_of(gm: fx.GraphModule) -> int:

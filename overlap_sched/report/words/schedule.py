@@ -73,7 +73,8 @@ def summary(schedule: Schedule, more: Sequence[tuple[str, ...]] = ()) -> Table:
         f"{collectives_text(problem)} on {count(len(groups), 'process group')}",
         with_contention_line(
             f"Simulated, in the {problem.memory_model} memory model. Limits: a lower bound on any order's step; "
-            f"the memory budget, {budget_words(schedule)}. Scheduled in {schedule.schedule_s:.2f} s.",
+            f"the memory budget, {budget_words(schedule)}."
+            + (f" Scheduled in {schedule.schedule_s:.2f} s." if schedule.schedule_s else ""),
             problem.contention,
         ),
         ("original", "scheduled", "change", "limit"),

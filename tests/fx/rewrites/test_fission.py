@@ -32,8 +32,7 @@ from tests.support.fission_graphs import BATCH, EXAMPLES, fissions, run, traced
 from tests.support.fx_graphs import RANKS, reordered, tensors, trace
 from tests.support.ranks import run_ranks
 from tests.support.rewrite_graphs import by_name, check_equal, described, refusal
-from tests.support.steps import TINY, TINY_IMAGES, run_step, tiny_inputs
-from tests.support.traced_step import Workload, joint_graph, with_updates
+from tests.support.traced_step import TINY, TINY_IMAGES, Workload, joint_graph, run_step, tiny_inputs, with_updates
 
 GROUPS = {"0": Group(RANKS, True)}
 

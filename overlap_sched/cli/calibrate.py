@@ -12,7 +12,7 @@ from overlap_sched.cost.cluster import calibrated, cluster_text
 from overlap_sched.errors import DumpGroupError
 from overlap_sched.problem.sizes import size_bytes
 from overlap_sched.report.files import write_file
-from overlap_sched.report.words.calibration import calibration_text
+from overlap_sched.report.words.graph import calibration_text
 
 if TYPE_CHECKING:
     from overlap_sched.distributed.calibration.machine import Machine

@@ -20,8 +20,8 @@ from overlap_sched.inductor.console import forget_warnings, log, rank, warn
 from overlap_sched.inductor.summary import outcome_of, tally
 from overlap_sched.problem import Kind
 from overlap_sched.report.units import duration, from_to, size
-from overlap_sched.report.words.sizes import sizes_assumed
-from overlap_sched.report.words.together import collectives_text
+from overlap_sched.report.words.graph import sizes_assumed
+from overlap_sched.report.words.schedule import collectives_text
 from overlap_sched.scheduler.driver import Figures
 
 Stage = Literal["inductor", "post_grad", "backend", "titan", "deepspeed"]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report
 from overlap_sched.inductor.console import rank, say, several_ranks
 from overlap_sched.report.units import count, duration, from_to
-from overlap_sched.report.words.sizes import AssumedSize, sizes_assumed
+from overlap_sched.report.words.graph import AssumedSize, sizes_assumed
 
 DETAILS = "Details: overlap_sched.reports()"
 HOOKS = (

@@ -34,7 +34,7 @@ from overlap_sched.judge.validate import launch_violation
 from overlap_sched.options import Concurrent, Options
 from overlap_sched.problem import PART, Group, Kind, Node, Problem
 from overlap_sched.problem.precedence import Preserve, launch_pairs
-from overlap_sched.report.words.together import collectives_text
+from overlap_sched.report.words.schedule import collectives_text
 from overlap_sched.scheduler.driver import schedule
 from tests.fx.test_hazards import Builder
 from tests.support.fx_graphs import ATEN, C10D, RANKS, gather, random_order, scatter, trace, wait, wait_for_all

@@ -24,7 +24,7 @@ from overlap_sched.fx.reading import read_graph
 from overlap_sched.fx.sizes import Sizes
 from overlap_sched.judge.validate import memory_profile, peak_memory
 from overlap_sched.problem import Order, Problem
-from overlap_sched.report.words.sizes import AssumedSize, sizes_assumed
+from overlap_sched.report.words.graph import AssumedSize, sizes_assumed
 from tests.fx.test_orders import GRAPHS, random_program
 from tests.support.fx_graphs import C10D, RANKS, gather, random_order, scatter, trace, wait
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from overlap_sched.cost.fusion import FusionRules, FusionStep, loop_nests, merged
+from overlap_sched.cost.fusion import FusionRules, FusionStep, find_loop_nests, merge_nests
 from overlap_sched.fx import lift
 from overlap_sched.fx.calls import name_and_group
 from overlap_sched.fx.costs import Fusion, is_free
@@ -177,8 +177,8 @@ def without_registers(problem: Problem, names: frozenset[str]) -> Problem:
 
 
 def _unwritten(steps: Sequence[FusionStep | None], rules: FusionRules) -> list[int]:
-    nests = loop_nests(steps, rules)
-    kernels = merged(nests, rules)
+    nests = find_loop_nests(steps, rules)
+    kernels = merge_nests(nests, rules)
     kernel_of = {nest.step: kernel for nest, kernel in zip(nests, kernels, strict=True)}
     written = {nest.step for nest in nests if nest.kept or nest.space is None}
     for nest, kernel in zip(nests, kernels, strict=True):

@@ -354,7 +354,9 @@ def cut_for(job: PipelineJob, named: NamedSchedule) -> Cut:
     return cut
 
 
-def laid_out(job: PipelineJob, named: NamedSchedule, cut: Cut | None = None) -> tuple[PipelineJob, PipelineSchedule]:
+def lay_out_named(
+    job: PipelineJob, named: NamedSchedule, cut: Cut | None = None
+) -> tuple[PipelineJob, PipelineSchedule]:
     """The job as a schedule wants it, and that schedule, with reductions and steps.
 
     A stage without halves runs its whole backward where others run the first half: so does the first stage in

@@ -16,8 +16,7 @@ from overlap_sched.report.files import check_writable, write_file
 from overlap_sched.report.words.calibration import calibration_text
 
 if TYPE_CHECKING:
-    from overlap_sched.distributed.calibration.machine import Machine
-    from overlap_sched.distributed.calibration.measuring import Wishes
+    from overlap_sched.distributed.calibration import Machine, Wishes
     from overlap_sched.fx import Lifted
     from overlap_sched.problem import Problem
 
@@ -78,9 +77,9 @@ def answer(options: argparse.Namespace, tell: Callable[[str], object]) -> str:
     with torch_for("calibrate needs torch: pip install 'overlap_sched[torch]' ."):
         import torch
 
-        from overlap_sched.distributed.calibration import machine, measuring
-    with machine.joined(options.device) as here:
-        tables, failed = measuring.measure(here, wishes_of(options, here, tell), tell)
+        from overlap_sched.distributed.calibration import join_ranks, measure
+    with join_ranks(options.device) as here:
+        tables, failed = measure(here, wishes_of(options, here, tell), tell)
         if here.rank:
             return ""
         source = f"calibrate, {date.today()}, torch {torch.__version__}, {here.size} ranks"
@@ -98,25 +97,25 @@ def wishes_of(options: argparse.Namespace, here: "Machine", tell: Callable[[str]
     """Return what is to be measured; the same on every rank."""
     import torch
 
-    from overlap_sched.distributed.calibration import collectives, kernels, measuring
+    from overlap_sched.distributed import calibration
 
-    divisions = [collectives.Division(*group) for group in options.group]
-    divisions = divisions or collectives.default_divisions(here.size, here.ranks_per_node)
+    divisions = [calibration.Division(*group) for group in options.group]
+    divisions = divisions or calibration.default_divisions(here.size, here.ranks_per_node)
     for division in divisions:
         division.groups(here.size)  # where it does not fit, now and not after minutes
-    calls: list[kernels.KernelCall] = []
-    more: list[measuring.WantedCollective] = []
+    calls: list[calibration.KernelCall] = []
+    more: list[calibration.WantedCollective] = []
     for path in options.graph:
         tell(f"reading {path}")
         problem, lifted = _graph(path)
-        calls += [] if lifted is None else kernels.calls_in(lifted)
-        more += measuring.collectives_of(problem, divisions)
-    grid = kernels.GPU_GRID if here.device.type == "cuda" else kernels.CPU_GRID
+        calls += [] if lifted is None else calibration.calls_in(lifted)
+        more += calibration.collectives_of(problem, divisions)
+    grid = calibration.GPU_GRID if here.device.type == "cuda" else calibration.CPU_GRID
     if options.graph:
         grid = grid._replace(matmuls=(), attentions=())
-    calls += kernels.calls_in_grid(grid, getattr(torch, options.dtype), here.device)
+    calls += calibration.calls_in_grid(grid, getattr(torch, options.dtype), here.device)
     smallest, largest = options.bytes or (_SMALLEST, _LARGEST[here.device.type])
-    return measuring.wishes_of(divisions, collectives.sizes_between(smallest, largest), calls, more)
+    return calibration.combine_wishes(divisions, calibration.sizes_between(smallest, largest), calls, more)
 
 
 def _graph(path: str) -> "tuple[Problem, Lifted | None]":

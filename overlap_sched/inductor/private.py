@@ -1,7 +1,7 @@
 """The names of Inductor's scheduler, all that we use of them in one place, for the versions in which we have seen them.
 
 torch says of its scheduler that it may change at any time. So nothing else of this package imports from it, and this
-module is imported only behind :func:`overlap_sched.inductor.versions.check_torch`.
+module is imported only behind :func:`overlap_sched.inductor.scheduler_pass.check_torch`.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ from torch._inductor.utils import (
 )
 from torch._inductor.virtualized import V
 
-from overlap_sched.inductor import names
+from overlap_sched.inductor.reporting import name_graph
 
 __all__ = [
     "BackendFeature",
@@ -166,7 +166,7 @@ def annotate(text: str) -> None:
 
 
 def graph_name() -> str:
-    """Return the name of what is being compiled, see :func:`overlap_sched.inductor.names.graph_name`."""
+    """Return the name of what is being compiled, see :func:`overlap_sched.inductor.name_graph`."""
     graph = V.graph
     kind = "inference" if graph.is_inference else "backward" if graph.is_backward else "forward"
-    return names.graph_name(kind, graph.name or "", graph.graph_id)
+    return name_graph(kind, graph.name or "", graph.graph_id)

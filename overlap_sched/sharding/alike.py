@@ -17,7 +17,7 @@ from torch import nn
 from torch._dynamo.comptime import ComptimeContext, comptime
 from torch.distributed.distributed_c10d import _resolve_process_group
 
-from overlap_sched.distributed.membership import PREFIX, membership_of
+from overlap_sched.distributed.agreement import PREFIX, membership_of
 from overlap_sched.errors import ShardingError
 
 _first_reads: dict[str, dict[str, None]] = {}

@@ -10,8 +10,8 @@ from torch import fx
 from overlap_sched.fit import Fit
 from overlap_sched.fx.fitting import fit_lifted
 from overlap_sched.fx.lifting import Lifted
-from overlap_sched.inductor.console import log, warn
-from overlap_sched.inductor.rewriting import RewriteChoice, rewrite_and_schedule, rewrite_fx
+from overlap_sched.inductor.fx_stage import RewriteChoice, rewrite_and_schedule, rewrite_fx
+from overlap_sched.inductor.reporting import log, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import enabled
 from overlap_sched.report.units import count, duration, from_to, size

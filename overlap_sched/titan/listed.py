@@ -8,7 +8,7 @@ from torchtitan.experiments.graph_trainer.cudagraph import cudagraph_pass
 from torchtitan.experiments.graph_trainer.inductor_passes import full_inductor_compilation_pass
 from torchtitan.experiments.graph_trainer.passes import final_inductor_compile_passes
 
-from overlap_sched.inductor.console import warn
+from overlap_sched.inductor.reporting import warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.titan.graph_pass import GraphPass, inside_inductor, overlap_sched_pass
 

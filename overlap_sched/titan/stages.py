@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from overlap_sched.errors import NotUnderstoodError
-from overlap_sched.inductor.console import warn
 from overlap_sched.inductor.gloo import safe_gathers_with
+from overlap_sched.inductor.reporting import warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.titan.graph_pass import GraphPass
 from overlap_sched.titan.listed import with_ours

@@ -21,17 +21,17 @@ from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.cost.measured.table import KINDS
 from overlap_sched.cost.measured.tabled import COPY
 from overlap_sched.distributed.calibration import collectives
-from overlap_sched.distributed.calibration.collectives import Division, default_divisions, sizes_between
-from overlap_sched.distributed.calibration.kernels import CPU_GRID, Grid, calls_in, calls_in_grid, run_of
-from overlap_sched.distributed.calibration.machine import Machine, alone_on
-from overlap_sched.distributed.calibration.measuring import (
+from overlap_sched.distributed.calibration import Division, default_divisions, sizes_between
+from overlap_sched.distributed.calibration import CPU_GRID, Grid, calls_in, calls_in_grid, run_of
+from overlap_sched.distributed.calibration import Machine, alone_on
+from overlap_sched.distributed.calibration import (
     WantedCollective,
     Wishes,
     collectives_of,
     measure,
     wishes_of,
 )
-from overlap_sched.distributed.calibration.stopwatch import (
+from overlap_sched.distributed.calibration import (
     Products,
     Timing,
     in_a_step,

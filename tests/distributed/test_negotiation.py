@@ -19,7 +19,7 @@ from overlap_sched.distributed.negotiation import (
     proposers_of,
 )
 from overlap_sched.distributed.protocol import agreement_steps
-from overlap_sched.distributed.verdict import judge
+from overlap_sched.distributed.digest import judge
 from overlap_sched.errors import AgreementError
 from overlap_sched.scheduler.follow import Proposal
 from tests.distributed.test_agreement import Clock

@@ -88,7 +88,7 @@ def test_nothing_is_said_where_something_is_compiled(job: Uncompiled, monkeypatc
 
 @pytest.mark.slow  # imports Inductor
 def test_torch_finds_no_hook_of_ours_when_it_compiles() -> None:
-    from overlap_sched.inductor.sessions import _sessions
+    from overlap_sched.inductor.reporting import _sessions
 
     hooks = len(optimizers._global_optimizer_post_hooks)
     uncompiled.watch_optimizers()

@@ -19,7 +19,7 @@ from overlap_sched.dump import load_dump
 from overlap_sched.errors import OverlapSchedWarning, ProfileError
 from overlap_sched.fx import lift
 from overlap_sched.fx.profile import ProfileCost, lifted_with_profile, shapes_of
-from overlap_sched.inductor.cache_key import settings_key
+from overlap_sched.inductor.caches import settings_key
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.problem import Kind
 from tests.fx.test_fx_hazards import Builder

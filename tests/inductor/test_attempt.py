@@ -8,14 +8,14 @@ from torch import fx
 
 from overlap_sched import EXAMPLE, Options, schedule
 from overlap_sched.distributed import Agreement, Digest, Verdict
-from overlap_sched.distributed.membership import Membership
+from overlap_sched.distributed.agreement import Membership
 from overlap_sched.distributed.negotiation import LaunchChoice
 from overlap_sched.errors import OverlapSchedWarning, VerificationError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import agree, attempt, console
 from overlap_sched.inductor.attempt import Attempt
-from overlap_sched.inductor.console import forget_warnings
-from overlap_sched.inductor.launches import Traffic
+from overlap_sched.inductor.reporting import forget_warnings
+from overlap_sched.inductor.agree import Traffic
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.scheduler.follow import Proposal
 

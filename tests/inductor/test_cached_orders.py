@@ -12,8 +12,8 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.distributed import Agreement, Digest, Verdict
 from overlap_sched.inductor import agree, cached_orders, torch_caches
-from overlap_sched.inductor.cached_orders import CachedOrder, may_load, may_load_both, may_save, order_in, order_of
-from overlap_sched.inductor.console import forget_warnings
+from overlap_sched.inductor.caches import CachedOrder, may_load, may_load_both, may_save, order_in, order_of
+from overlap_sched.inductor.reporting import forget_warnings
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
 from tests.support.once import filled_once

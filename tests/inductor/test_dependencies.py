@@ -13,7 +13,7 @@ from overlap_sched.fx.collectives import Comm, Role
 from overlap_sched.fx.communication import Communication
 from overlap_sched.fx.hazards import Ordering
 from overlap_sched.fx.operator_traits import OperatorTraits
-from overlap_sched.inductor.lift.dependencies import dependencies
+from overlap_sched.inductor.lifting import dependencies
 
 
 @dataclass

@@ -19,7 +19,7 @@ from torch._inductor.virtualized import V
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import NotUnderstoodError, OverlapSchedWarning
-from overlap_sched.inductor.lift.graph_order import in_order_of_effects
+from overlap_sched.inductor.graph_order import in_order_of_effects
 
 
 @dataclass

@@ -38,16 +38,16 @@ def twice_the_first(lifted: Any, order: Any) -> list[Any]:
 BEFORE: dict[str, tuple[str, Any]] = {
     "version": ("overlap_sched.inductor.scheduler_pass.check_torch", fails),
     "name": ("overlap_sched.inductor.private.graph_name", fails),
-    "read_graph": ("overlap_sched.inductor.lift.lifting.read_graph", fails),
-    "buffers": ("overlap_sched.inductor.lift.lifting.read_buffers", fails),
-    "flow": ("overlap_sched.inductor.lift.lifting.DataFlow", fails),
-    "hazards": ("overlap_sched.inductor.lift.lifting.dependencies", fails),
-    "costs": ("overlap_sched.inductor.lift.lifting.KernelCosts", fails),
-    "problem": ("overlap_sched.inductor.lift.lifting.Problem", fails),
+    "read_graph": ("overlap_sched.inductor.lifting.read_graph", fails),
+    "buffers": ("overlap_sched.inductor.lifting.read_buffers", fails),
+    "flow": ("overlap_sched.inductor.lifting.DataFlow", fails),
+    "hazards": ("overlap_sched.inductor.lifting.dependencies", fails),
+    "costs": ("overlap_sched.inductor.lifting.KernelCosts", fails),
+    "problem": ("overlap_sched.inductor.lifting.Problem", fails),
     "schedule": ("overlap_sched.inductor.attempt.schedule", fails),
-    "reordered": ("overlap_sched.inductor.lift.lifting.LiftedKernels.reordered", fails),
-    "missing node": ("overlap_sched.inductor.lift.lifting.LiftedKernels.reordered", a_node_short),
-    "node twice": ("overlap_sched.inductor.lift.lifting.LiftedKernels.reordered", twice_the_first),
+    "reordered": ("overlap_sched.inductor.lifting.LiftedKernels.reordered", fails),
+    "missing node": ("overlap_sched.inductor.lifting.LiftedKernels.reordered", a_node_short),
+    "node twice": ("overlap_sched.inductor.lifting.LiftedKernels.reordered", twice_the_first),
 }
 """Before an order is settled: the graph stays as it was."""
 
@@ -56,7 +56,7 @@ AFTER: dict[str, tuple[str, Any]] = {
     "line": ("overlap_sched.inductor.reporting.GraphReport.line", property(fails)),
     "log": ("overlap_sched.inductor.reporting.log.info", fails),
     "trace": ("overlap_sched.inductor.reporting.trace_structured", fails),
-    "planner": ("overlap_sched.inductor.lift.buffers.tell_sizes", fails),
+    "planner": ("overlap_sched.inductor.kernels.tell_sizes", fails),
 }
 """When it is settled: nothing changes it any more."""
 
@@ -123,7 +123,7 @@ def code_of(code: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.private
 def test_what_was_warned(plain: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlap_sched.inductor.lift.lifting.read_buffers", fails)
+    monkeypatch.setattr("overlap_sched.inductor.lifting.read_buffers", fails)
     compiled, warned = run(Options())
     assert warned[0] == f"overlap_sched leaves {compiled.reports[0].name!r} as it was: InjectedError: injected"
 
@@ -159,7 +159,7 @@ def test_strict_raises(where: str, ranks: None, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 @pytest.mark.private
 def test_warnings_that_are_errors_do_not_stop_a_job(plain: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlap_sched.inductor.lift.lifting.read_buffers", fails)
+    monkeypatch.setattr("overlap_sched.inductor.lifting.read_buffers", fails)
     with warnings.catch_warnings():
         warnings.simplefilter("error", OverlapSchedWarning)
         compiled = compiled_step(Net(blocks=1), options=overlap_sched.inductor_options())

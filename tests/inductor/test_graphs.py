@@ -16,7 +16,7 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.inductor.reporting import GraphReport, Stage
-from overlap_sched.inductor.summary import outcome_of, summary
+from overlap_sched.inductor.reporting import outcome_of, summary
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.node import PART
 from overlap_sched.scheduler.pipeline import schedule

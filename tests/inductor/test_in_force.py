@@ -17,15 +17,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import overlap_sched
 from overlap_sched import EXAMPLE, Options, schedule
 from overlap_sched.distributed import Agreement, Digest, Verdict, agreement
-from overlap_sched.distributed.membership import Membership
+from overlap_sched.distributed.agreement import Membership
 from overlap_sched.distributed.sequences import Entry
 from overlap_sched.errors import OverlapSchedWarning, SequenceError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import agree, attempt, cached_orders, in_force
 from overlap_sched.inductor.attempt import Attempt
-from overlap_sched.inductor.cached_orders import CachedOrder, may_load, may_load_both
-from overlap_sched.inductor.console import forget_warnings
-from overlap_sched.inductor.launches import Traffic, launch_texts
+from overlap_sched.inductor.caches import CachedOrder, may_load, may_load_both
+from overlap_sched.inductor.reporting import forget_warnings
+from overlap_sched.inductor.agree import Traffic, launch_texts
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.problem import Kind, Node, Problem, Storage

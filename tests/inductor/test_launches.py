@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from overlap_sched.inductor import launches
-from overlap_sched.inductor.launches import Traffic, launch_digest, launches_in, traffic_in
+from overlap_sched.inductor.agree import Traffic, launch_digest, launches_in, traffic_in
 from tests.fx.test_communication import HIGHER, INNER, WAIT, Builder, body, run
 
 FUNCTIONAL = torch.ops._c10d_functional

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import overlap_sched
-from overlap_sched.inductor.names import dynamo_frame, graph_name
+from overlap_sched.inductor.reporting import dynamo_frame, graph_name
 from tests.support.inductor.models import Net, step
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -117,6 +117,6 @@ def test_a_torch_that_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
         raise KeyError
 
-    monkeypatch.setattr("overlap_sched.inductor.names.dynamo_frame", fails)
+    monkeypatch.setattr("overlap_sched.inductor.reporting.dynamo_frame", fails)
     model = Plain()
     assert names(lambda: step(model, torch.compile(model))) == ["forward 0/0", "backward 0/0"]

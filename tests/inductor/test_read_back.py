@@ -16,8 +16,8 @@ from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.inductor import post_grad, private, scheduler_pass
 from overlap_sched.inductor.attempt import Attempt
-from overlap_sched.inductor.post_grad import DeterministicWatch, RewritePass
-from overlap_sched.inductor.rewriting import planned as choose
+from overlap_sched.inductor.switch import DeterministicWatch, RewritePass
+from overlap_sched.inductor.fx_stage import planned as choose
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.report.units import duration
@@ -147,7 +147,7 @@ def test_nothing_that_reorders_behind_us_is_switched_off() -> None:
 
 @pytest.mark.usefixtures("not_deterministic")
 def test_torchs_earlier_reorderer_runs_where_we_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlap_sched.inductor.post_grad.tell_of", lambda found: None)
+    monkeypatch.setattr("overlap_sched.inductor.switch.tell_of", lambda found: None)
     graph = fx.Graph()
     graph.output(())
 

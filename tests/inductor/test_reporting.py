@@ -14,9 +14,9 @@ import pytest
 import overlap_sched
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import reporting
-from overlap_sched.inductor.post_grad import look
+from overlap_sched.inductor.switch import look
 from overlap_sched.inductor.reporting import GraphReport, record
-from overlap_sched.inductor.sessions import Session
+from overlap_sched.inductor.reporting import Session
 from overlap_sched.inductor.settings import Settings
 from tests.inductor.conftest import Compiled
 from tests.support.examples import at_night
@@ -132,7 +132,7 @@ def test_torch_logs_knows_our_name(logs: str | None, seen: int, said: int) -> No
     code = (
         "import torch\n"
         "from overlap_sched.fx.apply import Report\n"
-        "from overlap_sched.inductor.console import say\n"
+        "from overlap_sched.inductor.reporting import say\n"
         "from overlap_sched.inductor.reporting import GraphReport, record\n"
         "record(GraphReport('a', 'inductor', Report('a', reason='b')))\n"
         "say('a line')\n"

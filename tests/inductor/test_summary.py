@@ -8,7 +8,7 @@ import overlap_sched
 from overlap_sched import Kind, Node, Options, Problem
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import summary as module
-from overlap_sched.inductor.summary import HOOKS, Outcome, Tally, outcome_of, summary
+from overlap_sched.inductor.reporting import HOOKS, Outcome, Tally, outcome_of, summary
 
 H100 = "H100"
 NONE = Outcome(False, reason="the graph has no collectives")

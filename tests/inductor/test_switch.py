@@ -17,11 +17,11 @@ from overlap_sched.cost import A100, Roofline
 from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.errors import ClusterError, OptionsError, OverlapSchedWarning, TorchVersionError
 from overlap_sched.inductor import switch
-from overlap_sched.inductor.post_grad import PostGradPass
+from overlap_sched.inductor.switch import PostGradPass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import current_settings
-from overlap_sched.inductor.versions import knows_torch
+from overlap_sched.inductor.scheduler_pass import knows_torch
 from tests.inductor.conftest import no_caches
 from tests.support.inductor.models import RANKS, Pair, routed, unroute
 

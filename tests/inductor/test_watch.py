@@ -14,7 +14,7 @@ from torch._inductor import config
 import overlap_sched
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.inductor import post_grad, sessions, torch_caches
-from overlap_sched.inductor.summary import tally
+from overlap_sched.inductor.reporting import tally
 from tests.support.inductor.models import Net, step
 
 pytestmark = [pytest.mark.slow, pytest.mark.private, pytest.mark.usefixtures("clean", "nothing_said")]

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from llama_repro.capture.parallelism import fake_world
 from overlap_sched.distributed import shard
-from overlap_sched.distributed.membership import Membership
+from overlap_sched.distributed.agreement import Membership
 from overlap_sched.errors import ShardingError
 from overlap_sched.sharding import alike
 

@@ -10,7 +10,7 @@ from llama_repro.training.world import world_of
 from overlap_sched.cost import H100, Collective, Compute, Roofline
 from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, Tables
 from overlap_sched.cost.measured.tabled import TableModel
-from overlap_sched.distributed.calibration.kernels import Grid
+from overlap_sched.distributed.calibration import Grid
 from overlap_sched.problem import Group
 
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu"

@@ -2,7 +2,7 @@
 
 Inductor lowers the graph and merges its loops as always; it is stopped behind that, so that no code is generated. The
 FX graph that it had is lifted with ``fusion="inductor"`` and with ``"none"``, and its kernels by
-:func:`overlap_sched.inductor.lift.lifting.lift_kernels`; all with one cost model.
+:func:`overlap_sched.inductor.lifting.lift_kernels`; all with one cost model.
 """
 
 import statistics
@@ -20,7 +20,7 @@ from torch._inductor.virtualized import V
 from overlap_sched.cost import Price
 from overlap_sched.fx.lifting import Lifted, lift
 from overlap_sched.fx.loops import loop_of
-from overlap_sched.inductor.lift.lifting import LiftedKernels, lift_kernels
+from overlap_sched.inductor.lifting import LiftedKernels, lift_kernels
 from overlap_sched.problem import Kind, Node
 
 NEAR = 0.1

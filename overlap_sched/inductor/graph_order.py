@@ -11,7 +11,7 @@ from overlap_sched.errors import NotUnderstoodError
 from overlap_sched.fx.communication import Communications
 from overlap_sched.fx.hazards import Ordering
 from overlap_sched.fx.operators import is_higher_order, traits_of
-from overlap_sched.inductor.launches import Traffic, waits
+from overlap_sched.inductor.agree import Traffic, waits
 from overlap_sched.inductor.private import V, ir, is_collective, is_wait, members, runs
 
 

@@ -23,7 +23,7 @@ Agree = Literal["digest", "none"]
 Concurrent = Literal["any", "disjoint", "one"]
 Base = Literal["original", "memory", "memory-peak"]
 
-RewriteKind = Literal["bucket", "coalesce_gathers", "in_place", "keep", "regather", "split", "stream"]
+RewriteKind = Literal["bucket", "coalesce_gathers", "keep", "regather", "stream"]
 _ANYWHERE: tuple[RewriteKind, ...] = ("coalesce_gathers", "keep")
 """Bitwise on every backend, without copies, without a second communicator."""
 
@@ -106,12 +106,10 @@ class Options:
             change their last bits where a backend adds in another order (NCCL, on more than two ranks). An all_reduce
             of floats on more than two ranks stays alone: where an element lies decides the order in which it is added,
             on gloo too. Members are of one type. What stays alone, and why, is in the record (``Report.refused``).
-            ``"split"``: a collective becomes several, with copies; of sums the same holds. ``"stream"``: reductions go
-            to a second communicator. ``"regather"``: what is held for a later use is gathered again. ``"in_place"``:
-            a result is written over what it was made of, as ``index_put`` over its zeros. With these five,
-            ``budget``, ``memory_model``, ``preserve_collective_order`` and ``pins`` stay at their defaults. ``()``:
-            none. :func:`schedule`, which has no prices, and the command line, which names its own, rewrite nothing by
-            default.
+            ``"stream"``: reductions go to a second communicator. ``"regather"``: what is held for a later use is
+            gathered again. With these three, ``budget``, ``memory_model``, ``preserve_collective_order`` and ``pins``
+            stay at their defaults. ``()``: none. :func:`schedule`, which has no prices, and the command line, which
+            names its own, rewrite nothing by default.
         pins: What every order keeps besides, one line of text each, as ``"in flight 256MiB: all_gather* in layers.*"``
             (:mod:`overlap_sched.problem.pins`). All other promises stay: where no order with them is as short as the
             original within the budget, the original stays, whether it keeps them or not, and the reason says so.
@@ -206,6 +204,8 @@ class Options:
     def _check_rewrites(self) -> None:
         known = get_args(RewriteKind)
         names = self.rewrites
+        if isinstance(names, tuple) and (gone := [name for name in names if name in ("split", "in_place")]):
+            raise OptionsError(f"rewrites has {gone[0]!r}, which was removed: leave it out.")
         if not isinstance(names, tuple) or not set(names) <= set(known) or len(set(names)) < len(names):
             raise OptionsError(f"rewrites is {names!r}; it is a tuple of {', '.join(map(repr, known))}, each once.")
         for name, default in _REWRITTEN.items() if set(names).difference(_ANYWHERE) else ():

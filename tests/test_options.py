@@ -203,7 +203,7 @@ def test_ranks_compare_their_orders_unless_told_otherwise() -> None:
     assert Options(agreement="none").agreement == "none"
 
 
-KINDS = "'bucket', 'coalesce_gathers', 'in_place', 'keep', 'regather', 'split', 'stream'"
+KINDS = "'bucket', 'coalesce_gathers', 'keep', 'regather', 'stream'"
 
 
 @pytest.mark.parametrize("rewrites", [("merge",), ["bucket"], "bucket", ("bucket", "bucket"), None])
@@ -212,6 +212,12 @@ def test_rewrites_that_are_none(rewrites: Any) -> None:
         Options(rewrites=rewrites)
     expected = f"rewrites is {rewrites!r}; it is a tuple of {KINDS}, each once."
     assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize("gone", ["split", "in_place"])
+def test_rewrites_that_were_removed(gone: Any) -> None:
+    with pytest.raises(OptionsError, match=f"'{gone}', which was removed"):
+        Options(rewrites=("bucket", gone))
 
 
 @pytest.mark.parametrize(

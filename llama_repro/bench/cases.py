@@ -106,7 +106,7 @@ def on_cluster(problem: Problem, cluster: str) -> Problem:
     """Place groups on a cluster, price collectives for it, with contention; compute keeps its times.
 
     Raises:
-        ClusterError, PlacementError: The cluster is none, or a process group does not fit it.
+        CostError: The cluster is none, or a process group does not fit it.
     """
     found = read_cluster(cluster)
     return priced_on(placed_on(problem, found), found, compute=1.0, contention=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from overlap_sched.fx.metadata import copied_node, own_meta
+from overlap_sched.fx.graphs import copied_node, own_meta
 
 
 def split_joint(

@@ -45,7 +45,7 @@ def _write(model: TitanModel, path: Path, fissions: Path | None) -> None:
     from llama_repro.titan.fissions import write_fissions
     from llama_repro.titan.trace import whole_step
     from overlap_sched.fx import lift
-    from overlap_sched.fx.dimensions.experts import expert_fissions
+    from overlap_sched.fx.dimensions.candidates import expert_fissions
 
     started = time.perf_counter()
     with whole_step(model) as graph_module:

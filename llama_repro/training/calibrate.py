@@ -11,10 +11,15 @@ from overlap_sched.cost import Device, Link, Network, Roofline
 from overlap_sched.cost.measured.calibrated import calibrated
 from overlap_sched.cost.measured.table import Tables
 from overlap_sched.cost.measured.tabled import TableModel
-from overlap_sched.distributed.calibration import Division
-from overlap_sched.distributed.calibration import Grid, calls_in_grid
-from overlap_sched.distributed.calibration import machine_on
-from overlap_sched.distributed.calibration import WantedCollective, Wishes, measure
+from overlap_sched.distributed.calibration import (
+    Division,
+    Grid,
+    WantedCollective,
+    Wishes,
+    calls_in_grid,
+    machine_on,
+    measure,
+)
 
 _GRID = Grid(
     ((64, 64, 64), (256, 256, 256), (512, 512, 512), (512, 2048, 512)),

@@ -7,7 +7,7 @@ listing that needs less memory it reaches others, and budgets below the original
 from collections.abc import Sequence
 from dataclasses import replace
 
-from overlap_sched.errors import OrderError
+from overlap_sched.errors import ProblemError
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem import Order, Problem
 
@@ -16,11 +16,11 @@ def relabelled(problem: Problem, order: Sequence[int]) -> Problem:
     """The problem with node ``order[k]`` as its k-th; node k of the result is ``order[k]`` of the problem.
 
     Raises:
-        OrderError: The order cannot run.
+        ProblemError: The order cannot run.
     """
     broken = violation(problem, order)
     if broken is not None:
-        raise OrderError(f"{problem.name!r} cannot be listed in this order: {broken}.")
+        raise ProblemError(f"{problem.name!r} cannot be listed in this order: {broken}.")
     place = {v: at for at, v in enumerate(order)}
     nodes = (problem.nodes[v] for v in order)
     return replace(

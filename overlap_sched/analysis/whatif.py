@@ -58,7 +58,7 @@ def whatif(
 
     Raises:
         OptionsError: Ranks are varied, and it cannot be known how.
-        PlacementError: A process group does not fit the cluster.
+        CostError: A process group does not fit the cluster.
     """
     placed, points = placed_on(problem, cluster), list[WhatIfPoint]()
     for values in product(*vary.values()):

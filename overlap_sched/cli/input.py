@@ -19,7 +19,7 @@ from overlap_sched.cost.cluster.file import ASSUMED, read_cluster
 from overlap_sched.cost.cluster.placement import ranks_along
 from overlap_sched.cost.plausible import doubt
 from overlap_sched.cost.profile import RankTrace, profiled, read_traces
-from overlap_sched.errors import MissingExtraError, OptionsError, ProblemFileError
+from overlap_sched.errors import MissingExtraError, OptionsError, ProblemError
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.file import problem_bytes, read_problem
 from overlap_sched.problem.paths import nameable
@@ -109,7 +109,7 @@ def is_dump(path: str) -> bool:
         return False
     if name.endswith(_DUMP_SUFFIXES):
         return True
-    raise ProblemFileError(
+    raise ProblemError(
         f"{path}: is neither a problem file (JSON, plain or gzipped) nor named like a graph dump "
         f"({', '.join(_DUMP_SUFFIXES[:-1])} or {_DUMP_SUFFIXES[-1]}). Check the path or rename it."
     )
@@ -127,7 +127,7 @@ def _head(path: str) -> bytes:
     except (EOFError, gzip.BadGzipFile, zlib.error):
         return b""
     except OSError as error:
-        raise ProblemFileError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
+        raise ProblemError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
 
 
 @contextmanager
@@ -145,8 +145,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     with torch_for(f"{source.path} is a graph dump, and reading it needs torch: pip install 'overlap_sched[torch]'"):
         from overlap_sched.dump import load_dump, sizes_to_give
         from overlap_sched.fx import lift
-        from overlap_sched.fx.dimensions.candidates import fission_candidates
-        from overlap_sched.fx.dimensions.experts import expert_fissions
+        from overlap_sched.fx.dimensions.candidates import expert_fissions, fission_candidates
         from overlap_sched.fx.profile import lifted_with_profile
         from overlap_sched.fx.rewrites import alike_of, rerunnable
         from overlap_sched.fx.rewrites.batches import batch_fissions

@@ -65,10 +65,9 @@ def add_rewrites(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="KINDS",
         help="rewrite collectives, too, where that makes the step shorter in the same memory: bucket (several become "
-        "one), coalesce_gathers (gathers alone, without copies), in_place (compute writes over its first input instead "
-        "of a copy), keep (what is gathered twice is kept for its next use), regather (what is held is gathered "
-        "again), split (one becomes several), stream (reductions on a second communicator), joined by commas; "
-        "collectives of a problem file are priced for --cluster (default: dgx-h100)",
+        "one), coalesce_gathers (gathers alone, without copies), keep (what is gathered twice is kept for its next "
+        "use), regather (what is held is gathered again), stream (reductions on a second communicator), joined by "
+        "commas; collectives of a problem file are priced for --cluster (default: dgx-h100)",
     )
     parser.add_argument(
         "--left-out",

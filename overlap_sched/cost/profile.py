@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard
 
 from overlap_sched.cost.fusion.fused_names import PredictedKernel, fused_ops, shared
-from overlap_sched.errors import ProfileError
+from overlap_sched.errors import CostError
 from overlap_sched.problem import Kind, Node, Problem
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 from overlap_sched.problem.unpack import read_json
@@ -74,13 +74,13 @@ def read_trace_file(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> TraceF
     """Read a trace.
 
     Raises:
-        ProfileError: It cannot be read, or is not such a trace.
+        CostError: It cannot be read, or is not such a trace.
         InputTooLargeError: It is larger than the limits.
     """
     data = _load(path, limits)
     listed = data.get("traceEvents") if isinstance(data, dict) else None
     if not isinstance(listed, list):
-        raise ProfileError(
+        raise CostError(
             f"{path}: has no list of traceEvents: it is not a trace of torch.profiler. "
             "Write one with profile.export_chrome_trace(PATH)."
         )
@@ -98,14 +98,14 @@ def _number_of(about: Mapping[str, Any], name: str) -> int | None:
 def _event(path: str | Path, k: int, fields: Any) -> Event | None:
     """An event with a duration; None: it has none (a mark, an arrow, a name of a thread)."""
     if not isinstance(fields, dict):
-        raise ProfileError(f"{path}: traceEvents[{k}] is {_shown(fields)}; an event is a JSON object.")
+        raise CostError(f"{path}: traceEvents[{k}] is {_shown(fields)}; an event is a JSON object.")
     if fields.get("ph") != "X" or "dur" not in fields:
         return None
     name, start_us, dur_us = fields.get("name"), fields.get("ts"), fields["dur"]
     if not isinstance(name, str):
-        raise ProfileError(f"{path}: traceEvents[{k}] has name {_shown(name)}; it is a text.")
+        raise CostError(f"{path}: traceEvents[{k}] has name {_shown(name)}; it is a text.")
     if not is_time(start_us) or not is_time(dur_us) or dur_us < 0:
-        raise ProfileError(
+        raise CostError(
             f"{path}: traceEvents[{k}] ({_shown(name)}) has ts {_shown(start_us)} and dur {_shown(dur_us)}; "
             "they are microseconds, and a duration is 0 or more."
         )
@@ -139,7 +139,7 @@ def _load(path: str | Path, limits: Limits) -> Any:
             "which is the limit. Profile fewer steps, or raise the limit (--max-nodes on the command line)."
         )
 
-    return read_json(path, limits, "trace", ProfileError, too_many)
+    return read_json(path, limits, "trace", CostError, too_many)
 
 
 Shape = tuple[int, ...]
@@ -394,7 +394,7 @@ def without_skew(ranks: Sequence[Rank]) -> tuple[list[list[tuple[Hashable, float
     samples = [{sample.place: sample for sample in rank.samples} for rank in ranks]
     places = [place for place in samples[0] if all(place in other for other in samples)]
     if not places:
-        raise ProfileError(
+        raise CostError(
             f"{ranks[0].path} and {ranks[1].path} have no step in common (steps {_steps(ranks[0])} and "
             f"{_steps(ranks[1])}). Profile the same steps on every rank."
         )
@@ -426,10 +426,10 @@ def _check_ranks(ranks: Sequence[Rank]) -> None:
         who: object = rank.path if rank.rank is None else rank.rank
         if who in paths:
             what = "the same file" if rank.rank is None else f"both of rank {rank.rank}"
-            raise ProfileError(f"{paths[who]} and {rank.path} are {what}: give each rank once.")
+            raise CostError(f"{paths[who]} and {rank.path} are {what}: give each rank once.")
         paths[who] = rank.path
         if rank.world_size != ranks[0].world_size:
-            raise ProfileError(
+            raise CostError(
                 f"{ranks[0].path} is of a job of {ranks[0].world_size or 'no known number of'} ranks, {rank.path} of "
                 f"{rank.world_size or 'no known number of'}. Give traces of one job."
             )
@@ -440,7 +440,7 @@ def _check_equal(place: tuple[int, int], first: Rank, one: Sequence[Seen], secon
         return
     k = next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a.key != b.key), min(len(one), len(other)))
     a, b = (described(seen[k].call) if k < len(seen) else "nothing" for seen in (one, other))
-    raise ProfileError(
+    raise CostError(
         f"step {place[0]} is not the same on two ranks: collective {k + 1} is {a} in {first.path} and {b} in "
         f"{second.path}. Give ranks that run the same graph, or one trace alone."
     )
@@ -601,25 +601,25 @@ def _likeness(sample: Sample, wanted: Mapping[Hashable, int]) -> float:
     return 2 * both / (sum(has.values()) + sum(wanted.values()))
 
 
-def _nothing_found(trace: RankTrace, sought: Sequence[Sought]) -> ProfileError:
+def _nothing_found(trace: RankTrace, sought: Sequence[Sought]) -> CostError:
     calls = [call for step in trace.steps for call in step.calls]
     names = {call.name for call in calls}
     wanted = dict.fromkeys(node.name for node in sought)
     there = [name for name in wanted if name in names]
     if not there:
-        return ProfileError(
+        return CostError(
             f"{trace.path}: has none of the graph's operators ({_listed(list(wanted))}); it has "
             f"{_listed([name for name, _ in Counter(c.name for c in calls if '::' in c.name).most_common()])}. "
             "Was another job profiled?"
         )
     if not any(call.shapes for call in calls):
-        return ProfileError(
+        return CostError(
             f"{trace.path}: its operators have no shapes, by which they are told apart. "
             "Profile with record_shapes=True."
         )
     other = next(call for call in calls if call.name == there[0])
     node = next(node for node in sought if node.name == there[0])
-    return ProfileError(
+    return CostError(
         f"{trace.path}: has the graph's operators with other shapes: {there[0]} of {_shapes_text(other.shapes)}, where "
         f"the graph has {_shapes_text(node.shapes or ())}. Was another model, batch or sharding profiled?"
     )
@@ -738,11 +738,11 @@ def _fused(ranks: Sequence[Rank]) -> dict[str, float]:
     return {ops: statistics.median(run.get(ops, 0.0) for run in runs) for ops in every}
 
 
-def _numbers_differ(path: str, sought: Sequence[Sought], sample: Sample) -> ProfileError:
+def _numbers_differ(path: str, sought: Sequence[Sought], sample: Sample) -> CostError:
     """Return the error for a problem file, whose operators have no shapes: there must be as many."""
     seen = Counter(seen.key for seen in (*sample.calls, *sample.launches))
     node = next(node for node in sought if node.key in seen)
-    return ProfileError(
+    return CostError(
         f"{path}: has other numbers of the graph's operators: {node.name} {seen[node.key]} times, where the graph has "
         f"{sum(other.key == node.key for other in sought)}. Was another model or graph profiled? A problem file has no "
         "shapes to tell operators apart: give the dump, if you have it."
@@ -794,7 +794,7 @@ def profiled(
             them; ``""``: none. Empty: no node shares one.
 
     Raises:
-        ProfileError: A trace has nothing of the graph; ranks do not go together.
+        CostError: A trace has nothing of the graph; ranks do not go together.
     """
     ids = [v for v, node in enumerate(problem.nodes) if node.kind in (Kind.COMPUTE, Kind.COLLECTIVE) and node.op]
     kernel_of = kernels or [""] * len(problem.nodes)

@@ -19,7 +19,7 @@ from torch import fx
 
 from overlap_sched.deepspeed.values import called, zero3_values
 from overlap_sched.errors import OptionsError
-from overlap_sched.fx.groups import GROUPS_KEY, SHARED
+from overlap_sched.fx.calls import GROUPS_KEY, SHARED
 from overlap_sched.inductor.fx_stage import schedule_fx
 from overlap_sched.inductor.reporting import warn
 from overlap_sched.inductor.settings import Settings

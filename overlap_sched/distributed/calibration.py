@@ -41,7 +41,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from overlap_sched.cost.measured.table import KINDS, CollectiveTime, KernelTime, Tables, kind_of
 from overlap_sched.cost.measured.tabled import COPY
-from overlap_sched.errors import CalibrationError
+from overlap_sched.errors import CostError
 from overlap_sched.fx import Lifted, lift
 from overlap_sched.problem import Kind, Problem
 
@@ -109,13 +109,13 @@ def join_ranks(choice: DeviceChoice) -> Iterator[Machine]:
         choice: ``"auto"``: a GPU with NCCL where each local rank can have one, else the CPU with gloo.
 
     Raises:
-        CalibrationError: torchrun has not started this process, or there are fewer GPUs than local ranks.
+        CostError: torchrun has not started this process, or there are fewer GPUs than local ranks.
     """
     if dist.is_initialized():
         yield machine_on(_device(choice))
         return
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        raise CalibrationError(
+        raise CostError(
             "calibrate measures what several processes do at once, and torchrun has not started this one. Run: "
             "torchrun --nproc-per-node N -m overlap_sched calibrate --out cluster.toml "
             "(N: the GPUs of this machine; without GPUs, 2 or more processes)"
@@ -143,7 +143,7 @@ def _device(choice: DeviceChoice) -> torch.device:
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if choice == "cuda" and found < local_size:
-        raise CalibrationError(
+        raise CostError(
             f"--device cuda needs {local_size} GPUs on this machine, one per local rank; torch sees {found}. "
             "Start fewer ranks (--nproc-per-node), or use --device cpu."
         )
@@ -301,11 +301,11 @@ class Division(NamedTuple):
         """All of them, as ranks.
 
         Raises:
-            CalibrationError: The ranks cannot be divided so.
+            CostError: The ranks cannot be divided so.
         """
         block = self.size * self.stride
         if self.size < 1 or self.stride < 1 or world % block:
-            raise CalibrationError(
+            raise CostError(
                 f"{world} ranks cannot be divided into groups of {self.size} with stride {self.stride}: "
                 f"{world} is not a multiple of {block}. Give another --group SIZE or SIZE/STRIDE."
             )

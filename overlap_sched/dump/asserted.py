@@ -14,7 +14,7 @@ import sympy
 import torch
 from torch import fx
 
-from overlap_sched.fx.size_limits import Interval, SizeLimits
+from overlap_sched.fx.sizes import Interval, SizeLimits
 
 Within = Literal["middle", "least", "most"]
 """Which of the sizes that asserts admit."""

@@ -8,7 +8,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from overlap_sched.errors import InputTooLargeError
-from overlap_sched.fx.operator_traits import arguments_of
+from overlap_sched.fx.operators import arguments_of
 
 _aten = torch.ops.aten
 _SPLIT_AT: Mapping[str, Callable[[int, Any], int]] = {

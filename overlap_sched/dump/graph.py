@@ -94,7 +94,7 @@ def build_graph(path: str, forward: ast.FunctionDef) -> ParsedGraph:
     """The graph that the printed function computes.
 
     Raises:
-        DumpStatementError: A statement is not one that torch prints for a graph.
+        DumpError: A statement is not one that torch prints for a graph.
     """
     return _GraphBuilder(path, forward).build()
 

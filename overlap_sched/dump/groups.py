@@ -13,9 +13,8 @@ import torch
 from torch import fx
 
 from overlap_sched.dump.graph import ParsedGraph
-from overlap_sched.errors import DumpGroupError, DumpNameError
-from overlap_sched.fx.collectives import names_a_group
-from overlap_sched.fx.operator_traits import arguments_of
+from overlap_sched.errors import DumpError, DumpGroupError
+from overlap_sched.fx.operators import arguments_of, names_a_group
 from overlap_sched.problem.quantities import MAX_RANKS, shown
 
 
@@ -64,7 +63,7 @@ def resolve_groups(
     A group whose size is not known is taken to be as large as the largest one named, which is noted.
 
     Raises:
-        DumpNameError: A group is given that does not occur.
+        DumpError: A group is given that does not occur.
         DumpGroupError: Two sources disagree, or no size is known for any group.
     """
     found: dict[str, DumpGroup] = {}
@@ -104,7 +103,7 @@ def _check_names(path: str, given: Mapping[str, DumpGroup], there: Collection[st
     for name, group in given.items():
         if name not in there:
             names = f"Its groups are {', '.join(map(repr, there))}" if there else "It names no group"
-            raise DumpNameError(
+            raise DumpError(
                 f"{path}: process group {name!r} is given (--group {name}={group.size} on the command line), but the "
                 f"dump does not name it. {names}. Correct the name, or leave it out."
             )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from overlap_sched.dump.literals import Literals, dotted
-from overlap_sched.errors import DumpInputError, DumpStatementError
+from overlap_sched.errors import DumpError
 
 _BACKED = re.compile(r"^s\d+$")
 _SYMBOL = re.compile(r"^[A-Za-z]+_?\d+$")
@@ -75,7 +75,7 @@ def read_inputs(path: str, statements: Sequence[ast.stmt]) -> Inputs:
     """Understand the statements of ``load_args``.
 
     Raises:
-        DumpStatementError: A statement is none of reader.storage, tensor, symint, const, unsupported, generator,
+        DumpError: A statement is none of reader.storage, tensor, symint, const, unsupported, generator,
             opaque, and no size set by hand (``u8 = u9 = 512``).
     """
     symbols: dict[str, int] = {}
@@ -196,7 +196,7 @@ class InputMaker:
         """The value of a printed size, ``s0`` or ``8*((u0 + 71)//8)``; None: it is not understood."""
         try:
             value = self._literals.read(ast.parse(text.strip(), mode="eval").body)
-        except (SyntaxError, ValueError, RecursionError, MemoryError, DumpStatementError):
+        except (SyntaxError, ValueError, RecursionError, MemoryError, DumpError):
             return None
         return value if type(value) is int else None
 
@@ -218,9 +218,7 @@ class InputMaker:
         where = f"{self._inputs.path}, line {item.line}: input {name!r}"
         storage = self._inputs.storages.get(item.storage)
         if storage is None:
-            raise DumpInputError(
-                f"{where}: its storage {item.storage!r} is not defined before it. Was a line taken out?"
-            )
+            raise DumpError(f"{where}: its storage {item.storage!r} is not defined before it. Was a line taken out?")
         read = self._literals.read
         shape, stride, nbytes = (
             read(item.shape),
@@ -242,7 +240,7 @@ class InputMaker:
                 made.untyped_storage().resize_(nbytes)
             return made
         except (RuntimeError, TypeError, ValueError) as error:
-            raise DumpInputError(
+            raise DumpError(
                 f"{where}: shape {shape}, strides {stride} and offset {offset} do not fit its storage of {nbytes} "
                 f"bytes ({str(error).splitlines()[0]}). Was the line edited?"
             ) from None

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from overlap_sched.dump.operators import operator_named
-from overlap_sched.errors import DumpStatementError
+from overlap_sched.errors import DumpError
 
 _CONSTANTS: Mapping[str, Any] = {
     name: value
@@ -97,7 +97,7 @@ class Literals:
 
     def fail(self, where: ast.AST, what: str = "this is not understood") -> NoReturn:
         """Raise the error for `where`, with its line and text."""
-        raise DumpStatementError(
+        raise DumpError(
             f"{self.path}, line {getattr(where, 'lineno', '?')}: {what}: `{shorten(where)}`. Only torch.ops calls, "
             "constants, getitem and tensor metadata are read, as torch writes them; nothing in the file is run. "
             "Write the dump again with torch, or take this statement out."

@@ -25,7 +25,7 @@ from overlap_sched.dump.source import DumpSource, read_source
 from overlap_sched.dump.step import one_step
 from overlap_sched.dump.text import listed
 from overlap_sched.dump.values import MisfitError, fake_execution
-from overlap_sched.fx.groups import GROUPS_KEY
+from overlap_sched.fx.calls import GROUPS_KEY
 from overlap_sched.fx.sizes import SIZES_KEY
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 from overlap_sched.report.words.sizes import AssumedSize

@@ -30,7 +30,7 @@ from overlap_sched.dump.literals import Literals, shorten
 from overlap_sched.dump.size_names import check_sizes, size_names
 from overlap_sched.dump.source import DumpSource
 from overlap_sched.dump.values import Opaque, Values
-from overlap_sched.errors import DumpError, DumpInputError, DumpStatementError
+from overlap_sched.errors import DumpError
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 
 NO_SHAPES = (
@@ -133,7 +133,7 @@ class Loader:
         if not self.source.load_args and any(node.name in self.parsed.annotations for node in placeholders):
             return {}  # one that has no annotation is no tensor: a device mesh, for example
         if len(inputs) != len(placeholders):
-            raise DumpInputError(
+            raise DumpError(
                 f"{self.source.path}: forward takes {len(placeholders)} inputs but load_args describes {len(inputs)}. "
                 "Was the file cut short, or edited by hand?"
             )
@@ -192,9 +192,7 @@ class Loader:
             self.values.mark_guessed(node)
         value = guess.annotated(text, torch.device("cpu"), self._maker.size_of)
         if value is None:
-            raise DumpInputError(
-                f"{self.parsed.place(node)}: the annotation {text!r} does not describe a tensor or a size."
-            )
+            raise DumpError(f"{self.parsed.place(node)}: the annotation {text!r} does not describe a tensor or a size.")
         if isinstance(value, torch.Tensor):
             self.values.note("inputs whose storage the file does not say, each taken to have its own")
         return value
@@ -217,7 +215,7 @@ class Loader:
             except (RuntimeError, TypeError, ValueError) as error:
                 if isinstance(error, DumpError):
                     raise
-                raise DumpStatementError(
+                raise DumpError(
                     f"{self.source.path}, line {value.lineno}: self.{name} is no tensor "
                     f"({str(error).splitlines()[0]}): `{shorten(value)}`. Write the dump again with torch."
                 ) from None

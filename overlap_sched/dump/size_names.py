@@ -9,7 +9,7 @@ from typing import NamedTuple
 from overlap_sched.dump.contradictions import is_unbacked
 from overlap_sched.dump.graph import ParsedGraph
 from overlap_sched.dump.source import DumpSource
-from overlap_sched.errors import DumpNameError
+from overlap_sched.errors import DumpError
 
 _SYMBOL = re.compile(r"\b[A-Za-z]+_?\d+\b")
 _LISTED = 20
@@ -67,7 +67,7 @@ def check_sizes(path: str, given: Mapping[str, int], names: SizeNames) -> None:
         there = f"Its symbols are {listed}{more}" if listed else "It has no symbols"
         near = difflib.get_close_matches(name, names.nodes, n=3)
         also = f"; of its nodes, {' and '.join(map(repr, near))} may be meant" if near else ""
-        raise DumpNameError(
+        raise DumpError(
             f"{path}: a size is given for {name!r} (--size {name}={given[name]} on the command line), but no symbol or "
             f"node has that name. {there}{also}. Correct the name, or leave it out."
         )

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from overlap_sched.dump.node_list import as_function
 from overlap_sched.dump.text import GraphText, graphs_in, listed, read_lines
-from overlap_sched.errors import DumpFileError, DumpNameError, DumpSyntaxError
+from overlap_sched.errors import DumpError
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 
 _SYMBOL_HINT = re.compile(r"^((?:[A-Za-z_]\w* *= *)+)(-?\d+)\s*$")
@@ -76,9 +76,9 @@ def read_source(path: str | Path, limits: Limits = DEFAULT_LIMITS, graph: int | 
         graph: Which of several graphs in it, from 1; ``None``: the first that calls operators with their overloads.
 
     Raises:
-        DumpNameError: There is no graph of that number.
-        DumpFileError: It cannot be read, or holds no ``class Repro`` with a ``forward``.
-        DumpSyntaxError: ``forward`` or ``load_args`` is not Python.
+        DumpError: There is no graph of that number.
+        DumpError: It cannot be read, or holds no ``class Repro`` with a ``forward``.
+        DumpError: ``forward`` or ``load_args`` is not Python.
     """
     lines = read_lines(path, limits)
     name = str(path)
@@ -95,19 +95,19 @@ def read_source(path: str | Path, limits: Limits = DEFAULT_LIMITS, graph: int | 
         start = _last(lines, r"^class Repro\b")
     if start is None:
         if any(line.startswith("\tclass Repro") for line in lines):
-            raise DumpFileError(
+            raise DumpError(
                 f"{name}: this is a log that TORCH_TRACE wrote, with dumps in it. Run tlparse on it, and take one of "
                 "the files `fx_graph_runnable` that it makes."
             )
         written = next((line.strip() for line in lines if line.strip()), "nothing")
-        raise DumpFileError(
+        raise DumpError(
             f"{name}: there is no `class Repro` in it, so it is not a dump that torch wrote "
             f"(it starts with {written[:80]!r}). Take `fx_graph_runnable` from tlparse (`fx_graph_readable` where "
             "torch made none), or write one with torch._dynamo.repro.after_aot.save_graph_repro."
         )
     forward = _first(lines, r"^    def forward\(", start)
     if forward is None:
-        raise DumpFileError(
+        raise DumpError(
             f"{name}, line {start + 1}: `class Repro` has no `def forward(`. Was the file cut short, or edited by hand?"
         )
     end = _block_end(lines, forward, indent=4)
@@ -134,7 +134,7 @@ def _chosen(name: str, graphs: Sequence[GraphText], graph: int | None) -> int:
     there = max(len(graphs), 1)
     if not 1 <= graph <= there:
         one = "its graphs are" if there > 1 else "it has one graph"
-        raise DumpNameError(f"{name}: there is no graph {graph}: {one}{f' {listed(graphs)}' if there > 1 else ''}.")
+        raise DumpError(f"{name}: there is no graph {graph}: {one}{f' {listed(graphs)}' if there > 1 else ''}.")
     return graph
 
 
@@ -176,7 +176,7 @@ def _parse(path: str, lines: Sequence[str], start: int, end: int, indent: int) -
         except (ValueError, RecursionError, MemoryError) as error:
             line, reason = start + 1, str(error) or type(error).__name__
     shown = lines[line - 1].strip()[:80] if line <= len(lines) else ""
-    raise DumpSyntaxError(
+    raise DumpError(
         f"{path}, line {line}: this is not Python ({reason}): {shown!r}. Was the file cut short, or edited by hand?"
     )
 
@@ -185,7 +185,7 @@ def _function(path: str, lines: Sequence[str], start: int, end: int, indent: int
     body = _parse(path, lines, start, end, indent)
     if len(body) == 1 and isinstance(body[0], ast.FunctionDef):
         return body[0]
-    raise DumpSyntaxError(f"{path}, line {start + 1}: expected one function here: {lines[start].strip()[:80]!r}.")
+    raise DumpError(f"{path}, line {start + 1}: expected one function here: {lines[start].strip()[:80]!r}.")
 
 
 def _attributes(path: str, lines: Sequence[str], start: int, end: int) -> tuple[Attribute, ...]:
@@ -199,7 +199,7 @@ def _attributes(path: str, lines: Sequence[str], start: int, end: int) -> tuple[
         match = _ATTRIBUTE.match(lines[i])
         try:
             statement = _parse(path, lines, i, after, indent=8)[0]
-        except DumpSyntaxError:
+        except DumpError:
             if match is None:
                 raise
             statement = None

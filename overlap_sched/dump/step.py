@@ -16,7 +16,7 @@ from copy import deepcopy
 from dataclasses import replace
 
 from overlap_sched.dump.source import Attribute, DumpSource
-from overlap_sched.errors import DumpInputError
+from overlap_sched.errors import DumpError
 
 TANGENT = "tangents"
 
@@ -25,7 +25,7 @@ def one_step(forward: DumpSource, backward: DumpSource) -> DumpSource:
     """The graph of both, forward first.
 
     Raises:
-        DumpInputError: They do not belong together: backward's inputs are not what forward saves.
+        DumpError: They do not belong together: backward's inputs are not what forward saves.
     """
     inputs, results = _inputs(forward), _results(forward)
     names = [ast.unparse(result) for result in results]
@@ -58,7 +58,7 @@ def _saved(forward: DumpSource, backward: DumpSource, names: Sequence[str]) -> d
     """Per input of backward that forward saves, the result that it is: by name, else by position from the end."""
     needed = [name for name in _inputs(backward) if not name.startswith(TANGENT)]
     if len(needed) == len(_inputs(backward)) or any(name.startswith(TANGENT) for name in _inputs(forward)):
-        raise DumpInputError(
+        raise DumpError(
             f"{forward.path} and {backward.path} are not the forward and the backward graph of one step: the second "
             f"must have inputs that are called {TANGENT}_1 and so on, the first must not. Give the forward graph first."
         )
@@ -67,7 +67,7 @@ def _saved(forward: DumpSource, backward: DumpSource, names: Sequence[str]) -> d
     by_place = dict(zip(needed, names[len(names) - len(needed) :], strict=False))
     if len(needed) > len(names) or any(name in names and other != name for name, other in by_place.items()):
         missing = next(name for name in needed if name not in names)
-        raise DumpInputError(
+        raise DumpError(
             f"{backward.path}: its input {missing!r} is no result of {forward.path}, so the two are not of one step. "
             "Give the two graphs of one compiled function, from one rank and one compilation."
         )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from overlap_sched.errors import DumpFileError
+from overlap_sched.errors import DumpError
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 from overlap_sched.problem.unpack import CutShortError, DamagedError, read_unpacked
 
@@ -82,7 +82,7 @@ def read_lines(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> list[str]:
     and comments into it as they are.
 
     Raises:
-        DumpFileError: It cannot be read, or is not text.
+        DumpError: It cannot be read, or is not text.
         InputTooLargeError: It is larger than the limit.
     """
     try:
@@ -90,13 +90,13 @@ def read_lines(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> list[str]:
         text = data.decode("utf-8-sig", "replace" if _DUMP in data else "strict")
     except OSError as error:
         reason = error.strerror or str(error)
-        raise DumpFileError(
+        raise DumpError(
             f"{path}: cannot be read ({reason}). Check the path, and the download if it is gzipped."
         ) from None
     except (CutShortError, DamagedError):
-        raise DumpFileError(f"{path}: the gzip data is cut short or damaged. Fetch the file again.") from None
+        raise DumpError(f"{path}: the gzip data is cut short or damaged. Fetch the file again.") from None
     except UnicodeDecodeError as error:
-        raise DumpFileError(
+        raise DumpError(
             f"{path}: is not text (byte {error.start} is not UTF-8). A dump is a Python file. Save it as UTF-8."
         ) from None
     return re.split(r"\r\n|\r|\n", _COLOUR.sub("", text) if "[" in text else text)

@@ -23,7 +23,7 @@ from overlap_sched.dump.graph import MODES, ParsedGraph
 from overlap_sched.dump.groups import DumpGroup, collective_result
 from overlap_sched.dump.higher_order import hop_result
 from overlap_sched.dump.operators import UnknownOp
-from overlap_sched.errors import DumpShapeError, InputTooLargeError
+from overlap_sched.errors import DumpError, InputTooLargeError
 
 _CPU = torch.device("cpu")
 _LARGEST_INTEGER = 2**63
@@ -188,7 +188,7 @@ class Values:
         if value is not None:
             self.note("results that did not fit a data-dependent size: shaped like their largest input")
             return value
-        raise DumpShapeError(
+        raise DumpError(
             f"{self.parsed.place(node)}: the shape of its result cannot be found: {reason.rstrip('.')}. "
             + guess.mend(node, [one for one in node.all_input_nodes if isinstance(self.of[one], Opaque)])
         )

@@ -10,9 +10,9 @@ from torch import fx
 
 from overlap_sched.cost.checked import check_model
 from overlap_sched.errors import OverlapSchedWarning, RewriteError, SequenceError, VerificationError
-from overlap_sched.fx.declared import undeclared_text
+from overlap_sched.fx.graphs import graph_of, reorder
 from overlap_sched.fx.lifting import LIFTING, lift
-from overlap_sched.fx.reordering import graph_of, reorder
+from overlap_sched.fx.operators import undeclared_text
 from overlap_sched.fx.rewrites import alike_of, prepare
 from overlap_sched.fx.rewrites.planning import may_rewrite, plan_lifted
 from overlap_sched.options import Options, check_names, on_devices, options_given

@@ -15,7 +15,7 @@
 
 Higher-order operators and functions of Python are in :mod:`overlap_sched.fx.operators`. An operator that is in no class
 of communication, and of no namespace of torch, is taken for the worst that it can be, see
-:func:`overlap_sched.fx.declared.declare_operator`.
+:func:`overlap_sched.fx.operators.declare_operator`.
 """
 
 FUNCTIONAL = (

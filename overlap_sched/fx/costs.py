@@ -13,15 +13,11 @@ from overlap_sched.cost.fusion.kernels import KernelShare, parts_of_kernels, sha
 from overlap_sched.cost.model import asked
 from overlap_sched.cost.price import Source
 from overlap_sched.errors import CostError, OptionsError
+from overlap_sched.fx.calls import call_of, name_and_group
 from overlap_sched.fx.catalogue import HOST_COPIES
-from overlap_sched.fx.collectives import Comm, Role
-from overlap_sched.fx.flops import FlopCounter
-from overlap_sched.fx.fusion_steps import rules_for, steps_of
-from overlap_sched.fx.groups import name_and_group
-from overlap_sched.fx.operator_traits import NO_CALL, arguments_of
-from overlap_sched.fx.operators import is_higher_order, only_wraps
+from overlap_sched.fx.fusion import FlopCounter, rules_for, steps_of
+from overlap_sched.fx.operators import NO_CALL, Comm, Role, arguments_of, is_higher_order, only_wraps
 from overlap_sched.fx.reading import Reading
-from overlap_sched.fx.wrappers import call_of
 from overlap_sched.problem import Group
 from overlap_sched.transform.host import PCIE_5
 

@@ -18,8 +18,7 @@ from overlap_sched.errors import OptionsError, OverlapSchedWarning
 from overlap_sched.fit import Fit, fit
 from overlap_sched.fit.planner import point
 from overlap_sched.fit.questions import KINDS as OF_VALUES
-from overlap_sched.fx.dimensions.candidates import fission_candidates
-from overlap_sched.fx.dimensions.experts import expert_fissions
+from overlap_sched.fx.dimensions.candidates import expert_fissions, fission_candidates
 from overlap_sched.fx.lifting import LIFTING, Lifted, lift
 from overlap_sched.fx.rewrites import alike_of, prepare, rerunnable
 from overlap_sched.fx.rewrites.batches import batch_fissions

@@ -1,37 +1,374 @@
-"""Lift an FX graph into a problem: data flow, hazards, storages, times."""
+"""Which graph inputs stay (parameters, what the caller keeps) and which may be freed after their last use.
 
-from collections.abc import Mapping, Sequence
+Process groups of a graph's collectives: who they are, how many ranks, inside a node or across.
+
+What every node allocates and uses, in either memory model.
+
+Nodes of a problem that stand for no node of the graph by themselves: further waits, launches, finishes.
+
+A problem has one collective per wait, and only waits wait. torch 2.15 has ``wait_tensors``: the compute stream stands
+still until all collectives that its tensors come from have finished. Mostly that is one collective with several
+outputs. Where there are several, the wait gets company: one more wait for each of the others, in front of it, which
+hold no memory and take no time. A replay stands still at each of them in turn, and so until the last has finished; in
+any order it predicts at least the time that the program takes, and exactly that where nothing runs between them. What
+communicates on the compute stream has them, too, as it runs when the streams of its groups are free, behind all that
+was launched there; and so has a sub-graph that waits for what it is given::
+
+    compute       | mm |.........|part|== all_reduce in a sub-graph ==|
+    fsdp               |== gather ====|
+
+On a GPU the host launches ahead of time. On a CPU the thread that computes launches, too, and over gloo that takes it
+50 to 1,000 us. A cost model that knows so (``launch_us``) gives each collective a *launch node*: a compute node in
+front of it, which holds no memory and takes that long::
+
+    compute       | mm |launch|     mm      |finish|wait|
+    fsdp                      |== gather ===|
+
+A wait for a collective that is done takes time, too (gloo copies what a reduce_scatter has summed up). Where the model
+knows that (``finish_us``), a *finish node* stands in front of the wait. Without such a model no node is added.
+
+Lift an FX graph into a problem: data flow, hazards, storages, times.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
+from typing import NamedTuple
 
+import torch.distributed as dist
 from torch import fx
 
-from overlap_sched.cost import CostModel, Price, Roofline
+from overlap_sched.cost import Collective, CostModel, Price, Roofline
 from overlap_sched.cost.cluster.contention import contention_of
 from overlap_sched.cost.cluster.cost_model import model_of
 from overlap_sched.cost.cluster.description import Cluster, MeshDimension
 from overlap_sched.cost.cluster.file import cluster_given
-from overlap_sched.cost.cluster.placement import Placement, nodes_of_ranks
-from overlap_sched.fx.collectives import Role
-from overlap_sched.fx.company import launch_times, one_collective_each, with_launches
+from overlap_sched.cost.cluster.placement import Facts, Nodes, Placement, nodes_of_ranks, place
+from overlap_sched.cost.cluster.sharding_groups import DataflowNode, sharding_groups
+from overlap_sched.cost.model import FinishingModel, LaunchingModel
+from overlap_sched.errors import OptionsError
+from overlap_sched.fx.calls import GROUPS_KEY, _argument, _listed_ranks, live_ranks, name_and_group
 from overlap_sched.fx.costs import Cost, Costs, Fusion, costs_of
-from overlap_sched.fx.graph_hazards import graph_hazards
-from overlap_sched.fx.groups import carried_facts, groups_of
-from overlap_sched.fx.hazards import Ordering
-from overlap_sched.fx.inputs import Which, kept_inputs
-from overlap_sched.fx.memory import DeviceFilter, Memory, memory_of
-from overlap_sched.fx.pins import marks_of, module_of
-from overlap_sched.fx.reader import read_graph
-from overlap_sched.fx.reading import Reading
-from overlap_sched.fx.reordering import graph_of
+from overlap_sched.fx.graphs import graph_of, marks_of, module_of
+from overlap_sched.fx.hazards import graph_hazards
+from overlap_sched.fx.operators import NO_CALL, Ordering, Role
+from overlap_sched.fx.reading import Reading, read_graph
 from overlap_sched.fx.sizes import carried_sizes
-from overlap_sched.problem import Group, Kind, MemoryModel, Node, Problem
+from overlap_sched.problem import Group, Kind, MemoryModel, Node, Problem, Storage
 from overlap_sched.problem.contention import NO_CONTENTION
-from overlap_sched.problem.node import OF_HOST
+from overlap_sched.problem.node import FINISH, LAUNCH, OF_HOST, PART
 from overlap_sched.problem.precedence import launched_on
 from overlap_sched.report.words.sizes import AssumedSize
 from overlap_sched.transform.host import OUT
+
+Which = Callable[[fx.Node], bool] | Collection[str]
+"""Inputs: by name, or by a function of their nodes."""
+STAYS = "overlap_sched_stays"
+"""In the metadata of an input of which it is known that its caller holds it on, whatever its name."""
+
+
+def kept_inputs(
+    inputs: Sequence[fx.Node], memory_model: MemoryModel, parameters: Which | None, donated: Which | None
+) -> set[fx.Node]:
+    """The placeholders whose storages stay to the end.
+
+    ``parameters`` stay and ``donated`` may be freed, as the caller says; of both, it stays, and so does what is marked
+    (:data:`STAYS`). The others by their names:
+
+    - AOTAutograd's backward (some input is ``tangents_*``): ``primals_*`` stay; saved activations and tangents may go.
+    - anything else (its forward, a compiled optimizer, ``make_fx``): all stay, since the caller may still hold them.
+    - in the ``tracker`` model, as torch's own ``memory_estimator._is_releasable``: all but ``primals*`` may go.
+
+    Raises:
+        OptionsError: A name is not one of the graph's inputs.
+    """
+    names = {node.name for node in inputs} | {node.target for node in inputs}
+    stays, goes = _predicate(parameters, names, "parameters"), _predicate(donated, names, "donated")
+    backward = any(node.name.startswith("tangents") for node in inputs)
+    by_name = backward or memory_model == "tracker"
+    return {
+        node
+        for node in inputs
+        if stays(node) or STAYS in node.meta or (not goes(node) and (not by_name or node.name.startswith("primals")))
+    }  # fmt: skip
+
+
+def _predicate(which: Which | None, names: set[str], argument: str) -> Callable[[fx.Node], bool]:
+    if which is None:
+        return lambda node: False
+    if callable(which):
+        return which
+    wanted = {which} if isinstance(which, str) else set(which)
+    for name in sorted(wanted - names):
+        near = get_close_matches(name, sorted(names), n=1, cutoff=0.4)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise OptionsError(
+            f"{argument} names {name!r}, which is not an input of the graph{hint}. "
+            "Give names of placeholder nodes, or a function of them."
+        )
+    return lambda node: node.name in wanted or node.target in wanted
+
+
+def groups_of(
+    reading: Reading, launches: Sequence[int], given: Mapping[str, Group], carried: Mapping[str, Facts], nodes: Nodes
+) -> tuple[dict[int, str], dict[str, Placement]]:
+    """Per collective the name of its group, and per name, of those in sub-graphs, too, its size and where it is.
+
+    A group's size is the one in ``given`` or ``carried``; else that in its collectives' arguments; else that of the
+    live process group; else the ratio of output to input; else that of the world (counted in the notes as
+    ``group_size_guessed``). Where it is: as ``given`` says, else by its ranks where they can be known, else by
+    :func:`overlap_sched.cost.cluster.placement.place`.
+
+    Raises:
+        CostError: A group does not fit the ranks.
+    """
+    name_of: dict[int, str] = {}
+    members: dict[str, list[_Site]] = {}
+    ranks: dict[str, list[int] | None] = {}
+    for site in (*((reading, v) for v in launches), *_inside(reading)):
+        node = site[0].nodes[site[1]]
+        name, live = name_and_group(node)
+        if site[0] is reading:
+            name_of[site[1]] = name
+        members.setdefault(name, []).append(site)
+        if name not in ranks:
+            ranks[name] = _listed_ranks(node) or (
+                None if name in given or name in carried else live_ranks(name if live is None else live)
+            )
+    open_names = [name for name in members if name not in given]
+    facts = {name: carried.get(name) or _facts(members[name], ranks[name], nodes) for name in open_names}
+    if any(not one.ranks for one in facts.values()):
+        shards = sharding_groups(_steps(reading, name_of))
+        facts = {name: one._replace(shards=name in shards) for name, one in facts.items()}
+    placed = place(facts, nodes)
+    found = {name: one._replace(group=one.group._replace(ranks=facts[name].ranks)) for name, one in placed.items()}
+    return name_of, {name: found[name] if name in found else Placement(given[name]) for name in members}
+
+
+_Site = tuple[Reading, int]
+"""A collective: in which graph, and where."""
+
+
+def _inside(reading: Reading) -> Iterator[_Site]:
+    """Yield the collectives in sub-graphs, at every depth."""
+    for inner in dict.fromkeys(one for readings in reading.inner.values() for one in readings):
+        yield from ((inner, v) for v, traits in enumerate(inner.traits) if traits.role in (Role.LAUNCH, Role.BLOCKING))
+        yield from _inside(inner)
+
+
+def carried_facts(graph: fx.Graph) -> dict[str, Facts]:
+    """The groups that a loaded dump carries along; none for other graphs."""
+    carried = getattr(graph.owning_module, "meta", {}).get(GROUPS_KEY, {})
+    return {name: Facts(size, tuple(ranks or ())) for name, (size, ranks) in carried.items()}
+
+
+def _steps(reading: Reading, name_of: Mapping[int, str]) -> list[DataflowNode]:
+    return [
+        DataflowNode(
+            reading.inputs[v],
+            not traits.free and traits is not NO_CALL and traits.comm is None,
+            "" if traits.comm is None else traits.comm.op,
+            name_of.get(v, ""),
+        )
+        for v, traits in enumerate(reading.traits)
+    ]
+
+
+def _facts(members: list[_Site], ranks: list[int] | None, nodes: Nodes) -> Facts:
+    size = next((n for r, v in members if (n := _argument(r.nodes[v], "group_size")) is not None), None)
+    if ranks is not None and size in (None, len(ranks)):
+        return Facts(len(ranks), tuple(ranks))
+    size = size or _size_from_values(members)
+    if size is None:
+        size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else nodes.ranks_per_node
+        members[0][0].notes["group_size_guessed"] += 1
+    return Facts(int(size))
+
+
+def _size_from_values(members: list[_Site]) -> int | None:
+    """How much larger one side of a gather or scatter is than the other."""
+    for reading, v in members:
+        into = sum(reading.value_bytes[u] for u in reading.inputs[v])
+        out, traits = reading.value_bytes[v], reading.traits[v]
+        op = traits.comm.op if traits.comm else ""
+        small, large = (into, out) if "gather" in op else (out, into) if "scatter" in op else (0, 0)
+        if 0 < small <= large and large % small == 0:
+            return large // small
+    return None
+
+
+DeviceFilter = Callable[[str], bool]
+"""Whether storages on a device of this type (``"cuda"``) are counted."""
+
+
+class Memory(NamedTuple):
+    """Per node what it allocates and uses (ids of ``storages``); the storages that count."""
+
+    alloc: list[tuple[int, ...]]
+    use: list[tuple[int, ...]]
+    storages: tuple[Storage, ...]
+
+
+def memory_of(
+    reading: Reading, memory_model: MemoryModel, kept: set[fx.Node], device_filter: DeviceFilter | None
+) -> Memory:
+    """Allocations and uses of a graph.
+
+    ``runtime``: a wait allocates nothing and uses its collective's inputs and output; a collective that nothing waits
+    for holds both to the end; what is mutated of the inputs stays. ``tracker``: as torch's
+    ``memory_estimator.MemoryTracker`` sees them: each value's own storages, a use is an input's value, and what is
+    never used is never freed.
+
+    Without a filter, storages that are not on a CPU count; where all are, they do.
+    """
+    runtime = memory_model == "runtime"
+    alloc, use = _runtime(reading) if runtime else _tracker(reading)
+    pinned = _pinned(reading, kept, runtime)
+    number = _numbering(reading, alloc, device_filter)
+    table = reading.storages
+    return Memory(
+        [tuple([number[s] for s in a if s in number]) if a else a for a in alloc],
+        [tuple([number[s] for s in u if s in number]) if u else u for u in use],
+        tuple(Storage(table.nbytes[s], s in pinned) for s in number),
+    )
+
+
+def _runtime(r: Reading) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    root = r.storages.root
+    alloc = [tuple([s for s in fresh if root[s] == s]) if fresh else fresh for fresh in r.raw_fresh]
+    use = list(r.takes)
+    for v, before in r.order_only.items():
+        use[v] = _union(use[v], *(r.outs[u] for u in before))
+    for v, launches in r.ends.items():
+        use[v] = _union(*(r.held_in_flight(launch) for launch in launches), r.takes[v])
+    waited = {launch for launches in r.ends.values() for launch in launches}
+    in_flight = [v for v in r.launches if v not in waited]
+    if in_flight and r.nodes[-1].op == "output":
+        use[-1] = _union(use[-1], *(s for v in in_flight for s in (r.held_in_flight(v), r.outs[v])))
+    return alloc, use
+
+
+def _tracker(r: Reading) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    fake = r.storages.fake
+    outs = [raw if all(fake[s] for s in raw) else tuple(s for s in raw if fake[s]) for raw in r.raw_outs]
+    alloc = [tuple([s for s in fresh if fake[s]]) if fresh else fresh for fresh in r.raw_fresh]
+    use = [outs[ids[0]] if len(ids) == 1 else _union(*(outs[u] for u in ids)) for ids in r.inputs]
+    if r.nodes[-1].op == "output":
+        used = {s for u in use for s in u}
+        use[-1] = _union(use[-1], [s for a in alloc for s in a if s not in used])
+    return alloc, use
+
+
+def _union(*parts: Sequence[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys([s for part in parts for s in part]))
+
+
+def _pinned(r: Reading, kept: set[fx.Node], runtime: bool) -> set[int]:
+    """Storages that are never freed."""
+    pinned: set[int] = set()
+    inputs: set[int] = set()
+    for node, raw, roots in zip(r.nodes, r.raw_outs, r.outs, strict=True):
+        if node.op == "placeholder":
+            inputs.update(roots)
+            if node in kept:
+                pinned.update(roots if runtime else raw)
+        elif node.op == "get_attr" and (runtime or node.name.startswith("primals")):
+            pinned.update(roots if runtime else raw)
+    if runtime:
+        # the caller sees all writes but those of unknown calls, which we only suppose
+        pinned.update(s for v, roots in r.writes.items() for s in roots if s in inputs and r.traits[v].known)
+    return pinned
+
+
+def _numbering(r: Reading, alloc: Iterable[tuple[int, ...]], device_filter: DeviceFilter | None) -> dict[int, int]:
+    """From the raw storages that are allocated and counted to consecutive ids."""
+    device = r.storages.device
+    if device_filter is None:
+        all_on_cpu = all(d == "cpu" for d in device)
+        counted = {d: all_on_cpu or d != "cpu" for d in set(device)}
+    else:
+        counted = {d: device_filter(d) for d in set(device)}
+    number: dict[int, int] = {}
+    for stored in alloc:
+        for s in stored:
+            if counted[device[s]]:
+                number[s] = len(number)
+    return number
+
+
+def one_collective_each(
+    nodes: Sequence[Node], ends: Mapping[int, Sequence[int]], outside: Collection[int] = ()
+) -> tuple[tuple[Node, ...], tuple[int, ...]]:
+    """Nodes in which every wait has one collective, and per node the index of the one that it stands for.
+
+    Args:
+        nodes: In their original order; of a wait of several collectives, ``collective`` is one of them. What
+            communicates on the compute stream depends on what was launched before on its groups.
+        ends: Per node that waits (its index) the indices of all collectives that it waits for.
+        outside: Nodes that wait for what this graph does not launch.
+    """
+    company: dict[int, list[Node]] = {}
+    for v, node in enumerate(nodes):
+        if not (v in ends or node.launches or v in outside):
+            continue
+        found = dict.fromkeys([*ends.get(v, ()), *(u for u in node.deps if nodes[u].group in node.launches)])
+        others = [(nodes[u].name, u) for u in found if u != node.collective]
+        company[v] = [Node(f"{node.name}.{name}", Kind.WAIT, (u,), op=PART, collective=u) for name, u in others]
+        if v in outside and node.kind is Kind.COMPUTE and not others:
+            company[v] = [Node(f"{node.name}.wait", Kind.WAIT, op=PART)]
+    return _with_company(nodes, company)
+
+
+def launch_times(nodes: Sequence[Node], groups: Mapping[str, Group], model: CostModel | None) -> dict[int, float]:
+    """Per collective and wait (its index) what launching or finishing takes, where that is not nothing."""
+    if not isinstance(model, LaunchingModel):
+        return {}
+    works = {
+        v: Collective(node.op, node.bytes, groups[node.group])
+        for v, node in enumerate(nodes)
+        if node.kind is Kind.COLLECTIVE and node.group is not None
+    }
+    times = {v: model.launch_us(work) for v, work in works.items()}
+    if isinstance(model, FinishingModel):
+        waits = {v: node.collective for v, node in enumerate(nodes) if node.kind is Kind.WAIT and node.op != PART}
+        parts = {v: node.collective for v, node in enumerate(nodes) if node.op == PART}
+        waits |= {v: u for v, u in parts.items() if u not in waits.values()}
+        times |= {v: model.finish_us(works[u]) for v, u in waits.items() if u is not None}
+    return {v: us for v, us in times.items() if us > 0.0}
+
+
+def with_launches(nodes: Sequence[Node], launch_us: Mapping[int, float]) -> tuple[tuple[Node, ...], tuple[int, ...]]:
+    """Nodes with a launch or finish node before each that has one, and per node the index of what it stands for."""
+    company = {}
+    for v, us in launch_us.items():
+        op = FINISH if nodes[v].kind is Kind.WAIT else LAUNCH
+        company[v] = [Node(f"{nodes[v].name}.{op}", Kind.COMPUTE, nodes[v].deps, time_us=us, op=op)]
+    return _with_company(nodes, company)
+
+
+def _with_company(
+    nodes: Sequence[Node], company: Mapping[int, Sequence[Node]]
+) -> tuple[tuple[Node, ...], tuple[int, ...]]:
+    """Nodes behind others that they must come after (by old indices), and per node the old index that it stands for."""
+    if not any(company.values()):
+        return tuple(nodes), tuple(range(len(nodes)))
+    result: list[Node] = []
+    stands_for: list[int] = []
+    ids: list[int] = []  # per old index
+    for v, node in enumerate(nodes):
+        first = len(result)
+        for one in (*company.get(v, ()), node):
+            deps = [ids[u] for u in one.deps]
+            deps = deps if one.kind is Kind.OUTPUT else sorted(deps)
+            before = range(first, len(result)) if one is node else ()
+            collective = None if one.collective is None else ids[one.collective]
+            result.append(one._replace(deps=(*deps, *before), collective=collective))
+            stands_for.append(v)
+        ids.append(len(result) - 1)
+    return tuple(result), tuple(stands_for)
+
 
 HOST = {OUT: Group(1, True)}
 """The stream of copies to and from the host, as a group."""
@@ -44,7 +381,7 @@ class Lifted:
     Attributes:
         problem: What is to be scheduled.
         nodes: Per problem id, its FX node: the graph's own order. A wait of several collectives has an id for each of
-            them (:mod:`overlap_sched.fx.company`).
+            them (:mod:`overlap_sched.fx.lifting`).
         notes: How often something was not known or not usual, by name:
 
             - ``unknown_op``: kept as a barrier; ``fence``: a node that nothing may cross;
@@ -109,7 +446,7 @@ def lift(
         cost: Microseconds of a node, or ``None`` to leave it to ``model``.
         parameters: Inputs that are never freed, by name or predicate.
         donated: Inputs that may be freed after their last use. The others are classified by name, see
-            :func:`overlap_sched.fx.inputs.kept_inputs`.
+            :func:`overlap_sched.fx.lifting.kept_inputs`.
         name: Name of the problem.
         model: Cost model; an H100 in nodes of eight by default.
         groups: Sizes and places of process groups by name, where they are not those of this process. (A loaded dump
@@ -125,8 +462,8 @@ def lift(
             make of them. The graph stays one of single nodes. See :mod:`overlap_sched.cost.fusion.kernels`.
 
     Raises:
-        InputNameError, CostError, OptionsError, ProblemError: The arguments do not fit the graph.
-        ClusterError, PlacementError: The cluster is none, or a process group does not fit it.
+        CostError, OptionsError, ProblemError: The arguments do not fit the graph.
+        CostError: The cluster is none, or a process group does not fit it.
     """
     graph = graph_of(gm)
     reading = read_graph(graph)

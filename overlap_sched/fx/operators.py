@@ -1,4 +1,13 @@
-"""The traits of what a ``call_function`` node calls, found once per operator.
+"""Which operators are collectives and waits: by operator objects, never by how they print.
+
+The traits of an operator: what is known of it before looking at a node. The vocabulary.
+
+What the user says of operators that torch does not know.
+
+Of an operator that another library registers nothing says whether it communicates inside. Where one of its arguments
+names a process group it is taken for communication; all others are *opaque*: they may communicate, too.
+
+The traits of what a ``call_function`` node calls, found once per operator.
 
 Those of ``torch.ops`` operators come from their schemas and tags, those of higher-order operators from families of
 ``torch.ops.higher_order``, those of Python functions from tables.
@@ -6,17 +15,269 @@ Those of ``torch.ops`` operators come from their schemas and tags, those of high
 
 import math
 import operator
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
-from overlap_sched.fx.catalogue import FENCES, LAST, RANDOM, SYNCS, VIEWS, WRITES
-from overlap_sched.fx.collectives import Comm, Role, comm_of, is_undeclared
-from overlap_sched.fx.hazards import Ordering
-from overlap_sched.fx.operator_traits import Arg, OperatorTraits
+from overlap_sched.errors import OptionsError
+from overlap_sched.fx.catalogue import (
+    BLOCKING,
+    COPIES_INPUT,
+    FAMILIES,
+    FENCES,
+    LAST,
+    LAUNCHES,
+    LOCAL,
+    MEANT,
+    POINT_TO_POINT,
+    RANDOM,
+    SYNCS,
+    TORCH,
+    VIEWS,
+    WAITS,
+    WHOLE_FAMILIES,
+    WRITES,
+)
+
+
+class Ordering(IntEnum):
+    """The ordering constraint of an operator, besides its data; the weakest first."""
+
+    NONE = 0
+    RANDOM = 1
+    """Draws random numbers: ordered among those that do."""
+    EFFECT = 2
+    """Asserts, prints, reads a value on the host: ordered among those that do."""
+    BARRIER = 3
+    """Unknown: ordered against everything impure and everything that touches its storages."""
+    FENCE = 4
+    """Changes how what follows it runs (streams, autograd mode): ordered against everything."""
+
+
+class Role(Enum):
+    """What an operator does with the communication streams."""
+
+    LAUNCH = "launch"
+    """Starts a collective and returns at once; a wait makes its output valid."""
+    WAIT = "wait"
+    """Makes the compute stream wait for the collective whose output it is given."""
+    BLOCKING = "blocking"
+    """Communicates on the compute stream: done when it returns."""
+
+
+class Comm(NamedTuple):
+    """A communication operator.
+
+    Attributes:
+        role: See :class:`Role`.
+        op: Its name without namespace and overload, where torch has one of the kind that: ``"all_gather_into_tensor"``.
+        point_to_point: Sends or receives: must meet its partner, so it keeps its order among its group's collectives.
+        known: Whether it is listed or declared, or is taken for communication by its family and its arguments.
+        copies: Copies what it is given: that is free when it returns, not only behind the wait.
+    """
+
+    role: Role
+    op: str
+    point_to_point: bool = False
+    known: bool = True
+    copies: bool = False
+
+
+_GROUP_NAME = re.compile(r"(?:.*_)?(?:process_)?(?:group|pg)(?:_name)?s?")
+_GROUP_TYPE = re.compile(r"ProcessGroup|DeviceMesh")
+_NAMED_BY = re.compile(r"(?:str|Any|PyObject|Optional\[str\]|List\[str\])")
+"""How the arguments that name a process group are called, and what they are."""
+
+
+def comm_of(op: OpOverload) -> Comm | None:
+    """Return what a communication operator does; ``None`` for all others.
+
+    An operator of a family of collectives that is not listed counts as blocking: what is not known to return early
+    must not be thought to. (torch 2.16 plans such ones, for collectives with a ``config``: done on the calling stream
+    when they return, https://github.com/pytorch/pytorch/pull/194826.) So does one of a namespace that is not torch's
+    where it takes a process group, or is declared to communicate.
+
+    Looked up once per operator and not kept in a table: some are registered only when their module is imported.
+    """
+    said = None if op.namespace in TORCH else declared(op._schema.name)
+    for role, family in ((Role.LAUNCH, LAUNCHES), (Role.WAIT, WAITS), (Role.BLOCKING, BLOCKING)):
+        for name in () if said is False else family.get(op.namespace, ()):
+            if getattr(getattr(torch.ops, op.namespace), name, None) is op.overloadpacket:
+                copies = op._schema.name in COPIES_INPUT
+                return Comm(role, MEANT.get(name, name), name in POINT_TO_POINT, copies=copies)
+    arguments = op._schema.arguments
+    if op.namespace in FAMILIES:
+        communicates = any(argument.name in ("group_name", "ranks") for argument in arguments)
+    elif op.namespace in TORCH:
+        communicates = op.namespace in WHOLE_FAMILIES and op._schema.name not in LOCAL
+    else:
+        communicates = any(map(names_a_group, arguments)) if said is None else said
+    return Comm(Role.BLOCKING, op.overloadpacket.__name__, known=said is not None) if communicates else None
+
+
+def names_a_group(argument: Any) -> bool:
+    """Tell whether an argument of a schema names a process group: by what it is called and what it is."""
+    kind = str(argument.type)
+    return bool(_GROUP_TYPE.search(kind) or (_GROUP_NAME.fullmatch(argument.name) and _NAMED_BY.fullmatch(kind)))
+
+
+def is_undeclared(op: OpOverload) -> bool:
+    """Tell whether nothing but its schema says what an operator does: it may communicate, or draw random numbers."""
+    listed = op.namespace in TORCH or op.overloadpacket.__name__ in BLOCKING.get(op.namespace, ())
+    return not listed and declared(op._schema.name) is None
+
+
+class Arg(tuple[int, str]):
+    """Where an operator takes an argument: (position, name). Position -1: by name only."""
+
+    __slots__ = ()
+
+    def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], default: Any = None) -> Any:
+        """The argument of a call."""
+        position, name = self
+        if 0 <= position < len(args):
+            return args[position]
+        return kwargs.get(name, default)
+
+
+def arguments_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by the names that its schema gives them, but for those left to their defaults."""
+    return {**dict(zip((a.name for a in op._schema.arguments), args, strict=False)), **kwargs}
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTraits:
+    """What an operator does to its arguments and to the world.
+
+    Attributes:
+        op: Its name for people: ``"aten.mm.default"``.
+        ordering: See :class:`Ordering`.
+        comm: Set for collectives and waits.
+        known: Whether we know it; unknown ones are barriers and are counted.
+        writes: Arguments that it writes.
+        returns: Per return value, the argument that it is (``Tensor(a!)``) or looks at (``Tensor(a)``), or ``None``.
+        writes_all: It may write any of its tensors.
+        aliases: Arguments of which its schema says that it writes them, or may return them or views of them.
+        writes_aliased: To return any other argument means that it writes that (not so for views, waits and launches).
+        dropout: Argument that, when 0, makes it draw no random numbers.
+        non_blocking: Argument that says that a copy between devices need not be finished when it returns.
+        syncs: The host waits for the device.
+        free: Takes no time, even though it allocates.
+        selects: Takes one out of a list of values: looks at what it returns, not at the whole list.
+        overwrites: What it writes it does not read first (``copy_``, ``out=``).
+        nested: Runs other operators: a subgraph, or one named in its arguments.
+        plain: A pure function of its arguments: nothing to look at in the node itself.
+        role: What it does with the communication streams; ``None``: it does not communicate.
+    """
+
+    op: str
+    ordering: Ordering = Ordering.NONE
+    comm: Comm | None = None
+    known: bool = True
+    writes: tuple[Arg, ...] = ()
+    returns: tuple[Arg | None, ...] = ()
+    aliases: tuple[Arg, ...] = ()
+    writes_all: bool = False
+    writes_aliased: bool = False
+    dropout: Arg | None = None
+    non_blocking: Arg | None = None
+    syncs: bool = False
+    free: bool = False
+    selects: bool = False
+    overwrites: bool = False
+    nested: bool = False
+    plain: bool = field(init=False)
+    role: Role | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        demands = (self.ordering, self.comm, self.writes, self.writes_all, self.syncs, self.non_blocking, self.nested)
+        object.__setattr__(self, "plain", not any(demands))
+        object.__setattr__(self, "role", None if self.comm is None else self.comm.role)
+
+
+UNKNOWN_CALL = OperatorTraits("", Ordering.BARRIER, known=False, writes_all=True)
+"""A ``call_module`` or ``call_method``: it can do anything."""
+
+NO_CALL = OperatorTraits("", free=True)
+"""Inputs, attributes, outputs."""
+
+
+_declared: dict[str, bool] = {}
+
+
+def declare_operator(op: Any, *, communicates: bool) -> None:
+    """Say whether an operator of another library communicates inside; the last word counts.
+
+    To be called before anything is compiled, alike on every rank.
+
+    Args:
+        op: ``torch.ops.library.operator``, one of its overloads, what ``torch.library.custom_op`` returns, or its name:
+            ``"library::operator"``; ``"library::*"`` for all of a library that are not declared by themselves.
+        communicates: ``True``: it communicates on the compute stream, and is done when it returns. It keeps its place
+            among the launches of the process groups that its arguments name; where they name none, among all.
+            ``False``: it does what its schema and its tags say and no more. It may pass launches, and other operators.
+
+    Raises:
+        OptionsError: That is no operator, or ``communicates`` is neither.
+    """
+    name = _name_of(op)
+    library, _, operator = name.partition("::")
+    if not library or not operator or "." in name:
+        raise OptionsError(
+            f"{op!r} is no operator. Give torch.ops.library.operator, or a name: 'library::operator', 'library::*'."
+        )
+    if not isinstance(communicates, bool):
+        raise OptionsError(f"communicates is {communicates!r}; it is True or False.")
+    _declared[name] = communicates
+    traits_of.cache_clear()
+
+
+def declared(name: str) -> bool | None:
+    """Tell whether an operator was declared to communicate (``"library::operator"``); ``None``: nothing was said."""
+    return _declared.get(name, _declared.get(f"{name.partition('::')[0]}::*"))
+
+
+def undeclared_text(found: Mapping[str, bool], kept: bool, apart: bool = False) -> str | None:
+    """One sentence on operators of other libraries of which nothing was said; ``None``: there is nothing to tell.
+
+    ``found``: whether they are taken for communication. ``kept``: launches keep their order, and so do the others then.
+    ``apart``: process groups are kept apart, and so are the others.
+    """
+    communicates = [name for name in sorted(found) if found[name]]
+    may = [name for name in sorted(found) if not found[name]] if kept or apart else []
+    parts = []
+    if communicates:
+        takes = "take process groups: they are" if len(communicates) > 1 else "takes a process group: it is"
+        parts.append(f"{', '.join(communicates)} {takes} taken for communication that blocks")
+    if may:
+        keep = "keep their places" if len(may) > 1 else "keeps its place"
+        keep = f"{keep} among the launches" if kept else "kept apart from what is in flight"
+        parts.append(f"{', '.join(may)} may communicate: {keep}")
+    if not parts:
+        return None
+    one = (communicates + may)[0]
+    return f"{'; '.join(parts)}. If not so: overlap_sched.declare_operator({one!r}, communicates=False)."
+
+
+def declarations() -> tuple[tuple[str, bool], ...]:
+    """All that was declared, sorted: orders depend on it."""
+    return tuple(sorted(_declared.items()))
+
+
+def _name_of(op: Any) -> str:
+    if isinstance(op, str):
+        return op
+    schema = getattr(op, "_schema", None)  # of an overload
+    found = getattr(schema, "name", None) or getattr(op, "_qualified_op_name", None) or getattr(op, "_qualname", None)
+    return found if isinstance(found, str) else ""
+
 
 _IN_PLACE = {"delitem", "setitem", "iand", "ior"} | {f"i{name}" for name in operator.__all__}
 _PURE_FUNCTIONS: frozenset[Any] = frozenset(

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from overlap_sched.cost import CostModel, Price
 from overlap_sched.cost.price import Source
 from overlap_sched.cost.profile import Profile, RankTrace, Shapes, profiled, read_traces
-from overlap_sched.errors import OverlapSchedWarning, ProfileError
+from overlap_sched.errors import CostError, OverlapSchedWarning
 from overlap_sched.fx.lifting import Lifted, lift
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 
@@ -23,7 +23,7 @@ def lifted_with_profile(lifted: Lifted, traces: Sequence[RankTrace]) -> tuple[Li
     """Give a lifted graph the times of traces; what they do not know keeps its price.
 
     Raises:
-        ProfileError: See :func:`overlap_sched.cost.profile.profiled`.
+        CostError: See :func:`overlap_sched.cost.profile.profiled`.
     """
     kernels = [price.part_of for price in lifted.prices]
     found = profiled(lifted.problem, traces, [shapes_of(node) for node in lifted.nodes], kernels)
@@ -49,7 +49,7 @@ class ProfileCost:
         profiles: What was found, of each graph that was asked for.
 
     Raises:
-        ProfileError, InputTooLargeError: A file cannot be read.
+        CostError, InputTooLargeError: A file cannot be read.
     """
 
     source: Source = "profile"
@@ -81,7 +81,7 @@ class ProfileCost:
         lifted = lift(graph, model=self._model)
         try:
             lifted, profile = lifted_with_profile(lifted, self._traces)
-        except ProfileError as error:
+        except CostError as error:
             warnings.warn(f"a graph keeps its predicted times: {error}", OverlapSchedWarning, stacklevel=2)
             return {}
         self.profiles.append(profile)

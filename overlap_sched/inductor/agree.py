@@ -42,11 +42,8 @@ from overlap_sched.distributed.digest import launches_of, ranks_text
 from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.errors import AgreementError, SequenceError, VerificationError
 from overlap_sched.fx.apply import Report
-from overlap_sched.fx.collectives import Role
-from overlap_sched.fx.communication import Communications, Launched
-from overlap_sched.fx.groups import live_ranks
-from overlap_sched.fx.operators import traits_of
-from overlap_sched.fx.wrappers import bodies_of
+from overlap_sched.fx.calls import Communications, Launched, bodies_of, live_ranks
+from overlap_sched.fx.operators import Role, traits_of
 from overlap_sched.inductor.reporting import describe_error, dynamo_frame, log, rank, several_ranks, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options

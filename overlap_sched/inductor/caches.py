@@ -44,8 +44,8 @@ from overlap_sched.distributed import Agreement, Digest
 from overlap_sched.distributed.digest import LAUNCHES_KEPT, WAITS_KEPT
 from overlap_sched.distributed.sequences import Entry
 from overlap_sched.errors import AgreementError, SequenceError
-from overlap_sched.fx.declared import declarations
-from overlap_sched.fx.pins import marks_of, module_of
+from overlap_sched.fx.graphs import marks_of, module_of
+from overlap_sched.fx.operators import declarations
 from overlap_sched.inductor.agree import (
     ask,
     asks,
@@ -130,7 +130,7 @@ def _package() -> str:
 _MARK = "overlap_sched order: "
 _REWRITES = "overlap_sched rewrites"
 _COMMUNICATES = re.compile("c10d_functional|symm_mem|_dtensor")
-"""In generated code, the namespaces of :mod:`overlap_sched.fx.collectives`."""
+"""In generated code, the namespaces of :mod:`overlap_sched.fx.operators`."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from overlap_sched.distributed import Agreement, Digest, Verdict
 from overlap_sched.distributed.agreement import membership_of
 from overlap_sched.distributed.negotiation import LaunchChoice, chosen_digest, negotiate
 from overlap_sched.distributed.sequences import Entry, Launch
-from overlap_sched.errors import NotUnderstoodError
+from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor.agree import (
     Launches,
@@ -285,7 +285,7 @@ def _schedule(problem: Problem, options: Options, follows: Entry | Proposal | No
     if follows is not None:
         made = follow(problem, follows, options)
         if made is None:
-            raise NotUnderstoodError("the launch sequence of another rank cannot be followed")
+            raise UnsupportedError("the launch sequence of another rank cannot be followed")
         return made
     made = schedule(problem, options)
     if made.short_bytes:
@@ -350,7 +350,7 @@ def _negotiate(graph: Graph, own: Draft, kept: Draft, verdict: Verdict, mine: Di
             draft = _draft(graph, How(settings, keeps=True, follows=choice.proposal), own.facts)
             draft = draft.with_report(replace(draft.report, kept=verdict.followed(choice.proposer)))
             if not draft.report.changed or draft.facts.launches is None or draft.plan.traffic is None:
-                raise NotUnderstoodError(f"the launch sequence of another rank is not used: {draft.report.reason}")
+                raise UnsupportedError(f"the launch sequence of another rank is not used: {draft.report.reason}")
             sequence = _places(draft.plan.traffic.launches, draft.facts)
         shows = chosen_digest(mine, verdict, choice, sequence)
     except Exception as error:
@@ -363,7 +363,7 @@ def _choose(own: Draft, kept: Draft, verdict: Verdict) -> LaunchChoice:
     """Choose a launch sequence with all other ranks."""
     mine, problem, asked = own.report.schedule, kept.plan.problem, kept.asked
     if mine is None or kept.report.schedule is None or problem is None or asked is None:
-        raise NotUnderstoodError("there is no order to propose")
+        raise UnsupportedError("there is no order to propose")
     options = replace(asked, preserve_collective_order="none")
 
     def planned(proposals: Mapping[int, Proposal]) -> dict[int, float]:
@@ -415,7 +415,7 @@ def _keep(
         options = replace(settings.options, rewrites=(), preserve_collective_order=preserve)
         draft = _draft(graph, replace(draft.how, settings=replace(settings, options=options)), draft.facts)
         if draft.report.changed and not kept(draft):
-            draft = _fail(draft, NotUnderstoodError(f"the order {broken}"))
+            draft = _fail(draft, UnsupportedError(f"the order {broken}"))
     return draft.with_report(replace(draft.report, kept=reason))
 
 

@@ -21,9 +21,8 @@ from torch._inductor.utils import get_donated_idxs
 from overlap_sched.distributed import Digest, digest_of
 from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report, schedule_graph
-from overlap_sched.fx.inputs import STAYS
-from overlap_sched.fx.lifting import Lifted, lift
-from overlap_sched.fx.reordering import reorder
+from overlap_sched.fx.graphs import reorder
+from overlap_sched.fx.lifting import STAYS, Lifted, lift
 from overlap_sched.fx.rewrites import Pending, alike_of, prepare
 from overlap_sched.fx.rewrites.planning import may_rewrite, plan_rewrites, refused_in
 from overlap_sched.inductor.agree import (
@@ -145,7 +144,7 @@ def graph_name(graph: fx.Graph, kind: str | None = None) -> str:
 
 
 def note_held(graph: fx.Graph) -> None:
-    """Mark the inputs of a backward graph that others hold on (:data:`~overlap_sched.fx.inputs.STAYS`).
+    """Mark the inputs of a backward graph that others hold on (:data:`~overlap_sched.fx.lifting.STAYS`).
 
     A weight may be saved as a view of itself, under the view's name; what forward has returned may be saved, too; and
     with ``retain_graph`` all that is saved stays. AOTAutograd knows: the others are *donated* to backward

@@ -7,10 +7,9 @@ from typing import Any
 
 from torch import fx
 
-from overlap_sched.errors import NotUnderstoodError
-from overlap_sched.fx.communication import Communications
-from overlap_sched.fx.hazards import Ordering
-from overlap_sched.fx.operators import is_higher_order, traits_of
+from overlap_sched.errors import UnsupportedError
+from overlap_sched.fx.calls import Communications
+from overlap_sched.fx.operators import Ordering, is_higher_order, traits_of
 from overlap_sched.inductor.agree import Traffic, waits
 from overlap_sched.inductor.private import V, ir, is_collective, is_wait, members, runs
 
@@ -97,7 +96,7 @@ def in_order_of_effects(snodes: list[Any]) -> list[Any]:
         snodes: In an order that keeps torch's dependencies.
 
     Raises:
-        NotUnderstoodError: torch's dependencies are against the order of effects.
+        UnsupportedError: torch's dependencies are against the order of effects.
     """
     chain = _chain(snodes)
     if all(before < at for before, at in pairwise(chain)):
@@ -105,7 +104,7 @@ def in_order_of_effects(snodes: list[Any]) -> list[Any]:
     order = _nearest(snodes, pairwise(chain))
     if order is None:
         first, then = next((u, w) for u, w in pairwise(chain) if w < u)
-        raise NotUnderstoodError(
+        raise UnsupportedError(
             f"{snodes[then].get_name()!r} runs before {snodes[first].get_name()!r}, whose effects come before its own, "
             "and other kernels in between keep them so."
         )

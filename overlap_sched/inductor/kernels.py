@@ -21,10 +21,10 @@ from torch import fx
 from overlap_sched.cost import Compute, CostModel
 from overlap_sched.cost.cluster.placement import Nodes
 from overlap_sched.cost.model import asked
-from overlap_sched.errors import NotUnderstoodError
-from overlap_sched.fx.collectives import Role
+from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.costs import Cost, Costs, costs_of
-from overlap_sched.fx.groups import groups_of
+from overlap_sched.fx.lifting import groups_of
+from overlap_sched.fx.operators import Role
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.sizes import Sizes
 from overlap_sched.inductor.private import (
@@ -90,12 +90,12 @@ class Buffers:
         """The storages of a name.
 
         Raises:
-            NotUnderstoodError: Nothing has that name.
+            UnsupportedError: Nothing has that name.
         """
         try:
             return self.roots[name]
         except KeyError:
-            raise NotUnderstoodError(
+            raise UnsupportedError(
                 f"a kernel reads {name!r}, which is neither a buffer of this graph nor one of its inputs."
             ) from None
 
@@ -352,10 +352,10 @@ def _kind_of(snode: Any, launches: bool, waits: bool) -> Kind:
     """Return the kind of a scheduler node.
 
     Raises:
-        NotUnderstoodError: Several nodes were grouped, and communication is among them.
+        UnsupportedError: Several nodes were grouped, and communication is among them.
     """
     if isinstance(snode, GroupedSchedulerNode) and (launches or waits):
-        raise NotUnderstoodError(
+        raise UnsupportedError(
             f"{snode.get_name()!r} groups communication with other nodes. Another pass has grouped them: "
             "turn that pass off."
         )
@@ -419,11 +419,11 @@ class KernelCosts:
         """The cost of a scheduler node that launches ``launch``.
 
         Raises:
-            NotUnderstoodError: It came from no FX collective.
+            UnsupportedError: It came from no FX collective.
         """
         found = [v for v in self.origins(launch) if self._role(v) is Role.LAUNCH]
         if len(found) != 1:
-            raise NotUnderstoodError(
+            raise UnsupportedError(
                 f"collective {snode.get_name()!r} comes from {len(found)} collectives of the FX graph, not from one."
             )
         v = found[0]

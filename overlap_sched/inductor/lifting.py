@@ -20,13 +20,12 @@ from overlap_sched.cost.cluster.contention import contention_of
 from overlap_sched.cost.cluster.cost_model import model_of
 from overlap_sched.cost.cluster.description import Cluster
 from overlap_sched.cost.cluster.placement import nodes_of_ranks
-from overlap_sched.errors import NotUnderstoodError
-from overlap_sched.fx.communication import Communication, joined
-from overlap_sched.fx.company import launch_times, one_collective_each, with_launches
+from overlap_sched.errors import UnsupportedError
+from overlap_sched.fx.calls import Communication, joined
 from overlap_sched.fx.costs import Cost
+from overlap_sched.fx.graphs import marks_of, module_of
 from overlap_sched.fx.hazards import (
     Launch,
-    Ordering,
     add_hazards,
     blocking_hazards,
     chain_hazards,
@@ -34,9 +33,9 @@ from overlap_sched.fx.hazards import (
     launch_chains,
     storage_hazards,
 )
-from overlap_sched.fx.pins import marks_of, module_of
-from overlap_sched.fx.reader import read_graph
-from overlap_sched.fx.reading import Reading
+from overlap_sched.fx.lifting import launch_times, one_collective_each, with_launches
+from overlap_sched.fx.operators import Ordering
+from overlap_sched.fx.reading import Reading, read_graph
 from overlap_sched.inductor.kernels import Buffers, DataFlow, KernelCost, KernelCosts, read_buffers
 from overlap_sched.inductor.private import V, WeakDep, is_collective, members, runs
 from overlap_sched.problem import Kind, Node, Problem, Storage
@@ -52,8 +51,8 @@ class LiftedKernels:
     Attributes:
         problem: What is to be scheduled, in the ``runtime`` memory model.
         snodes: Per problem id its scheduler node; ``None`` for inputs and the output. A wait of several collectives has
-            an id for each of them (:mod:`overlap_sched.fx.company`), a collective may have one more for its launch
-            (:mod:`overlap_sched.fx.company`).
+            an id for each of them (:mod:`overlap_sched.fx.lifting`), a collective may have one more for its launch
+            (:mod:`overlap_sched.fx.lifting`).
         notes: Counts, as in :class:`overlap_sched.fx.lifting.Lifted`; besides: ``buffers``; ``in_place``: kernels that
             write over an input in every order; ``comm_order``: torch's dependencies that keep collectives in the order
             of the FX graph, and each after the wait of the one before: these are what we are here to replace;
@@ -99,7 +98,7 @@ def lift_kernels(
     :func:`overlap_sched.fx.lift`; of a fused kernel, ``cost`` adds up the times of the nodes that it came from.
 
     Raises:
-        NotUnderstoodError: Something in the graph has an order that we do not know.
+        UnsupportedError: Something in the graph has an order that we do not know.
         CostError, ProblemError: As for :func:`overlap_sched.fx.lift`.
     """
     reading = read_graph(V.graph.graph)
@@ -194,7 +193,7 @@ def dependencies(
     Counts ``comm_order``, ``hazard`` and ``point_to_point`` in ``notes``.
 
     Raises:
-        NotUnderstoodError: A dependency names nothing, or comes later.
+        UnsupportedError: A dependency names nothing, or comes later.
     """
     after = {at: _of_torch(at, snode, buffers, flow, notes) for at, snode in enumerate(snodes)}
     known = sum(map(len, after.values()))
@@ -223,7 +222,7 @@ def _of_torch(at: int, snode: Any, buffers: Buffers, flow: DataFlow, notes: Coun
         if u is None:
             if dep.name in V.graph.removed_buffers or dep.name in V.graph.graph_inputs:
                 continue
-            raise NotUnderstoodError(
+            raise UnsupportedError(
                 f"{snode.get_name()!r} depends on {dep.name!r}, which nothing in this graph produces."
             )
         if u == at:
@@ -232,7 +231,7 @@ def _of_torch(at: int, snode: Any, buffers: Buffers, flow: DataFlow, notes: Coun
             notes["comm_order"] += 1  # torch's pass for CUDA graphs does not keep to it either
             continue
         if u > at:
-            raise NotUnderstoodError(f"{snode.get_name()!r} runs before {dep.name!r}, on which it depends.")
+            raise UnsupportedError(f"{snode.get_name()!r} runs before {dep.name!r}, on which it depends.")
         before.add(u)
     return before
 
@@ -269,7 +268,7 @@ def _ordering_of(snode: Any, reading: Reading, costs: KernelCosts) -> Ordering:
         if member.has_side_effects():
             ordering = max(ordering, Ordering.EFFECT)
     if ordering is Ordering.FENCE:
-        raise NotUnderstoodError(
+        raise UnsupportedError(
             f"{snode.get_name()!r} changes the mode in which later nodes run (streams, autograd mode)."
         )
     return ordering
@@ -286,7 +285,7 @@ def _launches(snodes: Sequence[Any], flow: DataFlow, reading: Reading, costs: Ke
 def _launch_steps(
     snodes: Sequence[Any], flow: DataFlow, reading: Reading, costs: KernelCosts
 ) -> list[tuple[int, tuple[str, ...], bool]]:
-    """As :func:`overlap_sched.fx.graph_hazards.launch_steps`, of scheduler nodes."""
+    """As :func:`overlap_sched.fx.hazards.launch_steps`, of scheduler nodes."""
     launches = {launch.at: (launch.group,) for launch in _launches(snodes, flow, reading, costs)}
     steps: list[tuple[int, tuple[str, ...], bool]] = []
     for at, snode in enumerate(snodes):

@@ -20,9 +20,9 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 from overlap_sched.distributed import Digest
 from overlap_sched.distributed.digest import options_text
-from overlap_sched.errors import NotUnderstoodError
+from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.costs import Fusion
-from overlap_sched.fx.metadata import own_meta
+from overlap_sched.fx.graphs import own_meta
 from overlap_sched.inductor.agree import ask, graph_key, launches_in, report_failure, warn_of_ranks
 from overlap_sched.inductor.caches import key_after, settings_key
 from overlap_sched.inductor.reporting import describe_error, log, name_graph, rank, warn
@@ -166,7 +166,7 @@ def _found(
             warn_of_ranks(f"leaves {name!r} to torch's partitioner", agreement.verdict, settings)
             return found, str(agreement.reason)
     if found is None:
-        raise NotUnderstoodError(failure)
+        raise UnsupportedError(failure)
     return found, _why_not(found, name)
 
 
@@ -182,10 +182,10 @@ def _why_not(found: JointSearchResult, name: str) -> str | None:
 def _check(gm: fx.GraphModule) -> None:
     """Refuse what a second cut of the same graph might not leave alone."""
     if has_graphs_inside(gm):
-        raise NotUnderstoodError("it calls graphs inside of it (higher-order operators), which are cut by themselves")
+        raise UnsupportedError("it calls graphs inside of it (higher-order operators), which are cut by themselves")
     for node in gm.graph.nodes:
         if runs_again(node) and draws(node):
-            raise NotUnderstoodError(f"{node.name!r} draws random numbers and is to run again")
+            raise UnsupportedError(f"{node.name!r} draws random numbers and is to run again")
 
 
 def _digest(gm: fx.GraphModule, settings: Settings, key: str, found: JointSearchResult, name: str) -> Digest:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from overlap_sched.errors import NotUnderstoodError, TorchVersionError
+from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report, stays
 from overlap_sched.inductor.agree import asks, graph_key
 from overlap_sched.inductor.caches import settings_key, watch_caches, with_rewrites
@@ -60,10 +60,10 @@ def check_torch(version: str = torch.__version__) -> None:
     """Refuse versions of torch whose private names may mean something else.
 
     Raises:
-        TorchVersionError: It is older or newer than those seen.
+        UnsupportedError: It is older or newer than those seen.
     """
     if not knows_torch(version):
-        raise TorchVersionError(explain_version(version))
+        raise UnsupportedError(explain_version(version))
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ class _KernelGraph:
         began = time.perf_counter()
         ordered = KernelOrder(lifted.reordered(made.order), lifted)
         if len(ordered) != len(snodes) or {id(snode) for snode in ordered} != {id(snode) for snode in snodes}:
-            raise NotUnderstoodError(
+            raise UnsupportedError(
                 f"the order has {len(ordered)} nodes and the graph has {len(snodes)}. It must hold the same nodes, "
                 "each once."
             )

@@ -41,7 +41,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from overlap_sched.cost import CostModel
 from overlap_sched.cost.cluster.description import Cluster
 from overlap_sched.distributed.uncompiled import stop_counting, uncompiled, watch_optimizers
-from overlap_sched.errors import OptionsError, TorchVersionError
+from overlap_sched.errors import OptionsError, UnsupportedError
 from overlap_sched.fx.apply import Report
 from overlap_sched.fx.costs import Cost
 from overlap_sched.fx.operators import traits_of
@@ -101,7 +101,7 @@ def inductor_options(options: Options | None = None, **how: Unpack[How]) -> dict
 
     Raises:
         OptionsError: There is no such stage, or the ``tracker`` memory model was asked for after fusion.
-        TorchVersionError: With ``strict``: this version of torch is not known. Else torch stays as it is, with a
+        UnsupportedError: With ``strict``: this version of torch is not known. Else torch stays as it is, with a
             warning.
     """
     _, changes = _plan_changes(_settings_given("inductor_options", options, how))
@@ -350,7 +350,7 @@ def _plan_changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
     known = config.get_config_copy()
     if settings.stage == "inductor" and not knows_torch():
         if settings.options.strict:
-            raise TorchVersionError(explain_version())
+            raise UnsupportedError(explain_version())
         warn(f"overlap_sched leaves torch as it is: {explain_version()}")
         return settings, {}
     if settings.fits:
@@ -390,7 +390,7 @@ def _plan_partitioner(settings: Settings, known: dict[str, Any]) -> dict[str, An
             f"torch {torch.__version__} takes no partitioner (torch._inductor.config.{PARTITIONER}). Use 2.13 or newer."
         )
         if settings.options.strict:
-            raise TorchVersionError(why)
+            raise UnsupportedError(why)
         warn(f"overlap_sched leaves what is saved for backward to torch: {why}")
         return {}
     before = known[PARTITIONER]

@@ -10,15 +10,13 @@ from overlap_sched.cost.fusion.loop_nests import loop_nests
 from overlap_sched.cost.fusion.merging import merged
 from overlap_sched.cost.fusion.steps import FusionRules, FusionStep
 from overlap_sched.fx import lift
-from overlap_sched.fx.collectives import Role
+from overlap_sched.fx.calls import name_and_group
 from overlap_sched.fx.costs import Fusion, is_free
-from overlap_sched.fx.fusion_steps import rules_for, steps_of
-from overlap_sched.fx.graph_hazards import graph_hazards
-from overlap_sched.fx.groups import name_and_group
-from overlap_sched.fx.inputs import STAYS
-from overlap_sched.fx.lifting import Lifted
-from overlap_sched.fx.operator_traits import NO_CALL
-from overlap_sched.fx.reader import read_graph
+from overlap_sched.fx.fusion import rules_for, steps_of
+from overlap_sched.fx.hazards import graph_hazards
+from overlap_sched.fx.lifting import STAYS, Lifted
+from overlap_sched.fx.operators import NO_CALL, Role
+from overlap_sched.fx.reading import read_graph
 from overlap_sched.fx.rewrites import rerunnable
 from overlap_sched.joint.graphs import copy_of, draws, inputs_of, joined, mark, note_what_stays, returned
 from overlap_sched.options import Options, on_devices

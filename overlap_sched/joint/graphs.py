@@ -6,9 +6,9 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from overlap_sched.fx.inputs import STAYS
-from overlap_sched.fx.metadata import copied_node, own_meta
-from overlap_sched.fx.reader import read_graph
+from overlap_sched.fx.graphs import copied_node, own_meta
+from overlap_sched.fx.lifting import STAYS
+from overlap_sched.fx.reading import read_graph
 
 RECOMPUTE = "recompute"
 """Where torch's partitioner looks for a :class:`torch.utils.checkpoint.CheckpointPolicy` in a node's metadata."""

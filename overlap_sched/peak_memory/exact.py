@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import NamedTuple
 
-from overlap_sched.errors import InfeasibleLimitError, NoSolutionError, OptionsError
+from overlap_sched.errors import OptionsError, UnreachableError
 from overlap_sched.peak_memory.best import MemoryPlan, best_order, checked
 from overlap_sched.peak_memory.memory_graph import MemoryGraph, lead_with_inputs, memory_graph_of
 from overlap_sched.peak_memory.program import program_of
@@ -47,8 +47,8 @@ def exact_order(
     Raises:
         OptionsError: An argument cannot be what it is.
         MissingExtraError: The solver is needed and not installed.
-        InfeasibleLimitError: No order has a peak within ``limit_bytes``: proven.
-        NoSolutionError: None was found within time and effort, and none ruled out.
+        UnreachableError: No order has a peak within ``limit_bytes``: proven.
+        UnreachableError: None was found within time and effort, and none ruled out.
     """
     _check(limit_bytes, solver, time_limit_s)
     plan = best_order(problem, preserve_collective_order, effort)
@@ -58,12 +58,12 @@ def exact_order(
     if limit_bytes is None or plan.peak_bytes <= limit_bytes:
         return plan
     if plan.bound_bytes > limit_bytes:
-        raise InfeasibleLimitError(
+        raise UnreachableError(
             f"no order of {problem.name!r} fits into {limit_bytes} bytes: whatever the order, {plan.bound_bytes} bytes "
             f"are live at some step. The lowest peak known is {plan.peak_bytes} bytes: allow that, or recompute "
             "activations, which is another graph."
         )
-    raise NoSolutionError(
+    raise UnreachableError(
         f"no order of {problem.name!r} within {limit_bytes} bytes was found in {time_limit_s:g} s at effort {effort}, "
         f"and none was ruled out: the lowest peak found is {plan.peak_bytes} bytes, the bound {plan.bound_bytes}. "
         "Give more time or effort, or a higher limit."

@@ -2,7 +2,7 @@
 
 import re
 
-from overlap_sched.errors import PipelineFileError
+from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import UPDATES, Action, ActionKind, Item, Pair
 
 _KINDS = "|".join(sorted(ActionKind, key=len, reverse=True))
@@ -14,7 +14,7 @@ def read_item(text: str) -> Item:
     """The item of a text, spaces around it left out.
 
     Raises:
-        PipelineFileError: It is none.
+        PipelineError: It is none.
     """
     text = text.strip()
     pair = _PAIR.fullmatch(text)
@@ -30,7 +30,7 @@ def _action(text: str, whole: str) -> Action:
         if (match[3] is None) == (kind in UPDATES):
             return Action(kind, int(match[1]), None if match[3] is None else int(match[3]))
     shown = whole if len(whole) <= 40 else whole[:37] + "..."
-    raise PipelineFileError(
+    raise PipelineError(
         f"{shown!r} is no action: write stage, kind and micro-batch, as in 2F0, or two that run together, as in "
         "(2F1;2B0)OVERLAP_F_B."
     )

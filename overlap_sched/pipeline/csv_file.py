@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from overlap_sched.errors import PipelineError, PipelineFileError
+from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import SENDS, UPDATES, Action, ActionKind, Item, parts
 from overlap_sched.pipeline.action_text import read_item
 from overlap_sched.pipeline.check import MAX_ACTIONS
@@ -67,7 +67,7 @@ def read_schedule_csv(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> Pipe
     """The schedule in a file of either format; its name is the file's.
 
     Raises:
-        PipelineFileError: The file cannot be read, or a cell is no action.
+        PipelineError: The file cannot be read, or a cell is no action.
         PipelineError: It has more actions than a job may have.
         InputTooLargeError: It is larger than the limit.
     """
@@ -86,8 +86,8 @@ def parse_schedule_csv(text: str, where: str) -> PipelineSchedule:
                 continue
             try:
                 order.append(read_item(cell))
-            except PipelineFileError as error:
-                raise PipelineFileError(f"{where}: row {rank + 1}, cell {column + 1}: {error}") from None
+            except PipelineError as error:
+                raise PipelineError(f"{where}: row {rank + 1}, cell {column + 1}: {error}") from None
         count += len(order)
         if count > MAX_ACTIONS:
             raise PipelineError(f"{where}: has more than {MAX_ACTIONS:,} actions. Write fewer micro-batches.")

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from overlap_sched.cost.cluster.description import Cluster
 from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.cost.cluster.toml_table import TomlTable, parse_toml
-from overlap_sched.errors import ClusterError, PipelineFileError
+from overlap_sched.errors import CostError, PipelineError
 from overlap_sched.pipeline.check import MAX_ACTIONS, check_actions
 from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
 from overlap_sched.pipeline.job import PipelineJob, PipelineLink, PipelineStage, Route
@@ -39,7 +39,7 @@ def read_job(
         instead: Values that take the place of those of the file, by key.
 
     Raises:
-        PipelineFileError: It cannot be read, or a key is missing, unknown, or of another kind.
+        PipelineError: It cannot be read, or a key is missing, unknown, or of another kind.
         PipelineError: What it says is no job.
         InputTooLargeError: It is larger than the limit.
         OverlapSchedError: Of a graph or cluster that it names.
@@ -55,11 +55,11 @@ def parse_job(
     try:
         data = parse_toml(text)
     except ValueError as error:
-        raise PipelineFileError(f"{where}: is not TOML: {error}.") from None
+        raise PipelineError(f"{where}: is not TOML: {error}.") from None
     try:
         return _job(TomlTable({**data, **instead}, where, ""), folder, graphs)
-    except (ClusterError, PipelineFileError) as error:
-        raise PipelineFileError(str(error)) from None
+    except (CostError, PipelineError) as error:
+        raise PipelineError(str(error)) from None
 
 
 def _job(table: TomlTable, folder: Path, graphs: JobGraphs) -> PipelineJob:

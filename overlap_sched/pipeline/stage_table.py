@@ -24,7 +24,7 @@ def stage_of(table: TomlTable, read: GraphReader) -> PipelineStage:
     Where only the halves of backward are given, the whole takes both, one after the other.
 
     Raises:
-        ClusterError: A key is missing, unknown, or of another kind, as of :class:`TomlTable`.
+        CostError: A key is missing, unknown, or of another kind, as of :class:`TomlTable`.
     """
     parameters = table.size("parameters") if "parameters" in table else None
     read = read._replace(parameters=parameters)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from overlap_sched.errors import PipelineFileError
+from overlap_sched.errors import PipelineError
 from overlap_sched.problem.limits import Limits
 from overlap_sched.problem.unpack import CutShortError, DamagedError, read_unpacked
 
@@ -17,12 +17,12 @@ def read_text(path: str | Path, limits: Limits, wanted: str, form: str) -> str:
         form: What it is made of: ``"A job is TOML in UTF-8"``.
 
     Raises:
-        PipelineFileError: It cannot be read, or is not text.
+        PipelineError: It cannot be read, or is not text.
         InputTooLargeError: It is larger than the limit.
     """
     try:
         return read_unpacked(path, limits).decode("utf-8")
     except OSError as error:
-        raise PipelineFileError(f"{path}: cannot be read ({error.strerror}). Name {wanted}.") from None
+        raise PipelineError(f"{path}: cannot be read ({error.strerror}). Name {wanted}.") from None
     except (UnicodeDecodeError, CutShortError, DamagedError):
-        raise PipelineFileError(f"{path}: is not text. {form}.") from None
+        raise PipelineError(f"{path}: is not text. {form}.") from None

@@ -112,7 +112,7 @@ def _raise_for_forward_dependency(problem: "Problem") -> None:
     first = ring.index(min(ring))
     ring = [*ring[first:-1], *ring[: first + 1]]
     shown = [nodes[v].name for v in (ring if len(ring) <= 8 else ring[:8])]
-    raise errors.CycleError(
+    raise errors.ProblemError(
         f"nodes wait for each other in a ring of {len(ring) - 1}: {' -> '.join(shown)}"
         f"{' -> ...' if len(ring) > 8 else ''}. No order can run it: remove one of these dependencies."
     )

@@ -70,7 +70,7 @@ class Contention:
         flops_per_byte: From so many on compute is bound by FLOPs; above 0 where there are shares.
 
     Raises:
-        ContentionError: A factor is too small (``slowdown``: below 1; ``stretch``: not above 0; ``shares``: below 0) or
+        ProblemError: A factor is too small (``slowdown``: below 1; ``stretch``: not above 0; ``shares``: below 0) or
             not finite, or there is less than one lane.
     """
 
@@ -85,29 +85,29 @@ class Contention:
     def __post_init__(self) -> None:
         check_shares("contention: ", self.shares)
         if self.shares and not 0.0 < self.flops_per_byte <= LONGEST_US:
-            raise errors.ContentionError(
+            raise errors.ProblemError(
                 f"contention: shares by what binds compute, and flops_per_byte is {shown(self.flops_per_byte)}: give "
                 "the device's FLOP/s divided by its bytes/s."
             )
         for op, factor in self.slowdown.items():
             if not 1.0 <= factor <= LONGEST_US:
-                raise errors.ContentionError(
+                raise errors.ProblemError(
                     f"contention: compute beside {op!r} takes {shown(factor)} times its time; a factor is finite and 1 "
                     "or more. Give how many times as long compute takes, 1.1 for a tenth longer."
                 )
         for op, factor in self.stretch.items():
             if not 0.0 < factor <= LONGEST_US:
-                raise errors.ContentionError(
+                raise errors.ProblemError(
                     f"contention: {op!r} beside compute takes {shown(factor)} times its time; this factor is finite "
                     "and above 0. Give how many times as long the collective takes, 1.1 for a tenth longer, 0.9 for a "
                     "tenth less."
                 )
         if self.lanes < 1:
-            raise errors.ContentionError(
+            raise errors.ProblemError(
                 f"contention: lanes is {self.lanes}; a group has one collective in flight, or more."
             )
         if not 1.0 <= self.crowding <= self.lanes:
-            raise errors.ContentionError(
+            raise errors.ProblemError(
                 f"contention: crowding is {shown(self.crowding)} and lanes {self.lanes}; crowding is 1 (those in "
                 "flight do not slow each other down) to lanes (no faster than one after the other)."
             )
@@ -158,10 +158,10 @@ def beside(factor: float, share: float) -> float:
 
 
 def check_shares(where: str, shares: Mapping[str, float]) -> None:
-    """Raise :class:`~overlap_sched.errors.ContentionError` for a share that cannot be; ``where`` begins the text."""
+    """Raise :class:`~overlap_sched.errors.ProblemError` for a share that cannot be; ``where`` begins the text."""
     for kind, share in shares.items():
         if kind not in KINDS or not 0.0 <= share <= LONGEST_US:
-            raise errors.ContentionError(
+            raise errors.ProblemError(
                 f"{where}compute bound by {kind!r} takes {shown(share)} of a slowdown; kinds are 'flops' and 'bytes', "
                 "a share is finite and 0 or more (1: all of it, 0.5: beside a factor of 1.2 it takes 1.1 times its "
                 "time)."
@@ -181,7 +181,7 @@ def check_contention(contention: Contention, groups: Collection[str]) -> None:
     """Raise the error for the first group that is not there."""
     for name in contention.links:
         if name not in groups:
-            raise errors.ContentionError(
+            raise errors.ProblemError(
                 f"contention: group {name!r} has link {contention.links[name]!r}, but the problem's groups are "
                 f"{sorted(groups)}. Name a process group, or leave it out."
             )

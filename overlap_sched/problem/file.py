@@ -20,7 +20,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from overlap_sched.errors import ProblemError, ProblemFileError
+from overlap_sched.errors import ProblemError
 from overlap_sched.problem import Group, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
@@ -42,7 +42,7 @@ def read_problem(path: str | Path, comm_scale: float = 1.0, limits: Limits = DEF
         limits: How large the file may be.
 
     Raises:
-        ProblemFileError: The file is missing, cut short, not gzip or JSON, or has an unknown key or a wrong type.
+        ProblemError: The file is missing, cut short, not gzip or JSON, or has an unknown key or a wrong type.
         InputTooLargeError: The file is larger than the limits.
         ProblemError: Its content breaks a rule of :mod:`overlap_sched.problem`.
     """
@@ -105,4 +105,4 @@ def _load(path: Path, limits: Limits) -> Any:
             "Raise the limit (--max-nodes on the command line) if the file is meant to be that large."
         )
 
-    return read_json(path, limits, "problem", ProblemFileError, too_many)
+    return read_json(path, limits, "problem", ProblemError, too_many)

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from overlap_sched.errors import InputTooLargeError, OptionsError, ProblemError, ProblemFileError
+from overlap_sched.errors import InputTooLargeError, OptionsError, ProblemError
 from overlap_sched.problem import Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.limits import Limits
@@ -55,19 +55,19 @@ class Reader:
         """The problem.
 
         Raises:
-            ProblemFileError, InputTooLargeError, ProblemError: As of ``read_problem``.
+            InputTooLargeError, ProblemError: As of ``read_problem``.
         """
         if isinstance(data, list):
-            raise ProblemFileError(
+            raise ProblemError(
                 f"{self.path}: is a list, as an order is, and no problem. Give the problem that it is an order of."
             )
         if not isinstance(data, dict) or data.get("format") not in (FORMAT, FORMAT_2):
             found = data.get("format") if isinstance(data, dict) else type(data).__name__
-            raise ProblemFileError(
+            raise ProblemError(
                 f"{self.path}: format is {found!r}; this version reads {FORMAT!r} and {FORMAT_2!r}, no others."
             )
         if data["format"] == FORMAT and "contention" in data:
-            raise ProblemFileError(
+            raise ProblemError(
                 f"{self.path}: has contention, which {FORMAT!r} does not know. Write {FORMAT_2!r} as its format."
             )
         self._known(data, _FILE_KEYS, "the file")
@@ -93,7 +93,7 @@ class Reader:
         key = next(key for key in data if key not in keys)
         near = difflib.get_close_matches(key, keys, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"It may have {', '.join(keys)}."
-        raise ProblemFileError(f"{self.path}: {where} has an unknown key {_shortened(key)!r}. {hint}")
+        raise ProblemError(f"{self.path}: {where} has an unknown key {_shortened(key)!r}. {hint}")
 
     def _contention(self, data: Any) -> Contention:
         self._known(data, _CONTENTION_KEYS, "contention")
@@ -130,9 +130,7 @@ class Reader:
         where = f"nodes[{index}]"
         kind = self._field(data, "kind", str, where)
         if kind not in _KINDS:
-            raise ProblemFileError(
-                f"{self.path}: {where}.kind is {_shortened(kind)!r}; it is one of {', '.join(_KINDS)}."
-            )
+            raise ProblemError(f"{self.path}: {where}.kind is {_shortened(kind)!r}; it is one of {', '.join(_KINDS)}.")
         self._known(data, _NODE_KEYS, where)
         time_us = self._number(data, "us", where)
         if time_us and _KINDS[kind] not in TIMED:
@@ -156,19 +154,19 @@ class Reader:
 
     def _field(self, data: Any, name: str, kind: type, where: str, *default: Any) -> Any:
         if not isinstance(data, dict):
-            raise ProblemFileError(f"{self.path}: {where} is {_shown(data)}; it must be an object.")
+            raise ProblemError(f"{self.path}: {where} is {_shown(data)}; it must be an object.")
         if name not in data and default:
             return default[0]
         value = data.get(name)
         if name not in data or not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             found = f"is {_shown(value)}" if name in data else "is missing"
-            raise ProblemFileError(f"{self.path}: {where}.{name} {found}; it must be {_TYPE_NAMES[kind]}.")
+            raise ProblemError(f"{self.path}: {where}.{name} {found}; it must be {_TYPE_NAMES[kind]}.")
         return value
 
     def _number(self, data: Any, name: str, where: str) -> float:
         value = data.get(name, 0)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ProblemFileError(f"{self.path}: {where}.{name} is {_shown(value)}; it must be a number.")
+            raise ProblemError(f"{self.path}: {where}.{name} is {_shown(value)}; it must be a number.")
         if not 0 <= value <= LONGEST_US:
             raise ProblemError(
                 f"{self.path}: {where}.{name} is {shown(value)}: it is finite and 0 or more. Check its cost."
@@ -190,7 +188,7 @@ class Reader:
             try:
                 read_mark(text)
             except OptionsError as error:
-                raise ProblemFileError(f"{self.path}: {where}.marks: {error}") from None
+                raise ProblemError(f"{self.path}: {where}.marks: {error}") from None
         return marks
 
     def _ids(self, data: Any, name: str, where: str) -> tuple[int, ...]:
@@ -199,7 +197,7 @@ class Reader:
     def _all(self, items: list[Any], kind: type, where: str, meant: str) -> tuple[Any, ...]:
         for item in items:
             if type(item) is not kind:
-                raise ProblemFileError(f"{self.path}: {where} holds {_shown(item)}; {meant}.")
+                raise ProblemError(f"{self.path}: {where} holds {_shown(item)}; {meant}.")
         return tuple(items)
 
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from overlap_sched.fx.communication import Communications
-from overlap_sched.fx.groups import live_ranks
-from overlap_sched.fx.inputs import STAYS
+from overlap_sched.fx.calls import Communications, live_ranks
+from overlap_sched.fx.lifting import STAYS
 
 _CALLED = {
     "fw": "forward",

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from overlap_sched.errors import NotUnderstoodError
+from overlap_sched.errors import UnsupportedError
 from overlap_sched.inductor.gloo import safe_gathers_with
 from overlap_sched.inductor.reporting import warn
 from overlap_sched.inductor.settings import Settings
@@ -35,7 +35,7 @@ def order_stages(trainer: Any, settings: Settings) -> str | None:
         settings: Of the job. A limit is dropped with a warning: there is no whole step to fit.
 
     Raises:
-        NotUnderstoodError: See :func:`ranks_of_stages`.
+        UnsupportedError: See :func:`ranks_of_stages`.
         ImportError: This torchtitan has no GraphPP.
     """
     from torchtitan.experiments.graph_trainer.graph_pp import graph_builder
@@ -63,12 +63,12 @@ def ranks_of_stages(dims: Any) -> list[int]:
         dims: torchtitan's ``ParallelDims``: ``world_size``, ``pp``, and the mesh of ``"pp"``, of this rank's column.
 
     Raises:
-        NotUnderstoodError: The pipeline is not the outermost dimension of the mesh.
+        UnsupportedError: The pipeline is not the outermost dimension of the mesh.
     """
     mesh = dims.get_mesh("pp")
     column, stride = mesh.mesh.flatten().tolist(), dims.world_size // dims.pp
     if column != [column[0] % stride + k * stride for k in range(dims.pp)]:
-        raise NotUnderstoodError(f"ranks {column} are not a pipeline that is the outermost dimension of a mesh")
+        raise UnsupportedError(f"ranks {column} are not a pipeline that is the outermost dimension of a mesh")
     first = mesh.get_local_rank() * stride
     return list(range(first, first + stride))
 

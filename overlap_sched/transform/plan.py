@@ -170,7 +170,7 @@ def _searched(without: Schedule, looked_for: _Search) -> Sequence[Trial]:
     if any(node.marks for node in problem.nodes):  # they say nothing of other nodes
         return ()
     wanted, prices = looked_for.wanted, looked_for.prices
-    compute_us = least_compute_us(problem, prices, looked_for.alike, wanted)
+    compute_us = least_compute_us(problem, looked_for.alike, wanted)
     enough_us = compute_us * close_enough(Task(problem, without.options, without.base_bytes))
     if step_us <= enough_us:  # as near to all compute as is asked for
         return ()

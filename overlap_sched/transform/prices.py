@@ -54,7 +54,7 @@ def on_cluster(problem: Problem, cluster: Cluster, comm_scale: float = 1.0) -> t
     nodes. Times of compute and contention stay the problem's own.
 
     Raises:
-        PlacementError: A process group does not fit the cluster.
+        CostError: A process group does not fit the cluster.
     """
     prices = Prices(model_of(cluster), comm_scale)
     placed = placed_on(problem, cluster).groups

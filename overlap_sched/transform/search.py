@@ -5,11 +5,9 @@ what is gathered saves a gather and costs memory; which of them binds shows only
 scheduled, few of them, and the best is kept::
 
     the best order without rewrites                       always a candidate
-      -> in place       results over what they were made of, where that is no longer  others
       -> keep           gathers for their next use, where that fits                   others
       -> buckets        what is left goes together, on one stream or two; then all    choose
       -> gather again   what is held where memory is short                            others
-      -> split          what is waited for most, in parts                             others
       -> copied         the best again with copies, where both forms may be used
       -> again          the best from its own order, while that helps
       -> phases         all that the scheduler does, on the best                      scheduler.pipeline
@@ -24,7 +22,7 @@ from overlap_sched.scheduler.portfolio import busy_us
 from overlap_sched.transform.choose import try_buckets
 from overlap_sched.transform.found import Found, RunsPaid
 from overlap_sched.transform.keys import batch_time, keys_of, without_latency
-from overlap_sched.transform.others import try_gathering_again, try_in_place, try_keeping, try_splitting
+from overlap_sched.transform.others import try_gathering_again, try_keeping
 from overlap_sched.transform.rewrites import Bucket, Form
 from overlap_sched.transform.trial import TrialContext, again, tried
 from overlap_sched.transform.wanted import Wanted
@@ -49,46 +47,21 @@ def search(
             those of the last try.
     """
     found = Found(step_us, enough_us, runs_paid)
-    over = try_in_place(asked, found, order) if wanted.in_place else None
-    if over is None:
-        _try_both(asked, asked, wanted, found, order)
+    if wanted.keeps:
+        try_keeping(asked, found, order)
+    if found.best is None:
+        try_buckets(asked, wanted, found)
     else:
-        gains = found.best_us < step_us * (1 - wanted.least)
-        _try_both(asked, over[0], wanted, found, over[1])
-        alone = found.without_best(step_us)
-        if not (gains or found.enough):  # else only what comes before what is written could be in the way
-            _try_both(asked, asked, wanted, alone, order)
-            found.join(alone)
+        try_buckets(asked.after(found.best.rewrites, found.best.start), wanted, found)
+        _try_buckets_alone(asked, wanted, found, step_us)
     if wanted.regathers and not found.enough:
         try_gathering_again(asked, found, order)
-    if wanted.splits and not found.enough:
-        try_splitting(asked, found, order)
     if len(wanted.forms) > 1:
         _try_other_form(asked, found, wanted.forms[1])
     for _ in range(AGAIN):
         if found.best is None or found.enough or not found.see(again(asked, found.best, POLICIES_AGAIN)):
             break
     return found
-
-
-def _try_both(whole: TrialContext, asked: TrialContext, wanted: Wanted, found: Found, order: Order) -> None:
-    """Keep gathers, and put the others into buckets.
-
-    Args:
-        whole: The problem as it was.
-        asked: The problem that these are tried of: the same, or with results written in place.
-        wanted: What may be tried.
-        found: Gets what is found.
-        order: The best of it without more rewrites.
-    """
-    before, step_us = found.best, found.best_us
-    if wanted.keeps:
-        try_keeping(asked, found, order)
-    if found.best is before or found.best is None:
-        try_buckets(asked, wanted, found)
-    else:
-        try_buckets(whole.after(found.best.rewrites, found.best.start), wanted, found)
-        _try_buckets_alone(asked, wanted, found, step_us)
 
 
 def _try_buckets_alone(asked: TrialContext, wanted: Wanted, found: Found, step_us: float) -> None:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from overlap_sched.options import Options, rewrites_wanted
 from overlap_sched.problem import NodeId, Problem
 from overlap_sched.scheduler.portfolio import GOAL_PERCENT, busy_us
-from overlap_sched.transform.in_place import saved_us
 from overlap_sched.transform.keeping import twice
 from overlap_sched.transform.keys import batch_time, host_times, host_us, keys_of, latency_us, mates_in
 from overlap_sched.transform.members import Alike
@@ -41,8 +40,7 @@ class Wanted:
         forms: Of buckets, the one preferred first; none: no buckets.
         ops: Operators that may be bucketed.
         streams: Whether reductions may go to a second communicator.
-        keeps: Whether what is gathered may be kept for its next use. regathers: or gathered again. splits: whether
-            collectives may be split. in_place: whether results may be written over what they were made of.
+        keeps: Whether what is gathered may be kept for its next use. regathers: or gathered again.
         least: What part of a step is worth a rewrite: the goal of the scheduler, to which no order is improved either.
     """
 
@@ -51,8 +49,6 @@ class Wanted:
     streams: bool
     keeps: bool = False
     regathers: bool = False
-    splits: bool = False
-    in_place: bool = False
     least: float = 0.0
 
     @property
@@ -63,7 +59,7 @@ class Wanted:
     @property
     def beyond_bound(self) -> bool:
         """May anything be tried whose gain nothing bounds?"""
-        return self.streams or self.regathers or self.splits or self.in_place
+        return self.streams or self.regathers
 
 
 def wanted_of(options: Options, forms: Sequence[Form]) -> Wanted:
@@ -75,8 +71,7 @@ def wanted_of(options: Options, forms: Sequence[Form]) -> Wanted:
     elif "coalesce_gathers" in kinds and "coalesced" in forms:
         used = ("coalesced",)
     ops = BUCKETED if "bucket" in kinds else GATHERS
-    also = {"streams": "stream", "keeps": "keep", "regathers": "regather", "splits": "split", "in_place": "in_place"}
-    return Wanted(used, ops, **{name: kind in kinds for name, kind in also.items()}, least=least)
+    return Wanted(used, ops, "stream" in kinds, "keep" in kinds, "regather" in kinds, least)
 
 
 def most_gain_us(problem: Problem, prices: Prices, alike: Alike | None, wanted: Wanted) -> float:
@@ -98,11 +93,9 @@ def most_gain_us(problem: Problem, prices: Prices, alike: Alike | None, wanted: 
     return gain_us if gain_us > wanted.least * max(busy_us(problem)) else 0.0
 
 
-def least_compute_us(problem: Problem, prices: Prices, alike: Alike | None, wanted: Wanted) -> float:
-    """No rewrites leave less on the compute stream: without what is written in place, and what fewer launches save."""
+def least_compute_us(problem: Problem, alike: Alike | None, wanted: Wanted) -> float:
+    """No rewrites leave less on the compute stream: without what fewer launches save."""
     compute_us = sum(problem.compute_us)
-    if wanted.in_place:
-        compute_us -= saved_us(problem, prices)
     if wanted.forms and (times := host_times(problem)):
         compute_us -= host_us(times, mates_in(keys_of(problem, alike, wanted.ops)))
     return compute_us

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched.analysis.relabel import in_original_ids, relabelled
-from overlap_sched.errors import OrderError
+from overlap_sched.errors import ProblemError
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem import EXAMPLE, Problem
 from tests.support.graphs import problems
@@ -26,6 +26,6 @@ def test_orders_mean_the_same(problem: Problem, first: int, second: int) -> None
 
 
 def test_an_order_that_cannot_run() -> None:
-    with pytest.raises(OrderError) as caught:
+    with pytest.raises(ProblemError) as caught:
         relabelled(EXAMPLE, tuple(reversed(range(10))))
     assert str(caught.value) == "'example' cannot be listed in this order: gather runs before w, on which it depends."

@@ -6,7 +6,7 @@ import pytest
 
 from overlap_sched import EXAMPLE, load_dump
 from overlap_sched.cost.cluster.file import read_cluster, write_cluster
-from overlap_sched.errors import ClusterError, DumpFileError, OutputError, ProblemFileError
+from overlap_sched.errors import CostError, DumpError, OutputError, ProblemError
 from overlap_sched.problem.file import read_problem, write_problem
 from overlap_sched.report.files import make_folder, write_file
 from tests.cli.test_outputs import EACH
@@ -70,11 +70,11 @@ def test_input_and_output_alike(name: str, cli: Command) -> None:
 @names
 def test_in_python(name: str) -> None:
     reason = NAMES[name][1]
-    with pytest.raises(ProblemFileError, match=reason):
+    with pytest.raises(ProblemError, match=reason):
         read_problem(name)
-    with pytest.raises(DumpFileError, match=reason):
+    with pytest.raises(DumpError, match=reason):
         load_dump(name)
-    with pytest.raises(ClusterError, match=reason):
+    with pytest.raises(CostError, match=reason):
         read_cluster(name)
     for write in (lambda: write_problem(EXAMPLE, name), lambda: write_cluster(read_cluster("dgx-h100"), name)):
         with pytest.raises(OSError, match=reason):

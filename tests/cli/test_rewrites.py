@@ -15,7 +15,6 @@ from overlap_sched.transform.rewrites import Recompute, Regather
 from tests.cli.test_schemas import validator
 from tests.support.command import Command, run
 from tests.support.gathered_twice import whole_step
-from tests.support.puts import put_step
 from tests.support.sharded import PRICES, sharded
 
 
@@ -63,24 +62,13 @@ def test_what_is_kept_and_gathered_again(tmp_path: Path, cli: Command) -> None:
     assert "gather0f kept instead of gather0b: " in out
     assert "4 gathers kept for their next use: " in out
     assert "us longer" in out.split("Scheduled again")[1]
-    found = cli.json("plan", str(path), "--rewrites", "keep,regather,split", "--left-out")
+    found = cli.json("plan", str(path), "--rewrites", "keep,regather", "--left-out")
     validator("plan").validate(found)
     assert {one["kind"] for one in found["rewrites"]} == {"keep"}
     assert found["rewrites"][0]["held_bytes"] == 64
     again = Regather("gather0f", ("backward0",)), Recompute(("cast0f",), ("again_gather0f_backward0",))
     held = whole_step([16] * 3, 1.0, again=False)
     validator("plan").validate(found | {"rewrites": records_json(records(held, apply(held, again, PRICES), again))})
-
-
-def test_what_is_written_in_place_is_told(tmp_path: Path, cli: Command) -> None:
-    path = tmp_path / "puts.json"
-    write_problem(put_step([1 << 24] * 3), path)
-    wanted = ("plan", str(path), "--rewrites", "in_place", "--left-out", "1")
-    assert " written over zeros" in cli.out(*wanted)
-    found = cli.json(*wanted)
-    validator("plan").validate(found)
-    assert {one["kind"] for one in found["rewrites"]} == {"in_place"}
-    assert all(one["compute_us"] < 0 and one["held_bytes"] < 0 for one in found["rewrites"])
 
 
 @pytest.mark.slow

@@ -53,12 +53,11 @@ OF_CSV = "--schedule is the one that --csv OUT.csv writes: give --csv, too."
         ("plan x.json --he 5GiB", "ambiguous option: --he could match --help, --headroom"),
         (
             "plan x.json --rewrites buckt",
-            "--rewrites has 'buckt'; known are bucket, coalesce_gathers, in_place, keep, regather, split, stream. "
-            "Did you mean bucket?",
+            "--rewrites has 'buckt'; known are bucket, coalesce_gathers, keep, regather, stream. Did you mean bucket?",
         ),
         (
             "plan x.json --rewrites merge",
-            "--rewrites has 'merge'; known are bucket, coalesce_gathers, in_place, keep, regather, split, stream.",
+            "--rewrites has 'merge'; known are bucket, coalesce_gathers, keep, regather, stream.",
         ),
         (
             "plan x.json --base memory --budget profile",

@@ -13,7 +13,7 @@ from overlap_sched.cost.cluster.file import cluster_text, parse_cluster, read_cl
 from overlap_sched.cost.cluster.toml_table import parse_toml
 from overlap_sched.cost.device import H100
 from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, Tables
-from overlap_sched.errors import ClusterError
+from overlap_sched.errors import CostError
 from overlap_sched.problem import Group
 from overlap_sched.problem.contention import Contention
 
@@ -103,7 +103,7 @@ def test_what_binds_compute_goes_into_the_problem_with_the_balance_of_the_device
     assert found.shares == {"bytes": 1.5}
     assert found.flops_per_byte == cluster.device.flops_per_s / cluster.device.bytes_per_s
     assert contention_of(replace(cluster, beside=DefaultContention({"": 1.2})), {}) == Contention({"": 1.2})
-    with pytest.raises(ClusterError) as caught:
+    with pytest.raises(CostError) as caught:
         replace(cluster, beside=DefaultContention(shares={"memory": 1.0}))
     assert str(caught.value).startswith(
         "contention.shares: compute bound by 'memory' takes 1.0 of a slowdown; kinds are"
@@ -159,23 +159,23 @@ def test_what_binds_compute_goes_into_the_problem_with_the_balance_of_the_device
 )  # fmt: skip
 def test_mistakes_word_by_word(old: str, new: str, said: str) -> None:
     assert GOOD.count(old) == 1
-    with pytest.raises(ClusterError) as error:
+    with pytest.raises(CostError) as error:
         parse_cluster(GOOD.replace(old, new), "mine.toml")
     assert str(error.value).removeprefix("mine.toml: ") == said
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(ClusterError) as error:
+    with pytest.raises(CostError) as error:
         read_cluster("dgx-h1000")
     assert str(error.value) == (
         "dgx-h1000: is neither a file that can be read (No such file or directory) nor the name of a cluster that is "
         "shipped: dgx-a100, dgx-b200, dgx-h100, dgx-h200, gloo, mi300x, pcie-box."
     )
     (tmp_path / "a.toml").write_text("name = ")
-    with pytest.raises(ClusterError, match=r"a\.toml: is not TOML: Invalid value"):
+    with pytest.raises(CostError, match=r"a\.toml: is not TOML: Invalid value"):
         read_cluster(tmp_path / "a.toml")
     (tmp_path / "b.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ClusterError, match=r"is not text\. A cluster file is TOML in UTF-8\."):
+    with pytest.raises(CostError, match=r"is not text\. A cluster file is TOML in UTF-8\."):
         read_cluster(tmp_path / "b.toml")
 
 
@@ -196,7 +196,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 )
 def test_what_is_too_large_for_toml(text: str, said: str) -> None:
     tracemalloc.start()
-    with pytest.raises(ClusterError) as error:
+    with pytest.raises(CostError) as error:
         parse_cluster(text, "mine.toml")
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -5,7 +5,7 @@ import pytest
 from overlap_sched.cost.cluster.description import MeshDimension
 from overlap_sched.cost.cluster.placement import Facts, Nodes, place, ranks_along
 from overlap_sched.cost.cluster.sharding_groups import SHORT, DataflowNode, sharding_groups
-from overlap_sched.errors import PlacementError
+from overlap_sched.errors import CostError
 from overlap_sched.problem import Group
 
 MESH = (MeshDimension("pp", 2), MeshDimension("fsdp", 8), MeshDimension("tp", 8))
@@ -66,24 +66,24 @@ def test_as_large_as_the_others_together_is_all_of_them() -> None:
 
 
 def test_groups_that_do_not_fit() -> None:
-    with pytest.raises(PlacementError) as error:
+    with pytest.raises(CostError) as error:
         place({"dp": Facts(64)}, Nodes(8, single=True))
     assert str(error.value) == (
         "process group 'dp' has 64 ranks, but the cluster is one node of 8. Choose a cluster with several (--cluster), "
         "or give [across] in its file."
     )
-    with pytest.raises(PlacementError) as error:
+    with pytest.raises(CostError) as error:
         place({"dp": Facts(5)}, Nodes(8, mesh=MESH))
     assert str(error.value) == (
         "process group 'dp' has 5 ranks, but no dimension of the mesh pp=2, fsdp=8, tp=8, nor neighbours together, has "
         "as many. Correct --mesh, or give its ranks: --group dp=RANK,RANK,..."
     )
-    with pytest.raises(PlacementError) as error:
+    with pytest.raises(CostError) as error:
         place({"dp": Facts(2, (0, 128))}, Nodes(8, mesh=MESH))
     assert str(error.value) == (
         "process group 'dp' has rank 128, but the mesh has ranks 0 to 127. Correct --group or the mesh."
     )
-    with pytest.raises(PlacementError, match="has rank 9, but the cluster is one node of ranks 0 to 7"):
+    with pytest.raises(CostError, match="has rank 9, but the cluster is one node of ranks 0 to 7"):
         place({"dp": Facts(2, (0, 9))}, Nodes(8, single=True))
 
 
@@ -91,7 +91,7 @@ def test_ranks_along_a_mesh() -> None:
     assert ranks_along(MESH, "tp") == tuple(range(8))
     assert ranks_along(MESH, "fsdp") == tuple(range(0, 64, 8))
     assert ranks_along(MESH, "pp+fsdp") == tuple(range(0, 128, 8))
-    with pytest.raises(PlacementError) as error:
+    with pytest.raises(CostError) as error:
         ranks_along(MESH, "ep")
     assert str(error.value) == (
         "the mesh is pp=2, fsdp=8, tp=8: it has no 'ep'. Name a dimension, or neighbours joined by +, outermost first."

@@ -7,7 +7,7 @@ import pytest
 
 from overlap_sched.cost.fusion.fused_names import PredictedKernel, fused_ops, shared
 from overlap_sched.cost.profile import MeasuredTime, Profile, Sought, profile_of, read_traces
-from overlap_sched.errors import ProfileError
+from overlap_sched.errors import CostError
 from tests.support.traces import C10D, Event, event, kernel, launch, nccl, region, step, write
 
 MM = Sought("aten::mm", ((4, 8), (8, 2)), 2.0, fuses=False)
@@ -245,7 +245,7 @@ def test_a_problem_file_has_no_shapes_but_numbers_and_bytes(tmp_path: Path) -> N
 
 
 def refused(folder: Path, sought: Sequence[Sought], *ranks: Sequence[Event]) -> str:
-    with pytest.raises(ProfileError) as error:
+    with pytest.raises(CostError) as error:
         profile(folder, sought, *ranks)
     return str(error.value).replace(f"{folder}/", "")
 
@@ -293,11 +293,11 @@ def test_ranks_that_do_not_go_together(tmp_path: Path) -> None:
             "rank1.json and later.json have no step in common (steps 0 and 9). Profile the same steps on every rank.",
         ),
     ):
-        with pytest.raises(ProfileError) as error:
+        with pytest.raises(CostError) as error:
             profile_of([MM], read_traces([one, other]))
         assert str(error.value).replace(f"{tmp_path}/", "") == text
     lone = write(tmp_path, [mm(0, 1)], rank=None, name="lone.json")
-    with pytest.raises(ProfileError, match=r"lone.json and \S*lone.json are the same file: give each rank once\."):
+    with pytest.raises(CostError, match=r"lone.json and \S*lone.json are the same file: give each rank once\."):
         profile_of([MM], read_traces([lone, lone]))
 
 

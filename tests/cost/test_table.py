@@ -16,7 +16,7 @@ from overlap_sched.cost.measured.table import (
     kind_of,
 )
 from overlap_sched.cost.measured.tabled import COPY, TableModel
-from overlap_sched.errors import OverlapSchedWarning, TableError
+from overlap_sched.errors import CostError, OverlapSchedWarning
 from overlap_sched.problem import Group
 
 PAIR, ACROSS = Group(2, True), Group(2, False)
@@ -68,32 +68,32 @@ def test_a_larger_size_never_takes_less(points, data):
 
 @pytest.mark.parametrize("point", [(0, 1.0), (-1, 1.0), (1, 0.0), (1, -1.0), (1, math.inf), (1, math.nan)])
 def test_points_that_are_none(point):
-    with pytest.raises(TableError) as error:
+    with pytest.raises(CostError) as error:
         curve_of([point])
     assert str(error.value) == f"a measured size of {point[0]} took {point[1]} us; both are finite and above 0."
 
 
 def test_a_curve_of_nothing():
-    with pytest.raises(TableError, match=r"^a curve needs one measured point at least\.$"):
+    with pytest.raises(CostError, match=r"^a curve needs one measured point at least\.$"):
         curve_of([])
 
 
 def test_what_was_not_measured_lists_what_was():
-    with pytest.raises(TableError) as error:
+    with pytest.raises(CostError) as error:
         TABLES.collective("all_to_all", 8, 1)
     assert str(error.value) == (
         "all_to_all of 8 ranks on 1 node was not measured; there is all_gather of 2 ranks on 1 node, all_gather of 2 "
         "ranks on 2 nodes, all_gather of 2 ranks on 4 nodes. Calibrate with this group, or leave it to the formulas."
     )
-    with pytest.raises(TableError, match="there is no collective at all"):
+    with pytest.raises(CostError, match="there is no collective at all"):
         Tables().launch("all_gather", 2, 1)
-    with pytest.raises(TableError) as error:
+    with pytest.raises(CostError) as error:
         TABLES.kernel("aten.bmm.default")
     assert str(error.value) == (
         "operator 'aten.bmm.default' was not measured; there is aten.clone.default, aten.mm.default. "
         "Calibrate with a graph that has it."
     )
-    with pytest.raises(TableError, match="there is no operator at all"):
+    with pytest.raises(CostError, match="there is no operator at all"):
         Tables().kernel("x")
     assert TABLES.kernel(COPY) == COPIES
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from overlap_sched.cost.profile import read_trace_file
-from overlap_sched.errors import InputTooLargeError, ProfileError
+from overlap_sched.errors import CostError, InputTooLargeError
 from overlap_sched.problem.limits import Limits
 from tests.support.traces import event, write
 
@@ -76,18 +76,18 @@ NO_EVENTS = (
 def test_files_that_are_no_traces(content: bytes, text: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(content)
-    with pytest.raises(ProfileError) as error:
+    with pytest.raises(CostError) as error:
         read_trace_file(path)
     assert str(error.value).startswith(f"{path}: {text}")
 
 
 def test_files_that_are_not_there_or_not_gzip(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
-    with pytest.raises(ProfileError) as error:
+    with pytest.raises(CostError) as error:
         read_trace_file(path)
     assert str(error.value) == f"{path}: cannot be read (No such file or directory). Check the path."
     path.write_text("{}")
-    with pytest.raises(ProfileError) as error:
+    with pytest.raises(CostError) as error:
         read_trace_file(path)
     assert str(error.value) == (
         f"{path}: is named like gzip but is not (Not a gzipped file (b'{{}}')). Rename it to .json or "

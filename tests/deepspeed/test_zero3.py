@@ -16,7 +16,7 @@ from overlap_sched import Options
 from overlap_sched.deepspeed.graph_pass import measured, order_pass
 from overlap_sched.deepspeed.values import zero3_values
 from overlap_sched.fx import lift
-from overlap_sched.fx.reordering import reorder
+from overlap_sched.fx.graphs import reorder
 from overlap_sched.inductor import clear_reports, reports
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.problem import Group, Kind, Problem

@@ -20,26 +20,31 @@ from overlap_sched.cli.command import main
 from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.cost.measured.table import KINDS
 from overlap_sched.cost.measured.tabled import COPY
-from overlap_sched.distributed.calibration import collectives
-from overlap_sched.distributed.calibration import Division, default_divisions, sizes_between
-from overlap_sched.distributed.calibration import CPU_GRID, Grid, calls_in, calls_in_grid, run_of
-from overlap_sched.distributed.calibration import Machine, alone_on
 from overlap_sched.distributed.calibration import (
-    WantedCollective,
-    Wishes,
-    collectives_of,
-    measure,
-    wishes_of,
-)
-from overlap_sched.distributed.calibration import (
+    CPU_GRID,
+    Division,
+    Grid,
+    Machine,
     Products,
     Timing,
+    WantedCollective,
+    Wishes,
+    alone_on,
+    calls_in,
+    calls_in_grid,
+    collectives,
+    collectives_of,
+    default_divisions,
     in_a_step,
+    measure,
+    run_of,
     side_by_side,
+    sizes_between,
     steady_mean,
     together,
+    wishes_of,
 )
-from overlap_sched.errors import CalibrationError, DumpGroupError
+from overlap_sched.errors import CostError, DumpGroupError
 from overlap_sched.fx import lift
 from tests.cli.test_dump import DUMP
 from tests.support.fx_graphs import gather, trace, wait
@@ -66,7 +71,7 @@ class TestDivisions:
         assert Division(8).nodes(8, 2) == 4
 
     def test_that_do_not_fit(self):
-        with pytest.raises(CalibrationError) as error:
+        with pytest.raises(CostError) as error:
             Division(4, 3).groups(8)
         assert str(error.value) == (
             "8 ranks cannot be divided into groups of 4 with stride 3: 8 is not a multiple of 12. "

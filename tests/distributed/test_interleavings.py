@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from overlap_sched.distributed.digest import Digest
+from overlap_sched.distributed.digest import Digest, Verdict, judge
 from overlap_sched.distributed.protocol import StoreCall, agreement_steps
-from overlap_sched.distributed.digest import Verdict, judge
 from tests.support.examples import at_night
 from tests.support.interleavings import Checker, End, Fault, StuckError
 

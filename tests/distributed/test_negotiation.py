@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from overlap_sched.distributed import Digest, Verdict
-from overlap_sched.distributed.digest import LAUNCHES_KEPT
+from overlap_sched.distributed.digest import LAUNCHES_KEPT, judge
 from overlap_sched.distributed.negotiation import (
     MOST_PROPOSERS,
     LaunchChoice,
@@ -19,7 +19,6 @@ from overlap_sched.distributed.negotiation import (
     proposers_of,
 )
 from overlap_sched.distributed.protocol import agreement_steps
-from overlap_sched.distributed.digest import judge
 from overlap_sched.errors import AgreementError
 from overlap_sched.scheduler.follow import Proposal
 from tests.distributed.test_agreement import Clock

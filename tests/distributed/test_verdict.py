@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from overlap_sched.distributed.digest import Digest, options_text
-from overlap_sched.distributed.digest import Verdict, absent, as_before, judge, ranks_text
+from overlap_sched.distributed.digest import Digest, Verdict, absent, as_before, judge, options_text, ranks_text
 from overlap_sched.options import Options
 
 A = Digest(operators="p", sizes="s", options="o", costs="c", order="r", key="k", launches="l", name="backward", nodes=7)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from overlap_sched.dump.load import load_dump
-from overlap_sched.errors import DumpNameError
+from overlap_sched.errors import DumpError
 from tests.support.dump_graphs import handwritten
 
 GATHERS = """
@@ -17,7 +17,7 @@ return (a, b)
 
 def said(path: Path, text: str, **options: object) -> str:
     path.write_text(text)
-    with pytest.raises(DumpNameError) as caught:
+    with pytest.raises(DumpError) as caught:
         load_dump(path, **options)  # type: ignore[arg-type]
     return str(caught.value).removeprefix(f"{path}: ")
 
@@ -78,7 +78,7 @@ def test_symbols_of_annotations(tmp_path: Path) -> None:
         "inputs whose storage the file does not say, each taken to have its own"
     }
     path.write_text(f'{head}"f32[s0, 8*u3][8*u3, 1]cuda:0"):\n        return (x,)\n')
-    with pytest.raises(DumpNameError, match=r"Its symbols are 's0', 'u3'\. Correct"):
+    with pytest.raises(DumpError, match=r"Its symbols are 's0', 'u3'\. Correct"):
         load_dump(path, sizes={"f32": 2})
 
 

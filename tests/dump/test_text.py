@@ -15,9 +15,8 @@ from overlap_sched.dump.loader import Loader
 from overlap_sched.dump.operators import UnknownOp
 from overlap_sched.dump.source import read_source
 from overlap_sched.dump.values import Opaque
-from overlap_sched.errors import DumpNameError
-from overlap_sched.fx.groups import carried_facts
-from overlap_sched.fx.lifting import lift
+from overlap_sched.errors import DumpError
+from overlap_sched.fx.lifting import carried_facts, lift
 from overlap_sched.report.words.sizes import AssumedSize
 from tests.support.dump_graphs import handwritten, values
 from tests.support.dump_graphs import loaded as load
@@ -292,7 +291,7 @@ last = loop[0]
 return (last,)
 """.replace(";  ", "\n")
     text = handwritten(body, [("x", "float32 4 4"), ("flag", "bool")], nested=nested)
-    with pytest.raises(DumpNameError, match="Its groups are '1', '2', '3', '4'"):
+    with pytest.raises(DumpError, match="Its groups are '1', '2', '3', '4'"):
         load(tmp_path, text, groups={"5": 8})
     dump = load(tmp_path, text, groups=dict.fromkeys("1234", 8))
     nodes = {node.name: node for node in lift(dump.gm).problem.nodes}

@@ -10,10 +10,8 @@ import torch
 from torch._ops import OpOverload
 
 from overlap_sched.fx import catalogue
-from overlap_sched.fx.collectives import names_a_group
-from overlap_sched.fx.hazards import Ordering
-from overlap_sched.fx.operators import traits_of
-from overlap_sched.fx.reader import read_graph
+from overlap_sched.fx.operators import Ordering, names_a_group, traits_of
+from overlap_sched.fx.reading import read_graph
 from tests.fx.test_fx_hazards import Builder, hazards_of
 from tests.support import operator_runs
 from tests.support.fx_graphs import ATEN

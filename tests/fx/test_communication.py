@@ -18,10 +18,10 @@ from overlap_sched import Options, schedule
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError
 from overlap_sched.fx import lift, schedule_graph
-from overlap_sched.fx.communication import Communication, Communications
-from overlap_sched.fx.declared import _declared, declare_operator
-from overlap_sched.inductor.caches import settings_key
+from overlap_sched.fx.calls import Communication, Communications
+from overlap_sched.fx.operators import _declared, declare_operator
 from overlap_sched.inductor.agree import traffic_in
+from overlap_sched.inductor.caches import settings_key
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import launch_violation

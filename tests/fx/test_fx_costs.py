@@ -12,7 +12,7 @@ from torch._higher_order_ops.effects import with_effects
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from overlap_sched import cost
-from overlap_sched.errors import CostError, InputNameError
+from overlap_sched.errors import CostError, OptionsError
 from overlap_sched.fx import lift
 from overlap_sched.fx.operators import traits_of
 from overlap_sched.problem import Group, Node
@@ -164,7 +164,7 @@ def test_another_model() -> None:
 
 def test_names_that_are_no_inputs() -> None:
     gm = trace(lambda x, y: (x @ y,), (4, 4), (4, 4))
-    with pytest.raises(InputNameError) as error:
+    with pytest.raises(OptionsError) as error:
         lift(gm, parameters=["x_1", "y"])
     assert str(error.value) == (
         "parameters names 'y', which is not an input of the graph (did you mean 'y_1'?). "

@@ -13,14 +13,11 @@ from torch._higher_order_ops.effects import with_effects
 from torch._inductor.fx_passes.control_dependencies import control_deps
 from torch._subclasses import FakeTensorMode
 
-import overlap_sched.fx.declared
-from overlap_sched.fx import lift, reader
-from overlap_sched.fx.collectives import Comm, Role
-from overlap_sched.fx.graph_hazards import graph_hazards
-from overlap_sched.fx.hazards import Ordering
-from overlap_sched.fx.operator_traits import NO_CALL, Arg, OperatorTraits
-from overlap_sched.fx.operators import traits_of
-from overlap_sched.fx.reader import read_graph
+import overlap_sched.fx.operators
+from overlap_sched.fx import lift, reading
+from overlap_sched.fx.hazards import graph_hazards
+from overlap_sched.fx.operators import NO_CALL, Arg, Comm, OperatorTraits, Ordering, Role, traits_of
+from overlap_sched.fx.reading import read_graph
 from tests.support.deepspeed.operators import define
 from tests.support.fx_graphs import ATEN, C10D, trace
 
@@ -320,7 +317,7 @@ def test_every_combination_of_traits_is_read_as_what_it_says(monkeypatch: pytest
     """An operator takes x and y: which of them it writes, and how readers are ordered against it."""
     x, y = Arg((0, "self")), Arg((1, "other"))
     readings, current = {}, [NO_CALL]
-    monkeypatch.setattr(reader, "traits_of", lambda op: current[0] if op is ATEN.maximum.default else traits_of(op))
+    monkeypatch.setattr(reading, "traits_of", lambda op: current[0] if op is ATEN.maximum.default else traits_of(op))
     for fresh in (False, True):
         b = Builder()
         inputs = b.input("x"), b.input("y")
@@ -369,7 +366,7 @@ def test_an_argument_returned_unsaid_is_written_whatever_is_declared(
         library.define(f"scale({schema}) -> Tensor")
         op = torch.ops.unsaid.scale.default
         if declared is not None:
-            monkeypatch.setitem(overlap_sched.fx.declared._declared, "unsaid::scale", declared)
+            monkeypatch.setitem(overlap_sched.fx.operators._declared, "unsaid::scale", declared)
         traits_of.cache_clear()
         b = Builder()
         x, y, token = b.input("x"), b.input("y"), b.input("token")

@@ -16,7 +16,7 @@ import torch
 from overlap_sched.cost import A100, Price, Roofline
 from overlap_sched.cost.profile import read_traces
 from overlap_sched.dump import load_dump
-from overlap_sched.errors import OverlapSchedWarning, ProfileError
+from overlap_sched.errors import CostError, OverlapSchedWarning
 from overlap_sched.fx import lift
 from overlap_sched.fx.profile import ProfileCost, lifted_with_profile, shapes_of
 from overlap_sched.inductor.caches import settings_key
@@ -92,7 +92,7 @@ def test_nodes_predicted_to_be_in_the_kernel_of_another_are_found_where_they_run
     assert after.prices[exp : last + 1] == (Price(5.0, "profile"), Price(7.0, "profile"))
     together = [event("aten::relu", 0, 0.5, (9, 9)), event("triton_poi_fused_exp_relu_0", 10, 7)]
     mm = event("aten::exp", 20, 1, (9, 9))
-    with pytest.raises(ProfileError):  # kernels alone do not tell which graph they are of
+    with pytest.raises(CostError):  # kernels alone do not tell which graph they are of
         lifted_with_profile(lifted, read_traces([write(tmp_path, [*together, mm])]))
 
 

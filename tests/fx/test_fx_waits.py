@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor, fx
 
 from overlap_sched.fx import lift, schedule_graph
-from overlap_sched.fx.company import one_collective_each
+from overlap_sched.fx.lifting import one_collective_each
 from overlap_sched.judge.replay import replay
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Node

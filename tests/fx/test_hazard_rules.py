@@ -7,7 +7,6 @@ import pytest
 
 from overlap_sched.fx.hazards import (
     Launch,
-    Ordering,
     Pair,
     blocking_hazards,
     chain_hazards,
@@ -16,6 +15,7 @@ from overlap_sched.fx.hazards import (
     launch_chains,
     storage_hazards,
 )
+from overlap_sched.fx.operators import Ordering
 
 NONE, RANDOM, EFFECT, BARRIER, FENCE = Ordering
 Steps = list[tuple[str, str]]

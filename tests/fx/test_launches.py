@@ -8,7 +8,7 @@ from overlap_sched import EXAMPLE
 from overlap_sched.cost import Collective, Roofline
 from overlap_sched.cost.model import LaunchingModel
 from overlap_sched.fx import lift
-from overlap_sched.fx.company import FINISH, LAUNCH, launch_times, with_launches
+from overlap_sched.fx.lifting import FINISH, LAUNCH, launch_times, with_launches
 from overlap_sched.judge.replay import replay
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Node, Problem

@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from overlap_sched import Options, schedule_graph
 from overlap_sched.fx.lifting import lift
-from overlap_sched.fx.reader import read_graph
+from overlap_sched.fx.reading import read_graph
 from overlap_sched.fx.sizes import Sizes
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.report.words.sizes import AssumedSize, sizes_assumed

@@ -13,9 +13,8 @@ from overlap_sched.distributed.negotiation import LaunchChoice
 from overlap_sched.errors import OverlapSchedWarning, VerificationError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import agree, attempt, console
-from overlap_sched.inductor.attempt import Attempt
-from overlap_sched.inductor.reporting import forget_warnings
 from overlap_sched.inductor.agree import Traffic
+from overlap_sched.inductor.reporting import forget_warnings
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.scheduler.follow import Proposal
 
@@ -70,7 +69,7 @@ def test_a_second_plan_that_moves_launches_is_not_used(monkeypatch: pytest.Monke
     with pytest.warns(OverlapSchedWarning, match="moves a launch"):
         report, _, _ = decided(monkeypatch, ALIKE, (B, A), (B, A))
     assert not report.changed
-    assert report.reason == "NotUnderstoodError: the order moves a launch though all are to be kept"
+    assert report.reason == "UnsupportedError: the order moves a launch though all are to be kept"
 
 
 def test_a_second_plan_that_fails_leaves_the_graph_on_this_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +122,7 @@ def test_a_second_plan_in_which_a_wait_passes_a_launch_is_not_used(
 ) -> None:
     with pytest.warns(OverlapSchedWarning) as heard:
         report, _, _ = decided(monkeypatch, NOT_ALIKE, EARLY, second, original=ORIGINAL)
-    why = "NotUnderstoodError: the order moves a launch, or a wait before one that it followed"
+    why = "UnsupportedError: the order moves a launch, or a wait before one that it followed"
     why = "KeyError: 'mm'" if isinstance(second, Exception) else why
     assert (report.changed, report.kept, report.reason) == (False, None, f"{why}; others launch otherwise.")
     assert str(heard[-1].message) == f"overlap_sched leaves 'g' as it was: {why}; others launch otherwise."
@@ -204,7 +203,7 @@ def test_a_rank_without_an_order_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.warns(OverlapSchedWarning, match="no order"):
         report, _, _, asked = negotiated(monkeypatch, LaunchChoice(0, PROPOSAL), True, RuntimeError("no order"))
     assert not report.changed
-    assert [one.failure for one in asked] == ["NotUnderstoodError: there is no order to propose"]
+    assert [one.failure for one in asked] == ["UnsupportedError: there is no order to propose"]
 
 
 NONE = (

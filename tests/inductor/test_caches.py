@@ -17,9 +17,9 @@ from overlap_sched import Options
 from overlap_sched.cost import A100, Compute, Roofline
 from overlap_sched.inductor import agree, cache_key, cached_orders, torch_caches
 from overlap_sched.inductor.caches import settings_key
-from overlap_sched.inductor.switch import PostGradPass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.inductor.switch import PostGradPass
 from overlap_sched.problem.allocator_settings import VARIABLES
 from tests.support.inductor.generated import events, numbered
 from tests.support.inductor.models import RANKS, Net, step

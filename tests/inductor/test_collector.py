@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from overlap_sched.inductor.attempt import Attempt
 
 from overlap_sched.inductor import scheduler_pass
-from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.scheduler.collector import no_collection

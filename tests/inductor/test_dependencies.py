@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from overlap_sched.errors import NotUnderstoodError
-from overlap_sched.fx.collectives import Comm, Role
-from overlap_sched.fx.communication import Communication
+from overlap_sched.errors import UnsupportedError
+from overlap_sched.fx.calls import Communication
 from overlap_sched.fx.hazards import Ordering
-from overlap_sched.fx.operator_traits import OperatorTraits
+from overlap_sched.fx.operators import Comm, OperatorTraits, Ordering, Role
 from overlap_sched.inductor.lifting import dependencies
 
 
@@ -122,7 +121,7 @@ def test_a_kernel_with_a_subgraph_is_a_barrier() -> None:
 
 
 def test_a_fence_is_refused() -> None:
-    with pytest.raises(NotUnderstoodError) as error:
+    with pytest.raises(UnsupportedError) as error:
         after(Kernel(origin=0), orderings={0: Ordering.FENCE})
     assert str(error.value) == "'op0' changes the mode in which later nodes run (streams, autograd mode)."
 

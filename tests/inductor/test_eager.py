@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import OptionsError
-from overlap_sched.fx.inputs import STAYS
+from overlap_sched.fx.lifting import STAYS
 from overlap_sched.inductor import eager
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.problem import Kind

@@ -18,7 +18,7 @@ from torch._inductor.virtualized import V
 
 import overlap_sched
 from overlap_sched import Options
-from overlap_sched.errors import NotUnderstoodError, OverlapSchedWarning
+from overlap_sched.errors import OverlapSchedWarning, UnsupportedError
 from overlap_sched.inductor.graph_order import in_order_of_effects
 
 
@@ -85,7 +85,7 @@ def test_kernels_against_it_are_put_in_order_and_all_others_stay_near(effects: l
 def test_what_cannot_be_put_in_order_is_left_alone_and_why(effects: list[fx.Node]) -> None:
     send, receive, _ = effects
     kernels = [Kernel("r", [receive]), Kernel("w", (), "r"), Kernel("s", [send], "w")]
-    with pytest.raises(NotUnderstoodError) as error:
+    with pytest.raises(UnsupportedError) as error:
         in_order_of_effects(kernels)
     assert str(error.value) == (
         "'r' runs before 's', whose effects come before its own, and other kernels in between keep them so."

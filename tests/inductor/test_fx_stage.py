@@ -4,11 +4,11 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from overlap_sched.inductor.attempt import Attempt
 
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report
 from overlap_sched.inductor import fx_stage
-from overlap_sched.inductor.attempt import Attempt
 from overlap_sched.inductor.reporting import Stage
 from overlap_sched.inductor.settings import Settings
 from tests.support.fx_graphs import C10D, trace, wait

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import fx
 
-from overlap_sched.inductor.lifting import graph_order
 from overlap_sched.inductor.graph_order import in_graph_order, kernel_traffic
+from overlap_sched.inductor.lifting import graph_order
 from tests.inductor.test_dependencies import Kernel
 
 GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default

@@ -15,8 +15,7 @@ from torch.utils._pytree import tree_leaves
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
-from overlap_sched.inductor.reporting import GraphReport, Stage
-from overlap_sched.inductor.reporting import outcome_of, summary
+from overlap_sched.inductor.reporting import GraphReport, Stage, outcome_of, summary
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.node import PART
 from overlap_sched.scheduler.pipeline import schedule
@@ -384,7 +383,7 @@ def test_communication_in_a_group_of_nodes_is_left_alone_and_reported() -> None:
     assert main_report().settings == ("grouping runs before this pass",)
     (message,) = (str(w.message) for w in warned if issubclass(w.category, OverlapSchedWarning))
     assert re.fullmatch(
-        r"overlap_sched leaves 'inference 0/0 of [^']*' as it was: NotUnderstoodError: 'op\d+_op\d+' groups "
+        r"overlap_sched leaves 'inference 0/0 of [^']*' as it was: UnsupportedError: 'op\d+_op\d+' groups "
         r"communication with other nodes\. Another pass has grouped them: turn that pass off\.",
         message,
     )

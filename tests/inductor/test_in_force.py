@@ -22,10 +22,9 @@ from overlap_sched.distributed.sequences import Entry
 from overlap_sched.errors import OverlapSchedWarning, SequenceError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import agree, attempt, cached_orders, in_force
-from overlap_sched.inductor.attempt import Attempt
+from overlap_sched.inductor.agree import Traffic, launch_texts
 from overlap_sched.inductor.caches import CachedOrder, may_load, may_load_both
 from overlap_sched.inductor.reporting import forget_warnings
-from overlap_sched.inductor.agree import Traffic, launch_texts
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.problem import Kind, Node, Problem, Storage

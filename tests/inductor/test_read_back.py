@@ -15,11 +15,10 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.inductor import post_grad, private, scheduler_pass
-from overlap_sched.inductor.attempt import Attempt
-from overlap_sched.inductor.switch import DeterministicWatch, RewritePass
 from overlap_sched.inductor.fx_stage import planned as choose
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.inductor.switch import DeterministicWatch, RewritePass
 from overlap_sched.report.units import duration
 from tests.support.inductor.generated import Event, events, numbered, planned
 from tests.support.inductor.models import RANKS, gathered

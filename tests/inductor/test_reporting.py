@@ -14,10 +14,9 @@ import pytest
 import overlap_sched
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import reporting
-from overlap_sched.inductor.switch import look
-from overlap_sched.inductor.reporting import GraphReport, record
-from overlap_sched.inductor.reporting import Session
+from overlap_sched.inductor.reporting import GraphReport, Session, record
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.inductor.switch import look
 from tests.inductor.conftest import Compiled
 from tests.support.examples import at_night
 

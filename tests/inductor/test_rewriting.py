@@ -20,14 +20,13 @@ from overlap_sched.fx import Lifted, Report, lift
 from overlap_sched.fx.rewrites import backends, planning
 from overlap_sched.fx.rewrites.planning import may_rewrite
 from overlap_sched.inductor import fx_stage, post_grad, rewriting
-from overlap_sched.inductor.caches import CachedOrder, with_rewrites
 from overlap_sched.inductor.agree import launches_in
-from overlap_sched.inductor.switch import RewritePass
-from overlap_sched.inductor.reporting import clear_reports, reports
+from overlap_sched.inductor.caches import CachedOrder, with_rewrites
 from overlap_sched.inductor.fx_stage import RewriteChoice, rewrite_fx
+from overlap_sched.inductor.reporting import clear_reports, outcome_of, reports, summary
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.inductor.reporting import outcome_of, summary
+from overlap_sched.inductor.switch import RewritePass
 from overlap_sched.report.units import count
 from overlap_sched.scheduler import beam_search
 from overlap_sched.transform.rewrites import Bucket, Rewrite

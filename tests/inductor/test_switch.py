@@ -15,13 +15,11 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.cost import A100, Roofline
 from overlap_sched.cost.cluster.file import read_cluster
-from overlap_sched.errors import ClusterError, OptionsError, OverlapSchedWarning, TorchVersionError
+from overlap_sched.errors import CostError, OptionsError, OverlapSchedWarning, UnsupportedError
 from overlap_sched.inductor import switch
-from overlap_sched.inductor.switch import PostGradPass
-from overlap_sched.inductor.scheduler_pass import SchedulerPass
+from overlap_sched.inductor.scheduler_pass import SchedulerPass, knows_torch
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.inductor.switch import current_settings
-from overlap_sched.inductor.scheduler_pass import knows_torch
+from overlap_sched.inductor.switch import PostGradPass, current_settings
 from tests.inductor.conftest import no_caches
 from tests.support.inductor.models import RANKS, Pair, routed, unroute
 
@@ -184,7 +182,7 @@ def test_a_version_that_is_not_known_leaves_torch_as_it_is(monkeypatch: pytest.M
     with overlap_sched.enabled():  # the same is not said again
         assert all_settings() == before
     assert [str(w.message) for w in warned] == [REFUSED]
-    with pytest.raises(TorchVersionError) as caught:
+    with pytest.raises(UnsupportedError) as caught:
         overlap_sched.enable(Options(strict=True))
     assert str(caught.value) == REFUSED.removeprefix("overlap_sched leaves torch as it is: ")
     assert all_settings() == before
@@ -303,7 +301,7 @@ def test_a_cluster_goes_along_and_is_read_at_once() -> None:
     assert only.settings.costs["cluster"] == read_cluster("dgx-h100")
     assert only.settings.priced_for == "dgx-h100"
     assert Settings(cluster="dgx-h100", model=Roofline(A100)).priced_for == "A100"
-    with pytest.raises(ClusterError, match="no-such"):
+    with pytest.raises(CostError, match="no-such"):
         overlap_sched.inductor_options(cluster="no-such")
 
 

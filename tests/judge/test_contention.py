@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched.errors import ContentionError
+from overlap_sched.errors import ProblemError
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.judge.lower_bound_windows import windowed_bound_us
 from overlap_sched.judge.replay import replay
@@ -173,13 +173,13 @@ STRETCH = (
     ],
 )
 def test_contention_that_cannot_be_is_told(wrong: dict[str, Any], text: str) -> None:
-    with pytest.raises(ContentionError) as caught:
+    with pytest.raises(ProblemError) as caught:
         Contention(**wrong)
     assert str(caught.value) == f"contention: {text}"
 
 
 def test_links_are_of_groups_that_there_are() -> None:
-    with pytest.raises(ContentionError) as caught:
+    with pytest.raises(ProblemError) as caught:
         replace(EXAMPLE, contention=Contention(links={"tp": "nvlink"}))
     assert str(caught.value) == (
         "contention: group 'tp' has link 'nvlink', but the problem's groups are ['fsdp']. "

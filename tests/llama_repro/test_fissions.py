@@ -9,7 +9,7 @@ from llama_repro.titan.fissions import read_fissions, write_fissions
 from llama_repro.titan.models import MODELS
 from overlap_sched.cost import Roofline
 from overlap_sched.fx import lift
-from overlap_sched.fx.dimensions.experts import expert_fissions
+from overlap_sched.fx.dimensions.candidates import expert_fissions
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem.file import read_problem
 from overlap_sched.transform.apply import apply

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched.errors import InputTooLargeError, PipelineError, PipelineFileError
+from overlap_sched.errors import InputTooLargeError, PipelineError
 from overlap_sched.pipeline.action import Action, ActionKind, Item, Pair, backward, forward
 from overlap_sched.pipeline.action_text import read_item
 from overlap_sched.pipeline.csv_file import CsvFormat, parse_schedule_csv, read_schedule_csv, schedule_csv
@@ -89,15 +89,15 @@ def test_a_file(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "schedule.csv"
-    with pytest.raises(PipelineFileError) as missing:
+    with pytest.raises(PipelineError) as missing:
         read_schedule_csv(path)
     assert str(missing.value) == f"{path}: cannot be read (No such file or directory). Name a CSV file of actions."
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(PipelineFileError) as binary:
+    with pytest.raises(PipelineError) as binary:
         read_schedule_csv(path)
     assert str(binary.value) == f"{path}: is not text. A schedule is CSV, a row of actions per rank."
     path.write_text("0F0,0F1\n1F0,1X0\n")
-    with pytest.raises(PipelineFileError) as other:
+    with pytest.raises(PipelineError) as other:
         read_schedule_csv(path)
     assert str(other.value) == (
         f"{path}: row 2, cell 2: '1X0' is no action: write stage, kind and micro-batch, as in 2F0, or two that run "
@@ -112,7 +112,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ["0F", "F0", "0STEP1", "0REDUCE_GRAD0", "(0F0)OVERLAP_F_B", "(0F0;0B0;0B1)OVERLAP_F_B", "0f0", "9999999999F0"],
 )
 def test_what_is_no_action(text: str) -> None:
-    with pytest.raises(PipelineFileError, match="is no action"):
+    with pytest.raises(PipelineError, match="is no action"):
         read_item(text)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sched.errors import PipelineFileError
+from overlap_sched.errors import PipelineError
 from overlap_sched.options import Options
 from overlap_sched.pipeline.action import Pair, backward, forward
 from overlap_sched.pipeline.compare import PlannedPipeline, plan_pipeline
@@ -107,7 +107,7 @@ NO_OUTPUT = "but the graph has no such node, or nothing besides: name the one th
 )
 def test_an_output_node_that_is_none(backward_is: str, why: str) -> None:
     text = TWO.replace('problem = "backward", output_node = "dx"', backward_is)
-    with pytest.raises(PipelineFileError) as caught:
+    with pytest.raises(PipelineError) as caught:
         job_of(JobGraphs(lambda source: two_halves()), text)
     assert str(caught.value) == f"job.toml: stage[0].backward.output_node {why}"
 

@@ -8,7 +8,7 @@ import pytest
 
 from overlap_sched import EXAMPLE
 from overlap_sched.cost.cluster.file import read_cluster, write_cluster
-from overlap_sched.errors import PipelineError, PipelineFileError
+from overlap_sched.errors import PipelineError
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.validate import measure
 from overlap_sched.pipeline import job_file
@@ -38,7 +38,7 @@ def parsed(text: str, read: Callable[[GraphSource], Problem] = lambda source: EX
 
 
 def refused(text: str) -> str:
-    with pytest.raises(PipelineFileError) as caught:
+    with pytest.raises(PipelineError) as caught:
         parsed(text)
     return str(caught.value)
 
@@ -236,10 +236,10 @@ def test_what_is_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
-    with pytest.raises(PipelineFileError) as missing:
+    with pytest.raises(PipelineError) as missing:
         read_job(path, JobGraphs(lambda source: EXAMPLE))
     assert str(missing.value) == f"{path}: cannot be read (No such file or directory). Name a TOML file of a job."
     path.write_bytes(b"\xff")
-    with pytest.raises(PipelineFileError) as binary:
+    with pytest.raises(PipelineError) as binary:
         read_job(path, JobGraphs(lambda source: EXAMPLE), Limits())
     assert str(binary.value) == f"{path}: is not text. A job is TOML in UTF-8."

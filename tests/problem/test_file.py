@@ -13,12 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from overlap_sched.errors import (
-    InputTooLargeError,
-    OptionsError,
-    ProblemError,
-    ProblemFileError,
-)
+from overlap_sched.errors import InputTooLargeError, OptionsError, ProblemError
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.file import PARTS_PER_NODE, problem_bytes, read_problem, write_problem
@@ -92,15 +87,13 @@ def test_comm_scale(tmp_path: Path) -> None:
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(
-        ProblemFileError, match=r"absent\.json: cannot be read \(No such file or directory\)\. Check the"
-    ):
+    with pytest.raises(ProblemError, match=r"absent\.json: cannot be read \(No such file or directory\)\. Check the"):
         read_problem(tmp_path / "absent.json")
 
 
 def bad(path: Path, content: bytes) -> str:
     path.write_bytes(content)
-    with pytest.raises((ProblemFileError, ProblemError)) as caught:
+    with pytest.raises(ProblemError) as caught:
         read_problem(path)
     assert str(caught.value).startswith(f"{path}: ")
     return str(caught.value).removeprefix(f"{path}: ")
@@ -335,5 +328,5 @@ def test_a_pipe_is_read_once(tmp_path: Path, gzipped: bool) -> None:
 def test_an_order_is_no_problem(tmp_path: Path) -> None:
     path = tmp_path / "order.json"
     path.write_text('["a", "b"]')
-    with pytest.raises(ProblemFileError, match=r"order\.json: is a list, as an order is, and no problem\. Give "):
+    with pytest.raises(ProblemError, match=r"order\.json: is a list, as an order is, and no problem\. Give "):
         read_problem(path)

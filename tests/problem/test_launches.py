@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from overlap_sched.distributed import digest_of
-from overlap_sched.errors import ProblemError, ProblemFileError
+from overlap_sched.errors import ProblemError
 from overlap_sched.judge.validate import launch_violation
 from overlap_sched.options import Options
 from overlap_sched.problem import Group, Kind, Node, Problem
@@ -69,7 +69,7 @@ def test_files_have_them_as_version_2(tmp_path: Path) -> None:
     assert json.loads(problem_bytes(problem("ab.")))["format"] == "overlap-problem/1"
     data["nodes"][1]["launches"] = [3]
     (tmp_path / "p.json").write_text(json.dumps(data))
-    with pytest.raises(ProblemFileError) as error:
+    with pytest.raises(ProblemError) as error:
         read_problem(tmp_path / "p.json")
     assert str(error.value).endswith("p.json: nodes[1].launches holds 3; groups are named by text.")
 

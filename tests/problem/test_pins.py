@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import overlap_sched.problem.pins as pins_of
 from overlap_sched import EXAMPLE, Group, Kind, Node, Options, Problem, Storage, read_problem, schedule, write_problem
 from overlap_sched.analysis.frontier import frontier
-from overlap_sched.errors import OptionsError, OverlapSchedWarning, PinError, ProblemFileError, VerificationError
+from overlap_sched.errors import OptionsError, OverlapSchedWarning, PinError, ProblemError, VerificationError
 from overlap_sched.judge.pins import pin_violation
 from overlap_sched.judge.together import together_violation
 from overlap_sched.judge.validate import violation
@@ -450,7 +450,7 @@ def test_marks_name_no_nodes(tmp_path: Path) -> None:
     with pytest.raises(OptionsError, match=r"pin 'apart: all\*' names nodes; inside of a block .* Write 'apart'"):
         schedule(marked)
     write_problem(marked, tmp_path / "marked.json")
-    with pytest.raises(ProblemFileError, match=r"nodes\[0\].marks: pin 'apart: all\*' names nodes"):
+    with pytest.raises(ProblemError, match=r"nodes\[0\].marks: pin 'apart: all\*' names nodes"):
         read_problem(tmp_path / "marked.json")
 
 
@@ -468,7 +468,7 @@ def test_a_mark_in_a_file_that_is_no_pin_is_told(tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     nodes = (node._replace(marks=("near",) if node.name == "gather" else ()) for node in EXAMPLE.nodes)
     write_problem(replace(EXAMPLE, nodes=tuple(nodes)), path)
-    with pytest.raises(ProblemFileError, match=r"nodes\[2\].marks: pin 'near' is none"):
+    with pytest.raises(ProblemError, match=r"nodes\[2\].marks: pin 'near' is none"):
         read_problem(path)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from overlap_sched.errors import InputTooLargeError, ProfileError
+from overlap_sched.errors import CostError, InputTooLargeError
 from overlap_sched.problem import EXAMPLE
 from overlap_sched.problem.limits import Limits
 from overlap_sched.report.trace.file import trace_document
@@ -147,7 +147,7 @@ def test_recorded_ranks(reordered: Schedule) -> None:
 )
 def test_what_cannot_be_merged(tmp_path: Path, listed: list[list[Event]], said: str) -> None:
     paths = [str(write(tmp_path, events, rank=k)) for k, events in enumerate(listed)]
-    with pytest.raises(ProfileError) as error:
+    with pytest.raises(CostError) as error:
         read_measured_steps(paths)
     assert str(error.value) == said.format(*paths)
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from overlap_sched.fx.dimensions.call import Told
+from overlap_sched.fx.dimensions.rules import Told
 from overlap_sched.transform.dimension_graph.cut import Cut, Given, Uncut
 
 

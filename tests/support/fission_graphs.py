@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from overlap_sched.fx.dimensions import region_from
-from overlap_sched.fx.dimensions.border import fission_of
+from overlap_sched.fx.dimensions.candidates import fission_of
 from overlap_sched.transform.dimension_graph.cut import Cut, cuts_of
 from overlap_sched.transform.fission import Fission
 from tests.support.fx_graphs import C10D, RANKS, gather, scatter, trace, wait

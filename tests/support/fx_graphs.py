@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from overlap_sched.dump.operators import stand_in
 from overlap_sched.fx import lift
-from overlap_sched.fx.reordering import reorder
+from overlap_sched.fx.graphs import reorder
 from overlap_sched.problem import Order, Problem
 
 C10D = torch.ops._c10d_functional

@@ -222,8 +222,7 @@ def _joined(one: Seen | None, other: Seen) -> Seen:
 
 def unsaid(op: OpOverload, seen: Seen) -> list[str]:
     """Name what an operator did that neither its schema nor the catalogue says."""
-    from overlap_sched.fx.hazards import Ordering
-    from overlap_sched.fx.operators import traits_of
+    from overlap_sched.fx.operators import Ordering, traits_of
 
     traits = traits_of(op)
     known = {name for _, name in traits.writes} | (set(seen.returns) if traits.writes_aliased else set())

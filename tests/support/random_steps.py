@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx import lift
 from overlap_sched.fx.dimensions import region_from
-from overlap_sched.fx.dimensions.border import fission_of
+from overlap_sched.fx.dimensions.candidates import fission_of
 from overlap_sched.fx.rewrites import alike_of, prepare, rerunnable, rewrite_graph
 from overlap_sched.fx.rewrites.batches import batch_fissions
 from overlap_sched.problem import Group, Kind, Problem

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from overlap_sched.fx import lift
-from overlap_sched.fx.dimensions.experts import expert_fissions
+from overlap_sched.fx.dimensions.candidates import expert_fissions
 from overlap_sched.fx.rewrites import rewrite_graph
 from tests.support.fx_graphs import C10D
 from tests.support.routed_graphs import check_alike, inputs_of_ranks, step, trace

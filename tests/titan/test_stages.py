@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 import overlap_sched
-from overlap_sched.errors import NotUnderstoodError, OverlapSchedWarning
+from overlap_sched.errors import OverlapSchedWarning, UnsupportedError
 from overlap_sched.fx import lift
 from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import Replay, replay
@@ -169,7 +169,7 @@ def test_who_holds_the_same_stages(titan: None) -> None:
     assert ranks_of_stages(dims([1, 5], 0, 8)) == [0, 1, 2, 3]
     assert ranks_of_stages(dims([1, 5], 1, 8)) == [4, 5, 6, 7]
     assert ranks_of_stages(dims([0, 1], 1, 2)) == [1]
-    with pytest.raises(NotUnderstoodError, match=r"^ranks \[2, 3\] are not a pipeline that is the outermost dimension"):
+    with pytest.raises(UnsupportedError, match=r"^ranks \[2, 3\] are not a pipeline that is the outermost dimension"):
         ranks_of_stages(dims([2, 3], 0, 8))
 
 
@@ -250,7 +250,7 @@ def test_another_pipeline_than_graph_pp_is_said(config: Any) -> None:
 
 def test_a_pipeline_that_is_not_known_is_said(config: Any) -> None:
     said = (
-        r"^overlap_sched does nothing in this job: its pipeline is not what we know \(NotUnderstoodError: ranks "
+        r"^overlap_sched does nothing in this job: its pipeline is not what we know \(UnsupportedError: ranks "
         r"\[1, 2\] are not a pipeline that is the outermost dimension of a mesh\).$"
     )
     parallel = dims([1, 2], 0, 4)

@@ -79,7 +79,7 @@ def test_nothing_is_exposed_and_fewer_launches_are_worth_a_bucket() -> None:
 @examples(15)
 def test_a_plan_keeps_its_promises(problem: Problem) -> None:
     problem = on_host(problem)
-    found = plan(problem, PRICES, Options(rewrites=("bucket", "split", "keep", "regather", "stream")))
+    found = plan(problem, PRICES, Options(rewrites=("bucket", "keep", "regather", "stream")))
     after, order = found.schedule.problem, list(found.schedule.order)
     assert found.schedule.fell_back is None
     assert violation(after, order) is None

@@ -3,34 +3,23 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
 
-from overlap_sched import Kind, Node, Options, Problem
+from overlap_sched import Kind, Node, Problem
 from overlap_sched.errors import RewriteError
-from overlap_sched.judge.validate import violation
 from overlap_sched.report.words.rewrites import record_text
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.in_place import COPYING, in_place_op, legal_together, places, saved_us
-from overlap_sched.transform.plan import Plan, plan
+from overlap_sched.transform.in_place import COPYING, in_place_op, legal_together, places
 from overlap_sched.transform.records import records
-from overlap_sched.transform.rewrites import Bucket, InPlace, Rewrite, from_json, to_json
-from overlap_sched.transform.wanted import most_gain_us, wanted_of
-from tests.support.examples import examples
-from tests.support.oracle import peak_by_definition, step_by_definition
-from tests.support.puts import put_step, put_steps
+from overlap_sched.transform.rewrites import InPlace, Rewrite, from_json, to_json
+from tests.support.puts import put_step
 from tests.support.sharded import COPY_US_PER_BYTE, PRICES
 
-IN_PLACE = Options(rewrites=("in_place",))
 ONE = put_step([100], rows=8, readers=1)
 OVER = InPlace("put0", "zeros0")
 
 
 def named(problem: Problem, name: str) -> Node:
     return next(node for node in problem.nodes if node.name == name)
-
-
-def peak(problem: Problem) -> int:
-    return max(peak_by_definition(problem, list(problem.original_order)))
 
 
 def changed(problem: Problem, name: str, **fields: object) -> Problem:
@@ -164,89 +153,3 @@ def test_zeros_of_several_are_written_over_once() -> None:
     assert ids(after)["put0"] in named(after, "put1").deps
     with pytest.raises(RewriteError, match="'put1' writes to 'zeros0', too: it can be written over once"):
         apply(shared, found, PRICES)
-    assert {trial.rewrites for trial in plan(shared, PRICES, IN_PLACE).trials} == {(found[0],)}
-
-
-def kept_promises(problem: Problem, found: Plan) -> None:
-    after, order = found.schedule.problem, list(found.schedule.order)
-    assert violation(after, order) is None
-    assert max(peak_by_definition(after, order)) <= peak(problem)
-    step_us = step_by_definition(after, order)
-    assert step_us == pytest.approx(found.schedule.scheduled.step_us)
-    assert step_us <= found.without.scheduled.step_us * (1 + 1e-9)
-    assert after == (apply(problem, found.rewrites, PRICES) if found.rewrites else problem)
-
-
-@pytest.mark.slow
-@given(put_steps())
-@examples(25)
-def test_a_plan_is_never_longer_and_fits(problem: Problem) -> None:
-    found = plan(problem, PRICES, replace(IN_PLACE, strict=True))
-    kept_promises(problem, found)
-    assert plan(problem, PRICES, IN_PLACE).rewrites == found.rewrites
-
-
-@pytest.mark.slow
-@given(put_steps())
-@examples(15)
-def test_with_buckets_a_plan_keeps_its_promises(problem: Problem) -> None:
-    kept_promises(problem, plan(problem, PRICES, Options(rewrites=("bucket", "in_place"), strict=True)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tables", [[400] * 3, [20] * 4, [200] * 6, [10, 300, 40]])
-def test_with_buckets_no_step_is_longer(tables: list[int]) -> None:
-    """Of random graphs some are, by less than a percent: neither search goes through all that the other one tries."""
-    problem, kinds = put_step(tables), [("bucket",), ("bucket", "in_place")]
-    without, both = (plan(problem, PRICES, Options(rewrites=one, strict=True)) for one in kinds)  # type: ignore[arg-type]
-    assert both.schedule.scheduled.step_us <= without.schedule.scheduled.step_us * (1 + 1e-9)
-
-
-def test_what_is_written_in_place_leaves_room_for_launches() -> None:
-    """Both tables' zeros are at the peak with their copies; without those the other gathers fit before them."""
-    step = put_step([400, 400], compute_us=30.0)
-    found = plan(step, PRICES, IN_PLACE)
-    assert set(found.rewrites) == {InPlace("put0", "zeros0"), InPlace("put1", "zeros1")}
-    saved = saved_us(step, PRICES)
-    assert saved == pytest.approx(2 * (809 - 27) * COPY_US_PER_BYTE)
-    assert found.schedule.scheduled.step_us <= found.without.scheduled.step_us - saved * 0.99
-    kept_promises(step, found)
-
-
-@pytest.mark.parametrize(("tables", "compute_us", "alone"), [([400] * 3, 20.0, False), ([20] * 4, 5.0, True)])
-def test_buckets_are_tried_of_what_is_written_in_place_and_alone(
-    tables: list[int], compute_us: float, alone: bool
-) -> None:
-    """Alone only where writing in place by itself takes less off the step than is worth a rewrite."""
-    options = Options(rewrites=("bucket", "in_place"), effort=1)
-    found = plan(put_step(tables, compute_us=compute_us), PRICES, options)
-    tried = [{type(one) for one in trial.rewrites} for trial in found.trials]
-    assert {InPlace, Bucket} in tried
-    assert ({Bucket} in tried) is alone
-
-
-def test_what_a_graph_refuses_and_what_is_not_clear_is_not_tried() -> None:
-    assert plan(put_step([400]), PRICES, IN_PLACE, refuses=lambda one: "no").trials == ()
-    same = put_step([40], rows=40)  # rows as large as the table: which of the two comes first?
-    assert [one.over for one in places(same)] == ["zeros0", "mm0"]
-    assert places(put_step([1])) == [OVER]  # `at` is as large, but an input
-    assert plan(same, PRICES, IN_PLACE).trials == ()
-    known = plan(same, PRICES, IN_PLACE, refuses=lambda one: "" if one == OVER else "no")
-    assert {trial.rewrites for trial in known.trials} == {(OVER,)}
-
-
-def test_the_default_does_not_write_in_place() -> None:
-    wanted = wanted_of(Options(), ("coalesced", "copied"))
-    assert not wanted.in_place
-    assert wanted_of(IN_PLACE, ()).beyond_bound
-    assert most_gain_us(ONE, PRICES, None, wanted_of(IN_PLACE, ())) == float("inf")
-
-
-def test_compute_that_hides_all_communication_still_gets_shorter() -> None:
-    step = put_step([4000] * 2)
-    nodes = (node._replace(time_us=0.001) if node.kind is Kind.COLLECTIVE else node for node in step.nodes)
-    hidden = replace(step, nodes=tuple(nodes))
-    found = plan(hidden, PRICES, IN_PLACE)
-    assert len(found.rewrites) == 2
-    assert found.schedule.scheduled.step_us < sum(hidden.compute_us)
-    kept_promises(hidden, found)

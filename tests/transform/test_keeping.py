@@ -14,7 +14,7 @@ from overlap_sched.transform.keeping import GatherGap, admitted, casts_of, chain
 from overlap_sched.transform.left_out import left_out, without
 from overlap_sched.transform.plan import Plan, plan
 from overlap_sched.transform.records import records
-from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite, Split
+from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite
 from overlap_sched.transform.trial import order_as_it_was
 from overlap_sched.transform.wanted import most_gain_us, wanted_of
 from tests.support.examples import examples
@@ -23,7 +23,7 @@ from tests.support.oracle import peak_by_definition, step_by_definition
 from tests.support.sharded import PRICES
 
 KEEP = Options(rewrites=("keep",))
-ALL = Options(rewrites=("bucket", "keep", "regather", "split", "stream"))
+ALL = Options(rewrites=("bucket", "keep", "regather", "stream"))
 ROOM = whole_step([16] * 4, 4.0, temporary_bytes=4000)
 """Eight gathers of 64 bytes, 26 us each; compute takes 36 with casts. Its peak is at the end."""
 
@@ -201,12 +201,6 @@ def test_memory_that_refuses_launches_is_freed_by_gathering_again() -> None:
     without, found = (plan(held, PRICES, Options(rewrites=kinds)) for kinds in ((), ("regather",)))
     kept_promises(held, found)
     assert found.schedule.scheduled.step_us <= without.schedule.scheduled.step_us
-
-
-def test_a_large_collective_in_front_of_a_short_one_is_split() -> None:
-    found = plan(whole_step([1600], 2.0), PRICES, Options(rewrites=("split",), headroom="200%"))
-    assert {type(one) for one in found.rewrites} <= {Split}
-    assert any("that stall most in 2 parts" in trial.what for trial in found.trials)
 
 
 @given(whole_steps())

@@ -47,7 +47,7 @@ def test_json_and_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", [{}, {"kind": "merge"}, {"kind": "split", "part": 2}, {"kind": "bucket"}, {"kind": "fission"}]
+    "broken", [{}, {"kind": "merge"}, {"kind": "stream", "part": 2}, {"kind": "bucket"}, {"kind": "fission"}]
 )
 def test_json_that_is_none(broken: dict[str, object]) -> None:
     with pytest.raises(RewriteError, match="rewrites cannot be read"):

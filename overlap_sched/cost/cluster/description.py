@@ -22,7 +22,7 @@ from typing import Literal
 
 from overlap_sched.cost.device import Device
 from overlap_sched.cost.measured.table import Tables
-from overlap_sched.errors import ClusterError, ContentionError
+from overlap_sched.errors import CostError, ProblemError
 from overlap_sched.problem.contention import check_shares
 
 Fabric = Literal["nvswitch", "nvlink", "pcie", "memory"]
@@ -120,7 +120,7 @@ class Cluster:
         source: Where the rest comes from; of a measured file, when and on what.
 
     Raises:
-        ClusterError: A number is out of its range, or parts do not fit together.
+        CostError: A number is out of its range, or parts do not fit together.
     """
 
     name: str
@@ -145,22 +145,22 @@ class Cluster:
             _positive(f"mesh dimension {dimension.name!r}", dimension.size)
         names = [dimension.name for dimension in self.mesh]
         if len(set(names)) != len(names):
-            raise ClusterError(f"mesh.names are {', '.join(names)}: each dimension has a name of its own.")
+            raise CostError(f"mesh.names are {', '.join(names)}: each dimension has a name of its own.")
         if self.library == "nccl" and not self.generation:
-            raise ClusterError(
+            raise CostError(
                 'library is "nccl", whose times depend on the generation of the GPU: give generation = "ampere", '
                 '"hopper" or "blackwell", or library = "formula".'
             )
         for kind, factor in self.beside.slowdown.items():
             if not 1.0 <= factor < math.inf:
-                raise ClusterError(
+                raise CostError(
                     f"contention.slowdown of {kind!r} is {factor:g}: a factor is finite and 1 or more (1.1: compute "
                     "takes a tenth longer beside it)."
                 )
         try:
             check_shares("contention.shares: ", self.beside.shares)
-        except ContentionError as error:
-            raise ClusterError(str(error)) from None
+        except ProblemError as error:
+            raise CostError(str(error)) from None
 
     @property
     def on_rails(self) -> bool:
@@ -195,24 +195,24 @@ def _check_across(across: Across) -> None:
     _positive("across.cards_per_node", across.cards_per_node)
     _positive("across.rails", across.rails)
     if across.cards_per_node % across.rails:
-        raise ClusterError(
+        raise CostError(
             f"across.rails is {across.rails}, but a node has {across.cards_per_node} cards: each rail has as many of "
             "them. Correct one of the two."
         )
     if not 1.0 <= across.oversubscription < math.inf:
-        raise ClusterError(f"across.oversubscription is {across.oversubscription:g}: it is finite and 1 or more.")
+        raise CostError(f"across.oversubscription is {across.oversubscription:g}: it is finite and 1 or more.")
 
 
 def _positive(what: str, number: int) -> None:
     if number < 1:
-        raise ClusterError(f"{what} is {number}: it is 1 or more.")
+        raise CostError(f"{what} is {number}: it is 1 or more.")
 
 
 def _rate(what: str, number: float) -> None:
     if not 0 < number < math.inf:
-        raise ClusterError(f"{what} is {number:g} bytes per second: it is finite and above 0.")
+        raise CostError(f"{what} is {number:g} bytes per second: it is finite and above 0.")
 
 
 def _latency(what: str, number: float) -> None:
     if not 0 <= number < math.inf:
-        raise ClusterError(f"{what} is {number:g} us: it is finite and 0 or more.")
+        raise CostError(f"{what} is {number:g} us: it is finite and 0 or more.")

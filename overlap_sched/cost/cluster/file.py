@@ -13,7 +13,7 @@ from overlap_sched.cost.cluster.description import Across, Cluster
 from overlap_sched.cost.cluster.reader import FORMAT, cluster_of
 from overlap_sched.cost.cluster.toml_table import TomlTable, parse_toml, written
 from overlap_sched.cost.measured.table import CollectiveTime, Tables
-from overlap_sched.errors import ClusterError
+from overlap_sched.errors import CostError
 from overlap_sched.problem.paths import nameable
 
 ASSUMED = {"H100": "dgx-h100", "H200": "dgx-h200", "A100": "dgx-a100"}
@@ -32,8 +32,8 @@ def read_cluster(file_or_name: str | Path) -> Cluster:
     """A cluster by its file, or by the name of one that is shipped (``"dgx-h100"``).
 
     Raises:
-        ClusterError: There is no such file or name, it cannot be read, or it is not TOML.
-        ClusterError: Its content: an unknown key, a number without its unit, a value out of its range.
+        CostError: There is no such file or name, it cannot be read, or it is not TOML.
+        CostError: Its content: an unknown key, a number without its unit, a value out of its range.
     """
     text = str(file_or_name)
     if text in shipped_clusters():
@@ -41,15 +41,15 @@ def read_cluster(file_or_name: str | Path) -> Cluster:
     path = Path(file_or_name)
     try:
         if nameable(path).stat().st_size > _MOST_BYTES:
-            raise ClusterError(f"{path}: is larger than {_MOST_BYTES // 2**20} MiB; no cluster file is.")
+            raise CostError(f"{path}: is larger than {_MOST_BYTES // 2**20} MiB; no cluster file is.")
         content = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ClusterError(
+        raise CostError(
             f"{text}: is neither a file that can be read ({error.strerror}) nor the name of a cluster that is shipped: "
             f"{', '.join(shipped_clusters())}."
         ) from None
     except UnicodeDecodeError:
-        raise ClusterError(f"{path}: is not text. A cluster file is TOML in UTF-8.") from None
+        raise CostError(f"{path}: is not text. A cluster file is TOML in UTF-8.") from None
     return parse_cluster(content, str(path))
 
 
@@ -63,12 +63,12 @@ def parse_cluster(text: str, where: str) -> Cluster:
     try:
         data = parse_toml(text)
     except ValueError as error:
-        raise ClusterError(f"{where}: is not TOML: {error}.") from None
+        raise CostError(f"{where}: is not TOML: {error}.") from None
     try:
         return cluster_of(TomlTable(data, where, ""))
-    except ClusterError as error:
+    except CostError as error:
         message = str(error)
-        raise ClusterError(message if message.startswith(f"{where}: ") else f"{where}: {message}") from None
+        raise CostError(message if message.startswith(f"{where}: ") else f"{where}: {message}") from None
 
 
 def write_cluster(cluster: Cluster, path: str | Path) -> None:

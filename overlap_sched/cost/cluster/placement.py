@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from overlap_sched.cost.cluster.description import Cluster, MeshDimension
-from overlap_sched.errors import PlacementError
+from overlap_sched.errors import CostError
 from overlap_sched.problem import Group
 
 
@@ -65,11 +65,11 @@ def place(groups: Mapping[str, Facts], on: Nodes) -> dict[str, Placement]:
     large as neighbours together is taken for these flattened.
 
     Raises:
-        PlacementError: A group has more ranks than the only node, or none of the mesh's dimensions fits it.
+        CostError: A group has more ranks than the only node, or none of the mesh's dimensions fits it.
     """
     for name, facts in groups.items():
         if on.single and facts.size > on.ranks_per_node:
-            raise PlacementError(
+            raise CostError(
                 f"process group {name!r} has {facts.size} ranks, but the cluster is one node of {on.ranks_per_node}. "
                 "Choose a cluster with several (--cluster), or give [across] in its file."
             )
@@ -104,12 +104,12 @@ def _spanned(size: int, stride: int, ranks_per_node: int) -> int:
 def _check_ranks(name: str, facts: Facts, on: Nodes) -> None:
     world = math.prod(dimension.size for dimension in on.mesh)
     if on.mesh and max(facts.ranks) >= world:
-        raise PlacementError(
+        raise CostError(
             f"process group {name!r} has rank {max(facts.ranks)}, but the mesh has ranks 0 to {world - 1}. "
             "Correct --group or the mesh."
         )
     if on.single and max(facts.ranks) >= on.ranks_per_node:
-        raise PlacementError(
+        raise CostError(
             f"process group {name!r} has rank {max(facts.ranks)}, but the cluster is one node of ranks 0 to "
             f"{on.ranks_per_node - 1}. Correct --group, or choose a cluster with several nodes (--cluster)."
         )
@@ -120,7 +120,7 @@ def ranks_along(mesh: Sequence[MeshDimension], dimension: str) -> tuple[int, ...
     runs = _runs(mesh)
     if dimension not in runs:
         shown = ", ".join(f"{one.name}={one.size}" for one in mesh) or "not given (--mesh NAME=SIZE,...)"
-        raise PlacementError(
+        raise CostError(
             f"the mesh is {shown}: it has no {dimension!r}. Name a dimension, or neighbours joined by +, outermost "
             "first."
         )
@@ -138,7 +138,7 @@ def _in_mesh(name: str, facts: Facts, on: Nodes) -> Placement:
     fits = {run: at for run, at in runs.items() if math.prod(d.size for d in on.mesh[slice(*at)]) == facts.size}
     shown = ", ".join(f"{dimension.name}={dimension.size}" for dimension in on.mesh)
     if not fits:
-        raise PlacementError(
+        raise CostError(
             f"process group {name!r} has {facts.size} ranks, but no dimension of the mesh {shown}, nor neighbours "
             f"together, has as many. Correct --mesh, or give its ranks: --group {name}=RANK,RANK,..."
         )

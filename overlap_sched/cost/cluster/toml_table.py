@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from overlap_sched.errors import ClusterError
+from overlap_sched.errors import CostError
 from overlap_sched.problem.sizes import bare_number, size_bytes
 
 _Choice = TypeVar("_Choice", bound=str)
@@ -71,7 +71,7 @@ def _line(text: str, at: re.Match[str]) -> int:
 class TomlTable:
     """One table of the file: its values by key, checked; what nobody asked for when it is done is unknown.
 
-    Every method that takes a value raises :class:`ClusterError` where it is missing or of another kind.
+    Every method that takes a value raises :class:`CostError` where it is missing or of another kind.
 
     Args:
         data: What TOML has made of it.
@@ -87,9 +87,9 @@ class TomlTable:
         self._asked[key] = None
         return key in self._data
 
-    def error(self, key: str, problem: str) -> ClusterError:
+    def error(self, key: str, problem: str) -> CostError:
         """The error about a key."""
-        return ClusterError(f"{self._where}: {self._name}{key} {problem}")
+        return CostError(f"{self._where}: {self._name}{key} {problem}")
 
     def _value(self, key: str, kind: str, default: Any = None, fits: Callable[[Any], bool] = lambda value: True) -> Any:
         """The value of a key, of a kind that ``fits`` tells; ``default`` where the key is missing."""
@@ -202,7 +202,7 @@ class TomlTable:
                 near = difflib.get_close_matches(key, self._asked, n=1)
                 hint = f"Did you mean {near[0]!r}?" if near else f"It may have {', '.join(self._asked)}."
                 where = self._name.removesuffix(".") or "the file"
-                raise ClusterError(f"{self._where}: {where} has an unknown key {shown(key)}. {hint}")
+                raise CostError(f"{self._where}: {where} has an unknown key {shown(key)}. {hint}")
 
 
 def shown(value: Any) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from overlap_sched.errors import TableError
+from overlap_sched.errors import CostError
 from overlap_sched.problem import Group
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -98,15 +98,15 @@ def curve_of(points: Iterable[tuple[float, float]]) -> Curve:
     """The curve through (size, microseconds); those that fall are averaged with their neighbours, on the log axis.
 
     Raises:
-        TableError: There is no point, or a size or a time is not above 0 and finite.
+        CostError: There is no point, or a size or a time is not above 0 and finite.
     """
     by_size: dict[float, list[float]] = {}
     for size, time_us in points:
         if not (0 < size < math.inf and 0 < time_us < math.inf):
-            raise TableError(f"a measured size of {size} took {time_us} us; both are finite and above 0.")
+            raise CostError(f"a measured size of {size} took {time_us} us; both are finite and above 0.")
         by_size.setdefault(size, []).append(time_us)
     if not by_size:
-        raise TableError("a curve needs one measured point at least.")
+        raise CostError("a curve needs one measured point at least.")
     pools: list[tuple[list[float], list[float]]] = []  # sizes, the time of each
     for size, times_us in sorted(by_size.items()):
         sizes, times = [size], [geometric_mean(times_us)]
@@ -138,7 +138,7 @@ class Tables:
         """Time over bytes.
 
         Raises:
-            TableError: It was not measured; the message lists what was.
+            CostError: It was not measured; the message lists what was.
         """
         return self._found(self._collectives, kind, ranks, nodes)
 
@@ -155,7 +155,7 @@ class Tables:
         found = self.kernels_of.get(op)
         if found is None:
             known = ", ".join(sorted(self.kernels_of)) or "no operator at all"
-            raise TableError(f"operator {op!r} was not measured; there is {known}. Calibrate with a graph that has it.")
+            raise CostError(f"operator {op!r} was not measured; there is {known}. Calibrate with a graph that has it.")
         return found
 
     def nodes_of(self, kind: str, group: Group) -> int:
@@ -170,7 +170,7 @@ class Tables:
         found = curves.get((kind, ranks, nodes))
         if found is None:
             known = ", ".join(placed(*key) for key in sorted(curves)) or "no collective at all"
-            raise TableError(
+            raise CostError(
                 f"{placed(kind, ranks, nodes)} was not measured; there is {known}. "
                 "Calibrate with this group, or leave it to the formulas."
             )

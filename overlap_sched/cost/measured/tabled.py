@@ -10,7 +10,7 @@ from typing import NamedTuple
 from overlap_sched.cost.measured.table import Curve, Tables, curve_of, geometric_mean, kind_of, placed
 from overlap_sched.cost.model import Collective, Compute, ExplainingModel, PricedModel, Roofline
 from overlap_sched.cost.price import FREE, Price
-from overlap_sched.errors import OverlapSchedWarning, TableError
+from overlap_sched.errors import CostError, OverlapSchedWarning
 
 COPY = "aten.clone.default"
 """What is measured for kernels that move bytes and do no matrix product."""
@@ -59,7 +59,7 @@ class TableModel(PricedModel):
         nodes = self.tables.nodes_of(kind, work.group)
         try:
             curve = self.tables.collective(kind, work.group.size, nodes)
-        except TableError:
+        except CostError:
             return self.otherwise.collective_price(work)
         price = self._along(curve, work.bytes, placed(kind, work.group.size, nodes))
         launch_us = self.launch_us(work)
@@ -79,7 +79,7 @@ class TableModel(PricedModel):
             return 0.0
         try:
             return curve_of_kind(kind, work.group.size, self.tables.nodes_of(kind, work.group)).at(work.bytes)
-        except TableError:
+        except CostError:
             return 0.0
 
     def _copied(self, work: Compute, formula: Price) -> Price:

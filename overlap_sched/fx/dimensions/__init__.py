@@ -6,9 +6,8 @@ those worth trying. The arithmetic is in
 :mod:`overlap_sched.transform.dimension_graph`, what comes of it in :mod:`overlap_sched.fx.rewrites.fission`.
 """
 
-from overlap_sched.fx.dimensions.border import fission_of
-from overlap_sched.fx.dimensions.region import Region, region_from
-from overlap_sched.fx.dimensions.rules import told
+from overlap_sched.fx.dimensions.candidates import fission_of
+from overlap_sched.fx.dimensions.region import Region, region_from, told
 
 __all__ = ["Region", "fission_of", "region_from", "told"]
 """What others use."""

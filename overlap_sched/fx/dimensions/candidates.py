@@ -1,23 +1,146 @@
-"""Which fissions to try: whole graph-level dimensions, stretches of them between narrow waists, single large values.
+"""What crosses the border of a region: the fission that it is.
+
+Which fissions to try: whole graph-level dimensions, stretches of them between narrow waists, single large values.
 
 A tree, as MAGIS has it: at its root a region grown from an input; below it the halves of what is above, cut where the
 fewest values cross; beside these the neighbourhoods of the largest values that live at the peak. Each has its *heat*:
 time that the compute stream stands still at its waits, and bytes that it holds at the peak. Nothing is rewritten here.
+
+Fissions of layers with experts: tokens in parts, so that one part's all_to_all hides behind another's compute.
+
+Where numbers are sorted (tokens by their expert), the dimension is followed back to where the tokens come from, and
+grows from there through forward and backward: all between two attentions, in all layers. A narrower one is tried, too:
+from where rows are picked to where they are added up again, as torchtitan chunks its layers by hand.
 """
 
+import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx
 
-from overlap_sched.fx.dimensions.border import fission_of
-from overlap_sched.fx.dimensions.call import shape
-from overlap_sched.fx.dimensions.region import Region, inverse, region_from
-from overlap_sched.fx.dimensions.storages import is_view
+from overlap_sched.fx.dimensions.region import Region, inverse, is_view, maker_of, region_from
+from overlap_sched.fx.dimensions.rules import shape
 from overlap_sched.fx.lifting import Lifted
 from overlap_sched.judge.validate import measure
-from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, range_cut
-from overlap_sched.transform.fission import Fission
+from overlap_sched.transform.dimension_graph.cut import (
+    Cut,
+    EndsError,
+    Given,
+    Routed,
+    Uncut,
+    cuts_of,
+    is_range,
+    range_cut,
+)
+from overlap_sched.transform.fission import Fission, How, Leave, Slice
+
+_NO_CUT = Cut(0)
+_HOW: Mapping[Uncut, How] = {Uncut.SAME: "same", Uncut.PARTIAL: "sum"}
+
+
+def fission_of(region: Region, *, returned_in_parts: bool = False) -> Fission | None:
+    """The fission of a region; ``None``: it is empty, or one of its results cannot leave.
+
+    Views that are used outside stay, and look at what leaves: then one value leaves for all views of it, laid out as
+    it was. A collective whose launch is used outside (a graph that returns what is still in flight) leaves by its wait.
+
+    Args:
+        region: What runs in parts.
+        returned_in_parts: What the graph's output alone uses is returned as a tuple of its parts.
+    """
+    inside = region.gives
+    if not inside:
+        return None
+    stay: set[fx.Node] = set()
+    leaving: dict[fx.Node, bool] = {}
+    through = {wait for node in inside if (wait := _wait_of(node)) is not None and _outside(node, inside)}
+    for node in reversed(inside):
+        outside = [user for user in node.users if user not in inside or user in stay]
+        if not outside and node not in through:
+            continue
+        returned = returned_in_parts and all(user.op == "output" for user in outside)
+        if returned and is_view(node) and maker_of(node)[0] in inside:
+            leaving[node] = True
+        elif is_view(node):
+            stay.add(node)
+        elif node.target is operator.getitem and is_view(node.args[0]):
+            stay.update((node, node.args[0]))
+        elif node in through:
+            leaving[node] = all(user.op == "output" for user in (*outside, *_outside(node.args[0], inside)))
+        elif _wait_of(node) is None:
+            leaving[node] = all(user.op == "output" for user in outside)
+    leaves = []
+    for node in inside:
+        if node in leaving:
+            given = inside[node]
+            if isinstance(given, tuple | Routed):
+                return None
+            leaves.append(_leave(node, given, returned_in_parts and leaving[node]))
+    return Fission(
+        tuple(node.name for node in inside),
+        region.parts,
+        tuple(_slice(node, cut) for node, cut in region.slices.items()),
+        tuple(leaves),
+        tuple(node.name for node in inside if node in stay),
+        tuple(pair for node in region.told for pair in _full(node, inside[node])),
+    )
+
+
+def _outside(node: Any, inside: Collection[fx.Node]) -> list[fx.Node]:
+    return [user for user in node.users if user not in inside]
+
+
+def _wait_of(node: fx.Node) -> fx.Node | None:
+    """The wait for a launch; ``None``: the node launches nothing, or nobody waits for it."""
+    waits = torch.ops._c10d_functional.wait_tensor.default
+    return next((user for user in node.users if user.target is waits and user.args[0] is node), None)
+
+
+def _leave(node: fx.Node, given: Cut | Uncut, returned_in_parts: bool) -> Leave:
+    maker, result = maker_of(node)
+    if isinstance(given, Uncut):
+        return Leave(node.name, _HOW[given], _NO_CUT, _bytes(node), maker.name, result)
+    how: How = "parts" if returned_in_parts else "cat"
+    return Leave(node.name, how, given, _bytes(node), maker.name, result, _order(node.meta["val"]))
+
+
+def _order(value: torch.Tensor) -> tuple[int, ...]:
+    """Dimensions as they lie in memory; empty: as they are listed."""
+    if value.is_contiguous():
+        return ()
+    return tuple(sorted(range(value.ndim), key=lambda dim: (-value.stride(dim), dim)))
+
+
+def _slice(node: fx.Node, cut: Cut) -> Slice:
+    value = node.meta["val"]
+    dense = value.is_contiguous() or not any(value.stride())  # one element, expanded: its slices are laid out as it is
+    free = dense and is_range(cut, tuple(value.shape))
+    maker, result = maker_of(node)
+    return Slice(node.name, cut, _bytes(node), free, maker.name, result)
+
+
+def _full(node: fx.Node, given: Given | tuple[Given, ...]) -> list[tuple[str, int]]:
+    """Allocations of a call that are as large in every part as in the whole."""
+    value = node.meta["val"]
+    if not isinstance(given, tuple):
+        return [(node.name, 0)] if _is_full(given) else []
+    return [
+        (node.name, sum(isinstance(one, torch.Tensor) for one in value[:at]))
+        for at, way in enumerate(given)
+        if _is_full(way) and isinstance(value[at], torch.Tensor)
+    ]
+
+
+def _is_full(given: Given) -> bool:
+    return given.rows is None if isinstance(given, Routed) else not isinstance(given, Cut)
+
+
+def _bytes(node: fx.Node) -> int:
+    value = node.meta["val"]
+    return int(value.numel()) * int(value.dtype.itemsize)
+
 
 DEPTH = 3
 """Of the tree: eighths of a region are the smallest stretches."""
@@ -41,7 +164,7 @@ def fission_candidates(
         lifted: Of a graph with collectives that compute could hide, or with a peak that should shrink.
         parts: Into how many.
         sums: Whether sums may be split (results are then rounded otherwise).
-        returned_in_parts: As of :func:`~overlap_sched.fx.dimensions.border.fission_of`.
+        returned_in_parts: As of :func:`~overlap_sched.fx.dimensions.candidates.fission_of`.
         effort: Regions grown at most; each reads the graph a few times.
     """
     graph = lifted.nodes[0].graph
@@ -172,3 +295,77 @@ def _entering(region: Region, stretch: Collection[fx.Node]) -> Mapping[fx.Node, 
     inside = set(stretch)
     outside = [u for node in stretch for u in node.all_input_nodes if u not in inside]
     return {u: cut for u in dict.fromkeys(outside) if (cut := region.cut(u)) is not None}
+
+
+PARTS = (2, 4)
+FARTHEST = 200
+"""Calls that are looked through on the way back to where the tokens come from."""
+_SORTS = (torch.ops.aten.sort.stable, torch.ops.aten.sort.default)
+
+
+def expert_fissions(lifted: Lifted, parts: Sequence[int] = PARTS) -> list[Fission]:
+    """Fissions of all layers with experts at once; by ascending number of parts, the wider one first.
+
+    Gradients of weights are sums over the parts, and rounded otherwise.
+
+    Args:
+        lifted: Of a step, or of its forward or backward graph.
+        parts: Into how many; where the tokens do not divide, it is left out.
+    """
+    found: dict[Fission, None] = {}
+    for n in parts:
+        for region in expert_regions(lifted.nodes[0].graph, n):
+            one = fission_of(region)
+            if one is not None:
+                found[one] = None
+    return list(found)
+
+
+def expert_regions(graph: fx.Graph, parts: int) -> Iterator[Region]:
+    """Yield regions that can run in parts: grown from where the tokens come from."""
+    seeds: dict[fx.Node, Cut] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in _SORTS:
+            seeds.update(_source(node, parts))
+    if not seeds:
+        return
+    wide = region_from(graph, seeds, parts, sums=True)
+    yield wide
+    only = {node for node in wide.told if _about_rows(wide, node)}
+    entering = {u: cut for node in only for u in node.all_input_nodes if u not in only and (cut := wide.cut(u))}
+    if entering:
+        yield region_from(graph, entering, parts, only=only, sums=True)
+
+
+def _about_rows(region: Region, node: fx.Node) -> bool:
+    """Tell whether a call takes or gives something that each part has its own of."""
+    return node in region.routed or any(one in region.routed for one in (*node.all_input_nodes, *_results(node)))
+
+
+def _results(node: fx.Node) -> list[fx.Node]:
+    return [user for user in node.users if user.target is operator.getitem]
+
+
+def _source(sort: fx.Node, parts: int) -> Mapping[fx.Node, Cut]:
+    """Where the tokens come from that are sorted by expert; empty: they cannot be cut."""
+    ids = sort.args[0]
+    if not isinstance(ids, fx.Node):
+        return {}
+    try:
+        if len(shape(ids)) != 1 or ids.meta["val"].is_floating_point():
+            return {}
+    except EndsError:
+        return {}
+    for cut in cuts_of(shape(ids), parts):
+        if cut.outer == 1:
+            return _back(ids, cut, parts)
+    return {}
+
+
+def _back(node: fx.Node, cut: Cut, parts: int) -> Mapping[fx.Node, Cut]:
+    for _ in range(FARTHEST):
+        needs = inverse(node, cut, parts)
+        if not needs:
+            break
+        node, cut = max(needs.items(), key=lambda pair: pair[0].meta["val"].numel())
+    return {node: cut}

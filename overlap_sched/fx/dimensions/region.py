@@ -1,4 +1,10 @@
-"""What of a graph can run in parts, when some of its values are cut: a graph-level dimension, followed.
+"""Whose storage a value is in, and who writes to it.
+
+In a part, a call that writes to its first argument writes to the part's own. That is as right as the functional
+operator of the same name where nobody outside sees the storage: all that reads it runs in parts, too, and in the same
+order.
+
+What of a graph can run in parts, when some of its values are cut: a graph-level dimension, followed.
 
 Forward: a call with an input that is cut is asked what it makes of it (:mod:`overlap_sched.fx.dimensions.rules`). What
 else it then takes in part is sliced, where it comes from outside. Backward: where a sliced value is used by the region
@@ -7,18 +13,74 @@ is added.
 """
 
 import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
-from overlap_sched.fx.collectives import Role
-from overlap_sched.fx.dimensions.call import Told, is_float, shape
-from overlap_sched.fx.dimensions.rules import rule_of, told
-from overlap_sched.fx.dimensions.storages import shared, writes, written_outside
-from overlap_sched.fx.operators import traits_of
+from overlap_sched.fx.dimensions.routing import starts, told_of_routed
+from overlap_sched.fx.dimensions.rules import Call, Told, checked, functional, is_float, rule_of, shape, shape_of_value
+from overlap_sched.fx.operators import Role, traits_of
 from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, Routed, Uncut, cuts_of, is_cut_of
+
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
+
+
+def is_view(node: Any) -> bool:
+    """Tell whether a call returns views of what it takes: by its schema; one operator's does not say it."""
+    target = getattr(node, "target", None)
+    if target is torch.ops.aten._unsafe_view.default:
+        return True
+    return isinstance(target, OpOverload) and any(one.alias_info is not None for one in target._schema.returns)
+
+
+def maker_of(node: Any) -> tuple[fx.Node, int]:
+    """Who allocates a value, and which of its allocations it is: behind views, waits and ``getitem``."""
+    while True:
+        source: Any = node.args[0] if node.op == "call_function" and node.args else None
+        if is_view(node) or (node.target is operator.getitem and is_view(source)):
+            node = source
+        elif node.target is operator.getitem:
+            return source, sum(isinstance(value, torch.Tensor) for value in source.meta["val"][: node.args[1]])
+        else:
+            return (source if node.target is _WAIT else node), 0
+
+
+def writes(node: fx.Node) -> bool:
+    """Tell whether a call writes to its first argument."""
+    return functional(node.target) is not node.target
+
+
+def written_outside(maker: fx.Node, inside: Collection[fx.Node]) -> bool:
+    """Tell whether a call outside writes to a storage that ``maker`` has made: each part would have one of its own."""
+    return any(user not in inside and writes(user) and user.args[0] is one for one, user in _takers(maker))
+
+
+def shared(node: fx.Node, inside: Collection[fx.Node]) -> bool:
+    """Tell whether anyone outside sees the storage that a value is in."""
+    maker, result = maker_of(node)
+    return maker not in inside or any(user not in inside for _, user in _takers(maker, result))
+
+
+def _takers(maker: fx.Node, result: int | None = None) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Who takes what a call has made, or what looks at that: pairs of what is taken, and who does.
+
+    ``result``: which of its allocations; ``None``: all.
+    """
+    todo, seen = [maker], {maker}
+    while todo:
+        one = todo.pop()
+        for user in one.users:
+            if user.target is operator.getitem and one is maker and result not in (None, maker_of(user)[1]):
+                continue
+            yield one, user
+            if user not in seen and (is_view(user) or user.target in (operator.getitem, _WAIT)):
+                seen.add(user)
+                todo.append(user)
+
 
 ROUNDS = 8
 """Forward and backward, so often at most: each adds what the last one has laid open."""
@@ -255,3 +317,23 @@ def inverse(node: fx.Node, wanted: Cut, parts: int) -> Mapping[fx.Node, Cut]:
             if given == wanted:
                 return said.needs
     return {}
+
+
+def told(
+    node: fx.Node, cuts: Mapping[fx.Node, Cut], parts: int, routed: Mapping[fx.Node, Routed] | None = None
+) -> Told:
+    """Say what becomes of a call whose inputs are cut, or routed: at least one of them is.
+
+    ``routed``: all values that are routed so far.
+    """
+    call = Call(node, cuts, parts, routed)
+    if call.routed:
+        return checked(call, told_of_routed(call))
+    if (began := starts(call)) is not None:
+        return checked(call, began)
+    rule = rule_of(node)
+    value = node.meta.get("val")
+    for one in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(one, torch.Tensor):
+            shape_of_value(one)
+    return checked(call, rule(call))

@@ -12,10 +12,8 @@ from torch import fx
 from torch._ops import OpOverload
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.fx.collectives import Role
-from overlap_sched.fx.groups import GROUPS_KEY, live_ranks
-from overlap_sched.fx.operator_traits import Arg
-from overlap_sched.fx.operators import traits_of
+from overlap_sched.fx.calls import GROUPS_KEY, live_ranks
+from overlap_sched.fx.operators import Arg, Role, traits_of
 from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.fx.rewrites.known import shares_storage
 from overlap_sched.fx.rewrites.recompute import copied

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.fx.reordering import graph_of, link, with_ends
+from overlap_sched.fx.graphs import graph_of, link, with_ends
 from overlap_sched.fx.rewrites.again import keep, regather, stream
 from overlap_sched.fx.rewrites.backends import check_exact
 from overlap_sched.fx.rewrites.bucket import bucket, split

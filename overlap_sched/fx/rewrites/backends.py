@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import fx
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.fx.groups import name_and_group
+from overlap_sched.fx.calls import name_and_group
 from overlap_sched.fx.rewrites.sites import Site
 from overlap_sched.transform.plan import FORMS
 from overlap_sched.transform.rewrites import Form

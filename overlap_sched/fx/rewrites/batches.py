@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
-from overlap_sched.fx.dimensions.border import fission_of
-from overlap_sched.fx.dimensions.call import shape
+from overlap_sched.fx.dimensions.candidates import fission_of
 from overlap_sched.fx.dimensions.region import Region, region_from
+from overlap_sched.fx.dimensions.rules import shape
 from overlap_sched.fx.lifting import Lifted
 from overlap_sched.fx.rewrites.facts import GraphFacts
 from overlap_sched.transform.dimension_graph.cut import EndsError, range_cut

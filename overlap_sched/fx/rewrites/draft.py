@@ -12,8 +12,8 @@ from typing import Any
 from torch import fx
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.fx.metadata import own_meta
-from overlap_sched.fx.operator_traits import Arg
+from overlap_sched.fx.graphs import own_meta
+from overlap_sched.fx.operators import Arg
 from overlap_sched.fx.rewrites.hazards import Hazards, as_named, in_places, users_first
 from overlap_sched.fx.rewrites.known import Known, shares_storage
 from overlap_sched.fx.rewrites.values import meta_in_part, value_of

@@ -8,13 +8,11 @@ from torch import fx
 from torch._ops import OpOverload
 
 from overlap_sched.cost.cluster.placement import Facts as GroupFacts
-from overlap_sched.fx.collectives import Role
-from overlap_sched.fx.graph_hazards import graph_hazards
-from overlap_sched.fx.groups import carried_facts, live_ranks, name_and_group
-from overlap_sched.fx.hazards import Ordering
-from overlap_sched.fx.operators import traits_of
-from overlap_sched.fx.reader import read_graph
-from overlap_sched.fx.reading import Reading
+from overlap_sched.fx.calls import live_ranks, name_and_group
+from overlap_sched.fx.hazards import graph_hazards
+from overlap_sched.fx.lifting import carried_facts
+from overlap_sched.fx.operators import Ordering, Role, traits_of
+from overlap_sched.fx.reading import Reading, read_graph
 
 _ATEN = torch.ops.aten
 _BY_ADDRESS: frozenset[Any] = frozenset(

@@ -11,7 +11,7 @@ from torch import fx
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.dimensions.region import Region, followed
-from overlap_sched.fx.operator_traits import Arg
+from overlap_sched.fx.operators import Arg
 from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.fx.rewrites.sites import ATEN, WAIT, check_same_value
 from overlap_sched.transform.dimension_graph.cut import Cut, Uncut, is_cut_of

@@ -7,20 +7,19 @@ from torch import fx
 
 from overlap_sched.cost import Collective
 from overlap_sched.errors import RewriteError
+from overlap_sched.fx.graphs import marks_of
 from overlap_sched.fx.lifting import Lifted
-from overlap_sched.fx.pins import marks_of
 from overlap_sched.fx.rewrites.again import check_keep, check_regather, check_stream
 from overlap_sched.fx.rewrites.apply import check_member
 from overlap_sched.fx.rewrites.backends import forms_for
 from overlap_sched.fx.rewrites.draft import GraphDraft
-from overlap_sched.fx.rewrites.in_place import check_in_place
 from overlap_sched.fx.rewrites.sites import LAUNCHES, arguments
 from overlap_sched.options import Options, on_devices
 from overlap_sched.problem import Group
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.plan import Plan, plan, plan_of_rewrites
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.rewrites import BUCKETED, Bucket, InPlace, Keep, Regather, Rewrite, Stream
+from overlap_sched.transform.rewrites import BUCKETED, Bucket, Keep, Regather, Rewrite, Stream
 from overlap_sched.transform.trial import Refuses
 from overlap_sched.transform.wanted import refused, wanted_of
 
@@ -65,8 +64,6 @@ def refusals_in(lifted: Lifted) -> Refuses:
                         check_member(drafts[0], name)
                 case Keep():
                     check_keep(drafts[0], rewrite)
-                case InPlace():
-                    check_in_place(drafts[0], rewrite)
                 case Regather():
                     check_regather(drafts[0], rewrite)
                 case Stream():

@@ -1,7 +1,7 @@
 """Nodes of an FX graph run again before later users, or go to pinned host memory and come back: what that makes of it.
 
 A copy has its node's own value as metadata: the storages of a copied node are new, as
-:meth:`overlap_sched.fx.storages.Storages.copy_for` reads them.
+:meth:`overlap_sched.fx.reading.Storages.copy_for` reads them.
 
 On CUDA devices values go to the host by torch's own operators for activation offloading, ``torch.ops.ao`` (2.13 and
 2.15: ``torch/_functorch/_activation_offloading/offload_ops.py``), whose wait frees the device's storage. Elsewhere by
@@ -14,8 +14,8 @@ import torch
 from torch import fx
 from torch._subclasses import FakeTensor
 
-from overlap_sched.errors import RewriteError, TorchVersionError
-from overlap_sched.fx.reordering import graph_of
+from overlap_sched.errors import RewriteError, UnsupportedError
+from overlap_sched.fx.graphs import graph_of
 from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.fx.rewrites.facts import GraphFacts
 from overlap_sched.fx.rewrites.known import shares_storage
@@ -139,7 +139,7 @@ def _operators() -> Any:
     try:
         import torch._functorch._activation_offloading.offload_ops  # registers them
     except ImportError:
-        raise TorchVersionError(
+        raise UnsupportedError(
             f"torch {torch.__version__} has no operators for offloading (torch.ops.ao). Use 2.13 or newer."
         ) from None
     return torch.ops.ao

@@ -9,7 +9,7 @@ from torch import fx
 from torch._subclasses import FakeTensor
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.fx.groups import name_and_group
+from overlap_sched.fx.calls import name_and_group
 from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.transform.rewrites import BUCKETED
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from overlap_sched.cost.profile import DEVICE, STEP, TraceFile, is_time, read_trace_file
-from overlap_sched.errors import ProfileError
+from overlap_sched.errors import CostError
 from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
 from overlap_sched.report.trace.events import Event, process_named, rounded_us, row_named
 
@@ -56,18 +56,18 @@ def read_measured_steps(paths: Sequence[str], limits: Limits = DEFAULT_LIMITS) -
     """The same step of each rank.
 
     Raises:
-        ProfileError: One cannot be read, is no such trace, has nothing in it, or they share no step.
+        CostError: One cannot be read, is no such trace, has nothing in it, or they share no step.
         InputTooLargeError: One is larger than the limits.
     """
     traces = [read_trace_file(path, limits) for path in paths]
     marks = [_marks(trace) for trace in traces]
     for trace in traces:
         if not trace.events:
-            raise ProfileError(f"{trace.path}: has no event with a duration: nothing was measured.")
+            raise CostError(f"{trace.path}: has no event with a duration: nothing was measured.")
     shared = [number for number in marks[0] if all(number in others for others in marks)] if marks else []
     if not shared:
         listed = "; ".join(f"{t.path} has {_steps(m)}" for t, m in zip(traces, marks, strict=True))
-        raise ProfileError(f"the traces share no step: {listed}. Profile the same steps on all ranks.")
+        raise CostError(f"the traces share no step: {listed}. Profile the same steps on all ranks.")
     by_length = sorted(shared, key=lambda number: sum(end - begin for begin, end in (found[number] for found in marks)))
     chosen = by_length[(len(by_length) - 1) // 2]
     return tuple(_step(trace, chosen, *found[chosen]) for trace, found in zip(traces, marks, strict=True))

@@ -18,8 +18,8 @@ from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.virtualized import V
 
 from overlap_sched.cost import Price
+from overlap_sched.fx.fusion import loop_of
 from overlap_sched.fx.lifting import Lifted, lift
-from overlap_sched.fx.loops import loop_of
 from overlap_sched.inductor.lifting import LiftedKernels, lift_kernels
 from overlap_sched.problem import Kind, Node
 

@@ -8,10 +8,8 @@ from torch import Tensor
 
 from overlap_sched.fx import lift
 from overlap_sched.fx.dimensions import region_from
-from overlap_sched.fx.dimensions.border import fission_of
-from overlap_sched.fx.dimensions.experts import expert_fissions, expert_regions
-from overlap_sched.fx.dimensions.region import followed
-from overlap_sched.fx.dimensions.storages import writes
+from overlap_sched.fx.dimensions.candidates import expert_fissions, expert_regions, fission_of
+from overlap_sched.fx.dimensions.region import followed, writes
 from overlap_sched.judge.validate import violation
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.dimension_graph.cut import Cut, Routed

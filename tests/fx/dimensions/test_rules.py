@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from overlap_sched.fx.dimensions.call import Told
-from overlap_sched.fx.dimensions.rules import RULES, told
+from overlap_sched.fx.dimensions.region import told
+from overlap_sched.fx.dimensions.rules import RULES, Told
 from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Uncut, cuts_of, range_cut
 from tests.support.cut_tensors import call_part, put_together
 

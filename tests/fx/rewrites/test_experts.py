@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.fx import lift
-from overlap_sched.fx.dimensions.experts import expert_fissions
+from overlap_sched.fx.dimensions.candidates import expert_fissions
 from overlap_sched.fx.fitting import fit_graph
 from overlap_sched.fx.rewrites import prepare, rewrite_graph
 from overlap_sched.judge.liveness import peak_memory

@@ -13,7 +13,7 @@ from overlap_sched.cost import Collective, Roofline
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx import lift
 from overlap_sched.fx.dimensions import region_from
-from overlap_sched.fx.dimensions.border import fission_of
+from overlap_sched.fx.dimensions.candidates import fission_of
 from overlap_sched.fx.rewrites import prepare, rewrite_graph
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem import Group, Problem

@@ -17,7 +17,7 @@ from torch import fx
 from torch._inductor.graph import GraphLowering
 
 import overlap_sched
-from overlap_sched.errors import AgreementError, NotUnderstoodError, VerificationError
+from overlap_sched.errors import AgreementError, UnsupportedError, VerificationError
 from overlap_sched.inductor import cached_orders, eager, rewriting, scheduler_pass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from tests.support.inductor.generated import events
@@ -31,7 +31,7 @@ ERRORS: tuple[type[BaseException], ...] = (
     OSError,
     StopIteration,
     AssertionError,
-    NotUnderstoodError,
+    UnsupportedError,
     VerificationError,
     AgreementError,
 )

@@ -3,8 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from overlap_sched.inductor.reporting import GraphReport
-from overlap_sched.inductor.reporting import outcome_of, summary
+from overlap_sched.inductor.reporting import GraphReport, outcome_of, summary
 from overlap_sched.report.units import duration, from_to
 
 _LINE = re.compile(

@@ -28,7 +28,7 @@ SCHEDULED: dict[str, Options] = {
     "rewrites": Options(headroom=ROOM, strict=True, effort=2),
     "all rewrites": Options(
         headroom=ROOM,
-        rewrites=("bucket", "coalesce_gathers", "in_place", "keep", "regather", "split"),
+        rewrites=("bucket", "coalesce_gathers", "keep", "regather"),
         strict=True,
         effort=2,
     ),

@@ -150,7 +150,7 @@ def experts_in_parts(which: int) -> Iterator[None]:
     """Layers with experts run in two parts, before the step is ordered: all between attentions (0), or routed rows."""
     import overlap_sched.titan.graph_pass as graph_pass
     from overlap_sched.fx import lift
-    from overlap_sched.fx.dimensions.experts import expert_fissions
+    from overlap_sched.fx.dimensions.candidates import expert_fissions
     from overlap_sched.fx.rewrites import rewrite_graph
 
     ordered = graph_pass.rewrite_and_schedule

@@ -1,0 +1,336 @@
+"""Operators that run another operator, or a sub-graph: which one, and what they hand to it.
+
+Which process group a call names.
+
+What a node launches, or may: by itself, or in the sub-graphs that it runs, at every depth.
+
+| a node | communicates | on which process groups |
+| --- | --- | --- |
+| a collective, one that blocks, too | yes | its own |
+| an operator of another library that takes a process group, or is declared to | yes | those that it names, or any |
+| a sub-graph, a wrapper | as what it runs | those of what it runs |
+| another one of another library; a call that is not known; a body that is not at hand | it may | any |
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
+
+from overlap_sched.fx.operators import (
+    Arg,
+    OperatorTraits,
+    Role,
+    arguments_of,
+    is_higher_order,
+    is_undeclared,
+    names_a_group,
+    traits_of,
+)
+from overlap_sched.problem.node import ANY_GROUP
+from overlap_sched.transform.host import OUT
+
+
+class EffectiveCall(NamedTuple):
+    """What a node runs in the end.
+
+    Attributes:
+        target, args, kwargs: The operator and its arguments, in terms of the graph's own nodes.
+        given: Finds the operator's value in that of the node; ``None``: it is not there as it is.
+        in_body: Whether it is the one call of a sub-graph.
+    """
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    given: Callable[[Any], Any] | None
+    in_body: bool = False
+
+
+def call_of(node: fx.Node) -> EffectiveCall:
+    """The operator that a node runs, which may be inside a wrapper, and its arguments."""
+    if is_higher_order(node.target, "with_effects"):
+        return EffectiveCall(node.args[1], node.args[2:], node.kwargs, _behind_token)
+    if is_higher_order(node.target, "auto_functionalized", "auto_functionalized_v2"):
+        # functional until torch decides to write in place after all, which shows only in the node's meta
+        return EffectiveCall(node.args[0], (), node.kwargs, None)
+    if is_higher_order(node.target, "control_deps"):
+        body = attribute_of(node.args[1]) if isinstance(node.args[1], fx.Node) else None
+        if isinstance(body, fx.GraphModule) and (inside := _only_call(body.graph, node.args[2:])) is not None:
+            return inside
+    return EffectiveCall(node.target, node.args, node.kwargs, _itself)
+
+
+def _only_call(graph: fx.Graph, args: tuple[Any, ...]) -> EffectiveCall | None:
+    """The one call of a sub-graph that is given these arguments; ``None``: it makes several, or none."""
+    calls = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+    if len(calls) != 1 or calls[0].op != "call_function":
+        return None
+    (call,) = calls
+    handed = dict(zip(graph.find_nodes(op="placeholder"), args, strict=False))
+
+    def outside(argument: Any) -> Any:
+        return fx.node.map_arg(argument, handed.get)
+
+    (result,) = (node.args[0] for node in graph.find_nodes(op="output"))
+    if isinstance(result, list | tuple):  # what is handed through stands behind it
+        at = next((i for i, one in enumerate(result) if one is call), None)
+        return EffectiveCall(
+            call.target, outside(call.args), outside(call.kwargs), None if at is None else _nth(at), True
+        )
+    return EffectiveCall(call.target, outside(call.args), outside(call.kwargs), _itself, True)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _nth(at: int) -> Callable[[Any], Any]:
+    return lambda value: value[at] if isinstance(value, list | tuple) and at < len(value) else None
+
+
+def _behind_token(value: Any) -> Any:
+    """``with_effects`` gives a token, then what the operator gives, one by one."""
+    behind = value[1:] if isinstance(value, list | tuple) else ()
+    return behind[0] if len(behind) == 1 else behind
+
+
+def unwrapped(node: fx.Node, traits: OperatorTraits) -> tuple[OperatorTraits, EffectiveCall]:
+    """Traits and call of the operator that a node runs, which may be inside a wrapper.
+
+    The ordering constraint is the stronger of both.
+    """
+    call = call_of(node)
+    if call.target is node.target:
+        return traits, call
+    inner = traits_of(call.target)
+    if "_all_bases" in call.kwargs:
+        inner = replace(inner, writes=(Arg((-1, "_all_bases")),))
+    return replace(inner, ordering=max(inner.ordering, traits.ordering), nested=True), call
+
+
+def order_only(node: fx.Node) -> list[fx.Node]:
+    """List what a node takes only in order to come after it."""
+    if not is_higher_order(node.target, "control_deps"):
+        return []
+    looked_at: dict[fx.Node, None] = {}
+    fx.node.map_arg(node.args[1:], lambda one: looked_at.setdefault(one))
+    return [one for one in node.all_input_nodes if one not in looked_at]
+
+
+def bodies_of(node: fx.Node) -> Iterator[fx.GraphModule | None]:
+    """The sub-graphs that a node runs; ``None`` for each that is not at hand."""
+    # what flex attention runs are functions of scores and indices: pure, whether at hand or not
+    pure = is_higher_order(node.target, "flex_attention", "flex_attention_backward")
+    for one in node.all_input_nodes:
+        body = attribute_of(one)
+        if isinstance(body, fx.GraphModule):
+            yield body
+        elif one.op == "get_attr" and (body is None or (isinstance(body, torch.nn.Module) and not pure)):
+            yield None
+
+
+def attribute_of(node: fx.Node) -> Any:
+    """Fetch what a ``get_attr`` node names; ``None`` where it cannot be found or the node is of another kind."""
+    if node.op != "get_attr" or not isinstance(node.target, str):
+        return None
+    value: Any = node.graph.owning_module
+    for part in node.target.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+GROUPS_KEY = "overlap_sched_groups"
+"""Key of ``gm.meta`` under which a graph read from a file carries its process groups:
+``{name: (size, ranks or None)}``."""
+SHARED = {"ao": OUT, "dc": "dc"}
+"""By namespace of operators that name no process group: how theirs is called."""
+
+
+def _argument(node: fx.Node, name: str) -> Any:
+    """A collective's argument by the name that its schema gives it; ``None`` where it has no such one."""
+    call = call_of(node)
+    return arguments_of(call.target, call.args, call.kwargs).get(name)
+
+
+def name_and_group(node: fx.Node) -> tuple[str, Any]:
+    """The name of a collective's group; with the process group itself where the graph carries it.
+
+    Of a copy to or from the host, and of DeepSpeed's collectives, which name none: the one that all of them share.
+    """
+    shared = SHARED.get(getattr(node.target, "namespace", ""))
+    if shared is not None:
+        return shared, None
+    call = call_of(node)
+    given = arguments_of(call.target, call.args, call.kwargs)
+    named = (given.get(a.name) for a in call.target._schema.arguments if names_a_group(a))
+    value = next((value for value in named if value is not None), None)
+    if value is None:
+        ranks = _listed_ranks(node)
+        return (f"{_argument(node, 'tag') or ''}:{ranks}" if ranks else str(node.target)), None
+    return group_of(value) or ((value if isinstance(value, fx.Node) else node).name, None)
+
+
+def group_of(value: Any) -> tuple[str, Any] | None:
+    """The name of the process group that an argument is, or names; with the group itself where the graph carries it."""
+    if isinstance(value, fx.Node):  # torch 2.13: the node that looks the group up in its mesh
+        value = value.meta.get("val")
+    if isinstance(value, str):
+        return value, None
+    for candidate in (value, getattr(value, "real_obj", None), getattr(value, "wrapped_obj", None)):
+        name = getattr(candidate, "group_name", None)
+        if isinstance(name, str):
+            return name, candidate
+    return None
+
+
+def _listed_ranks(node: fx.Node) -> list[int] | None:
+    """The ranks that the older collectives name in their arguments."""
+    ranks = _argument(node, "ranks")
+    return list(ranks) if ranks else None
+
+
+def live_ranks(group: Any) -> list[int] | None:
+    """Ranks of a process group of this process, by name or itself; ``None`` where there is none."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    from torch.distributed import distributed_c10d as c10d
+
+    resolve: Any = c10d._resolve_process_group
+    try:
+        return list(c10d.get_process_group_ranks(resolve(group) if isinstance(group, str) else group))
+    except Exception:  # torch raises several types for "no such group"
+        return None
+
+
+class Launched(NamedTuple):
+    """One thing that a node launches.
+
+    Attributes:
+        op: What it is, behind the operators whose sub-graphs it is in: ``"cond/all_reduce"``.
+        groups: The names of its process groups, and those themselves where the graph carries them; empty: not known.
+        certain: It communicates; ``False``: it may.
+        undeclared: Of an operator of another library of which nothing was said, its name: ``"library::operator"``.
+    """
+
+    op: str
+    groups: tuple[tuple[str, Any], ...] = ()
+    certain: bool = True
+    undeclared: str = ""
+
+
+class Communication(NamedTuple):
+    """What a node communicates that is no collective on a stream of its own.
+
+    Attributes:
+        groups: The process groups on which it does; :data:`~overlap_sched.problem.node.ANY_GROUP`: one of them, not
+            known which. It never passes their launches. Empty: it may communicate.
+        kept: Per launch, the group among whose launches it keeps its place where launch orders are kept.
+        undeclared: Operators of other libraries of which nothing was said; whether they are taken for communication.
+    """
+
+    groups: tuple[str, ...]
+    kept: tuple[str, ...]
+    undeclared: tuple[tuple[str, bool], ...] = ()
+
+
+def joined(parts: Sequence[Communication]) -> Communication:
+    """Join what several communicate."""
+    undeclared = tuple(dict.fromkeys(one for part in parts for one in part.undeclared))
+    groups = tuple(dict.fromkeys(name for part in parts for name in part.groups))
+    return Communication(groups, tuple(name for part in parts for name in part.kept), undeclared)
+
+
+class Communications:
+    """What the nodes of one graph launch."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        """Read a graph; which groups there are is only looked for where something asks."""
+        self._graph = graph
+        self._names: frozenset[str] | None = None
+
+    def of(self, node: fx.Node) -> list[Launched]:
+        """List what a node launches, in order."""
+        if node.op in ("call_module", "call_method"):
+            return [Launched(str(node.target), certain=False)]
+        if node.op != "call_function":
+            return []
+        if isinstance(node.target, HigherOrderOperator):
+            return list(self._higher_order(node))
+        return self._call(node, node.target, node.args, node.kwargs)
+
+    def besides(self, node: fx.Node) -> Communication | None:
+        """Return what a node communicates that is no collective on a stream of its own; ``None``: nothing."""
+        if node.op == "call_function":
+            traits = traits_of(node.target)
+            if traits.plain or traits.role in (Role.LAUNCH, Role.WAIT):
+                return None
+        parts = []
+        for one in self.of(node):
+            names = tuple(name for name, _ in one.groups) or (ANY_GROUP,)
+            undeclared = ((one.undeclared, one.certain),) if one.undeclared else ()
+            parts.append(Communication(names if one.certain else (), names, undeclared))
+        return joined(parts) if parts else None
+
+    def _higher_order(self, node: fx.Node) -> Iterator[Launched]:
+        traits = traits_of(node.target)
+        if not traits.known or is_higher_order(node.target, "call_torchbind"):
+            yield Launched(traits.op, certain=False)
+        called = next((i for i, argument in enumerate(node.args) if isinstance(argument, OpOverload)), None)
+        if called is not None:  # what a wrapper calls stands in front of the arguments for that
+            yield from self._call(node, node.args[called], node.args[called + 1 :], node.kwargs)
+        for body in bodies_of(node):
+            if body is None:
+                yield Launched(traits.op, certain=False)
+            else:
+                inside = (one for inner in body.graph.nodes for one in self.of(inner))
+                yield from (one._replace(op=f"{traits.op}/{one.op}") for one in inside)
+
+    def _call(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Launched]:
+        traits = traits_of(target)
+        if traits.role is Role.WAIT:
+            return []
+        undeclared = target._schema.name if isinstance(target, OpOverload) and is_undeclared(target) else ""
+        if traits.comm is not None:
+            return [Launched(traits.comm.op, _groups_of_call(node, target, args, kwargs), True, undeclared)]
+        if undeclared or not traits.known:
+            groups = tuple(self._groups_among([*args, *kwargs.values()]))
+            return [Launched(traits.op, groups, bool(groups), undeclared)]
+        return []
+
+    def _groups_among(self, arguments: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+        """Process groups among the arguments of a call, and the names of such ones."""
+        for value in arguments:
+            found = group_of(value) if isinstance(value, str | fx.Node) else None
+            if found is not None and (found[1] is not None or self._is_a_group(found[0])):
+                yield found
+
+    def _is_a_group(self, name: str) -> bool:
+        if self._names is None:
+            calls = (node for node in self._graph.nodes if node.op == "call_function")
+            launches = (node for node in calls if traits_of(node.target).comm is not None)
+            self._names = frozenset(name_and_group(node)[0] for node in launches)
+        return name in self._names or live_ranks(name) is not None
+
+
+def communicating(graph: fx.Graph) -> dict[int, Communication]:
+    """Per node of a graph that communicates, or may, besides launching collectives (its position): how."""
+    communications = Communications(graph)
+    found = {v: communications.besides(node) for v, node in enumerate(graph.nodes)}
+    return {v: communication for v, communication in found.items() if communication is not None}
+
+
+def _groups_of_call(
+    node: fx.Node, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[str, Any], ...]:
+    """The process groups that a collective names; empty: it names none, or one that cannot be found."""
+    arguments, given = op._schema.arguments, arguments_of(op, args, kwargs)
+    named = [group_of(given.get(a.name)) for a in arguments if names_a_group(a)]
+    if not named and (op.namespace in SHARED or any(a.name == "ranks" for a in arguments)):
+        return (name_and_group(node),)
+    groups = tuple(group for group in named if group is not None)
+    return groups if len(groups) == len(named) else ()

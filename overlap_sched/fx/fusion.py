@@ -1,0 +1,342 @@
+"""Floating-point operations of a node, by the formulas of torch's own counter.
+
+Which operators a compiler writes loops for: by operator objects, as TorchInductor lowers them (``lowering.py``).
+
+What the prediction of fusion needs to know of a graph: its steps, and what they read, views looked through.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from overlap_sched.cost.fusion.steps import CPP, TRITON, FusionRules, FusionStep, Read
+from overlap_sched.fx.operators import NO_CALL, Role, arguments_of
+from overlap_sched.fx.reading import Reading
+
+Formula = Callable[..., int]
+
+
+def _grouped_mm(a: torch.Tensor, b: torch.Tensor, *_: Any, **__: Any) -> int:
+    """Matmuls of groups of rows (a 2-d, b 3-d), of columns (3-d, 2-d) or of the inner dimension (2-d, 2-d).
+
+    Together the groups cover the divided dimension once.
+    """
+    batches = a.shape[0] if a.dim() == 3 and b.dim() == 3 else 1
+    return 2 * batches * a.shape[-2] * a.shape[-1] * b.shape[-1]
+
+
+def _mm(a: torch.Tensor, b: torch.Tensor, *_: Any, **__: Any) -> int:
+    return 2 * a.shape[-2] * a.shape[-1] * b.shape[-1]
+
+
+def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> int:
+    return sdpa_flop_count(query.shape, key.shape, value.shape)
+
+
+def _attention_backward(
+    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+) -> int:
+    return sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape)
+
+
+_ADDED: tuple[tuple[str, Formula], ...] = (
+    ("_grouped_mm", _grouped_mm),
+    ("_scaled_grouped_mm", _grouped_mm),
+    ("_scaled_grouped_mm_v2", _grouped_mm),
+    ("_scaled_mm_v2", _mm),
+    ("_int_mm", _mm),
+    ("_scaled_dot_product_flash_attention_for_cpu", _attention),
+    ("_scaled_dot_product_flash_attention_for_cpu_backward", _attention_backward),
+    ("_scaled_dot_product_fused_attention_overrideable", _attention),
+    ("_scaled_dot_product_fused_attention_overrideable_backward", _attention_backward),
+)
+"""Operators that torch's counter (2.13) has no formula for. Attention counts its whole square, causal or not, as
+torch's formulas do."""
+
+
+@cache
+def formula(target: Any) -> Formula | None:
+    """The formula of a target, or ``None``: it counts as no operations."""
+    key = target.overloadpacket if isinstance(target, OpOverload) else target
+    if key in flop_registry:
+        return flop_registry[key]
+    return next((f for name, f in _ADDED if getattr(torch.ops.aten, name, None) is key), None)
+
+
+class FlopCounter:
+    """Counts operations, each (operator, shapes) once."""
+
+    def __init__(self, hint: Callable[[Any], int], notes: Counter[str]) -> None:
+        self.hint = hint
+        self.notes = notes
+        self._known: dict[Any, int] = {}
+
+    def count(
+        self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], val: Any, inputs: Sequence[fx.Node]
+    ) -> int:
+        """Operations of a call that gives ``val``; a formula that fails counts 0 and is noted as ``flops_failed``."""
+        flops_of = formula(target)
+        if flops_of is None:
+            return 0
+        shapes = [getattr(n.meta.get("val"), "shape", None) for n in inputs]
+        # repr: lists of numbers and flags, no values; input nodes by their names, so only where they are few
+        key = (target, repr(shapes), repr([_plain(a) for a in args]))
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._evaluate(flops_of, args, kwargs, val)
+        return known
+
+    def _evaluate(self, flops_of: Formula, args: tuple[Any, ...], kwargs: Mapping[str, Any], val: Any) -> int:
+        values, named = fx.map_arg((args, dict(kwargs)), lambda n: n.meta.get("val"))
+        try:
+            return self.hint(flops_of(*values, **named, out_val=val))
+        except Exception:  # formulas assert what they think of shapes; a wrong cost must not stop a pass
+            self.notes["flops_failed"] += 1
+            return 0
+
+
+def _plain(argument: Any) -> Any:
+    """An argument without the nodes in it, for a key."""
+    if isinstance(argument, fx.Node):
+        return None
+    return [_plain(a) for a in argument] if isinstance(argument, list | tuple) else argument
+
+
+class Loop(Enum):
+    """What loops an operator becomes."""
+
+    POINTWISE = "pointwise"
+    """Each element of the result from elements of the arguments."""
+    PICKS = "picks"
+    """Pointwise; takes from its first argument no more elements than the result has."""
+    STORED = "stored"
+    """Pointwise, and always written to memory."""
+    SCATTERS = "scatters"
+    """A copy of its first argument, then loops over its last one that write into it."""
+    REDUCTION = "reduction"
+    """Fewer elements than it reads, or as many where it reduces along a dimension and goes on from there."""
+    RESHAPE = "reshape"
+    """A view of all elements in the same order, broadcast or not."""
+
+
+_ATEN: dict[Loop, tuple[str, ...]] = {
+    Loop.POINTWISE: (
+        *("clone", "_to_copy", "copy", "lift_fresh_copy", "full", "full_like", "new_full", "zeros", "zeros_like"),
+        *("new_zeros", "ones", "ones_like", "new_ones", "arange", "scalar_tensor", "eye", "fill", "where"),
+        *("tril", "triu", "constant_pad_nd", "slice_backward", "select_backward", "slice_scatter"),
+        *("select_scatter", "floor_divide", "repeat", "flip", "roll", "rsub", "hardtanh_backward"),
+    ),
+    Loop.PICKS: ("index", "_unsafe_index", "gather", "embedding", "index_select"),
+    Loop.STORED: ("cat", "copy_"),
+    Loop.SCATTERS: (
+        *("scatter", "scatter_add", "scatter_reduce", "index_put", "index_add", "_unsafe_index_put"),
+        "_unsafe_masked_index_put_accumulate",
+    ),
+    Loop.REDUCTION: (
+        *("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "prod", "logsumexp"),
+        *("var", "var_mean", "std", "std_mean", "linalg_vector_norm", "norm"),
+        *("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"),
+        *("native_layer_norm", "_fused_rms_norm"),
+    ),
+    Loop.RESHAPE: (
+        *("view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "alias", "detach", "expand", "_reshape_alias"),
+        *("unflatten", "flatten"),
+    ),
+}
+_PRIMS: dict[Loop, tuple[str, ...]] = {
+    Loop.POINTWISE: ("convert_element_type", "fma", "iota", "inductor_random", "inductor_lookup_seed", "device_put"),
+    Loop.REDUCTION: ("sum", "amax", "amin", "prod", "var", "xor_sum", "prepare_softmax_online"),
+}
+_SLOW = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh", "silu", "silu_backward", "gelu", "gelu_backward")
+"""What Inductor calls heavy on a CPU (``StorageBox.should_realize_on_reuse``), and what it decomposes into such."""
+
+
+@cache
+def loop_of(target: Any) -> Loop | None:
+    """Return the loops that an operator becomes; ``None``: it is called as it is, or is not known."""
+    if not isinstance(target, OpOverload):
+        return None
+    for namespace, table in ((torch.ops.aten, _ATEN), (torch.ops.prims, _PRIMS)):
+        for loop, names in table.items():
+            if _is_one_of(target, namespace, names):
+                return loop
+    functional = not target._schema.is_mutable
+    return Loop.POINTWISE if functional and torch.Tag.pointwise in target.tags else None
+
+
+@cache
+def is_slow(target: Any) -> bool:
+    """Tell whether an elementwise operator computes a slow function."""
+    return isinstance(target, OpOverload) and _is_one_of(target, torch.ops.aten, _SLOW)
+
+
+@cache
+def is_sum_by_index(target: Any) -> bool:
+    """Tell whether an operator adds to places that an index names, by ``scatter``."""
+    return isinstance(target, OpOverload) and _is_one_of(target, torch.ops.aten, ("scatter_add", "scatter_reduce"))
+
+
+def _is_one_of(target: OpOverload, namespace: Any, names: tuple[str, ...]) -> bool:
+    """Some operators exist only once their module has been imported: they are looked up when asked for."""
+    return any(getattr(namespace, name, None) is target.overloadpacket for name in names)
+
+
+class _Look(NamedTuple):
+    """How a node's value is to be found in what some step has computed: see :class:`~overlap_sched.cost.Read`."""
+
+    value: int
+    window: int
+    aligned: bool
+
+
+def rules_for(reading: Reading) -> FusionRules:
+    """The rules of Inductor's back end for the devices of a graph."""
+    return CPP if all(device == "cpu" for device in reading.storages.device) else TRITON
+
+
+def steps_of(
+    reading: Reading, free: Collection[int], after: Mapping[int, set[int]], rules: FusionRules
+) -> list[FusionStep | None]:
+    """The steps of a graph; ``None`` for inputs, the output and views.
+
+    Args:
+        reading: Of the graph.
+        free: Nodes that compute nothing.
+        after: Dependencies that are not data, see :func:`overlap_sched.fx.hazards.graph_hazards`. Besides, a
+            collective comes after the one before it and what waited for that by then: Inductor merges loops before
+            anything is reordered (``comms.py: decide_global_ordering_of_comms``).
+        rules: Of the back end.
+    """
+    steps: list[FusionStep | None] = []
+    looks: list[_Look] = []
+    copied = _copied(reading)
+    communication: list[int] = []  # the last launch and the waits behind it
+    for v in range(len(reading.nodes)):
+        role = reading.traits[v].role
+        is_step = v in copied or (reading.traits[v] is not NO_CALL and v not in free)
+        looks.append(_look(reading, looks, v, is_step))
+        before = [*after.get(v, ()), *(communication if role in (Role.LAUNCH, Role.BLOCKING) else ())]
+        steps.append(_step(reading, looks, v, before, rules) if is_step else None)
+        if role is not None:
+            communication = [*communication, v] if role is Role.WAIT else [v]
+    for v, node in enumerate(reading.nodes):
+        if node.op == "output":
+            for u in reading.inputs[v]:
+                made = steps[looks[u].value]
+                if made is not None:
+                    steps[looks[u].value] = made._replace(kept=True)
+    return steps
+
+
+def _copied(r: Reading) -> set[int]:
+    """Broadcast views that matmuls and their like read: they take tensors as they lie in memory."""
+    found = set()
+    for v, node in enumerate(r.nodes):
+        if node.target is torch.ops.aten.expand.default and r.value_bytes[v] > r.value_bytes[r.inputs[v][0]]:
+            users = list(node.users)
+            for user in users:  # grows
+                if loop_of(user.target) is Loop.RESHAPE:
+                    users.extend(user.users)
+            if any(user.op == "call_function" and formula(user.target) is not None for user in users):
+                found.add(v)
+    return found
+
+
+def _look(r: Reading, looks: Sequence[_Look], v: int, is_step: bool) -> _Look:
+    """A view is looked through to what computes its first input with the same storage."""
+    source = None if is_step else next((u for u in r.inputs[v] if not set(r.outs[u]).isdisjoint(r.outs[v])), None)
+    if source is None:
+        return _Look(v, v, loop_of(r.nodes[v].target) is not Loop.SCATTERS)
+    value, window, aligned = looks[source]
+    part = r.traits[v].selects and source == value and len(r.raw_outs[source]) > 1  # one result of several
+    straight = part or loop_of(r.nodes[v].target) is Loop.RESHAPE
+    return _Look(value, window if straight and not part else v, aligned and straight)
+
+
+def _step(r: Reading, looks: Sequence[_Look], v: int, after: Collection[int], rules: FusionRules) -> FusionStep:
+    node, loop = r.nodes[v], _loop(r, v, rules)
+    reads = []
+    for u in r.looked_at(v):
+        value, window, aligned = looks[u]
+        whole = r.value_bytes[value]
+        nbytes = min(r.value_bytes[u], whole)
+        if nbytes:
+            reads.append(Read(value, window, nbytes, whole, aligned))
+    before = tuple([looks[u].value for u in (*after, *r.order_only.get(v, ()))])
+    if loop is None:
+        return FusionStep("opaque", tuple(reads), r.value_bytes[v], after=before)
+    if loop is Loop.PICKS and reads:
+        reads[0] = reads[0]._replace(bytes=min(reads[0].bytes, r.value_bytes[v]), aligned=False)
+    if node.target is torch.ops.aten.copy_.default:
+        nbytes, sources = r.overwritten_bytes[v], tuple(reads[1:])
+        return FusionStep("pointwise", sources, nbytes, _elements(r, v), stored=True, kept=True, after=before)
+    if loop is Loop.REDUCTION:
+        return _reduction(r, v, tuple(reads), before)
+    if loop is Loop.SCATTERS:  # what is written into the copy is as much as what is read for it
+        nbytes = r.value_bytes[v] + (reads[-1].bytes if len(reads) > 1 else 0)
+        return FusionStep("pointwise", tuple(reads), nbytes, _elements(r, v), stored=True, after=before)
+    ops = 1 + sum([isinstance(a, int | float) for a in node.args])
+    stored, slow = loop is Loop.STORED, is_slow(node.target)
+    return FusionStep(
+        "pointwise", tuple(reads), r.value_bytes[v], _elements(r, v), ops=ops, slow=slow, stored=stored, after=before
+    )
+
+
+def _reduction(r: Reading, v: int, reads: tuple[Read, ...], after: tuple[int, ...]) -> FusionStep:
+    node, source = r.nodes[v], r.nodes[r.inputs[v][0]]
+    value = source.meta.get("val")
+    sizes = [r.storages.hint(size) for size in value.shape]
+    dims = _reduced_dims(node, len(sizes))
+    reduced = math.prod([sizes[d] for d in dims])
+    points = max(math.prod(sizes) // max(reduced, 1), 1)
+    inner = not sizes or len(sizes) - 1 in dims
+    return FusionStep("reduction", reads, r.value_bytes[v], points, max(reduced, 1), inner, after=after)
+
+
+_aten = torch.ops.aten
+_LAST_DIMS = frozenset({_aten.native_layer_norm, getattr(_aten, "_fused_rms_norm", None)})
+
+
+def _reduced_dims(node: fx.Node, rank: int) -> set[int]:
+    """The dimensions that a reduction runs along; all where it names none."""
+    arguments = arguments_of(node.target, node.args, node.kwargs)
+    if node.target.overloadpacket in _LAST_DIMS:
+        return set(range(rank - len(arguments["normalized_shape"]), rank))
+    given: Any = arguments.get("dim", arguments.get("dims"))
+    dims = [given] if isinstance(given, int) else given
+    if not isinstance(dims, list | tuple) or not dims or not all(isinstance(d, int) for d in dims):
+        return set(range(rank))
+    return {d % rank for d in dims} if rank else set()
+
+
+def _loop(r: Reading, v: int, rules: FusionRules) -> Loop | None:
+    """Return the loops that a node becomes; ``None`` for all that is called as it is."""
+    node, traits = r.nodes[v], r.traits[v]
+    loop = loop_of(node.target)
+    if traits.comm is not None or (v in r.syncs and loop is not Loop.PICKS):
+        return None
+    if loop is Loop.RESHAPE:  # a step only where it is a copy
+        return Loop.STORED
+    if loop is None or (not rules.adds_by_index and is_sum_by_index(node.target)):
+        return None
+    values = [node.meta.get("val"), *(r.nodes[u].meta.get("val") for u in r.inputs[v])]
+    if any(isinstance(value, torch.Tensor) and value.dtype.is_complex for value in values):
+        return None  # Inductor has no complex numbers
+    if loop is Loop.PICKS and any(getattr(value, "dtype", None) is torch.bool for value in values[2:]):
+        return None  # a mask: how many it picks only the data knows
+    if loop is Loop.REDUCTION and not (r.inputs[v] and isinstance(values[1], torch.Tensor)):
+        return None
+    return loop
+
+
+def _elements(r: Reading, v: int) -> int:
+    value = r.nodes[v].meta.get("val")
+    return r.value_bytes[v] // value.dtype.itemsize if isinstance(value, torch.Tensor) else 1

@@ -29,12 +29,12 @@ from torch._guards import CompileContext
 from torch._inductor.codecache import PyCodeCache
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-from overlap_sched.distributed import Agreement, Digest, Verdict, agree, digest_of
+from overlap_sched.distributed import Agreement, Digest, Verdict, agree, agreement, digest_of
 from overlap_sched.distributed.agreement import (
+    Membership,
     find_sequence,
     is_part_of_others,
     members_of,
-    membership_of,
     prefix_of,
     settle_sequence,
 )
@@ -144,21 +144,27 @@ def _groups(launched: Launched) -> Iterator[tuple[str, list[int] | None]]:
         yield name, None if ranks is None else [b - a for a, b in pairwise(ranks)]
 
 
+def membership() -> Membership | None:
+    """Return this rank among the others; ``None``: it is alone."""
+    return agreement.membership_of(None, None, None)
+
+
 def find_in_force(launches: Sequence[Launch], settings: Settings) -> Entry | None:
     """Return the launch sequence that all follow who launch these; ``None``: there is none yet."""
-    return find_sequence(launches, membership_of(None, None, None), settings.ranks) if launches else None
+    return find_sequence(launches, membership(), settings.ranks) if launches else None
 
 
 def put_in_force(entry: Entry, settings: Settings) -> Entry | None:
     """Return the launch sequence that all follow from now on who launch what an entry does; ``None``: none can be."""
-    return settle_sequence(entry, membership_of(None, None, None), settings.ranks)
+    try:
+        return settle_sequence(entry, membership(), settings.ranks)
+    except Exception:  # other ranks go by what is in force: once more, else it goes to the caller
+        return settle_sequence(entry, membership(), settings.ranks)
 
 
 def may_be_a_part(entry: Entry, settings: Settings) -> bool:
     """Tell whether a graph may be a part of what other ranks run as a whole, and in another sequence."""
-    return compiled_otherwise(entry.launches) and is_part_of_others(
-        entry, membership_of(None, None, None), settings.ranks
-    )
+    return compiled_otherwise(entry.launches) and is_part_of_others(entry, membership(), settings.ranks)
 
 
 @dataclass
@@ -333,16 +339,16 @@ def _sleep_for(settings: Settings) -> Callable[[float], None]:
 
 
 def _say_who_is_late(settings: Settings) -> None:
-    membership = membership_of(None, None, None)
-    assert membership is not None
-    members, store = members_of(membership, settings.ranks), membership.store
-    prefix = prefix_of(membership, members)
-    at = f"{prefix}at/{membership.rank}"
+    mine = membership()
+    assert mine is not None
+    members, store = members_of(mine, settings.ranks), mine.store
+    prefix = prefix_of(mine, members)
+    at = f"{prefix}at/{mine.rank}"
     here = store.get(at).decode() if store.check([at]) else ""
     late = [r for r in members if here and not store.check([f"{prefix}{here}/{r}"])]
     if late and _speaks(settings, late):
         warn(
-            f"overlap_sched: rank {membership.rank} has waited {LATE_S:g} s for {ranks_text(late)}. Call "
+            f"overlap_sched: rank {mine.rank} has waited {LATE_S:g} s for {ranks_text(late)}. Call "
             "overlap_sched.enable() on every rank; nothing is wrong where compiling only takes longer. After "
             f"{settings.timeout_s:g} s at most it goes on without."
         )

@@ -22,10 +22,9 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from overlap_sched.distributed import Agreement, Digest, Verdict
-from overlap_sched.distributed.agreement import membership_of
 from overlap_sched.distributed.negotiation import LaunchChoice, chosen_digest, negotiate
 from overlap_sched.distributed.sequences import Entry, Launch
-from overlap_sched.errors import UnsupportedError
+from overlap_sched.errors import SequenceError, UnsupportedError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor.agree import (
     Launches,
@@ -36,6 +35,7 @@ from overlap_sched.inductor.agree import (
     find_in_force,
     launch_texts,
     may_be_a_part,
+    membership,
     note_launches,
     order_digest,
     put_in_force,
@@ -131,6 +131,9 @@ class Plan:
     communicates: bool = True
 
 
+NOTHING = Plan(Report("a graph"))
+
+
 class Graph(Protocol):
     """A graph of a plug-in. Either method may raise, on one rank alone; planning again starts from the same graph."""
 
@@ -150,6 +153,7 @@ class Draft:
     Attributes:
         how: How it was planned.
         facts: What is known of the graph.
+        report: What it comes to: the plan's report, or a later one.
         plan: What was made.
         asked: The options with which the scheduler was called; ``None``: it was not.
         cached: What the code carries into torch's cache; ``None``: it must not be cached, or need not be agreed on.
@@ -157,18 +161,10 @@ class Draft:
 
     how: How
     facts: Facts
+    report: Report
     plan: Plan
     asked: Options | None = None
     cached: CachedOrder | None = None
-
-    @property
-    def report(self) -> Report:
-        """What it comes to."""
-        return self.plan.report
-
-    def with_report(self, report: Report) -> "Draft":
-        """The same order under another report."""
-        return replace(self, plan=replace(self.plan, report=report))
 
     def keeps_launches(self) -> bool:
         """Tell whether the launches are in their original order."""
@@ -212,7 +208,8 @@ def decide(graph: Graph, settings: Settings, options: Options | None = None) -> 
         SequenceError: Other ranks run a launch sequence that this graph cannot follow.
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
     """
-    options, draft = options or settings.options, Draft(How(settings), Facts(), Plan(Report("a graph")))
+    options = options or settings.options
+    draft, known, settled = Draft(How(settings), Facts(), NOTHING.report, NOTHING), None, False
     try:
         if runs_earlier_code() and settings.options.preserve_collective_order != "all":
             settings = replace(settings, options=_keep_waits(settings.options))
@@ -224,34 +221,43 @@ def decide(graph: Graph, settings: Settings, options: Options | None = None) -> 
         # code of this graph was found in a cache and refused: what the ranks have decided then is known here
         known = None if decisions.holds(mine.key) else find_in_force(draft.facts.texts, settings)
         if settings.follows and (known is None or not known.moves):  # off: torch's own order, asking nobody
-            return draft.with_report(replace(draft.report, changed=False))
+            return replace(draft, report=replace(draft.report, changed=False))
         if known is not None:
             if may_be_a_part(known, settings):
                 refuse(draft.report.name, PART_OF_OTHERS)
             if known.together and draft.entry(mine, True) == known:
                 draft = _cache(draft, mine, Agreement(True, Verdict(True)), known)
         elif (agreement := decisions.take_or_ask(mine, settings)) is None:
-            known = draft.entry(mine, True)
+            known, settled = draft.entry(mine, True), True
         else:
+            settled = agreement.agreed
             if not agreement.agreed:
                 if agreement.in_doubt:
                     refuse(draft.report.name, str(agreement.reason))
                 # from here on whatever fails may fail on one rank alone, which must keep its launches
                 draft = replace(draft, how=replace(draft.how, keeps=agreement.verdict.launches_alike))
                 draft = _settle_for_less(graph, draft, agreement, mine)
+                settled = draft.how.follows is not None
             verdict = agreement.verdict
             entry = draft.entry(mine, (verdict.agreed or verdict.launches_alike) and not verdict.missing)
             known = put_in_force(replace(entry, again=compiled_otherwise(entry.launches)), settings)
             if known is None:
                 refuse(draft.report.name, PART_OF_OTHERS)
             if known == entry and draft.how.follows is None:
-                draft = _cache(draft, mine, agreement, entry)  # does not fail: the others use the order
+                draft = _cache(draft, mine, agreement, entry)
         if not draft.runs(mine, known):
+            settled = False
             draft = _follow(graph, draft, mine, known)
         note_launches(known)
         return draft
     except Exception as error:  # on this rank alone
-        return _fail(draft, error)
+        if settled and not isinstance(error, SequenceError):  # the others run this order
+            warn(f"overlap_sched could not note the order of {draft.facts.name!r}", error)
+            return draft
+        if known is not None and (known.moves or known.rewritten) and not isinstance(error, SequenceError):
+            refuse(draft.facts.name, describe_error(error))
+        keeps = draft.how.keeps or known is not None
+        return _fail(replace(draft, how=replace(draft.how, keeps=keeps)), error)
 
 
 def _keep_waits(options: Options) -> Options:
@@ -260,19 +266,25 @@ def _keep_waits(options: Options) -> Options:
 
 def _draft(graph: Graph, how: How, facts: Facts) -> Draft:
     """Plan a graph; what fails is in the report. ``facts`` are those of an earlier plan, where reading fails."""
-    asked: list[tuple[Problem, Options]] = []
+    known, asked = [facts], list[tuple[Problem, Options]]()
+    try:
+        return _plan(graph, how, known, asked)
+    except Exception as error:  # a pass that fails must not take the compilation with it
+        report = _report_failure(error, known[-1].name, how.settings)
+        problem, options = asked[-1] if asked else (None, None)
+        return Draft(how, known[-1], report, Plan(report, problem=problem), options)
+
+
+def _plan(graph: Graph, how: How, known: list[Facts], asked: list[tuple[Problem, Options]]) -> Draft:
+    """Plan a graph. The lists are added to: what is known of it, and what the scheduler is asked for."""
+    known.append(graph.read(how))
 
     def schedule_as_asked(problem: Problem, options: Options) -> Schedule:
         asked.append((problem, options))
-        return _schedule(problem, options, how.follows, facts)
+        return _schedule(problem, options, how.follows, known[-1])
 
-    try:
-        facts = graph.read(how)
-        plan = graph.plan(how, facts, schedule_as_asked)
-    except Exception as error:  # a pass that fails must not take the compilation with it
-        report = _report_failure(error, facts.name, how.settings)
-        plan = Plan(report, problem=asked[-1][0] if asked else None)
-    return Draft(how, facts, plan, asked[-1][1] if asked else None)
+    plan = graph.plan(how, known[-1], schedule_as_asked)
+    return Draft(how, known[-1], plan.report, plan, asked[-1][1] if asked else None)
 
 
 def _schedule(problem: Problem, options: Options, follows: Entry | Proposal | None, facts: Facts) -> Schedule:
@@ -294,7 +306,7 @@ def _schedule(problem: Problem, options: Options, follows: Entry | Proposal | No
 
 
 def _fail(draft: Draft, error: Exception) -> Draft:
-    return draft.with_report(_report_failure(error, draft.facts.name, draft.how.settings))
+    return replace(draft, report=_report_failure(error, draft.facts.name, draft.how.settings))
 
 
 def _report_failure(error: Exception, name: str, settings: Settings) -> Report:
@@ -308,7 +320,7 @@ def _show(draft: Draft, options: Options, key: str) -> tuple[Draft, Digest]:
         return draft, digest_report(report, draft.plan.problem, options, key, facts.launches)
     except Exception as error:
         failure = describe_error(error)
-        draft = draft.with_report(replace(report, changed=False, reason=failure))
+        draft = replace(draft, report=replace(report, changed=False, reason=failure))
         return draft, Digest.of_failure(failure, key, name=report.name)
 
 
@@ -333,7 +345,7 @@ def _settle_for_less(graph: Graph, draft: Draft, agreement: Agreement, mine: Dig
     if kept.report.reason is not None:
         reason = f"{kept.report.reason}; {reason}"
     warn_of_ranks(f"leaves {name!r} as it was", replace(verdict, reason=reason), settings)
-    return kept.with_report(replace(kept.report, changed=False, reason=reason, kept=None))
+    return replace(kept, report=replace(kept.report, changed=False, reason=reason, kept=None))
 
 
 def _negotiate(graph: Graph, own: Draft, kept: Draft, verdict: Verdict, mine: Digest) -> Draft | None:
@@ -347,8 +359,8 @@ def _negotiate(graph: Graph, own: Draft, kept: Draft, verdict: Verdict, mine: Di
         if choice.proposal is not None and choice.proposer is not None:
             settings = own.how.settings
             settings = replace(settings, options=replace(settings.options, rewrites=()))
-            draft = _draft(graph, How(settings, keeps=True, follows=choice.proposal), own.facts)
-            draft = draft.with_report(replace(draft.report, kept=verdict.followed(choice.proposer)))
+            draft = _plan(graph, How(settings, keeps=True, follows=choice.proposal), [], [])
+            draft = replace(draft, report=replace(draft.report, kept=verdict.followed(choice.proposer)))
             if not draft.report.changed or draft.facts.launches is None or draft.plan.traffic is None:
                 raise UnsupportedError(f"the launch sequence of another rank is not used: {draft.report.reason}")
             sequence = _places(draft.plan.traffic.launches, draft.facts)
@@ -379,7 +391,7 @@ def _choose(own: Draft, kept: Draft, verdict: Verdict) -> LaunchChoice:
         proposal,
         figures.step_us,
         planned,
-        membership_of(None, None, None),
+        membership(),
         settings.timeout_s,
         ranks=settings.ranks,
     )
@@ -399,7 +411,7 @@ def _keep_launches(graph: Graph, draft: Draft, reason: str) -> Draft:
 def _keep_launches_and_waits(graph: Graph, draft: Draft, reason: str) -> Draft:
     """Return the draft if no wait passes a launch that stood before it either, else one that is so."""
     if draft.facts.original is None:
-        return draft.with_report(replace(draft.report, changed=False))
+        return replace(draft, report=replace(draft.report, changed=False))
     broken = "moves a launch, or a wait before one that it followed"
     return _keep(graph, draft, reason, "waits", Draft.keeps_waits, broken)
 
@@ -416,7 +428,7 @@ def _keep(
         draft = _draft(graph, replace(draft.how, settings=replace(settings, options=options)), draft.facts)
         if draft.report.changed and not kept(draft):
             draft = _fail(draft, UnsupportedError(f"the order {broken}"))
-    return draft.with_report(replace(draft.report, kept=reason))
+    return replace(draft, report=replace(draft.report, kept=reason))
 
 
 def _follow(graph: Graph, draft: Draft, mine: Digest, known: Entry) -> Draft:
@@ -428,7 +440,7 @@ def _follow(graph: Graph, draft: Draft, mine: Digest, known: Entry) -> Draft:
         options = replace(settings.options, rewrites=(), preserve_collective_order="none")
         how = replace(draft.how, settings=replace(settings, options=options), follows=known)
         draft = _draft(graph, how, draft.facts)
-        draft = draft.with_report(replace(draft.report, kept=FOLLOWS))
+        draft = replace(draft, report=replace(draft.report, kept=FOLLOWS))
     else:
         draft = replace(draft, how=replace(draft.how, keeps=True))
         draft = (_keep_launches if known.together else _keep_launches_and_waits)(graph, draft, FOLLOWS)

@@ -97,8 +97,13 @@ class SchedulerPass:
         Raises:
             VerificationError, AgreementError: With ``strict``, instead of a fallback.
         """
-        original = _keep_effects(list(snodes))
-        graph = _KernelGraph(original, _keep_launches(original, self.settings), last)
+        original = kept = list(snodes)
+        try:
+            original = kept = _keep_effects(original)
+            kept = _keep_launches(original) if asks(self.settings) else original
+        except Exception as error:  # planning says why
+            log.debug("the order of launches in the graph is not known: %s", error)
+        graph = _KernelGraph(original, kept, last)
         draft = decide(graph, self.settings)
         steps = [
             (f"keeps {draft.facts.name!r} out of torch's cache", _annotate),
@@ -110,7 +115,7 @@ class SchedulerPass:
                 step(draft, last)
             except Exception as error:  # the order is settled
                 warn(f"overlap_sched {what}", error)
-        return list(draft.plan.order) if draft.report.changed else graph.start(draft.how)
+        return list(draft.plan.order) if draft.report.changed else kept if draft.how.keeps else original
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How torch's caches see this pass: by its name, see :func:`overlap_sched.inductor.caches.settings_key`.
@@ -138,30 +143,20 @@ def _unpickle(name: str, settings: Settings) -> SchedulerPass:
 
 def _keep_effects(snodes: list[Any]) -> list[Any]:
     """The nodes with effects in the order of the FX graph, whatever becomes of our own order."""
-    try:
-        check_torch()
-        from overlap_sched.inductor.graph_order import in_order_of_effects
+    check_torch()
+    from overlap_sched.inductor.graph_order import in_order_of_effects
 
-        ordered = in_order_of_effects(snodes)
-    except Exception:  # planning, which asks again, says why
-        return snodes
+    ordered = in_order_of_effects(snodes)
     if ordered is not snodes:
         warn("torch's scheduler runs operators against the order of their effects: overlap_sched has put them in order")
     return ordered
 
 
-def _keep_launches(snodes: list[Any], settings: Settings) -> list[Any]:
+def _keep_launches(snodes: list[Any]) -> list[Any]:
     """List what runs where ranks that differ keep their launches; found before they are asked, so it cannot fail."""
-    try:
-        if not asks(settings):
-            return snodes
-        check_torch()
-        from overlap_sched.inductor.graph_order import in_graph_order
+    from overlap_sched.inductor.graph_order import in_graph_order
 
-        return in_graph_order(snodes)
-    except Exception as error:  # as torch has them
-        log.debug("the order of launches in the graph is not known: %s", error)
-        return snodes
+    return in_graph_order(snodes)
 
 
 @dataclass
@@ -178,16 +173,12 @@ class _KernelGraph:
     kept: list[Any]
     last: bool
 
-    def start(self, how: How) -> list[Any]:
-        """The order from which it is planned, and which stays where that fails."""
-        return self.kept if how.keeps else self.snodes
-
     def read(self, how: How) -> Facts:
         check_torch()
         from overlap_sched.inductor import private
         from overlap_sched.inductor.graph_order import in_order_of_effects, kernel_traffic, launch_places
 
-        snodes, name = self.start(how), private.graph_name()
+        snodes, name = self.kept if how.keeps else self.snodes, private.graph_name()
         in_order_of_effects(snodes)  # or it cannot be had
         if not asks(how.settings) or not any(private.contains_collective(snode) for snode in snodes):
             return Facts(name)
@@ -205,7 +196,7 @@ class _KernelGraph:
         from overlap_sched.inductor.graph_order import kernel_traffic
         from overlap_sched.inductor.lifting import lift_kernels
 
-        snodes, options = self.start(how), how.settings.options
+        snodes, options = self.kept if how.keeps else self.snodes, how.settings.options
         communicates = any(private.contains_collective(snode) for snode in snodes)
         if not communicates and options.base == "original":
             return Plan(Report(facts.name, reason=NO_COLLECTIVES), communicates=False)

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
-from overlap_sched.inductor.reporting import GraphReport, Stage, outcome_of, summary
+from overlap_sched.inductor.reporting import GraphReport, Stage
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.node import PART
 from overlap_sched.scheduler.pipeline import schedule
@@ -314,8 +314,7 @@ def test_sizes_that_only_the_data_knows_are_as_large_as_the_graph_asserts() -> N
     (size,) = report.report.sizes
     assert (size.taken, size.limited) == (12, True)
     words = f"peak rests on guessed sizes: {size.name} ({size.node}) <= 12 as asserted"
-    outcome = outcome_of(report.report, report.priced_for)
-    assert all(words in text for text in (str(report), report.line, summary([outcome], ranks=True).text))
+    assert all(words in text for text in (str(report), report.line))
 
 
 def test_without_collectives_nothing_is_lifted() -> None:

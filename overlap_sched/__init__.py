@@ -17,8 +17,8 @@ from typing import Any
 from overlap_sched.options import Options, close_to
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.file import read_problem, write_problem
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Decision, Figures, Schedule
+from overlap_sched.scheduler.driver import Figures, Schedule, schedule
+from overlap_sched.scheduler.explain import Decision
 
 __version__ = "0.2.0"
 

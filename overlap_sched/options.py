@@ -7,16 +7,17 @@ from typing import Any, Literal, NoReturn, Self, get_args
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import MAX_TOTAL_BYTES, MemoryModel
-from overlap_sched.problem.allocator_settings import (
+from overlap_sched.problem.pins import read_pin
+from overlap_sched.problem.precedence import Preserve
+from overlap_sched.problem.sizes import (
     AllocatorSettings,
     allocator_named,
     allocator_settings,
+    limit_given,
     settings_in_environment,
+    show_number,
+    size_given,
 )
-from overlap_sched.problem.pins import read_pin
-from overlap_sched.problem.precedence import Preserve
-from overlap_sched.problem.quantities import shown
-from overlap_sched.problem.sizes import limit_given, size_given
 
 Budget = Literal["peak", "profile"]
 Agree = Literal["digest", "none"]
@@ -80,9 +81,9 @@ class Options:
             falls back to the original order.
         memory_limit: The device on which the order is to run, besides the budget: bytes, text with a unit
             (``"40GiB"``), or ``"105%"`` of the smallest on which the original order runs. It runs by its live bytes and
-            by a replay of torch's CUDA caching allocator. Where the best order does not: the shortest found that does
-            (:mod:`overlap_sched.scheduler.device`), else the original order if it does; else the best, and reports say
-            how much it is short. ``None`` (default): live bytes alone count.
+            by a replay of torch's CUDA caching allocator. Where the best order does not: the shortest found that does,
+            else the original order if it does; else the best, and reports say how much it is short. ``None`` (default):
+            live bytes alone count.
         allocator: The allocator that is replayed, for ``memory_limit`` and for reports. ``"plain"`` or
             ``"expandable"``: with segments of that kind. Or settings as in ``PYTORCH_ALLOC_CONF``:
             ``"expandable_segments:True,max_split_size_mb:512"``. ``"environment"`` (default): as that variable says in
@@ -180,7 +181,7 @@ class Options:
             )
         effort = self.effort
         if isinstance(effort, bool) or not isinstance(effort, int) or not 0 <= effort <= MAX_EFFORT:
-            text = shown(effort) if type(effort) is int else repr(effort)
+            text = show_number(effort) if type(effort) is int else repr(effort)
             raise OptionsError(f"effort is {text}; it is a whole number of runs, 0 to {MAX_EFFORT}.")
         if not isinstance(self.allocator, str):
             raise OptionsError(

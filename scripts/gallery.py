@@ -68,7 +68,7 @@ JOBS = (
         "llama",
         f"{INSTANCES}/llama3_8b_bw_64_1d.json.gz",
         ("plan {problem} --effort 1", "explain {problem} --effort 1 --top 2"),
-        "report {problem} --effort 1 --frontier 4",
+        "report {problem} --effort 1",
         caption="Streams and memory, original and scheduled. Orange red: the compute stream stalls.",
     ),
     Job(
@@ -95,15 +95,11 @@ JOBS = (
     ),
     Job(
         "A job that did not fit",
-        "The same step, whose original order needs 4.615 GiB. On a device that has 4.5 GiB left for it the frontier "
-        "says that an order fits, and what its step costs. No order fits into 3.5 GiB: there `overlap-sched fit` "
+        "The same step, whose original order needs 4.615 GiB. No order fits into 3.5 GiB: there `overlap-sched fit` "
         "computes values again, or moves them to the host and back beside compute ([fit](fit.md)).",
         "fit",
         f"{TITAN}/titan-llama3-8b-fsdp8-tp8.json.gz",
-        (
-            "frontier {problem} --effort 1 --budgets 3 --memory-limit 4.5GiB",
-            "fit {problem} --memory-limit 3.5GiB --effort 0",
-        ),
+        ("fit {problem} --memory-limit 3.5GiB --effort 0",),
         "fit {problem} --memory-limit 3.5GiB --effort 0",
         scheme="dark",
         caption="Streams and memory, original and fitted. Dashed: 3.5 GiB; the last stream is of copies to the host.",

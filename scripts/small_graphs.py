@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the solvers belo
 from rich.console import Console
 from rich.table import Table
 
-from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.validate import peak_memory
 from overlap_sched.problem import Problem
 from overlap_sched.report.progress import progress
 from overlap_sched.report.table import captioned_table

@@ -284,8 +284,8 @@ def test_the_reference_builds_without_a_warning(tmp_path: Path) -> None:
     known = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=known, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
-    page = (tmp_path / "built" / "api" / "overlap_sched.scheduler.pipeline.html").read_text()
-    assert "overlap_sched.scheduler.pipeline.schedule" in page
+    page = (tmp_path / "built" / "api" / "overlap_sched.scheduler.driver.html").read_text()
+    assert "overlap_sched.scheduler.driver.schedule" in page
 
 
 def figures() -> ModuleType:

@@ -35,7 +35,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> set[str]:
 def test_all_of_the_package_is_installed(installed: set[str]) -> None:
     sources = [path for path in (ROOT / "overlap_sched").rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert installed == {str(path.relative_to(ROOT)) for path in sources}
-    assert {"overlap_sched/py.typed", "overlap_sched/scheduler/pipeline.py"} <= installed
+    assert {"overlap_sched/py.typed", "overlap_sched/scheduler/driver.py"} <= installed
 
 
 def test_nothing_else_is(installed: set[str]) -> None:
@@ -79,7 +79,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_a_source_distribution_holds_what_its_tests_and_documents_need(source: Path) -> None:
     there = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
-    needed = {"docs/index.md", "tests/test_wheel.py", "scripts/test.sh", "CHANGELOG.md", "docs/frontier.png", "LICENSE"}
+    needed = {"docs/index.md", "tests/test_wheel.py", "scripts/test.sh", "CHANGELOG.md", "docs/llama1d.png", "LICENSE"}
     assert needed | {"scripts/instances/dsv3_bw_64.json.gz", "llama_repro/__init__.py", "CITATION.cff"} <= there
 
 

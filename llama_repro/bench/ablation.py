@@ -8,10 +8,8 @@ from statistics import mean
 from llama_repro.harness.console import markdown_table
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
-from overlap_sched.scheduler.candidate import Candidate
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.stage import Context, Stage
-from overlap_sched.scheduler.stages import ALL
+from overlap_sched.scheduler.driver import ALL, schedule
+from overlap_sched.scheduler.task import Candidate, Context, Stage
 
 SAME = 1e-5
 """Relative: steps closer than this are the same."""

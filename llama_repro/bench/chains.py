@@ -17,7 +17,7 @@ from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.problem.file import read_problem
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 
 SEEDS = (1, 2)
 

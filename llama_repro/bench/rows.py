@@ -8,7 +8,7 @@ from dataclasses import replace
 from llama_repro.harness.judge import DEFAULT_CAPS, NO_CAPS, ORIGINAL, Judge, Row, TorchOrder
 from overlap_sched.options import Options
 from overlap_sched.problem import MAX_TOTAL_BYTES, Problem
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 
 OURS = "ours, headroom 0"
 TORCH = (DEFAULT_CAPS, NO_CAPS)

@@ -20,7 +20,7 @@ from llama_repro.bench.cases import generated_problem
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.options import Options
 from overlap_sched.problem.file import read_problem, write_problem
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 
 SIZES = (("70b", "fsdp=64", 10_000), ("70b", "fsdp=64", 36_000), ("70b", "fsdp=64", 100_000))
 LARGEST = ("405b", "fsdp=64,tp=8", 1_000_000)

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
-from overlap_sched.analysis.relabel import relabelled
+from overlap_sched.fit.planner import relabelled
 from overlap_sched.problem import Kind, Order, Problem, Storage
-from overlap_sched.problem.joined import JoinedProblem, beside, joined
+from overlap_sched.problem.parts import JoinedProblem, beside, joined
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Chains:
 
     Attributes:
         problem: Its nodes are listed one chain after the other, inputs too; what is shared where it is first needed.
-        chain: Per node id which chain it belongs to, or :data:`~overlap_sched.problem.joined.SHARED`.
+        chain: Per node id which chain it belongs to, or :data:`~overlap_sched.problem.parts.SHARED`.
         rank: Per node id its position in the graph that its chain is a copy of.
         stage: Per node id how many collectives that carry activations are launched before it in that graph.
     """

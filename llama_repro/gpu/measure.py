@@ -8,16 +8,17 @@ import gc
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from llama_repro.gpu.program import Observe, Program
+from llama_repro.gpu.program import Observe, Program, live_bytes
 from llama_repro.gpu.streams import CudaStreams, OnLaunch, Streams
-from llama_repro.gpu.values import live_bytes
 from overlap_sched.problem import Kind
+from overlap_sched.problem.sizes import PLAIN, AllocatorSettings
+from overlap_sched.simulate.allocator import CachingAllocator, new_allocator
 
 Inputs = Callable[[], list[Any]]
 """Makes the inputs of a program for each run, which gives them up."""
@@ -27,23 +28,27 @@ _HEAD_START = 1.5
 """Head start, as a multiple of the time that launching took in a warm-up."""
 
 
+MOST_EVENTS = 1_000_000
+"""So many requests of the allocator are recorded at most."""
+
+
 class Run(NamedTuple):
-    """One run, for its memory.
+    """One run, for its memory; ``None``: not measured on the CPU.
 
     Attributes:
         result: What the program returned.
         live_bytes: Most bytes behind its values at once, counted at every node.
-        allocated_bytes: The allocator's peak of what it has handed out, above what was there before (``None`` on the
-            CPU), with kernels' own workspaces and rounding.
-        requested_bytes: The same without the allocator's rounding.
-        reserved_bytes: Peak of what it has taken from the device, above what it held before.
+        allocated_bytes: The allocator's peak of what it has handed out, above what was there before, with kernels' own
+            workspaces and rounding.
+        reserved_bytes: The most that it took from the device for the run, from an empty cache.
+        replayed_bytes: What our replay of the allocator reserves for the same requests.
     """
 
     result: Any
     live_bytes: int
     allocated_bytes: int | None = None
-    requested_bytes: int | None = None
     reserved_bytes: int | None = None
+    replayed_bytes: int | None = None
 
 
 def counted_run(program: Program, inputs: Inputs, streams: Streams) -> Run:
@@ -59,24 +64,51 @@ def counted_run(program: Program, inputs: Inputs, streams: Streams) -> Run:
 
 
 def memory_run(program: Program, inputs: Inputs, streams: CudaStreams) -> Run:
-    """Run once on the GPU from an empty cache, and read the allocator's peaks."""
+    """Run once on the GPU from an empty cache, and read the allocator's peak and its record of requests."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    before, reserved_before = torch.cuda.memory_stats(), torch.cuda.memory_reserved()
-    made = inputs()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
+    before = torch.cuda.memory_stats().get("allocated_bytes.all.current", 0)
     torch.cuda.reset_peak_memory_stats()
-    run = counted_run(program, lambda: made, streams)
-    torch.cuda.synchronize()
-    after = torch.cuda.memory_stats()
+    torch.cuda.memory._record_memory_history("all", stacks="python", max_entries=MOST_EVENTS)
+    try:
+        run = counted_run(program, inputs, streams)
+        torch.cuda.synchronize()
+        events = torch.cuda.memory._snapshot()["device_traces"][streams.device.index or 0]
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+    allocated = torch.cuda.memory_stats().get("allocated_bytes.all.peak", 0) - before
+    reserved, replayed = replay_requests(events)
+    return run._replace(allocated_bytes=int(allocated), reserved_bytes=reserved, replayed_bytes=replayed)
 
-    def above(kind: str) -> int:
-        return int(after.get(f"{kind}_bytes.all.peak", 0) - before.get(f"{kind}_bytes.all.current", 0))
 
-    reserved = torch.cuda.max_memory_reserved() - reserved_before
-    return run._replace(allocated_bytes=above("allocated"), requested_bytes=above("requested"), reserved_bytes=reserved)
+def replay_requests(events: Iterable[Mapping[str, Any]], settings: AllocatorSettings = PLAIN) -> tuple[int, int]:
+    """The most bytes that torch's allocator reserved at once for recorded requests, and the most that our replay does.
+
+    Each stream has a pool of its own; what another stream still reads is freed when that has finished
+    (``free_completed``). Blocks from before the record are left out.
+
+    Args:
+        events: As in ``torch.cuda.memory._snapshot()["device_traces"][0]``: ``action``, ``addr``, ``size``, ``stream``.
+        settings: How the allocator was set up.
+    """
+    pools = defaultdict[Any, CachingAllocator](lambda: new_allocator(settings))
+    blocks = dict[int, tuple[Any, int]]()
+    reserved = torch_most = our_most = 0
+    for event in events:
+        action, address, size, stream = (event.get(name, 0) for name in ("action", "addr", "size", "stream"))
+        if action == "alloc":
+            blocks[address] = stream, pools[stream].allocate(size)
+            our_most = max(our_most, sum(pool.reserved_bytes for pool in pools.values()))
+        elif action == "free_completed" and address in blocks:
+            pool, mine = blocks.pop(address)
+            pools[pool].free(mine)
+        elif action in ("segment_alloc", "segment_map"):
+            reserved += size
+            torch_most = max(torch_most, reserved)
+        elif action in ("segment_free", "segment_unmap"):
+            reserved -= size
+    return torch_most, our_most
 
 
 def gpu_runs(

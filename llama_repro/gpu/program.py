@@ -5,11 +5,12 @@ user; what a collective takes dies no earlier than its wait (the process group h
 So a peak that is counted here checks the problem's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from llama_repro.gpu.streams import Streams, Ticket
 from overlap_sched.fx import Lifted
@@ -18,6 +19,9 @@ from overlap_sched.problem import Kind, Order
 _ATEN = torch.ops.aten
 _FLASH = _ATEN._scaled_dot_product_flash_attention.default
 _FLASH_BACKWARD = _ATEN._scaled_dot_product_flash_attention_backward.default
+
+_SCALE = 0.02
+"""Standard deviation of what is drawn: small enough that products over thousands of terms stay finite in bf16."""
 
 Observe = Callable[[fx.Node, dict[fx.Node, Any]], None]
 """Called after each node has run and before anything dies, with all values alive."""
@@ -141,3 +145,49 @@ def _attention_backward_on_cpu(node: fx.Node, args: Sequence[Any]) -> tuple[torc
         torch.empty_strided(like.size(), like.stride(), dtype=like.dtype).copy_(gradient)
         for like, gradient in zip(layouts, gradients, strict=True)
     )
+
+
+def random_inputs(placeholders: Sequence[fx.Node], device: torch.device, tokens: int, seed: int = 0) -> list[Any]:
+    """Values for placeholders by their ``meta["val"]``: the same for the same seed and device.
+
+    Args:
+        placeholders: The inputs of a graph, in its order.
+        device: Where to make them.
+        tokens: Integers are drawn below this: they are indices of the vocabulary.
+        seed: Of the random numbers.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    return [_random(node.meta["val"], device, tokens, generator) for node in placeholders]
+
+
+def _random(like: Any, device: torch.device, tokens: int, generator: torch.Generator) -> Any:
+    if not isinstance(like, torch.Tensor):
+        return like
+    made = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=device)
+    if made.is_complex() or made.is_floating_point():
+        return made.normal_(0.0, _SCALE, generator=generator)
+    if made.dtype is torch.int64:
+        return made.random_(0, tokens, generator=generator)
+    return made.zero_()  # seeds of attention without dropout
+
+
+def live_bytes(values: Iterable[Any]) -> int:
+    """Bytes of the distinct storages behind tensors, however many look at one."""
+    storages = {}
+    for leaf in tree_leaves(list(values)):
+        if isinstance(leaf, torch.Tensor):
+            storage = leaf.untyped_storage()
+            storages[storage._cdata] = storage.nbytes()
+    return sum(storages.values())
+
+
+def same_bits(one: Any, other: Any) -> bool:
+    """Whether two results are bitwise the same, not-a-numbers too."""
+    pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
+    return all(_same_bits(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a.contiguous().flatten().view(torch.uint8), b.contiguous().flatten().view(torch.uint8))

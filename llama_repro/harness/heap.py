@@ -18,7 +18,7 @@ import heapq
 import itertools
 from dataclasses import dataclass, field
 
-from overlap_sched.judge.liveness import memory_profile
+from overlap_sched.judge.validate import memory_profile
 from overlap_sched.problem import Kind, Order, Problem
 
 IN_FLIGHT_BYTES = 5 * 2**30

@@ -5,12 +5,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from overlap_sched.judge.budget_bound import budget_bound_us
-from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.lower_bound import EXACT_NODES, lower_bound_us
 from overlap_sched.judge.replay import Replay, replay
-from overlap_sched.judge.validate import violation
+from overlap_sched.judge.validate import peak_memory, violation
 from overlap_sched.problem import Kind, Order, Problem
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
 
 ORIGINAL = "original"
 DEFAULT_CAPS, NO_CAPS = "torch, default caps", "torch, caps 0"

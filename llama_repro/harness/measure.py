@@ -13,8 +13,7 @@ from llama_repro.harness.torch_pass import torch_orders
 from overlap_sched.options import Options
 from overlap_sched.problem import MemoryModel, Order, Problem
 from overlap_sched.problem.file import read_problem
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule, schedule
 
 FILES = {"llama2d": "llama3_8b_bw_64_2d"}
 """Graphs that come as problem files, in one memory model; all others are captured, in both."""

@@ -8,7 +8,7 @@ from typing import Any
 from llama_repro.training.measure import Profiled, matmuls_in_between
 from overlap_sched.inductor import GraphReport
 from overlap_sched.problem import Kind, Order, Problem
-from overlap_sched.scheduler.result import Figures, Schedule
+from overlap_sched.scheduler.driver import Figures, Schedule
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,12 @@ from overlap_sched.cli import (
     calibrate,
     explain,
     fit,
-    frontier,
     memory,
     pipeline,
     plan,
     report,
-    robust,
     schemas,
-    whatif,
+    sweep,
 )
 from overlap_sched.cli.input_arguments import add_input_options, add_limits
 from overlap_sched.cli.parser import Parser
@@ -63,13 +61,10 @@ def command_parser() -> Parser:
     plan.add_options(
         _scheduler(commands, "plan", "find an order; print step, exposed time and memory before and after")
     )
-    frontier.add_options(_scheduler(commands, "frontier", "find the shortest step for each peak memory"))
     what = "recompute and offload so that a step fits into less memory, at the shortest step that is found"
     fit.add_options(_reader(commands, "fit", what))
-    robust.add_options(_scheduler(commands, "robust", "replay each order with predicted times that are wrong"))
-    whatif.add_options(
-        _scheduler(commands, "whatif", "say what another network, device or number of ranks would bring")
-    )
+    what = "schedule for each headroom, memory limit, network, device, number of ranks or error of the times"
+    sweep.add_options(_scheduler(commands, "sweep", what))
     explain.add_options(
         _scheduler(commands, "explain", "say why the step is exposed, and why each collective is where it is")
     )
@@ -104,13 +99,12 @@ def _scheduler(commands: "Commands", name: str, what: str) -> argparse.ArgumentP
         metavar="SIZE",
         help="memory allowed above the original peak: 0 (default), 500MB, 1GiB, or 5%% of that peak",
     )
-    if name != "frontier":  # which picks one of its points by it
-        add(
-            "--memory-limit",
-            metavar="SIZE",
-            help="the device on which the order is to run, by live bytes and by a replay of torch's CUDA caching "
-            "allocator: 80GB, 40GiB, or 105%% of what the original order needs",
-        )
+    add(
+        "--memory-limit",
+        metavar="SIZE",
+        help="the device on which the order is to run, by live bytes and by a replay of torch's CUDA caching "
+        "allocator: 80GB, 40GiB, or 105%% of what the original order needs",
+    )
     add(
         "--budget",
         choices=("peak", "profile"),

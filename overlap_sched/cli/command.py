@@ -13,13 +13,11 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
-from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 from rich.console import RenderableType
 
-from overlap_sched.cli import calibrate, explain, fit, frontier, memory, pipeline, plan, report, robust, whatif
+from overlap_sched.cli import calibrate, explain, fit, memory, pipeline, plan, report, sweep
 from overlap_sched.cli.arguments import command_parser
 from overlap_sched.cli.input import load, save
 from overlap_sched.cli.outputs import check_outputs
@@ -31,8 +29,7 @@ from overlap_sched.report.console import shown
 from overlap_sched.report.progress import progress, told_stages
 from overlap_sched.report.units import printable
 from overlap_sched.report.words.profile import profile_table
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.transform.plan import Plan
 
 DEMO = Path(__file__).parent / "shipped/demo.json.gz"
@@ -161,11 +158,10 @@ def _pipeline(options: argparse.Namespace) -> int:
     return _print(told)
 
 
-def _answered(command: ModuleType, options: argparse.Namespace) -> int:
-    """A command whose module checks the options before the input is read, and answers them."""
-    command.check(options)
+def _sweep(options: argparse.Namespace) -> int:
+    sweep.check(options)
     with progress() as tell:
-        told = command.answer(options, _read(options, tell).problem, tell)
+        told = sweep.answer(options, _read(options, tell), tell)
     return _print(told)
 
 
@@ -251,10 +247,8 @@ def _one_line_warnings() -> Iterator[None]:
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "plan": _plan,
-    "frontier": partial(_answered, frontier),
     "fit": _fit,
-    "robust": partial(_answered, robust),
-    "whatif": partial(_answered, whatif),
+    "sweep": _sweep,
     "explain": _explain,
     "report": _report,
     "memory": _memory,

@@ -18,7 +18,8 @@ from overlap_sched.report.words.pins import pins_figures
 from overlap_sched.report.words.reserved import reserved_lines, reserved_of
 from overlap_sched.report.words.rewrites import left_text, rewrites_text
 from overlap_sched.report.words.schedule import find_collective, most_exposed
-from overlap_sched.scheduler.result import Decision, Schedule
+from overlap_sched.scheduler.driver import Schedule
+from overlap_sched.scheduler.explain import Decision
 from overlap_sched.transform.plan import Plan
 
 TOP = 10

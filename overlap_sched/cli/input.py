@@ -21,13 +21,10 @@ from overlap_sched.cost.plausible import doubt
 from overlap_sched.cost.profile import RankTrace, profiled, read_traces
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemError
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.problem.file import problem_bytes, read_problem
-from overlap_sched.problem.paths import nameable
-from overlap_sched.problem.redact import redacted
-from overlap_sched.problem.unpack import MAGIC
+from overlap_sched.problem.file import GZIP, nameable, problem_bytes, read_problem, redacted
 from overlap_sched.report.files import write_file
 from overlap_sched.report.words.profile import profile_notes
-from overlap_sched.transform.trial import nothing
+from overlap_sched.transform.search import refuse_nothing
 
 _DUMP_SUFFIXES = (".py", ".txt", ".log")
 _PARTS, _REGIONS, _FISSIONS = (2,), 4, 2
@@ -71,7 +68,7 @@ def _load_problem(source: Source, tell: Callable[[str], None]) -> Loaded:
     if (source.cluster is not None or source.mesh or not source.cluster_contention) and not source.prices_anew:
         raise OptionsError(
             f"{source.path} is a problem file: it has its own times. Leave --cluster, --mesh and --no-contention out, "
-            "or ask `overlap-sched whatif`, which prices its collectives anew."
+            "or vary one: `overlap-sched sweep --vary network=...` prices its collectives anew."
         )
     if source.groups or source.device or source.fusion or source.sizes or source.packages or source.graph:
         raise OptionsError(
@@ -120,7 +117,7 @@ def _head(path: str) -> bytes:
     try:
         with open(nameable(path), "rb") as plain:
             head = plain.read(64)
-        if head[:2] != MAGIC:
+        if head[:2] != GZIP:
             return head
         with gzip.open(path) as unpacked:
             return unpacked.read(64)
@@ -199,7 +196,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         priced_for,
         model,
         alike,
-        refusals_in(lifted) if source.prices_anew else nothing,
+        refusals_in(lifted) if source.prices_anew else refuse_nothing,
         rerun,
         fissions,
         batches,

@@ -4,7 +4,7 @@ import argparse
 
 from overlap_sched.cli.sizes import shortened
 from overlap_sched.cost.cluster.description import MeshDimension
-from overlap_sched.problem.limits import DEFAULT_LIMITS
+from overlap_sched.problem.file import DEFAULT_LIMITS
 from overlap_sched.problem.sizes import size_bytes
 
 _MAX_RANKS = 2**31 - 1

@@ -12,14 +12,14 @@ from rich.table import Table
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.sizes import limit_bytes
 from overlap_sched.errors import OptionsError
-from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.validate import peak_memory
 from overlap_sched.peak_memory.addresses.plan import AddressPlan, plan_addresses
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
 from overlap_sched.peak_memory.exact import exact_order
 from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.problem import Problem
 from overlap_sched.problem.precedence import Preserve
-from overlap_sched.problem.quantities import shown
+from overlap_sched.problem.sizes import show_number
 from overlap_sched.report.files import write_file, write_order
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, printable, size
@@ -90,9 +90,11 @@ def check(options: argparse.Namespace) -> None:
     if options.limit is not None:
         limit_bytes(_LIMIT, options.limit, 0)
     if options.effort > MAX_EFFORT:
-        raise OptionsError(f"--effort is {shown(options.effort)}; each unit doubles the work: {MAX_EFFORT} at most.")
+        raise OptionsError(
+            f"--effort is {show_number(options.effort)}; each unit doubles the work: {MAX_EFFORT} at most."
+        )
     if options.align > MAX_ALIGN_BYTES:
-        raise OptionsError(f"--align is {shown(options.align)}; it is a number of bytes, 1 to 2**40.")
+        raise OptionsError(f"--align is {show_number(options.align)}; it is a number of bytes, 1 to 2**40.")
     if not options.time_limit < math.inf:
         raise OptionsError(f"--time-limit is {options.time_limit}; it is a finite number of seconds above 0.")
 

@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.problem.paths import nameable
+from overlap_sched.problem.file import nameable
 from overlap_sched.report.files import check_writable
 from overlap_sched.report.html.page import check_html
 from overlap_sched.report.pictures.picture import check_plot

@@ -8,9 +8,14 @@ from typing import Any, NoReturn
 from overlap_sched.options import GONE, Options, close_to
 
 _NO_DIFF = "compare the figures of two `overlap-sched plan --json` with jq, which can also fail a build"
-GONE_COMMANDS = {"diff": _NO_DIFF}
+GONE_COMMANDS = {
+    "diff": _NO_DIFF,
+    "frontier": "ask `overlap-sched sweep GRAPH --vary headroom=0..2GiB`",
+    "robust": "ask `overlap-sched sweep GRAPH --vary noise=0..30%`",
+    "whatif": "ask `overlap-sched sweep GRAPH --vary network=0.25..4`",
+}
 """Commands that there were once, and what to do instead."""
-_GONE_FLAGS = {**GONE, "fail_if": f"{_NO_DIFF}."}
+_GONE_FLAGS = {**GONE, "fail_if": f"{_NO_DIFF}.", "frontier": f"{GONE_COMMANDS['frontier']}."}
 _CHOICE = re.compile(r"(?P<before>.*invalid choice: '(?P<given>.*)') \(choose from (?P<known>.*)\)", re.DOTALL)
 
 

@@ -22,7 +22,7 @@ from overlap_sched.pipeline.room import left_bytes, with_room
 from overlap_sched.pipeline.search.best import FOUND, FoundPipeline, find_pipeline
 from overlap_sched.pipeline.vary import UNCHANGED, ChangedJob, changes, read_axes
 from overlap_sched.problem import Order, Problem
-from overlap_sched.problem.limits import Limits
+from overlap_sched.problem.file import Limits
 from overlap_sched.report.files import write_file
 from overlap_sched.report.pipeline_graphs import graph_figures, graphs_table
 from overlap_sched.report.pipeline_page import cut_words, pipeline_page
@@ -36,7 +36,7 @@ from overlap_sched.report.words.pipeline import (
     varied_figures,
     varied_table,
 )
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 
 LEFT = "left"
 """As a headroom: what memory limits leave."""
@@ -73,7 +73,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--vary",
-        action="append",
+        nargs="+",
+        action="extend",
         default=[],
         metavar="WHAT=VALUES",
         help="also the best schedule for other micro_batches or ranks (8,16,32) or for links between stages of another "

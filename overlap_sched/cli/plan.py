@@ -12,7 +12,7 @@ from overlap_sched.cli.source import Loaded, cluster_named
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
-from overlap_sched.problem.limits import Limits
+from overlap_sched.problem.file import Limits
 from overlap_sched.report import figures, summary, write_trace
 from overlap_sched.report.files import write_order
 from overlap_sched.report.memory_snapshot import write_memory_snapshot
@@ -22,7 +22,7 @@ from overlap_sched.report.words.pins import pins_text
 from overlap_sched.report.words.reserved import reserved_figures, reserved_of, reserved_rows, short_text
 from overlap_sched.report.words.rewrites import left_text, rewrites_figures, rewrites_text
 from overlap_sched.report.words.together import together_text
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
 from overlap_sched.transform.left_out import Left, left_json, left_out
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.plan import plan as transform_plan

@@ -2,17 +2,13 @@
 
 import argparse
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-from overlap_sched.analysis.frontier import BUDGETS, frontier
-from overlap_sched.cli.frontier import MAX_BUDGETS
 from overlap_sched.cli.plan import add_rewrites, check_left_out, left_of, prices_of, times_of
 from overlap_sched.cli.source import Loaded
-from overlap_sched.errors import OptionsError
-from overlap_sched.judge.order_file import read_order
+from overlap_sched.judge.validate import read_order
 from overlap_sched.report.html.beside import ExtraOrder, Extras
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
 from overlap_sched.transform.plan import Plan
 
 
@@ -28,14 +24,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_rewrites(parser)
     add(
-        "--frontier",
-        type=int,
-        nargs="?",
-        const=BUDGETS,
-        metavar="N",
-        help=f"also step against peak memory, from N budgets (default: {BUDGETS})",
-    )
-    add(
         "--beside",
         metavar="ORDER.json",
         help="also another order of the graph, a JSON list of node names: torch's (`scripts/torch_order.py`), or what "
@@ -47,8 +35,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def check(options: argparse.Namespace) -> None:
     """Refuse options that cannot be, before the input is read."""
     check_left_out(options)
-    if options.frontier is not None and not 3 <= options.frontier <= MAX_BUDGETS:
-        raise OptionsError(f"--frontier is {options.frontier}; it is a number of budgets, 3 to {MAX_BUDGETS}.")
 
 
 def answer(
@@ -65,14 +51,10 @@ def answer(
     beside = (
         None if options.beside is None else ExtraOrder(_title(options.beside), read_order(options.beside, original))
     )
-    found = None
-    if options.frontier is not None:
-        wanted = replace(result.options, headroom=0, budget="peak", base="original", rewrites=())
-        found = frontier(original, wanted, options.frontier, tell=tell)
     tell(f"writing {options.html}")
     left = () if made is None else left_of(options, loaded, made, tell)
     times = times_of(options, loaded, rewrites=made is not None)
-    extras = Extras(made, beside, found, left=left, command=options.as_given, times=times)
+    extras = Extras(made, beside, left=left, command=options.as_given, times=times)
     write_page(result, options.html, {"prices": prices_of(options, loaded)}, extras)
     return f"{options.html}: written; open it in a browser"
 

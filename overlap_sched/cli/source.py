@@ -11,15 +11,16 @@ from overlap_sched.cli.parser import in_flags
 from overlap_sched.cost import CostModel, Price
 from overlap_sched.cost.cluster.description import Cluster, MeshDimension
 from overlap_sched.cost.cluster.file import read_cluster
+from overlap_sched.cost.cluster.repricing import MACHINE
 from overlap_sched.cost.profile import Profile
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options, RewriteKind, close_to
 from overlap_sched.problem import MemoryModel, Problem
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
-from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
+from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
 from overlap_sched.problem.pins import pinned
 from overlap_sched.transform.fission import Fission
-from overlap_sched.transform.trial import Refuses, nothing
+from overlap_sched.transform.search import Refuses, refuse_nothing
 
 FISSION = "fission"
 """A kind of ``fit --kinds``, of dumps alone: a problem file has no shapes."""
@@ -95,7 +96,7 @@ class Loaded:
     priced_for: Mapping[str, str | None] | None = None
     model: CostModel | None = None
     alike: Mapping[str, str] | None = None
-    refuses: Refuses = nothing
+    refuses: Refuses = refuse_nothing
     rerun: frozenset[str] | None = None
     fissions: tuple[Fission, ...] = ()
     batches: tuple[Fission, ...] = ()
@@ -118,7 +119,9 @@ def source_of(options: argparse.Namespace) -> Source:
         cluster=options.cluster,
         mesh=tuple(options.mesh or ()),
         cluster_contention=not options.no_contention,
-        prices_anew=options.command in ("fit", "whatif") or bool(rewrites_of(options)),
+        prices_anew=options.command == "fit"
+        or bool(rewrites_of(options))
+        or any(text.partition("=")[0].strip() in MACHINE for text in getattr(options, "vary", ())),
         fissions=options.command == "fit" and FISSION in options.kinds,
         batches=options.command == "fit" and BATCH in options.kinds,
         contention=contention_given(options.slowdown, options.link),
@@ -162,7 +165,7 @@ def options_of(options: argparse.Namespace) -> Options:
             base=options.base,
             effort=options.effort,
             allocator=options.allocator,
-            memory_limit=None if options.command == "frontier" else options.memory_limit,
+            memory_limit=options.memory_limit,
             rewrites=rewrites,
             concurrent_groups=options.concurrent_groups,
             strict=options.strict,

@@ -16,6 +16,7 @@ Where Inductor's code ran (``## Call CompiledFxGraph``), only the calls of that 
 else those of the whole step.
 """
 
+import json
 import math
 import re
 import statistics
@@ -28,11 +29,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 from overlap_sched.cost.fusion.fused_names import PredictedKernel, fused_ops, shared
 from overlap_sched.errors import CostError
 from overlap_sched.problem import Kind, Node, Problem
-from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
-from overlap_sched.problem.unpack import read_json
-
-_PARTS_PER_NODE = 16
-"""JSON objects and lists per node of the limit, as for problem files: parsed, they take far more than their text."""
+from overlap_sched.problem.file import DEFAULT_LIMITS, Limits, read_json_text
 
 
 class Event(NamedTuple):
@@ -77,7 +74,11 @@ def read_trace_file(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> TraceF
         CostError: It cannot be read, or is not such a trace.
         InputTooLargeError: It is larger than the limits.
     """
-    data = _load(path, limits)
+    text = read_json_text(path, limits, CostError)
+    try:
+        data = json.loads(text)  # which takes NaN, as torch writes it
+    except (ValueError, RecursionError) as error:
+        raise CostError(f"{path}: is not JSON ({error}). Was it cut short?") from None
     listed = data.get("traceEvents") if isinstance(data, dict) else None
     if not isinstance(listed, list):
         raise CostError(
@@ -128,18 +129,6 @@ def is_time(value: Any) -> TypeGuard[float]:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
-
-
-def _load(path: str | Path, limits: Limits) -> Any:
-    def too_many(parts: int) -> str:
-        if parts <= _PARTS_PER_NODE * limits.nodes:
-            return ""
-        return (
-            f"{path}: has {parts:,} objects and lists, more than {_PARTS_PER_NODE} for each of {limits.nodes:,} nodes, "
-            "which is the limit. Profile fewer steps, or raise the limit (--max-nodes on the command line)."
-        )
-
-    return read_json(path, limits, "trace", CostError, too_many)
 
 
 Shape = tuple[int, ...]

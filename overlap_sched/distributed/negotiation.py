@@ -35,7 +35,7 @@ from overlap_sched.distributed.agreement import (
 from overlap_sched.distributed.digest import Digest, Verdict
 from overlap_sched.distributed.protocol import StoreCall
 from overlap_sched.errors import AgreementError
-from overlap_sched.scheduler.follow import Proposal
+from overlap_sched.scheduler.restrictions import Proposal
 
 MOST_PROPOSERS = 3
 """Kinds of ranks of which one proposes, the most frequent first: every rank plans with each of their orders."""

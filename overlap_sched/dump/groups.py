@@ -15,7 +15,8 @@ from torch import fx
 from overlap_sched.dump.graph import ParsedGraph
 from overlap_sched.errors import DumpError, DumpGroupError
 from overlap_sched.fx.operators import arguments_of, names_a_group
-from overlap_sched.problem.quantities import MAX_RANKS, shown
+from overlap_sched.problem import MAX_RANKS
+from overlap_sched.problem.sizes import show_number
 
 
 class DumpGroup(NamedTuple):
@@ -73,8 +74,8 @@ def resolve_groups(
             first_use.setdefault(name, parsed.place(node))
             if size is not None and not 1 <= size <= MAX_RANKS:
                 raise DumpGroupError(
-                    f"{parsed.place(node)}: group {name!r} has {shown(size)} ranks here; it has 1 to {MAX_RANKS}. "
-                    "Was the line edited?"
+                    f"{parsed.place(node)}: group {name!r} has {show_number(size)} ranks here; it has 1 to "
+                    f"{MAX_RANKS}. Was the line edited?"
                 )
             known = given.get(name) or written.get(name) or found.get(name)
             if known is not None and size is not None and known.size != size:

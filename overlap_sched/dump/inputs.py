@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from overlap_sched.dump.literals import Literals, dotted
+from overlap_sched.dump.values import fake_tensor
 from overlap_sched.errors import DumpError
 
 _BACKED = re.compile(r"^s\d+$")
@@ -231,6 +232,11 @@ class InputMaker:
                 raise ValueError("negative")
             if stride is None:
                 stride = torch.empty(shape, device="meta").stride()
+            if item.storage not in self._storages and offset == 0:
+                made = fake_tensor(shape, stride, item.dtype, storage.device)
+                if made.untyped_storage().nbytes() == nbytes:
+                    self._storages[item.storage] = made.untyped_storage()
+                    return made
             if item.storage not in self._storages:
                 made = torch.empty(nbytes, dtype=torch.uint8, device=storage.device)
                 self._storages[item.storage] = made.untyped_storage()

@@ -24,11 +24,12 @@ from overlap_sched.dump.loader import Loader
 from overlap_sched.dump.source import DumpSource, read_source
 from overlap_sched.dump.step import one_step
 from overlap_sched.dump.text import listed
-from overlap_sched.dump.values import MisfitError, fake_execution
+from overlap_sched.dump.values import MisfitError, Results, fake_execution
 from overlap_sched.fx.calls import GROUPS_KEY
 from overlap_sched.fx.sizes import SIZES_KEY
-from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
+from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
 from overlap_sched.report.words.sizes import AssumedSize
+from overlap_sched.scheduler.driver import no_collection
 
 
 @dataclass(frozen=True)
@@ -90,18 +91,22 @@ def load_dump(
         source = one_step(source, read_source(backward, limits))
     name = Path(path).name.split(".")[0]
     given = given_groups(groups)
-    make = partial(Loader, source, given, sizes or {}, limits=limits)
+    make = partial(Loader, source, given, sizes or {}, limits=limits, results=Results())
     first = make(strict=True)
-    with warnings.catch_warnings(), stand_ins(first.groups_asked_by_name()), fake_execution():
+    with warnings.catch_warnings(), no_collection(), stand_ins(first.groups_asked_by_name()), fake_execution():
         warnings.simplefilter("ignore")  # what fake kernels say of the dump's own graph
-        loader = _run(first, make, progress)
-        found = loader.contradictions()
-        if found:
-            make = partial(make, balanced=True)
-            balanced = _run(make(strict=True), make, progress)
-            mended = len(balanced.contradictions()) < len(found)
+        loader = _run(first, make, progress, whole=False)
+        if found := loader.contradictions():
+            anew = partial(make, balanced=True)
+            balanced = _run(anew(strict=True), anew, progress, whole=False)
+            count = balanced.count_uneven()
+            if left := balanced.contradictions():  # compare all of them
+                loader, balanced = (_run(other(strict=True), other, progress) for other in (make, anew))
+                found, left = loader.contradictions(), balanced.contradictions()
+                count = len(found)
+            mended = len(left) < len(found)
             loader = balanced if mended else loader
-            loader.note_contradictions(found, mended=mended)
+            loader.note_contradictions(found[0], count, mended=mended)
         elif loader.chooses:
             others = [_run(make(strict=True, within=within), make, None) for within in ("least", "most")]
             loader = max([loader, *others], key=Loader.bytes)
@@ -121,24 +126,29 @@ def _choice(source: DumpSource) -> str:
     )
 
 
-def _run(loader: Loader, make: Callable[..., Loader], progress: Callable[[int, int], None] | None) -> Loader:
-    """The loader, or one with the first other value of data-dependent sizes with which every node fits; run."""
-    misfit = _misfit(loader, progress)
+def _run(
+    loader: Loader, make: Callable[..., Loader], progress: Callable[[int, int], None] | None, *, whole: bool = True
+) -> Loader:
+    """Run a loader, or one with the first other value of data-dependent sizes with which every node fits.
+
+    Not ``whole``: up to the first sizes that contradict each other.
+    """
+    misfit = _misfit(loader, progress, whole)
     if misfit is None:
         return loader
     for size in loader.other_sizes(misfit):
         other = make(default=size, strict=True)
-        if _misfit(other, progress) is None:
+        if _misfit(other, progress, whole) is None:
             return other
     loader = make()
     loader.run(progress)
     return loader
 
 
-def _misfit(loader: Loader, progress: Callable[[int, int], None] | None) -> Sequence[int] | None:
+def _misfit(loader: Loader, progress: Callable[[int, int], None] | None, whole: bool) -> Sequence[int] | None:
     """Run the loader. Sizes at the first node that a size it took does not fit; None: all fit."""
     try:
-        loader.run(progress)
+        loader.run(progress, whole=whole)
     except MisfitError as error:
         return error.sizes
     return None

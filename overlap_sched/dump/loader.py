@@ -29,9 +29,9 @@ from overlap_sched.dump.inputs import InputMaker, SizeInput, read_inputs
 from overlap_sched.dump.literals import Literals, shorten
 from overlap_sched.dump.size_names import check_sizes, size_names
 from overlap_sched.dump.source import DumpSource
-from overlap_sched.dump.values import Opaque, Values
+from overlap_sched.dump.values import Opaque, Results, Values
 from overlap_sched.errors import DumpError
-from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
+from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
 
 NO_SHAPES = (
     "nodes without a shape, as str(graph) prints none: they have no memory and their times mean nothing; take what "
@@ -60,6 +60,7 @@ class Loader:
         limits: How many values the graph may have.
         balanced: Leave out what the file says of data-dependent sizes, because it contradicts itself.
         within: Which of the sizes that the graph asserts to take.
+        results: Runs operators, and knows those of other attempts.
     """
 
     def __init__(
@@ -72,8 +73,10 @@ class Loader:
         limits: Limits = DEFAULT_LIMITS,
         balanced: bool = False,
         within: Within = "middle",
+        results: Results | None = None,
     ) -> None:
         self.source = source
+        self._results = Results() if results is None else results
         self._count = ValueCount(limits.nodes)
         self.notes: dict[str, int] = {}
         self.parsed = build_graph(source.path, source.forward)
@@ -113,7 +116,18 @@ class Loader:
     ) -> Values:
         sizes = (self._size, self._maker.size_of)
         groups, notes = self.groups, self.notes
-        return Values(parsed, placeholder, attribute, self._run_body, *sizes, groups, notes, self._strict, self._count)
+        return Values(
+            parsed,
+            placeholder,
+            attribute,
+            self._run_body,
+            *sizes,
+            groups,
+            notes,
+            self._strict,
+            self._count,
+            self._results,
+        )
 
     def groups_asked_by_name(self) -> dict[str, DumpGroup]:
         """The groups that fake kernels may look up: all but those of ``_c10d_functional``, whose kernels never do."""
@@ -139,14 +153,16 @@ class Loader:
             )
         return dict(zip(placeholders, inputs, strict=True))
 
-    def run(self, progress: Callable[[int, int], None] | None) -> None:
-        """Give every node its value."""
+    def run(self, progress: Callable[[int, int], None] | None, *, whole: bool = True) -> None:
+        """Give every node its value; not ``whole``: up to the first all_to_all whose splits do not add to its rows."""
         nodes = list(self.parsed.graph.nodes)
         if not self.source.shapes:
             self.values.note(NO_SHAPES, len(nodes))
             return
         for i, node in enumerate(nodes):
             self.values.evaluate(node)
+            if not whole and contradictions([node], self.values.of.get):
+                return
             if progress is not None and i % 500 == 499:
                 progress(i + 1, len(nodes))
 
@@ -158,10 +174,14 @@ class Loader:
         """Each all_to_all whose splits do not add to its rows."""
         return contradictions(list(self.parsed.graph.nodes), self.values.of.get)
 
-    def note_contradictions(self, found: Sequence[Contradiction], *, mended: bool) -> None:
+    def count_uneven(self) -> int:
+        """Count the all_to_alls with data-dependent splits."""
+        return len(list(guess.uneven(self.parsed.graph.nodes)))
+
+    def note_contradictions(self, first: Contradiction, count: int, *, mended: bool) -> None:
         """Say what was contradictory, and whether another size was taken for all; it is the same for all splits."""
         taken = self._default_size() if mended else None
-        self.values.note(note_on(found[0], taken, self.symbols), len(found))
+        self.values.note(note_on(first, taken, self.symbols), count)
 
     def other_sizes(self, misfit: Sequence[int]) -> list[int]:
         """Sizes to try where the default does not fit: what the inputs of an all_to_all may have been split from.

@@ -20,7 +20,7 @@ from pathlib import Path
 from overlap_sched.dump.node_list import as_function
 from overlap_sched.dump.text import GraphText, graphs_in, listed, read_lines
 from overlap_sched.errors import DumpError
-from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
+from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
 
 _SYMBOL_HINT = re.compile(r"^((?:[A-Za-z_]\w* *= *)+)(-?\d+)\s*$")
 _ATTRIBUTE = re.compile(r"^        self\.([A-Za-z_]\w*) *=")

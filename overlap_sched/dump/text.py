@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlap_sched.errors import DumpError
-from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
-from overlap_sched.problem.unpack import CutShortError, DamagedError, read_unpacked
+from overlap_sched.problem.file import DEFAULT_LIMITS, DamagedError, Limits, read_bytes
 
 _DUMP = b"class Repro"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m|\^\[\[[0-9;]*m")
@@ -86,14 +85,14 @@ def read_lines(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> list[str]:
         InputTooLargeError: It is larger than the limit.
     """
     try:
-        data = read_unpacked(path, limits)
+        data = read_bytes(path, limits)
         text = data.decode("utf-8-sig", "replace" if _DUMP in data else "strict")
     except OSError as error:
         reason = error.strerror or str(error)
         raise DumpError(
             f"{path}: cannot be read ({reason}). Check the path, and the download if it is gzipped."
         ) from None
-    except (CutShortError, DamagedError):
+    except DamagedError:
         raise DumpError(f"{path}: the gzip data is cut short or damaged. Fetch the file again.") from None
     except UnicodeDecodeError as error:
         raise DumpError(

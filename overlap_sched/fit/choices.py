@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from overlap_sched.fit.remake import RemakePrice
 from overlap_sched.fit.state import Again, Bytes, Part, User
-from overlap_sched.problem import Position
-from overlap_sched.problem.node import StorageId
+from overlap_sched.problem import Position, StorageId
 
 PATIENCE = 16
 """In graphs of more nodes than :data:`PATIENT_NODES`, so many choices are priced for one that is made: where all get

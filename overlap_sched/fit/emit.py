@@ -6,8 +6,7 @@ So whatever uses a copy is there, by its name, when that copy is made.
 from collections.abc import Iterable
 
 from overlap_sched.fit.state import Again, LiveState, Part, Reload
-from overlap_sched.problem import Kind, NodeId
-from overlap_sched.problem.node import StorageId
+from overlap_sched.problem import Kind, NodeId, StorageId
 from overlap_sched.transform.rewrites import Offload, Recompute
 
 

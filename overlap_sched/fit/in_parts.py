@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from overlap_sched.errors import RewriteError
 from overlap_sched.fit.answer import Effect, FitPoint
 from overlap_sched.fit.planner import FOUND, FitContext, Planner, begun_with
-from overlap_sched.fit.question import Limit
-from overlap_sched.scheduler.candidate import SAME_STEP
+from overlap_sched.scheduler.task import SAME_STEP
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.part_times import fissioned_us
 from overlap_sched.transform.rewrites import Rewrite
+from overlap_sched.transform.search import Limit
 
 SEARCHED = (0, 1, 2)
 """By effort: behind how many fissions other rewrites are searched for."""

@@ -19,9 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from overlap_sched.analysis.frontier_points import undominated
-from overlap_sched.analysis.relabel import relabelled
-from overlap_sched.errors import RewriteError, VerificationError
+from overlap_sched.errors import ProblemError, RewriteError, VerificationError
 from overlap_sched.fit.answer import FitPoint
 from overlap_sched.fit.emit import rewrites_of
 from overlap_sched.fit.greedy import Greedy
@@ -31,17 +29,15 @@ from overlap_sched.judge.validate import measure, violation
 from overlap_sched.options import Options
 from overlap_sched.peak_memory.best import best_order
 from overlap_sched.problem import Order, Problem
-from overlap_sched.scheduler.best import phases
-from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.driver import phases, schedule
 from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.task import Candidate, Reference, Task
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.offload import host_bytes
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Rewrite
-from overlap_sched.transform.trial import POLICIES
+from overlap_sched.transform.search import POLICIES, undominated
 
 AIMS = (1.0, 0.97, 0.92)
 """Parts of the limit that choices aim at: what is left is room for the scheduler to hide what is in flight."""
@@ -291,3 +287,26 @@ def point(rewrites: tuple[Rewrite, ...], problem: Problem, order: Order) -> FitP
     measured = measure(problem, order)
     line, host = measured.timeline, host_bytes(problem, order)
     return FitPoint(rewrites, problem, tuple(order), line.step_us, line.exposed_us, max(measured.profile), host)
+
+
+def relabelled(problem: Problem, order: Sequence[int]) -> Problem:
+    """Return the problem with node ``order[k]`` as its k-th: the scheduler takes that order for the original one.
+
+    Raises:
+        ProblemError: The order cannot run.
+    """
+    broken = violation(problem, order)
+    if broken is not None:
+        raise ProblemError(f"{problem.name!r} cannot be listed in this order: {broken}.")
+    place = {v: at for at, v in enumerate(order)}
+    nodes = (problem.nodes[v] for v in order)
+    return replace(
+        problem,
+        nodes=tuple(
+            node._replace(
+                deps=tuple(sorted(place[u] for u in node.deps)),
+                collective=None if node.collective is None else place[node.collective],
+            )
+            for node in nodes
+        ),
+    )

@@ -11,16 +11,17 @@ from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError
 from overlap_sched.fit.answer import Faster, Fit, FitPoint, Held
 from overlap_sched.fit.in_parts import Ways, effects
 from overlap_sched.fit.planner import FitContext, Planner, begun_with
-from overlap_sched.fit.question import Limit, Question, halve
+from overlap_sched.fit.question import Question
 from overlap_sched.options import Options, options_given, replayed_allocator
-from overlap_sched.peak_memory.allocator.reserved import Requests, requests_of
-from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Problem
-from overlap_sched.problem.allocator_settings import AllocatorSettings
-from overlap_sched.scheduler.device import needed_bytes
+from overlap_sched.problem.sizes import AllocatorSettings
+from overlap_sched.scheduler.restrictions import needed_bytes
+from overlap_sched.simulate.allocator import Requests, requests_of
+from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Rewrite
+from overlap_sched.transform.search import Limit, halve
 
 KINDS = ("recompute", "offload")
 """What may be done to values."""

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from overlap_sched.fit.state import Again, Bytes, LiveState, Part
-from overlap_sched.problem import NodeId, Position
-from overlap_sched.problem.node import StorageId
+from overlap_sched.problem import NodeId, Position, StorageId
 
 LONGEST = 60
 """Nodes that run again for one value, at most."""

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.problem import Kind, NodeId, Position, Problem
-from overlap_sched.problem.node import StorageId
+from overlap_sched.problem import Kind, NodeId, Position, Problem, StorageId
+from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.recompute import is_view, refusal, writes
 
 Bytes = npt.NDArray[np.int64]

@@ -23,8 +23,7 @@ from overlap_sched.report.words.kept import why_no_better
 from overlap_sched.report.words.reserved import reserved_lines, reserved_of, short_text
 from overlap_sched.report.words.sizes import AssumedSize, sizes_assumed
 from overlap_sched.report.words.together import apart_line, collectives_text
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Figures, Schedule
+from overlap_sched.scheduler.driver import Figures, Schedule, schedule
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.rewrites import Rewrite
 

@@ -31,7 +31,7 @@ from overlap_sched.fx.operators import (
     names_a_group,
     traits_of,
 )
-from overlap_sched.problem.node import ANY_GROUP
+from overlap_sched.problem import ANY_GROUP
 from overlap_sched.transform.host import OUT
 
 
@@ -227,7 +227,7 @@ class Communication(NamedTuple):
     """What a node communicates that is no collective on a stream of its own.
 
     Attributes:
-        groups: The process groups on which it does; :data:`~overlap_sched.problem.node.ANY_GROUP`: one of them, not
+        groups: The process groups on which it does; :data:`~overlap_sched.problem.ANY_GROUP`: one of them, not
             known which. It never passes their launches. Empty: it may communicate.
         kept: Per launch, the group among whose launches it keeps its place where launch orders are kept.
         undeclared: Operators of other libraries of which nothing was said; whether they are taken for communication.

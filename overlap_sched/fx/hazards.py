@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from overlap_sched.fx.operators import Ordering, Role
 from overlap_sched.fx.reading import Reading
-from overlap_sched.problem.node import ANY_GROUP
+from overlap_sched.problem import ANY_GROUP
 
 Pair = tuple[int, int]
 """A position, and an earlier one that it must come after."""

@@ -56,9 +56,8 @@ from overlap_sched.fx.hazards import graph_hazards
 from overlap_sched.fx.operators import NO_CALL, Ordering, Role
 from overlap_sched.fx.reading import Reading, read_graph
 from overlap_sched.fx.sizes import carried_sizes
-from overlap_sched.problem import Group, Kind, MemoryModel, Node, Problem, Storage
+from overlap_sched.problem import FINISH, LAUNCH, OF_HOST, PART, Group, Kind, MemoryModel, Node, Problem, Storage
 from overlap_sched.problem.contention import NO_CONTENTION
-from overlap_sched.problem.node import FINISH, LAUNCH, OF_HOST, PART
 from overlap_sched.problem.precedence import launched_on
 from overlap_sched.report.words.sizes import AssumedSize
 from overlap_sched.transform.host import OUT

@@ -16,7 +16,7 @@ from overlap_sched.cost.price import Source
 from overlap_sched.cost.profile import Profile, RankTrace, Shapes, profiled, read_traces
 from overlap_sched.errors import CostError, OverlapSchedWarning
 from overlap_sched.fx.lifting import Lifted, lift
-from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
+from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
 
 
 def lifted_with_profile(lifted: Lifted, traces: Sequence[RankTrace]) -> tuple[Lifted, Profile]:

@@ -47,8 +47,7 @@ from overlap_sched.fx.operators import Role, traits_of
 from overlap_sched.inductor.reporting import describe_error, dynamo_frame, log, rank, several_ranks, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options
-from overlap_sched.problem import Problem
-from overlap_sched.problem.node import ANY_GROUP
+from overlap_sched.problem import ANY_GROUP, Problem
 
 Launches = tuple[fx.Node, ...]
 """The FX nodes that communicate, waits apart, in the order in which they do."""

@@ -52,9 +52,8 @@ from overlap_sched.problem import Problem
 from overlap_sched.problem.precedence import Preserve
 from overlap_sched.report.units import size
 from overlap_sched.report.words.reserved import short_text
-from overlap_sched.scheduler.follow import Proposal
-from overlap_sched.scheduler.pipeline import follow, follow_launches, schedule
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule, follow, follow_launches, schedule
+from overlap_sched.scheduler.restrictions import Proposal
 
 FOLLOWS = "launches as the ranks have agreed before"
 PART_OF_OTHERS = (

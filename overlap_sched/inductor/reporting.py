@@ -36,7 +36,7 @@ from overlap_sched.problem import Kind
 from overlap_sched.report.units import count, duration, from_to, size
 from overlap_sched.report.words.sizes import sizes_assumed
 from overlap_sched.report.words.together import collectives_text
-from overlap_sched.scheduler.result import Figures
+from overlap_sched.scheduler.driver import Figures
 
 log = logging.getLogger("overlap_sched")
 

@@ -21,7 +21,7 @@ from overlap_sched.fx.rewrites import rerunnable
 from overlap_sched.joint.graphs import copy_of, draws, inputs_of, joined, mark, note_what_stays, returned
 from overlap_sched.options import Options, on_devices
 from overlap_sched.problem import Problem
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 
 Partitioner = Callable[[fx.GraphModule], tuple[fx.GraphModule, fx.GraphModule]]
 """Cuts a joint graph, which it changes."""

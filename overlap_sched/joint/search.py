@@ -19,11 +19,12 @@ from torch._ops import OpOverload
 
 from overlap_sched.fit.emit import rewrites_of
 from overlap_sched.fit.greedy import Greedy
-from overlap_sched.fit.question import Limit, Question, halve
+from overlap_sched.fit.question import Question
 from overlap_sched.fit.state import LiveState
 from overlap_sched.joint.cut import JointCut, Judge, Marks, Partitioner, Whole, cut, whole
 from overlap_sched.joint.graphs import runs_again
 from overlap_sched.transform.rewrites import Recompute
+from overlap_sched.transform.search import Limit, halve
 
 AIMS = 6
 """How often choices are made anew, lower, where what they make is above the limit after all."""

@@ -16,7 +16,7 @@ what it leaves to others. What fits beside z is a fractional knapsack of parts; 
     step >= all compute before z or beside it - what can be deferred beyond z + bottom level of z
 
 Under contention, what runs before v is launched also loses what collectives ahead of v on its stream take from it; and
-what a narrow place counts is a chain of :mod:`overlap_sched.judge.contended_bound`. Where a group has several lanes no
+what a narrow place counts is a chain of :mod:`overlap_sched.judge.lower_bound`. Where a group has several lanes no
 collective waits for those ahead of it, and a narrow place counts as it does without contention.
 """
 
@@ -25,11 +25,19 @@ from heapq import nlargest
 
 import numpy as np
 
-from overlap_sched.judge.bound_terms import compute_us, reachability, unpack, with_least_times
-from overlap_sched.judge.contended_bound import Chain, losses, part_lost
-from overlap_sched.judge.lower_bound import EXACT_NODES, lower_bound_us
+from overlap_sched.judge.lower_bound import (
+    EXACT_NODES,
+    Chain,
+    compute_us,
+    losses,
+    lower_bound_us,
+    part_lost,
+    reachability,
+    unpack,
+    with_least_times,
+)
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.problem.reached import reached
+from overlap_sched.problem.precedence import reached
 
 _LATEST = 32
 """Collectives per group whose stream's end is looked at: those that need the most compute."""

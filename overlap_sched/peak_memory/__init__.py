@@ -11,10 +11,10 @@ Example:
 """
 
 from overlap_sched.peak_memory.addresses.plan import AddressPlan, plan_addresses
-from overlap_sched.peak_memory.allocator.reserved import Reservation, replay_allocator
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
 from overlap_sched.peak_memory.exact import exact_order
 from overlap_sched.peak_memory.peak import Peak, explain_peak
+from overlap_sched.simulate.allocator import Reservation, replay_allocator
 
 __all__ = [
     "AddressPlan",

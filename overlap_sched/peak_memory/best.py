@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from overlap_sched.errors import OptionsError, VerificationError
-from overlap_sched.judge.liveness import memory_profile
-from overlap_sched.judge.validate import launch_violation, violation
+from overlap_sched.judge.validate import launch_violation, memory_profile, violation
 from overlap_sched.peak_memory.cut import floor_bytes
 from overlap_sched.peak_memory.descend import eager
 from overlap_sched.peak_memory.memory_graph import MemoryGraph, lead_with_inputs, memory_graph_of

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from overlap_sched.peak_memory.memory_graph import MemoryGraph
 from overlap_sched.peak_memory.walk import Backward, Forward
-from overlap_sched.problem.reached import reached
+from overlap_sched.problem.precedence import reached
 
 INF = 2**62
 SOURCE, SINK = 0, 1

@@ -1,6 +1,6 @@
 """A problem as the memory searches see it: which bytes come and go with which node, and what must run first.
 
-Storages sort into four kinds by the rules of :mod:`overlap_sched.judge.liveness`:
+Storages sort into four kinds by the rules of :mod:`overlap_sched.judge.validate`:
 
     always    inputs that are pinned or that nothing uses: live in every order, one constant
     passing   made by a node and used by nobody: there for that step only, part of its transient

@@ -28,7 +28,7 @@ from math import gcd
 
 from overlap_sched.peak_memory.memory_graph import MemoryGraph
 from overlap_sched.peak_memory.walk import Forward, run_all
-from overlap_sched.problem.reached import reached
+from overlap_sched.problem.precedence import reached
 
 Term = tuple[int, int]
 """(variable, coefficient)."""

@@ -14,7 +14,7 @@ is lower, or as low with fewer steps at the peak; then its own peak is looked at
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from overlap_sched.judge.liveness import memory_profile
+from overlap_sched.judge.validate import memory_profile
 from overlap_sched.peak_memory.cut import MinimumCut, cheapest_state
 from overlap_sched.peak_memory.descend import eager
 from overlap_sched.peak_memory.memory_graph import MemoryGraph, lead_with_inputs

@@ -1,7 +1,7 @@
 """Blocks of a stage from graphs: the problems of its forward and of its backward, each in one order.
 
 A problem's step is the time of a block, in the replay of :mod:`overlap_sched.judge.replay`; its memory is that of
-:mod:`overlap_sched.judge.liveness`. What is live in a graph and counted elsewhere in the job is taken off its peak,
+:mod:`overlap_sched.judge.validate`. What is live in a graph and counted elsewhere in the job is taken off its peak,
 so that a rank that runs nothing else holds exactly the graph's peak:
 
 - pinned storages are parameters: static;

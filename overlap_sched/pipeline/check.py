@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from overlap_sched.errors import PipelineError
 from overlap_sched.problem import MAX_TOTAL_BYTES
-from overlap_sched.problem.quantities import shown
+from overlap_sched.problem.sizes import show_number
 
 if TYPE_CHECKING:
     from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink
@@ -37,7 +37,7 @@ def check_job(job: "PipelineJob") -> None:
     for link in (job.link, *job.links.values()):
         _check_link(job.name, link)
     if not (math.isfinite(job.pair_factor) and job.pair_factor >= 0):
-        raise PipelineError(f"{job.name}: a pair takes {shown(job.pair_factor)}: factors are finite, 0 or more.")
+        raise PipelineError(f"{job.name}: a pair takes {show_number(job.pair_factor)}: factors are finite, 0 or more.")
     for (ahead, back), block in job.pairs.items():
         _check_block(f"{job.name}: the forward of stage {ahead} beside the backward of stage {back}", block)
 
@@ -97,19 +97,21 @@ def _check_routes(job: "PipelineJob") -> None:
 
 def _check_block(where: str, block: "PipelineBlock") -> None:
     if not (math.isfinite(block.time_us) and block.time_us >= 0):
-        raise PipelineError(f"{where} takes {shown(block.time_us)} us: times are finite and 0 or more.")
+        raise PipelineError(f"{where} takes {show_number(block.time_us)} us: times are finite and 0 or more.")
     for name in ("transient_bytes", "output_bytes", "buffer_bytes"):
         _check_bytes(where, name, getattr(block, name))
 
 
 def _check_bytes(where: str, name: str, count: int) -> None:
     if not 0 <= count <= MAX_TOTAL_BYTES:
-        raise PipelineError(f"{where} has {name} {shown(count)}: sizes are 0 or more, in bytes, and 2**60 at most.")
+        raise PipelineError(
+            f"{where} has {name} {show_number(count)}: sizes are 0 or more, in bytes, and 2**60 at most."
+        )
 
 
 def _check_link(where: str, link: "PipelineLink") -> None:
     if not (math.isfinite(link.latency_us) and link.latency_us >= 0 and link.bytes_per_s > 0):
         raise PipelineError(
-            f"{where}: a link has latency {shown(link.latency_us)} us and {shown(link.bytes_per_s)} bytes/s: "
-            "latencies are finite and 0 or more, bandwidths above 0."
+            f"{where}: a link has latency {show_number(link.latency_us)} us and {show_number(link.bytes_per_s)} "
+            "bytes/s: latencies are finite and 0 or more, bandwidths above 0."
         )

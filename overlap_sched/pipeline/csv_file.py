@@ -28,7 +28,7 @@ from overlap_sched.pipeline.replay import PipelineReplay
 from overlap_sched.pipeline.schedule import PipelineSchedule
 from overlap_sched.pipeline.text_file import read_text
 from overlap_sched.pipeline.transfers import with_transfers
-from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
+from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
 
 CsvFormat = Literal["compute_only", "compute_comms", "compute_comms_waits"]
 

@@ -21,8 +21,7 @@ from overlap_sched.judge.validate import JudgedOrder, measure
 from overlap_sched.pipeline.blocks import GraphBlock, graph_block
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
 from overlap_sched.problem import Order, Problem
-from overlap_sched.problem.joined import beside
-from overlap_sched.problem.parted import needed_first, parted
+from overlap_sched.problem.parts import beside, needed_first, parted
 
 
 class GraphSource(NamedTuple):

@@ -19,7 +19,7 @@ from overlap_sched.pipeline.job import PipelineJob, PipelineLink, PipelineStage,
 from overlap_sched.pipeline.recompute import Recomputation, recompute_of, with_recomputation
 from overlap_sched.pipeline.stage_table import GraphReader, stage_of
 from overlap_sched.pipeline.text_file import read_text
-from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
+from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
 
 FORMAT = "overlap-pipeline/1"
 

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.problem.limits import Limits
-from overlap_sched.problem.unpack import CutShortError, DamagedError, read_unpacked
+from overlap_sched.problem.file import DamagedError, Limits, read_bytes
 
 
 def read_text(path: str | Path, limits: Limits, wanted: str, form: str) -> str:
@@ -21,8 +20,8 @@ def read_text(path: str | Path, limits: Limits, wanted: str, form: str) -> str:
         InputTooLargeError: It is larger than the limit.
     """
     try:
-        return read_unpacked(path, limits).decode("utf-8")
+        return read_bytes(path, limits).decode("utf-8")
     except OSError as error:
         raise PipelineError(f"{path}: cannot be read ({error.strerror}). Name {wanted}.") from None
-    except (UnicodeDecodeError, CutShortError, DamagedError):
+    except (UnicodeDecodeError, DamagedError):
         raise PipelineError(f"{path}: is not text. {form}.") from None

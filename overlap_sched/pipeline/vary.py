@@ -3,9 +3,9 @@
 Stages, their times and bytes stay: with more micro-batches a step does more, and takes longer.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import prod
 
@@ -16,7 +16,7 @@ from overlap_sched.pipeline.job import PipelineJob, PipelineLink
 WHOLE = ("micro_batches", "ranks")
 AXES = (*WHOLE, "links")
 MOST_CHANGES = 64
-_MOST = 2**20
+_LEAST, _MOST = 2.0**-20, 2.0**60
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,23 @@ def _times(link: PipelineLink, factor: float) -> PipelineLink:
 
 def read_axes(
     texts: Iterable[str],
-    axes: Sequence[str] = AXES,
+    axes: Collection[str] = AXES,
     whole: Collection[str] = WHOLE,
-    example: str = "micro_batches=8,16,32, links=0.5,2.",
+    example: str = "micro_batches=8,16,32 links=0.5,2",
     most: int = MOST_CHANGES,
+    read: Callable[[str, str], float] = lambda name, text: float(text),
+    from_zero: Collection[str] = (),
 ) -> dict[str, tuple[float, ...]]:
-    """Read what ``--vary`` was given: ``micro_batches=8,16,32``, ``links=0.25..4``.
+    """Read what ``--vary`` was given: ``micro_batches=8,16,32``, ``links=0.25..4``, ``headroom=0..2GiB``.
+
+    Args:
+        texts: One per axis.
+        axes: Names that may be varied.
+        whole: Those whose values are whole numbers.
+        example: For messages.
+        most: Combinations.
+        read: Reads a value of an axis; raises ``ValueError`` where it is none.
+        from_zero: Names whose values may be 0.
 
     Raises:
         OptionsError: One is not written so, something is varied twice, or there are more than ``most`` combinations.
@@ -62,10 +73,10 @@ def read_axes(
         name, _, values = (part.strip() for part in text.partition("="))
         if name not in axes or not values:
             near = "" if name in axes else close_to(name, axes)
-            raise OptionsError(f"--vary {shown}: is not WHAT=VALUES, WHAT one of {', '.join(axes)}: {example}{near}")
+            raise OptionsError(f"--vary {shown}: is not WHAT=VALUES, WHAT one of {', '.join(axes)}: {example}.{near}")
         if name in found:
             raise OptionsError(f"--vary {shown}: {name} is varied already. Give it once.")
-        found[name] = _values(shown, name, values, most)
+        found[name] = _values(shown, name, values, most, partial(read, name), 0.0 if name in from_zero else _LEAST)
         if name in whole and not all(value == int(value) for value in found[name]):
             raise OptionsError(f"--vary {shown}: {name} are whole numbers.")
     if (count := prod(map(len, found.values()))) > most:
@@ -73,18 +84,29 @@ def read_axes(
     return found
 
 
-def _values(shown: str, name: str, text: str, most: int) -> tuple[float, ...]:
+def _values(
+    shown: str, name: str, text: str, most: int, read: Callable[[str], float], least: float
+) -> tuple[float, ...]:
     first, dots, last = text.partition("..")
     if last.startswith("."):
         raise OptionsError(f"--vary {shown}: has three dots. Did you mean {name}={first}..{last.lstrip('.')}?")
     found: list[float] = []
-    with suppress(ValueError):
-        low, *others = [float(value) for value in ([first, last] if dots else text.split(","))]
-        powers = [low * 2**k for k in range(most + 1)]
-        found = [value for value in powers if value <= others[0] * (1 + 1e-9)] if dots else [low, *others]
-    if not found or not all(2.0**-20 <= value <= _MOST for value in found) or len(set(found)) != len(found):
+    try:
+        low, *others = [read(value.strip()) for value in ([first, last] if dots else text.split(","))]
+        if dots and others[0] > low == least == 0:
+            found = [0.0, *(others[0] / 2**k for k in range(4, -1, -1))]
+        elif dots:
+            found = [value for value in (low * 2**k for k in range(most + 1)) if value <= others[0] * (1 + 1e-9)]
+        else:
+            found = [low, *others]
+    except OptionsError:  # says more
+        raise
+    except ValueError:
+        pass
+    if not found or not all(least <= value <= _MOST for value in found) or len(set(found)) != len(found):
+        above = "0 or more" if least == 0 else "above 0"
         raise OptionsError(
-            f"--vary {shown}: values are numbers above 0, each once: FIRST..LAST in powers of two, or A,B,C."
+            f"--vary {shown}: values are numbers {above}, each once: FIRST..LAST in powers of two, or A,B,C."
         )
     return tuple(found)
 

@@ -1,11 +1,35 @@
 """What is scheduled: pure data that knows nothing else. The words are drawn in :mod:`overlap_sched.problem.model`."""
 
-from overlap_sched.problem.model import EXAMPLE, MemoryModel, Order, Problem
-from overlap_sched.problem.node import MAX_TOTAL_BYTES, Group, Kind, Node, NodeId, Position, Storage, StorageId
+from overlap_sched.problem.model import (
+    ANY_GROUP,
+    EXAMPLE,
+    FINISH,
+    LAUNCH,
+    MAX_RANKS,
+    MAX_TOTAL_BYTES,
+    OF_HOST,
+    PART,
+    Group,
+    Kind,
+    MemoryModel,
+    Node,
+    NodeId,
+    Order,
+    Position,
+    Problem,
+    Storage,
+    StorageId,
+)
 
 __all__ = [
+    "ANY_GROUP",
     "EXAMPLE",
+    "FINISH",
+    "LAUNCH",
+    "MAX_RANKS",
     "MAX_TOTAL_BYTES",
+    "OF_HOST",
+    "PART",
     "Group",
     "Kind",
     "MemoryModel",

@@ -47,8 +47,8 @@ Times of nodes (``Node.time_us``) are those of each alone. "In flight" is from w
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from overlap_sched import errors
-from overlap_sched.problem.quantities import LONGEST_US, shown
+from overlap_sched.errors import ProblemError
+from overlap_sched.problem.sizes import MAX_FLOAT, show_number
 
 KINDS = ("flops", "bytes")
 """What binds compute."""
@@ -84,31 +84,29 @@ class Contention:
 
     def __post_init__(self) -> None:
         check_shares("contention: ", self.shares)
-        if self.shares and not 0.0 < self.flops_per_byte <= LONGEST_US:
-            raise errors.ProblemError(
-                f"contention: shares by what binds compute, and flops_per_byte is {shown(self.flops_per_byte)}: give "
-                "the device's FLOP/s divided by its bytes/s."
+        if self.shares and not 0.0 < self.flops_per_byte <= MAX_FLOAT:
+            raise ProblemError(
+                f"contention: shares by what binds compute, and flops_per_byte is {show_number(self.flops_per_byte)}: "
+                "give the device's FLOP/s divided by its bytes/s."
             )
         for op, factor in self.slowdown.items():
-            if not 1.0 <= factor <= LONGEST_US:
-                raise errors.ProblemError(
-                    f"contention: compute beside {op!r} takes {shown(factor)} times its time; a factor is finite and 1 "
-                    "or more. Give how many times as long compute takes, 1.1 for a tenth longer."
+            if not 1.0 <= factor <= MAX_FLOAT:
+                raise ProblemError(
+                    f"contention: compute beside {op!r} takes {show_number(factor)} times its time; a factor is finite "
+                    "and 1 or more. Give how many times as long compute takes, 1.1 for a tenth longer."
                 )
         for op, factor in self.stretch.items():
-            if not 0.0 < factor <= LONGEST_US:
-                raise errors.ProblemError(
-                    f"contention: {op!r} beside compute takes {shown(factor)} times its time; this factor is finite "
-                    "and above 0. Give how many times as long the collective takes, 1.1 for a tenth longer, 0.9 for a "
-                    "tenth less."
+            if not 0.0 < factor <= MAX_FLOAT:
+                raise ProblemError(
+                    f"contention: {op!r} beside compute takes {show_number(factor)} times its time; this factor is "
+                    "finite and above 0. Give how many times as long the collective takes, 1.1 for a tenth longer, 0.9 "
+                    "for a tenth less."
                 )
         if self.lanes < 1:
-            raise errors.ProblemError(
-                f"contention: lanes is {self.lanes}; a group has one collective in flight, or more."
-            )
+            raise ProblemError(f"contention: lanes is {self.lanes}; a group has one collective in flight, or more.")
         if not 1.0 <= self.crowding <= self.lanes:
-            raise errors.ProblemError(
-                f"contention: crowding is {shown(self.crowding)} and lanes {self.lanes}; crowding is 1 (those in "
+            raise ProblemError(
+                f"contention: crowding is {show_number(self.crowding)} and lanes {self.lanes}; crowding is 1 (those in "
                 "flight do not slow each other down) to lanes (no faster than one after the other)."
             )
 
@@ -116,6 +114,12 @@ class Contention:
         """Is there any?"""
         factors = (*self.slowdown.values(), *self.stretch.values())
         return self.lanes > 1 or any(factor != 1.0 for factor in factors) or bool(self.shared_links)
+
+    @property
+    def slowest(self) -> float:
+        """A factor that no node's time exceeds, whatever runs beside it."""
+        slowest = max(self.slowdown.values(), default=1.0) * max(self.stretch.values(), default=1.0)
+        return slowest * self.crowding * max(self.shares.values(), default=1.0) * max(len(self.links), 1)
 
     @property
     def shared_links(self) -> Collection[str]:
@@ -160,11 +164,11 @@ def beside(factor: float, share: float) -> float:
 def check_shares(where: str, shares: Mapping[str, float]) -> None:
     """Raise :class:`~overlap_sched.errors.ProblemError` for a share that cannot be; ``where`` begins the text."""
     for kind, share in shares.items():
-        if kind not in KINDS or not 0.0 <= share <= LONGEST_US:
-            raise errors.ProblemError(
-                f"{where}compute bound by {kind!r} takes {shown(share)} of a slowdown; kinds are 'flops' and 'bytes', "
-                "a share is finite and 0 or more (1: all of it, 0.5: beside a factor of 1.2 it takes 1.1 times its "
-                "time)."
+        if kind not in KINDS or not 0.0 <= share <= MAX_FLOAT:
+            raise ProblemError(
+                f"{where}compute bound by {kind!r} takes {show_number(share)} of a slowdown; kinds are 'flops' and "
+                "'bytes', a share is finite and 0 or more (1: all of it, 0.5: beside a factor of 1.2 it takes 1.1 "
+                "times its time)."
             )
 
 
@@ -175,13 +179,3 @@ def _factor_of(factors: Mapping[str, float], op: str) -> float:
 
 NO_CONTENTION = Contention()
 """Compute and communication do not slow each other down."""
-
-
-def check_contention(contention: Contention, groups: Collection[str]) -> None:
-    """Raise the error for the first group that is not there."""
-    for name in contention.links:
-        if name not in groups:
-            raise errors.ProblemError(
-                f"contention: group {name!r} has link {contention.links[name]!r}, but the problem's groups are "
-                f"{sorted(groups)}. Name a process group, or leave it out."
-            )

@@ -11,26 +11,122 @@ Version 2 adds the ``launches`` of nodes (process groups on which compute commun
 ``flops_per_byte``, with more than one ``lanes`` and ``crowding``, see
 :mod:`overlap_sched.problem.contention`. Written only where there is any: all else stays readable to old versions.
 
-Files are not trusted: every field is checked for its type here, for its meaning by :class:`Problem`; a key that is not
-among those above is an error.
+Files are not trusted: their size is bounded (a gzip stream of 3 MB can hold 3 GB), types as they are decoded, their
+meaning by :class:`Problem`; an unknown key is an error.
 """
 
+import difflib
+import errno
 import gzip
-import json
+import os
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Literal, TypeVar
 
-from overlap_sched.errors import ProblemError
-from overlap_sched.problem import Group, Node, Problem
-from overlap_sched.problem.contention import NO_CONTENTION
-from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
-from overlap_sched.problem.paths import nameable
-from overlap_sched.problem.quantities import LONGEST_US, shown
-from overlap_sched.problem.reader import FORMAT, FORMAT_2, Reader
-from overlap_sched.problem.unpack import read_json
+import msgspec
 
+from overlap_sched.errors import InputTooLargeError, OptionsError, ProblemError
+from overlap_sched.problem.contention import NO_CONTENTION, Contention
+from overlap_sched.problem.model import ANY_GROUP, Group, Kind, MemoryModel, Node, Problem, Storage
+from overlap_sched.problem.pins import pinned, read_mark
+from overlap_sched.problem.sizes import MAX_FLOAT, show_number
+
+T = TypeVar("T")
+PathT = TypeVar("PathT", bound="str | os.PathLike[str]")
+
+FORMAT, FORMAT_2 = "overlap-problem/1", "overlap-problem/2"
+GZIP = b"\x1f\x8b"
+"""How a gzip stream begins."""
 PARTS_PER_NODE = 16
 """JSON objects and lists, at most: a node has four, each storage is one. Parsed, they take far more than their text."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large an input may be; larger ones are refused, with the limit in the error.
+
+    Attributes:
+        input_bytes: Of a file, once decompressed. Problem files have 150 to 250 bytes per node.
+        nodes: Of a problem file or a dump. Each part of an operator's list of results (``unbind``, ``split``) counts.
+
+    Raises:
+        OptionsError: A limit is below 1.
+    """
+
+    input_bytes: int = 2**29
+    nodes: int = 2_000_000
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value < 1:
+                raise OptionsError(f"the limit of {name} is {value}; it is 1 or more.")
+
+
+DEFAULT_LIMITS = Limits()
+
+
+class DamagedError(Exception):
+    """What should be a gzip stream is none, or is cut short; the text says so."""
+
+
+class _Strict(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+class _Group(_Strict):
+    size: int
+    intra_node: bool
+    nodes: int = 0
+    ranks: tuple[int, ...] = ()
+
+
+class _Storage(_Strict):
+    bytes: int
+    pinned: bool = False
+
+
+class _Node(_Strict, rename={"time_us": "us"}):
+    name: str
+    kind: Kind
+    deps: tuple[int, ...]
+    alloc: tuple[int, ...]
+    use: tuple[int, ...]
+    time_us: float = 0.0
+    op: str = ""
+    group: str | None = None
+    collective: int | None = None
+    flops: int | float = 0
+    bytes: int | float = 0
+    launches: tuple[str, ...] = ()
+    module: str = ""
+    marks: tuple[str, ...] = ()
+
+
+class _Contention(_Strict):
+    slowdown: dict[str, float] = {}
+    links: dict[str, str] = {}
+    stretch: dict[str, float] = {}
+    lanes: int = 1
+    crowding: float = 1.0
+    shares: dict[str, float] = {}
+    flops_per_byte: float = 0.0
+
+
+class _Format(msgspec.Struct):
+    format: Any = None
+
+
+class _File(_Strict):
+    format: Literal["overlap-problem/1", "overlap-problem/2"]
+    name: str
+    storages: list[_Storage]
+    nodes: list[_Node]
+    groups: dict[str, _Group] = {}
+    memory_model: MemoryModel = "runtime"
+    contention: _Contention | None = None
 
 
 def read_problem(path: str | Path, comm_scale: float = 1.0, limits: Limits = DEFAULT_LIMITS) -> Problem:
@@ -42,14 +138,48 @@ def read_problem(path: str | Path, comm_scale: float = 1.0, limits: Limits = DEF
         limits: How large the file may be.
 
     Raises:
-        ProblemError: The file is missing, cut short, not gzip or JSON, or has an unknown key or a wrong type.
+        ProblemError: The file is missing, cut short, not gzip or JSON, has an unknown key or a wrong type, or breaks a
+            rule of :mod:`overlap_sched.problem`.
         InputTooLargeError: The file is larger than the limits.
-        ProblemError: Its content breaks a rule of :mod:`overlap_sched.problem`.
     """
-    if not 0 <= comm_scale <= LONGEST_US:
-        raise ProblemError(f"comm_scale is {shown(comm_scale)}: it is a finite factor of 0 or more.")
-    data = _load(Path(path), limits)
-    return Reader(str(path), comm_scale, limits).problem(data)
+    if not 0 <= comm_scale <= MAX_FLOAT:
+        raise ProblemError(f"comm_scale is {show_number(comm_scale)}: it is a finite factor of 0 or more.")
+    raw = read_json_text(path, limits, ProblemError)
+    if raw.lstrip()[:1] == b"[":
+        raise ProblemError(f"{path}: is a list, as an order is. Give the problem that it is an order of.")
+    found = decode(raw, _Format, path, ProblemError).format
+    if found not in (FORMAT, FORMAT_2):
+        raise ProblemError(f"{path}: format is {found!r:.60}; this version reads {FORMAT!r} and {FORMAT_2!r}.")
+    file = decode(raw, _File, path, ProblemError)
+    if file.format == FORMAT and file.contention is not None:
+        raise ProblemError(f"{path}: has contention, which {FORMAT!r} does not know. Write {FORMAT_2!r} as its format.")
+    if len(file.nodes) > limits.nodes:
+        raise InputTooLargeError(
+            f"{path}: has {len(file.nodes):,} nodes, more than the limit of {limits.nodes:,}. "
+            "Raise the limit (--max-nodes on the command line) if the file is meant to be that large."
+        )
+    try:
+        for text in {text: None for node in file.nodes for text in node.marks}:
+            read_mark(text)
+        fields = map(msgspec.structs.astuple, file.nodes)
+        return Problem(
+            name=file.name,
+            nodes=tuple(_node(Node(*values), comm_scale) for values in fields),
+            storages=tuple(Storage(storage.bytes, storage.pinned) for storage in file.storages),
+            groups={name: Group(*msgspec.structs.astuple(group)) for name, group in file.groups.items()},
+            memory_model=file.memory_model,
+            contention=Contention(**msgspec.structs.asdict(file.contention)) if file.contention else NO_CONTENTION,
+        )
+    except (OptionsError, ProblemError) as error:
+        raise ProblemError(f"{path}: {error}") from None
+
+
+def _node(node: Node, comm_scale: float) -> Node:
+    """A node as it is read: counts are whole, and only collectives have a group."""
+    if node.kind is Kind.COLLECTIVE:
+        return node._replace(time_us=node.time_us * comm_scale, flops=int(node.flops), bytes=int(node.bytes))
+    whole = type(node.flops) is int and type(node.bytes) is int and node.group is None
+    return node if whole else node._replace(group=None, flops=int(node.flops), bytes=int(node.bytes))
 
 
 def write_problem(problem: Problem, path: str | Path) -> None:
@@ -65,44 +195,179 @@ def problem_bytes(problem: Problem, *, gzipped: bool = False) -> bytes:
     if problem.memory_model != "runtime":
         data["memory_model"] = problem.memory_model
     if contention:
-        data["contention"] = {
-            "slowdown": dict(problem.contention.slowdown),
-            "links": dict(problem.contention.links),
-        }
-        if problem.contention.stretch:
-            data["contention"]["stretch"] = dict(problem.contention.stretch)
-        if problem.contention.lanes > 1:
-            data["contention"] |= {"lanes": problem.contention.lanes, "crowding": problem.contention.crowding}
-        if problem.contention.shares:
-            shares, balance = dict(problem.contention.shares), problem.contention.flops_per_byte
-            data["contention"] |= {"shares": shares, "flops_per_byte": balance}
-    data["groups"] = {name: _group_fields(group) for name, group in problem.groups.items()}
+        defaults = asdict(NO_CONTENTION) | {"slowdown": None, "links": None}
+        data["contention"] = {k: v for k, v in asdict(problem.contention).items() if v != defaults[k]}
+    data["groups"] = {name: _changed(group, ("size", "intra_node")) for name, group in problem.groups.items()}
     data["storages"] = [storage._asdict() for storage in problem.storages]
-    data["nodes"] = [_node_fields(node) for node in problem.nodes]
-    text = json.dumps(data, separators=(",", ":")).encode()
+    data["nodes"] = [_changed(node, ("name", "kind", "deps", "alloc", "use")) for node in problem.nodes]
+    for fields in data["nodes"]:
+        if "time_us" in fields:
+            fields["us"] = fields.pop("time_us")
+    text = msgspec.json.encode(data)
     return gzip.compress(text, mtime=0) if gzipped else text
 
 
-def _group_fields(group: Group) -> dict[str, Any]:
-    return {name: value for name, value in group._asdict().items() if name not in ("nodes", "ranks") or value}
+def _changed(one: Node | Group, required: tuple[str, ...]) -> dict[str, Any]:
+    defaults = one._field_defaults
+    return {name: value for name, value in one._asdict().items() if name in required or value != defaults[name]}
 
 
-def _node_fields(node: Node) -> dict[str, Any]:
-    fields = node._asdict()
-    fields["us"] = fields.pop("time_us")
-    required = ("name", "kind", "deps", "alloc", "use")
-    defaults = {"us": 0.0, "op": "", "group": None, "collective": None, "flops": 0, "bytes": 0}
-    defaults |= {"launches": (), "module": "", "marks": ()}
-    return {name: value for name, value in fields.items() if name in required or value != defaults[name]}
+def decode(data: bytes | Mapping[str, Any], kind: type[T], where: str | Path, error: type[Exception]) -> T:
+    """Turn JSON, or what TOML holds, into a value of a type.
+
+    Raises:
+        error: It is no JSON, or not of that type; the message begins with ``where``, and names the path inside.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind) if isinstance(data, bytes) else msgspec.convert(data, kind)
+    except msgspec.ValidationError as fault:
+        what, _, at = str(fault).partition(" - at `$")
+        place, hint = at.rstrip("`").lstrip("."), ""
+        if unknown := re.search(r"unknown field `(.*)`", what, re.DOTALL):
+            what = f"unknown key {unknown[1]!r:.60}"
+            structs = msgspec.json.schema(kind).get("$defs", {}).values()
+            known = [key for one in structs for key in one.get("properties", ())]
+            near = difflib.get_close_matches(unknown[1], known, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else " Leave it out."
+        what = what[:1].lower() + what[1:].replace("`", "")
+        raise error(f"{where}: {place}{': ' if place else ''}{what}.{hint}") from None
+    except UnicodeDecodeError:
+        raise error(f"{where}: is not text in UTF-8.") from None
+    except (msgspec.DecodeError, RecursionError) as fault:
+        raise error(f"{where}: is not JSON ({fault}). Was it cut short?") from None
 
 
-def _load(path: Path, limits: Limits) -> Any:
-    def too_many(parts: int) -> str:
-        if parts <= PARTS_PER_NODE * limits.nodes:
-            return ""
-        return (
-            f"{path}: has {parts:,} objects and lists, more than a problem of {limits.nodes:,} nodes has. "
+def read_json_text(path: str | Path, limits: Limits, error: type[Exception]) -> bytes:
+    """The text of a JSON file, plain or gzipped, that is not larger than the limits.
+
+    Raises:
+        error: It cannot be read.
+        InputTooLargeError: It is larger than the limits.
+    """
+    try:
+        raw = read_bytes(path, limits, gzipped=str(path).endswith(".gz"))
+    except DamagedError as damage:
+        raise error(f"{path}: {damage}") from None
+    except OSError as fault:
+        raise error(f"{path}: cannot be read ({fault.strerror}). Check the path.") from None
+    parts = raw.count(b"{") + raw.count(b"[")
+    if parts > PARTS_PER_NODE * limits.nodes:
+        raise InputTooLargeError(
+            f"{path}: has {parts:,} objects and lists, more than {PARTS_PER_NODE} for each of {limits.nodes:,} nodes. "
             "Raise the limit (--max-nodes on the command line) if the file is meant to be that large."
         )
+    return raw
 
-    return read_json(path, limits, "problem", ProblemError, too_many)
+
+def read_bytes(path: str | Path, limits: Limits, *, gzipped: bool = False) -> bytes:
+    """The content of a file; decompressed where it begins like gzip, or where ``gzipped`` says that it should be.
+
+    Raises:
+        OSError: It cannot be read.
+        DamagedError: It is not a whole gzip stream.
+        InputTooLargeError: There is more than the limit.
+    """
+    with open(nameable(path), "rb") as file:
+        gzipped = gzipped or file.peek(2)[:2] == GZIP  # a pipe cannot be read twice
+        try:
+            return _bounded(gzip.GzipFile(fileobj=file) if gzipped else file, path, limits.input_bytes)
+        except EOFError:
+            raise DamagedError("the gzip stream is cut short. Copy or download the file again.") from None
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise DamagedError(
+                f"is named like gzip but is not ({error}). Rename it to .json or compress it again."
+            ) from None
+
+
+def _bounded(file: BinaryIO | gzip.GzipFile, path: str | Path, limit: int) -> bytes:
+    parts, left, when = [], limit, " once decompressed" if isinstance(file, gzip.GzipFile) else ""
+    while part := file.read(min(2**20, left + 1)):
+        left -= len(part)
+        if left < 0:
+            raise InputTooLargeError(
+                f"{path}: has more than {limit:,} bytes{when}, which is the limit. "
+                "Raise the limit (--max-input-bytes on the command line) if the file is meant to be that large."
+            )
+        parts.append(part)
+    return b"".join(parts)
+
+
+def nameable(path: PathT) -> PathT:
+    """The path itself.
+
+    Raises:
+        OSError: No file can have that name: a NUL character is in it, or half of a surrogate pair. Python raises
+            ``ValueError`` for these where all other names give an ``OSError``.
+    """
+    try:
+        unusable = "a NUL character" if b"\0" in os.fsencode(path) else ""
+    except UnicodeEncodeError:
+        unusable = "half of a surrogate pair"
+    if unusable:
+        raise OSError(errno.EINVAL, f"no file can have this name: it has {unusable}")
+    return path
+
+
+def redacted(problem: Problem) -> Problem:
+    """The problem without names: what is left is its shape, its sizes and its times, and the order that is found.
+
+    Nodes are ``n0``, ``n1``, ..., groups ``group0``, ..., and so on. Kept are kinds, dependencies, storages, times,
+    operations, bytes, sizes of groups, and the operators of collectives (torch's own; contention goes by them).
+    """
+    links = _renamed("link", problem.contention.links.values())
+    named = [name for node in problem.nodes for name in node.launches if name != ANY_GROUP]
+    groups = {ANY_GROUP: ANY_GROUP} | _renamed("group", [*problem.groups, *named])
+    modules = _renamed("module", [node.module for node in problem.nodes])
+    marks = _redacted_marks(problem)
+    ops = {problem.nodes[v].op for v in problem.collectives}
+    slowdown, stretch = (
+        {begin: factor for begin, factor in factors.items() if any(op.startswith(begin) for op in ops)}
+        for factors in (problem.contention.slowdown, problem.contention.stretch)  # another one could be anything
+    )
+    return replace(
+        problem,
+        name="redacted",
+        nodes=tuple(
+            node._replace(
+                name=f"n{v}",
+                op=_op(node),
+                group=None if node.group is None else groups[node.group],
+                launches=tuple(groups[name] for name in node.launches),
+                module=modules[node.module] if node.module else "",
+                marks=tuple(marks[text] for text in node.marks if text in marks),
+            )
+            for v, node in enumerate(problem.nodes)
+        ),
+        groups={groups[name]: group for name, group in problem.groups.items()},
+        contention=replace(
+            problem.contention,
+            slowdown=slowdown,
+            links={groups[name]: links[link] for name, link in problem.contention.links.items()},
+            stretch=stretch,
+        ),
+    )
+
+
+def _redacted_marks(problem: Problem) -> dict[str, str]:
+    """Pins of nodes: those that name a module name the node of it that they hold to; without one they mean nothing."""
+    renamed = {}
+    for one in pinned(problem, ()):
+        text, rule = one.pin.text, one.pin.rule
+        if rule.startswith("not ") and one.anchors:
+            renamed[text] = f"{rule} n{one.anchors[0 if rule == 'not before' else -1]}"
+        elif not rule.startswith("not "):
+            renamed[text] = text
+    return renamed
+
+
+def _op(node: Node) -> str:
+    if node.kind is Kind.COLLECTIVE or not node.op:
+        return node.op
+    return node.kind.value
+
+
+def _renamed(what: str, names: Iterable[str]) -> dict[str, str]:
+    """New names that sort as the old ones do."""
+    old = sorted(set(names))
+    width = len(str(len(old) - 1))
+    return {name: f"{what}{k:0{width}}" for k, name in enumerate(old)}

@@ -31,14 +31,120 @@ collective's output. Which memory model a problem is in is decided where it is m
 it shows in what waits allocate and use, never in the code that counts.
 """
 
+import graphlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
-from overlap_sched.problem.check import check_problem
+from overlap_sched.errors import ProblemError
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
-from overlap_sched.problem.node import PART, Group, Kind, Node, NodeId, Storage
+from overlap_sched.problem.sizes import MAX_FLOAT, show_number
+
+NodeId = int
+"""Index of a node in ``Problem.nodes``."""
+StorageId = int
+"""Index of a storage in ``Problem.storages``."""
+Position = int
+"""Index in an order."""
+
+MAX_TOTAL_BYTES = 2**60
+"""All storages together: sums stay exact in 64 bits."""
+MAX_RANKS = 2**31 - 1
+"""Of one process group: ranks are 32-bit integers everywhere."""
+MAX_COUNT = 2**63 - 1
+"""Operations, or bytes moved, of one node."""
+
+
+class Kind(StrEnum):
+    """What a node is."""
+
+    INPUT = "input"
+    COMPUTE = "compute"
+    COLLECTIVE = "collective"
+    WAIT = "wait"
+    OUTPUT = "output"
+
+
+LAUNCH = "launch"
+"""Operator of *launch nodes*: compute in front of a collective that stands for what launching it takes of the compute
+stream. Its name is the collective's with ``.launch`` behind it."""
+FINISH = "finish"
+"""Operator of *finish nodes*: the same in front of a wait, for what it takes where its collective has long been done.
+Its name is the wait's with ``.finish`` behind it."""
+OF_HOST = (LAUNCH, FINISH)
+"""Both: they hold nothing, and go and come with what they stand for."""
+
+PART = "part"
+"""Operator of a wait for one of the collectives that a node waits for. It stands in front of that node, holds nothing,
+and the program waits only where the node is."""
+
+ANY_GROUP = "*"
+"""In ``Node.launches``: on a process group that is not known, so perhaps on each."""
+
+TIMED = (Kind.COMPUTE, Kind.COLLECTIVE)
+"""Kinds of nodes that take time."""
+
+
+class Storage(NamedTuple):
+    """One buffer. Pinned ones (parameters, what the caller keeps) are never freed."""
+
+    bytes: int
+    pinned: bool = False
+
+
+class Group(NamedTuple):
+    """A process group: how many ranks, whether they sit in one node, and if not, on how many nodes (0: not known).
+
+    ``ranks``: which ones; empty: not known. Each rank of a job has groups of its own, so no order may depend on more
+    than how many ranks two of them share.
+    """
+
+    size: int
+    intra_node: bool
+    nodes: int = 0
+    ranks: tuple[int, ...] = ()
+
+
+class Node(NamedTuple):
+    """One step of the graph (a named tuple: ten thousand are made within the few milliseconds a pass may take).
+
+    Attributes:
+        name: Unique in the problem.
+        kind: See :class:`Kind`.
+        deps: Ids of nodes that must run before it: data and hazards alike, all smaller than its own id. Of the output,
+            values in the order in which they are given.
+        alloc: Ids of the storages that it brings to life.
+        use: Ids of the storages that it needs alive, each once (a wait: its collective's inputs and output).
+        time_us: Time on the compute stream; of a collective, on its group's stream. 0 for inputs, waits and outputs.
+        op: Operator, for people and cost models; ``""`` where there is none.
+        group: A collective's process group; ``None`` for other kinds.
+        collective: Of a wait, the id of the collective; ``None`` where that was launched before this graph.
+        flops: Floating-point operations of a compute node.
+        bytes: Bytes read and written by a compute node; the larger side of a collective.
+        launches: Of a compute node that communicates itself, or may: per launch its process group, or
+            :data:`ANY_GROUP`. Where a launch order is kept, its place among the launches is.
+        module: The module of the model that it comes from, ``"layers.3.attention"``; ``""``: not known.
+        marks: Pins that it has itself (:mod:`overlap_sched.problem.pins`).
+    """
+
+    name: str
+    kind: Kind
+    deps: tuple[NodeId, ...] = ()
+    alloc: tuple[StorageId, ...] = ()
+    use: tuple[StorageId, ...] = ()
+    time_us: float = 0.0
+    op: str = ""
+    group: str | None = None
+    collective: NodeId | None = None
+    flops: int = 0
+    bytes: int = 0
+    launches: tuple[str, ...] = ()
+    module: str = ""
+    marks: tuple[str, ...] = ()
+
 
 Order = tuple[NodeId, ...]
 """A permutation of a problem's node ids."""
@@ -53,7 +159,7 @@ class Problem:
     """Nodes in their original order, their storages and process groups; checked when made.
 
     Raises:
-        ProblemError: One of its subclasses, for the first rule that is broken.
+        ProblemError: For the first rule that is broken.
     """
 
     name: str
@@ -65,7 +171,7 @@ class Problem:
     """What compute and communication cost each other at the same time; by default nothing."""
 
     def __post_init__(self) -> None:
-        check_problem(self)
+        _check_problem(self)
 
     @property
     def original_order(self) -> Order:
@@ -167,6 +273,183 @@ class Problem:
     def names(self, order: Order) -> list[str]:
         """The order as node names: what ``--out`` writes and the judge reads."""
         return [self.nodes[v].name for v in order]
+
+
+def check_group(where: str, group: Group) -> None:
+    """Validate a process group; ``where`` names it in the error.
+
+    Raises:
+        ProblemError: Its size is out of range, or its nodes or ranks do not fit its size.
+    """
+    if not 1 <= group.size <= MAX_RANKS:
+        raise ProblemError(
+            f"{where} has size {show_number(group.size)}; it is a number of ranks, 1 to {MAX_RANKS}. Correct it."
+        )
+    if group.nodes and (group.intra_node or not 2 <= group.nodes <= group.size):
+        raise ProblemError(
+            f"{where} has {group.size} ranks on {group.nodes} nodes, and is {'' if group.intra_node else 'not '}in one "
+            "node: these do not fit. Correct them, or leave nodes out."
+        )
+    listed = group.ranks
+    if listed and (len(set(listed)) != group.size or len(listed) != group.size or min(listed) < 0):
+        raise ProblemError(
+            f"{where} has {group.size} ranks and lists {len(listed)}: list each once, from 0 on, or leave ranks out."
+        )
+
+
+def _check_problem(problem: Problem) -> None:
+    """Raise the error for the first rule that is broken: linear, without recursion."""
+    if not problem.nodes:
+        raise ProblemError(
+            f"problem {problem.name!r} has no nodes: there is nothing to schedule. "
+            "Was the graph empty when it was captured?"
+        )
+    if problem.memory_model not in get_args(MemoryModel):
+        raise ProblemError(
+            f"problem {problem.name!r}: memory_model is {problem.memory_model!r}; it is 'runtime' or 'tracker'."
+        )
+    seen: dict[str, int] = {}
+    for v, node in enumerate(problem.nodes):
+        first = seen.setdefault(node.name, v)
+        if first != v:
+            raise ProblemError(
+                f"nodes {first} and {v} are both named {node.name!r}. Orders are lists of names: give each its own."
+            )
+    _check_nodes(problem)
+    _check_storages(problem)
+    for name, group in problem.groups.items():
+        check_group(f"group {name!r}", group)
+    for name, link in problem.contention.links.items():
+        if name not in problem.groups:
+            raise ProblemError(
+                f"contention: group {name!r} has link {link!r}, but the problem's groups are "
+                f"{sorted(problem.groups)}. Name a process group, or leave it out."
+            )
+    total_us = sum(float(node.time_us) for node in problem.nodes)
+    if not math.isfinite(total_us * problem.contention.slowest):
+        raise ProblemError(
+            "the times of all nodes, slowed down by contention, add up to infinity. Are they in microseconds, and is "
+            "no factor too large?"
+        )
+
+
+def _check_nodes(problem: Problem) -> None:
+    nodes, n, forward = problem.nodes, len(problem.nodes), False
+    for v, node in enumerate(nodes):
+        fault = ""
+        for u in node.deps:
+            if not 0 <= u < n:
+                fault = f"depends on node {u}, but ids go from 0 to {n - 1}. Was the list of nodes cut short?"
+            forward = forward or u >= v
+        if node.kind is Kind.COLLECTIVE and node.group not in problem.groups:
+            fault = (
+                f"runs on group {node.group!r}, which is not among the groups {sorted(problem.groups)}. Add it to "
+                "`groups` with its size."
+            )
+        elif node.launches and node.kind is not Kind.COMPUTE:
+            fault = (
+                "has `launches`: those are the process groups on which compute communicates by itself. Make it a "
+                "compute node or drop `launches`."
+            )
+        elif node.kind is Kind.INPUT and node.deps:
+            fault = (
+                f"has dependencies {list(node.deps)}, but inputs are there from the start. Make it a compute node or "
+                "drop them."
+            )
+        elif not 0.0 <= node.time_us <= MAX_FLOAT:
+            fault = f"takes {show_number(node.time_us)} us: times are finite and 0 or more. Check its cost."
+        elif node.time_us and node.kind not in TIMED:
+            fault = (
+                f"takes {show_number(node.time_us)} us: only compute nodes and collectives take time. Make it a "
+                "compute node, or drop its time."
+            )
+        elif not (0 <= node.flops <= MAX_COUNT and 0 <= node.bytes <= MAX_COUNT):
+            what, count = ("bytes", node.bytes) if 0 <= node.flops <= MAX_COUNT else ("flops", node.flops)
+            fault = f"has {show_number(count)} {what}: counts are 0 or more, and below 2**63. Check its cost."
+        elif node.collective is not None:
+            launch = node.collective
+            forward = forward or launch > v
+            if node.kind is not Kind.WAIT:
+                fault = "names a collective to wait for. Only waits do: make it a wait or drop `collective`."
+            elif not 0 <= launch < n or nodes[launch].kind is not Kind.COLLECTIVE:
+                fault = (
+                    f"waits for node {launch}, which is not a collective of this problem. "
+                    "Leave `collective` out where it was launched before this graph."
+                )
+        if fault:
+            raise ProblemError(f"{node.kind.value} {v} ({node.name!r}) {fault}")
+    if forward:
+        _raise_for_forward_dependency(problem)
+
+
+def _raise_for_forward_dependency(problem: Problem) -> None:
+    """Some node depends on one listed after it: a cycle if one exists, else a bad original order."""
+    nodes = problem.nodes
+    before = [{*node.deps} | ({node.collective} if node.collective is not None else set()) for node in nodes]
+    try:
+        graphlib.TopologicalSorter(dict(enumerate(before))).prepare()
+    except graphlib.CycleError as error:
+        ring = error.args[1]
+    else:
+        v = next(v for v, b in enumerate(before) if b and max(b) >= v)
+        raise ProblemError(
+            f"node {v} ({nodes[v].name!r}) is listed before node {max(before[v])} ({nodes[max(before[v])].name!r}), "
+            "on which it depends. List the nodes in an order that can run."
+        )
+    first = ring.index(min(ring))
+    names = [nodes[v].name for v in (*ring[first:-1], *ring[: first + 1])]
+    raise ProblemError(
+        f"nodes wait for each other in a ring of {len(ring) - 1}: {' -> '.join(names[:8])}"
+        f"{' -> ...' if len(names) > 8 else ''}. No order can run it: remove one of these dependencies."
+    )
+
+
+def _check_storages(problem: Problem) -> None:
+    nodes, storages = problem.nodes, problem.storages
+    for s, storage in enumerate(storages):
+        if storage.bytes < 0:
+            raise ProblemError(f"storage {s} has {show_number(storage.bytes)} bytes: sizes are 0 or more.")
+    total = sum(storage.bytes for storage in storages)
+    if total > MAX_TOTAL_BYTES:
+        raise ProblemError(
+            f"all storages together have {show_number(total)} bytes, more than {MAX_TOTAL_BYTES} (2**60). "
+            "Are the sizes in bytes?"
+        )
+    made_by: list[int | None] = [None] * len(storages)
+    for v, node in enumerate(nodes):
+        for s in (*node.alloc, *node.use):
+            if not 0 <= s < len(storages):
+                raise ProblemError(
+                    f"node {v} ({node.name!r}) names storage {s}, but storages go from 0 to {len(storages) - 1}. "
+                    "Was the list of storages cut short?"
+                )
+        for s in node.alloc:
+            first = made_by[s]
+            if first is not None:
+                raise ProblemError(
+                    f"storage {s} is allocated twice, by {nodes[first].name!r} and by {node.name!r}. "
+                    "A storage has one allocation: let the second only use it, or give it a storage of its own."
+                )
+            made_by[s] = v
+    for v, node in enumerate(nodes):
+        if len(node.use) > 1 and len(set(node.use)) < len(node.use):
+            s = next(s for at, s in enumerate(node.use) if s in node.use[:at])
+            raise ProblemError(
+                f"node {v} ({node.name!r}) lists storage {s} twice in `use` and would count as two users of it. "
+                "List it once."
+            )
+        for s in node.use:
+            maker = made_by[s]
+            if maker is None:
+                raise ProblemError(
+                    f"node {v} ({node.name!r}) uses storage {s}, which no node allocates. "
+                    "Add it to the `alloc` of the node that makes it (an input, if it comes from outside)."
+                )
+            if maker > v:
+                raise ProblemError(
+                    f"node {v} ({node.name!r}) uses storage {s} before {nodes[maker].name!r} (node {maker}) "
+                    "allocates it. List the allocating node first."
+                )
 
 
 def _example() -> Problem:

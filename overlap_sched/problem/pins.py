@@ -27,8 +27,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple, cast
 
 from overlap_sched.errors import OptionsError, PinError
-from overlap_sched.problem.model import Problem
-from overlap_sched.problem.node import OF_HOST, Kind, Node, NodeId
+from overlap_sched.problem.model import OF_HOST, Kind, Node, NodeId, Problem
 from overlap_sched.problem.precedence import Pair, by_key, neighbours
 from overlap_sched.problem.sizes import size_given
 

@@ -10,14 +10,15 @@ Compute that communicates by itself (``Node.launches``) is a launch among the ot
 behind the last launch that stood before it: no wait then passes a launch that it followed.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
-from overlap_sched.problem.model import Order, Problem
-from overlap_sched.problem.node import ANY_GROUP, Kind, Node, NodeId, Position
+from overlap_sched.problem.model import ANY_GROUP, Kind, Node, NodeId, Order, Position, Problem
+
+T = TypeVar("T", bound=Hashable)
 
 Preserve = Literal["none", "group", "all", "waits"]
 """Whose launch order is kept: nobody's, that within each process group, or that across all groups, for waits too."""
@@ -139,3 +140,18 @@ def alike(one: Sequence[NodeId], other: Sequence[NodeId]) -> int:
         else:
             high = middle - 1
     return low
+
+
+def reached(start: Iterable[T], following: Callable[[T], Iterable[T]]) -> set[T]:
+    """Find what follows on the first nodes, on that, and so on; they themselves only where they follow on others.
+
+    >>> sorted(reached(["b"], {"a": "b", "b": "cd", "c": "d", "d": ""}.__getitem__))
+    ['c', 'd']
+    """
+    found, todo = set[T](), list(start)
+    while todo:
+        for node in following(todo.pop()):
+            if node not in found:
+                found.add(node)
+                todo.append(node)
+    return found

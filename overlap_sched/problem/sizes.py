@@ -1,11 +1,37 @@
-"""Sizes as people write them: ``"500MB"``, ``"1GiB"``, ``"5%"``."""
+"""Sizes as people write them (``"500MB"``, ``"1GiB"``, ``"5%"``), and the settings of torch's caching allocator.
+
+Keys of ``PYTORCH_ALLOC_CONF`` and how they are read: ``c10/core/AllocatorConfig.cpp`` (torch 2.13 to 2.15)::
+
+    expandable_segments:True          one segment that grows by pages, instead of one segment per large request
+    max_split_size_mb:512             blocks from this size on are not split, and serve only requests of about that
+    max_non_split_rounding_mb:20      how much larger such a block may be than the request
+    large_segment_size_mb:20          segments for requests below 10 MiB, and pages of the large pool
+    roundup_power2_divisions:4        requests are rounded up to so many steps between two powers of two
+    roundup_power2_divisions:[256:1,512:2,>:4]      the same by size in MiB
+
+Others (``garbage_collection_threshold``, which needs a memory fraction to be set; ``pinned_*``; ``release_lock_*``)
+change nothing of what a step reserves. ``backend:cudaMallocAsync`` is another allocator: it is not replayed.
+"""
 
 import math
+import os
 import re
+import sys
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 
 from overlap_sched.errors import OptionsError
+
+MAX_FLOAT = sys.float_info.max
+MIB = 2**20
+NO_LIMIT = 2**63
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Where torch reads its settings; the first that is set counts."""
+
+_INTERVALS = 16
+"""Sizes from 1 MiB to 64 GiB, by powers of two (``kRoundUpPowerOfTwoIntervals``)."""
+_ENTRY = re.compile(r"(\w+):(\[[^\[\]]*\]|[^,\[\]]+)(?:,|$)")
 
 _UNITS = {
     "": 1, "b": 1,
@@ -79,3 +105,140 @@ def size_bytes(size: int | str, whole_bytes: int) -> int | None:
         return None
     number = Fraction(Decimal(match[1]))
     return math.floor(number * whole_bytes / 100) if unit == "%" else math.floor(number * _UNITS[unit])
+
+
+def show_number(number: float) -> str:
+    """A number for an error message; of a huge integer, how large it is."""
+    if isinstance(number, int) and number.bit_length() > 128:
+        return f"{'-' if number < 0 else ''}2**{number.bit_length() - 1} or more"
+    return str(number)
+
+
+@dataclass(frozen=True)
+class AllocatorSettings:
+    """How the caching allocator is set up; the defaults are torch's.
+
+    Attributes:
+        expandable_segments: One segment per pool that grows by pages of 2 MiB (small requests) or 20 MiB.
+        max_split_size_bytes: Blocks from this size on are not split.
+        max_non_split_rounding_bytes: How much larger than a request an unsplit block may be.
+        large_segment_size_bytes: Segments for requests of 1 to 10 MiB; pages of the large pool.
+        roundup_power2_divisions: Steps between two powers of two, for sizes from 2**(20 + k) bytes; 0: none. Empty:
+            none for all.
+    """
+
+    expandable_segments: bool = False
+    max_split_size_bytes: int = NO_LIMIT
+    max_non_split_rounding_bytes: int = 20 * MIB
+    large_segment_size_bytes: int = 20 * MIB
+    roundup_power2_divisions: tuple[int, ...] = ()
+
+    def divisions(self, size: int) -> int:
+        """Steps between two powers of two for a request of so many bytes (``roundup_power2_divisions(size)``)."""
+        if not self.roundup_power2_divisions:
+            return 0
+        return self.roundup_power2_divisions[min(max(size.bit_length() - 1 - 20, 0), _INTERVALS - 1)]
+
+
+PLAIN = AllocatorSettings()
+"""torch's default."""
+EXPANDABLE = AllocatorSettings(expandable_segments=True)
+"""``expandable_segments:True``."""
+
+
+def allocator_named(text: str) -> AllocatorSettings | None:
+    """``plain``, ``expandable``, or settings as in ``PYTORCH_ALLOC_CONF``; ``none``: no allocator.
+
+    Raises:
+        OptionsError: It is none of these.
+    """
+    known = {"none": None, "plain": PLAIN, "expandable": EXPANDABLE}
+    return known[text] if text in known else allocator_settings(text)
+
+
+def settings_in_environment() -> str:
+    """Return what this process gives torch's allocator, ``""`` where nothing (or nothing that can be read) is set."""
+    text = next((os.environ[name] for name in VARIABLES if name in os.environ), "")
+    try:
+        allocator_settings(text)
+    except OptionsError:
+        return ""  # torch says what is wrong with it, where it reads it
+    return text
+
+
+def allocator_settings(text: str) -> AllocatorSettings:
+    """Settings as ``PYTORCH_ALLOC_CONF`` gives them; keys that change nothing here are passed over.
+
+    Raises:
+        OptionsError: It is not ``key:value,key:value``, or a value is not one that torch takes.
+    """
+    given = _entries("".join(text.split()))
+    return AllocatorSettings(
+        expandable_segments=_switch(given.get("expandable_segments", "False"), "expandable_segments"),
+        max_split_size_bytes=_mib(given, "max_split_size_mb", NO_LIMIT),
+        max_non_split_rounding_bytes=_mib(given, "max_non_split_rounding_mb", 20 * MIB),
+        large_segment_size_bytes=_mib(given, "large_segment_size_mb", 20 * MIB),
+        roundup_power2_divisions=_divisions(given.get("roundup_power2_divisions", "")),
+    )
+
+
+def _entries(text: str) -> dict[str, str]:
+    found, at = {}, 0
+    while at < len(text):
+        entry = _ENTRY.match(text, at)
+        if entry is None:
+            raise OptionsError(
+                f"allocator is {text!r}, which cannot be read from {text[at:]!r} on. Write it as in "
+                "PYTORCH_ALLOC_CONF: 'expandable_segments:True,max_split_size_mb:512', or '' for torch's defaults."
+            )
+        found[entry[1]] = entry[2]
+        at = entry.end()
+    return found
+
+
+def _switch(text: str, key: str) -> bool:
+    if text not in ("True", "False"):
+        raise OptionsError(f"allocator has {key}:{text}; it is True or False.")
+    return text == "True"
+
+
+def _mib(given: dict[str, str], key: str, default: int) -> int:
+    text = given.get(key)
+    if text is None:
+        return default
+    least = 20 if key == "max_split_size_mb" else 1
+    if not text.isdecimal() or not least < int(text) < 2**40:
+        raise OptionsError(f"allocator has {key}:{text}; it is a whole number of MiB above {least}.")
+    return int(text) * MIB
+
+
+def _divisions(text: str) -> tuple[int, ...]:
+    """``4``, or ``[256:1,512:2,>:4]``: as in ``parseRoundUpPower2Divisions``."""
+    if not text:
+        return ()
+    if not text.startswith("["):
+        return (_power_of_two(text, 1),) * _INTERVALS
+    result = [0] * _INTERVALS
+    first, last = True, 0
+    for pair in text[1:-1].split(","):
+        size, _, steps = pair.partition(":")
+        value = _power_of_two(steps, 1)
+        if size == ">":
+            result[last + 1 :] = [value] * (_INTERVALS - last - 1)
+            break
+        index = min(_power_of_two(size, 1).bit_length() - 1, _INTERVALS - 1)
+        if first:
+            result[:index] = [value] * index
+            first = False
+        result[index] = value
+        last = index
+    return tuple(result)
+
+
+def _power_of_two(text: str, least: int) -> int:
+    number = int(text) if text.isdecimal() and len(text) < 10 else 0
+    if number < least or number & (number - 1):
+        raise OptionsError(
+            f"allocator has {text!r} in roundup_power2_divisions; sizes in MiB and divisions are powers of two."
+        )
+    return number

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.report.units import duration
-from overlap_sched.scheduler.result import Decision, Schedule
+from overlap_sched.scheduler.driver import Schedule
+from overlap_sched.scheduler.explain import Decision
 
 TAIL = "tail"
 WORDS = {
@@ -31,7 +32,7 @@ class Cause(NamedTuple):
     """One cause and what it costs.
 
     Attributes:
-        name: ``tail``, or what blocked the collectives (:data:`overlap_sched.scheduler.result.Holder`).
+        name: ``tail``, or what blocked the collectives (:data:`overlap_sched.scheduler.driver.Holder`).
         exposed_us: Standstill that it causes.
         collectives: How many collectives it makes compute wait for.
     """

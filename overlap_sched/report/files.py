@@ -9,7 +9,7 @@ from pathlib import Path
 
 from overlap_sched.errors import OutputError
 from overlap_sched.problem import Order, Problem
-from overlap_sched.problem.paths import nameable
+from overlap_sched.problem.file import nameable
 
 
 def write_file(path: str | Path, data: bytes) -> None:
@@ -78,5 +78,5 @@ def _replace(target: Path, data: bytes) -> None:
 
 
 def write_order(path: str | Path, problem: Problem, order: Order) -> None:
-    """Write an order as a JSON list of node names; ``robust`` and ``report`` read it."""
+    """Write an order as a JSON list of node names; ``report`` reads it."""
     write_file(path, (json.dumps(problem.names(order), separators=(",", ":")) + "\n").encode())

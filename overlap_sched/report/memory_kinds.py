@@ -18,9 +18,9 @@ kind before and after. EXAMPLE in its original order, MiB (w is a parameter, x a
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
 from overlap_sched.peak_memory.peak import KINDS, PeakKind, StructuralKinds, idle_steps
 from overlap_sched.problem import Problem
+from overlap_sched.simulate.ledger import LiveRange, LiveRanges
 
 MEMORY_KINDS: tuple[PeakKind, ...] = KINDS
 """All kinds, in the order in which pictures stack them."""
@@ -51,7 +51,7 @@ def _is_saved(span: LiveRange, users: Sequence[int], steps: float) -> bool:
 def memory_by_kind(problem: Problem, order: Sequence[int]) -> dict[PeakKind, list[int]]:
     """Per kind the bytes live while each step of a valid order runs.
 
-    At each step the kinds add up to :func:`overlap_sched.judge.liveness.memory_profile`. O(nodes + uses of storages).
+    At each step the kinds add up to :func:`overlap_sched.judge.validate.memory_profile`. O(nodes + uses of storages).
     """
     kinds = memory_kinds(problem)
     change = {kind: [0] * (len(order) + 1) for kind in MEMORY_KINDS}

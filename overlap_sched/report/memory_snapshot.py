@@ -7,7 +7,7 @@ CUDA Memory Usage", and what ``torch/cuda/_memory_viz.py`` reads (torch 2.13 to 
     segments        what it holds at the end: blocks by address, in use or free
 
 Device 0 is the original order, device 1 the new one. What the allocator does is our replay of it with plain segments
-(:mod:`overlap_sched.peak_memory.allocator.caching`): simulated, as every frame says. A frame names the node that
+(:mod:`overlap_sched.simulate.allocator`): simulated, as every frame says. A frame names the node that
 allocates; where a stack trace has the number of a line it has the position in the order. Files are only written here,
 never read: they are pickles of lists, dictionaries, texts and whole numbers.
 """
@@ -20,15 +20,14 @@ from typing import Any
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.replay import replay
-from overlap_sched.peak_memory.allocator.caching import SMALL_BASE, Address, Block, CachingAllocator
-from overlap_sched.peak_memory.allocator.reserved import requests_of
-from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Kind, Order, Problem
-from overlap_sched.problem.allocator_settings import PLAIN
+from overlap_sched.problem.sizes import PLAIN
 from overlap_sched.report.files import write_file
 from overlap_sched.report.memory_kinds import memory_kinds
 from overlap_sched.report.units import printable
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
+from overlap_sched.simulate.allocator import SMALL_BASE, Address, Block, CachingAllocator, requests_of
+from overlap_sched.simulate.ledger import LiveRanges
 
 PROTOCOL = 4
 """Of pickle: the viewer's script reads 2 to 4."""

@@ -16,9 +16,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TextColumn, 
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from overlap_sched.scheduler.candidate import Candidate
-from overlap_sched.scheduler.stage import Context, Stage, Stages
-from overlap_sched.scheduler.stages import ALL
+from overlap_sched.scheduler.driver import ALL
+from overlap_sched.scheduler.task import Candidate, Context, Stage, Stages
 
 _COUNTED = re.compile(r"\b([\d,]+) of ([\d,]+)\b")
 

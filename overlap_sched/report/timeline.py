@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import memory_profile
 from overlap_sched.problem import Kind, Problem
 
 

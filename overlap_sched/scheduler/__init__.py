@@ -1,1 +1,1 @@
-"""From a problem to an order. Start with :mod:`overlap_sched.scheduler.pipeline`: the phases, one line each."""
+"""From a problem to an order. Start with :mod:`overlap_sched.scheduler.driver`: the phases, one line each."""

@@ -19,20 +19,241 @@ fits in the reference order: then few states are enough, as none of them leads n
 orders that no such run can reach, and may find none. As long as no state is dropped, what it finds is optimal.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.problem.precedence import Pair
-from overlap_sched.scheduler.beam_states import Beam, BeamState, BeamTables
-from overlap_sched.scheduler.candidate import SAME_STEP, Candidate
-from overlap_sched.scheduler.portfolio import close_enough, lowest_peak, simple_bound_us
-from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.result import Reason, Work
-from overlap_sched.scheduler.stage import Context
+from overlap_sched.problem import Kind
+from overlap_sched.problem.precedence import Pair, neighbours
+from overlap_sched.scheduler.runs import close_enough, lowest_peak, simple_bound_us
+from overlap_sched.scheduler.task import SAME_STEP, Candidate, Context, Reason, Reference, Work
+
+MANY = 1_000_000
+
+
+class Beam(NamedTuple):
+    """What one search looks at.
+
+    Attributes:
+        width: States kept per number of nodes run.
+        tried: So many compute nodes, and launches of each stream, are tried next: the first of the reference order.
+        falls_back: Are only states kept from which the rest fits in the reference order?
+        by: Which of states with the same bound are kept: those with the earliest clock, the fewest bytes live, the
+            streams that are done first, or the least left to launch.
+        start: The reference: the order of the base, that with the lowest peak, or the best so far.
+    """
+
+    width: int
+    tried: int = MANY
+    falls_back: bool = True
+    by: Literal["clock", "bytes", "streams", "launches"] = "clock"
+    start: Literal["base", "lowest", "best"] = "base"
+
+
+class BeamState(NamedTuple):
+    """Nodes that have run (as bits), and where that leaves everything; ``trail`` leads back to the beginning.
+
+    Nodes are called by their places in the reference order. A named tuple, as hundreds of thousands are made: a frozen
+    dataclass takes several times as long.
+    """
+
+    done: int
+    ready: tuple[int, ...]  # what takes time on some stream, or memory
+    still: tuple[int, ...]  # what takes neither: views and waits
+    clock_us: float
+    left_us: float  # compute
+    free_us: tuple[float, ...]  # per group: when its stream is free
+    streams_us: tuple[float, ...]  # per group: time of what has not been launched
+    in_flight: tuple[tuple[int, float], ...]  # collectives with waits still to come: when each is finished
+    live_bytes: int
+    peak_bytes: int
+    steps: int
+    bound_us: float
+    trail: "tuple[int, BeamState] | None"
+
+
+class BeamTables:
+    """What stays the same for all states, as bits and tables, by places in the reference order."""
+
+    def __init__(self, reference: Reference, limit: npt.NDArray[np.int64], pairs: Sequence[Pair], search: Beam) -> None:
+        problem, ranges, order, place = reference.problem, reference.live_ranges, reference.order, reference.position
+        priorities = reference.priorities()
+        before, after = neighbours(problem, pairs)
+        self.looked, self._search, self._fits = 0, search, dict[int, bool]()
+        self.limit = np.broadcast_to(limit, len(order)).tolist()
+        self.before = [_bits(place[u] for u in before[v]) for v in order]
+        self.after = [tuple(sorted(place[u] for u in after[v])) for v in order]
+        groups = {group: k for k, group in enumerate(problem.groups)}
+        nodes = [problem.nodes[v] for v in order]
+        self.stream = [groups[node.group or ""] if node.kind is Kind.COLLECTIVE else None for node in nodes]
+        self.waits_for = [-1 if node.collective is None else place[node.collective] for node in nodes]
+        self.waits = [_bits(place[w] for w in problem.waits.get(v, ())) for v in order]
+        self.alloc, self.kept = [ranges.alloc_bytes[v] for v in order], [ranges.kept_bytes[v] for v in order]
+        users = [_bits(at) for at in reference.users]
+        self.frees = [[(users[s], ranges.freed_size[s]) for s in node.use if ranges.freed_size[s]] for node in nodes]
+        self.costs = [reference.costs[v] for v in order]
+        self.level_us = [priorities.bottom_level_us[v] for v in order]
+        self.time_us = [0.0 if node.kind is Kind.WAIT else node.time_us for node in nodes]
+        self.waited_us = [  # of a collective: the longest path from its start to the end through its waits
+            node.time_us + max((priorities.bottom_level_us[w] for w in problem.waits.get(v, ())), default=0.0)
+            for v, node in zip(order, nodes, strict=True)
+        ]
+        streams = [0.0] * len(groups)
+        for k, us in zip(self.stream, self.time_us, strict=True):
+            if k is not None:
+                streams[k] += us
+        self.start = BeamState(  # nothing has run
+            done=0,
+            ready=tuple(at for at, need in enumerate(self.before) if not need and self.costs[at]),
+            still=tuple(at for at, need in enumerate(self.before) if not need and not self.costs[at]),
+            clock_us=0.0,
+            left_us=priorities.total_us,
+            free_us=(0.0,) * len(groups),
+            streams_us=tuple(streams),
+            in_flight=(),
+            live_bytes=ranges.input_bytes,
+            peak_bytes=0,
+            steps=0,
+            bound_us=0.0,
+            trail=None,
+        )
+
+    def successors(self, state: BeamState) -> Iterator[BeamState]:
+        """States behind one more node, with all that costs nothing run after it."""
+        room = self.limit[state.steps] - state.live_bytes
+        for v in self._tried(state):
+            if self.alloc[v] <= room:
+                self.looked += 1
+                after = self.settled(self.run(state, v))
+                if not self._search.falls_back or self._completes(after):
+                    yield after
+
+    def _tried(self, state: BeamState) -> list[int]:
+        """The first few compute nodes, the first few launches of each stream, and the first wait to end."""
+        tried, left = [], [self._search.tried] * (len(state.free_us) + 1)
+        for v in state.ready:
+            k = self.stream[v]
+            at = -1 if k is None else k
+            if left[at]:
+                left[at] -= 1
+                tried.append(v)
+        if state.still:
+            tried.append(min(state.still, key=lambda v: self._finish_us(state, v)))
+        return tried
+
+    def _completes(self, state: BeamState) -> bool:
+        """Does all that has not run fit in the reference order?"""
+        done, live, steps, known = state.done, state.live_bytes, state.steps, self._fits
+        passed, fits = list[int](), True
+        while steps < len(self.limit):
+            if done in known:
+                fits = known[done]
+                break
+            passed.append(done)
+            first = ~done & done + 1
+            v = first.bit_length() - 1
+            if live + self.alloc[v] > self.limit[steps]:
+                fits = False
+                break
+            done |= first
+            steps += 1
+            live += self.kept[v]
+            for users, size in self.frees[v]:
+                if not users & ~done:
+                    live -= size
+        for done in passed:
+            known[done] = fits
+        return fits
+
+    def settled(self, state: BeamState) -> BeamState:
+        """Run everything that takes neither time nor memory, and say what can still come of it."""
+        while (v := self._free(state)) is not None:
+            state = self.run(state, v)
+        return state._replace(bound_us=self._bound_us(state))
+
+    def _free(self, state: BeamState) -> int | None:
+        """The first ready node that takes neither."""
+        for v in state.still:
+            if (
+                state.live_bytes + self.alloc[v] <= self.limit[state.steps]
+                and self._finish_us(state, v) <= state.clock_us
+            ):
+                return v
+        return None
+
+    def _finish_us(self, state: BeamState, v: int) -> float:
+        """When the collective that v waits for is finished; 0 where it waits for none of this graph."""
+        collective = self.waits_for[v]
+        if collective >= 0:
+            for u, us in state.in_flight:
+                if u == collective:
+                    return us
+        return 0.0
+
+    def run(self, state: BeamState, v: int) -> BeamState:
+        """The state after v."""
+        done, ready, still, clock_us, left_us, free_us, streams_us, in_flight, live, peak, steps, _, _ = state
+        k = self.stream[v]
+        done |= 1 << v
+        if k is not None:
+            finish_us = max(clock_us, free_us[k]) + self.time_us[v]
+            free_us = (*free_us[:k], finish_us, *free_us[k + 1 :])
+            streams_us = (*streams_us[:k], streams_us[k] - self.time_us[v], *streams_us[k + 1 :])
+            in_flight = (*in_flight, (v, finish_us)) if self.waits[v] else in_flight
+        elif self.waits_for[v] >= 0:
+            clock_us = max(clock_us, self._finish_us(state, v))
+            in_flight = tuple(pair for pair in in_flight if self.waits[pair[0]] & ~done)
+        else:
+            clock_us += self.time_us[v]
+            left_us -= self.time_us[v]
+        peak = max(peak, live + self.alloc[v])
+        live += self.kept[v]
+        for users, size in self.frees[v]:
+            if not users & ~done:
+                live -= size
+        if self.costs[v]:
+            ready = tuple(u for u in ready if u != v)
+        else:
+            still = tuple(u for u in still if u != v)
+        for w in self.after[v]:
+            if not self.before[w] & ~done:
+                if self.costs[w]:
+                    ready = tuple(sorted((*ready, w)))
+                else:
+                    still = (*still, w)
+        trail = (v, state)
+        return BeamState(
+            done, ready, still, clock_us, left_us, free_us, streams_us, in_flight, live, peak, steps + 1, 0.0, trail
+        )
+
+    def _bound_us(self, state: BeamState) -> float:
+        """No order that goes on from here is shorter."""
+        clock_us, free_us, level_us = state.clock_us, state.free_us, self.level_us
+        bound_us = max(clock_us + state.left_us, *free_us)
+        for is_free_us, left_us in zip(free_us, state.streams_us, strict=True):
+            if left_us > 0:
+                bound_us = max(bound_us, max(clock_us, is_free_us) + left_us)
+        for v in state.ready:
+            k = self.stream[v]
+            if k is not None:  # who needs its launch only does not wait for its stream
+                bound_us = max(bound_us, max(clock_us, free_us[k]) + self.waited_us[v])
+            bound_us = max(bound_us, clock_us + level_us[v])
+        for v in state.still:
+            bound_us = max(bound_us, max(clock_us, self._finish_us(state, v)) + level_us[v])
+        return bound_us
+
+
+def _bits(places: Iterable[int]) -> int:
+    """A set of places as one integer."""
+    bits = 0
+    for at in places:
+        bits |= 1 << at
+    return bits
+
 
 LOOKS, FEWEST = 1_000, 4
 """A unit of effort is worth so many states, by their nodes; no search is worth it with fewer states than the second."""

@@ -1,4 +1,4 @@
-"""Where a graph has several chains, and where on its chain each node is: what depends on no order.
+"""Several chains at once: a reference order that goes from chain to chain, whatever the original order was like.
 
 A chain is compute and communication that need each other in turn. One pass of one model is one chain, with short
 branches; two halves of a batch, or two micro-batches, are two::
@@ -7,14 +7,38 @@ branches; two halves of a batch, or two micro-batches, are two::
     b0 -> launch -> wait -> b1 -> launch -> wait -> b2
 
 What nothing that takes long comes before (a cast, the gather of a weight) belongs to no chain: it can run at any time.
+
+Two halves of a batch, or the forward pass of one micro-batch beside the backward pass of another: while one chain waits
+for its collective, the other can compute. A list scheduler that advances both evenly cannot see that, since both then
+reach their collectives together; nor can one that starts from an order in which they come one after the other::
+
+    in lock-step   compute |= a =|= b =|...............|= a =|= b =|          both stall
+                   stream              |== a ==|== b ==|
+
+    interleaved    compute |= a =|= b =|..|= a =|= b =|                       a computes while b communicates
+                   stream        |== a ==|== b ==|== a ==|
+
+So this order is made without regard for the original one, in simulated time:
+
+1. a wait for what has completed runs at once, as it lets go of memory;
+2. what has just become ready goes on, the longest path first: a chain is left only where all of it waits for a
+   collective, with what else it had to do (weight gradients) done, or where it has gone on for longer than a stage;
+3. then the node with the largest part of its chain still ahead of it: another chain, mostly, and all end together;
+4. what can run at any time (a cast, the gather of a weight) runs when it is first needed. Runs of the list scheduler
+   that start from here launch it sooner.
+
+Where that takes more memory than there is, the same rules choose among the nodes that the completion profile admits.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
-from overlap_sched.problem import Kind, NodeId, Problem
-from overlap_sched.scheduler.priority import CHEAP, Priorities
+from overlap_sched.problem import Kind, NodeId, Order, Problem
+from overlap_sched.problem.precedence import Neighbours, neighbours
+from overlap_sched.scheduler.admission import CompletionProfile, completion_profile
+from overlap_sched.scheduler.task import CHEAP, Priorities, Reference, Task
 
 SECOND_PATH = 0.08
 """There are several chains if the longest path beside the longest path is at least this part of it."""
@@ -135,3 +159,154 @@ def _longest_path(problem: Problem, inner: Sequence[bool], without: frozenset[No
         path.append(v)
         v = last[v]
     return length_us, path
+
+
+_LOOK = 4
+"""So many nodes may be refused before the reference order has its way for one node."""
+
+_Ranked = tuple[float, NodeId]
+"""A node in a heap, behind what it is ranked by."""
+
+
+def interleaved(task: Task, reference: Reference) -> Order:
+    """The order; from a reference within the budget one within the budget. O(n log n) for n nodes, but for memory."""
+    rules = neighbours(task.problem, task.pairs)
+    where = chains(task.problem, reference.priorities(), rules[0])
+    order = _Interleaver(reference, rules, where, None).run()
+    if task.within_budget(order):
+        return order
+    return _Interleaver(reference, rules, where, completion_profile(reference, task.limit)).run()
+
+
+class _Interleaver:
+    """One order in the making; without contention, and with gathers of weights taken to be hidden."""
+
+    def __init__(
+        self, reference: Reference, rules: Neighbours, where: Chains, memory: CompletionProfile | None
+    ) -> None:
+        """Nothing has run; ``memory``: what admits nodes, ``None``: all are."""
+        problem, priorities = reference.problem, reference.priorities()
+        self.nodes, self.reference, self.memory = problem.nodes, reference, memory
+        self.before, self.after = rules
+        self.us, self.level_us = priorities.compute_us, priorities.bottom_level_us
+        self.chains = where
+        self.on_demand, self.ahead = self.chains.on_demand, self.chains.ahead
+        self.open_before = [sum(not self.on_demand[u] for u in before) for before in self.before]
+        self.has_run = [False] * len(self.nodes)
+        self.order: list[NodeId] = []
+        self.clock_us = 0.0
+        self.since_us = 0.0  # compute since a chain was last left
+        self.free_us = dict.fromkeys(problem.groups, 0.0)
+        self.finish_us: dict[NodeId, float] = {}
+        # heaps: what goes on, by path; what could begin or go on again, by part of its chain; waits that would stall
+        self.at_hand: list[_Ranked] = []
+        self.ready: list[_Ranked] = []
+        self.in_flight: list[_Ranked] = []
+        self.refused: list[NodeId] = []
+
+    def run(self) -> Order:
+        for v in self.reference.order:
+            if self.nodes[v].kind is not Kind.INPUT:
+                break
+            self._run(v)  # inputs that lead the order go on to lead it
+        for v, begins in enumerate(self.chains.begins):
+            if begins:
+                heappush(self.ready, (-self.ahead[v], v))
+        while (chosen := self._next()) is not None:
+            if self._admitted(chosen):
+                self._return_refused()
+            else:
+                self._refuse(chosen)
+        for v in self.reference.order:  # outputs, and what nobody needs
+            if not self.has_run[v]:
+                self._run(v)
+        return tuple(self.order)
+
+    def _next(self) -> NodeId | None:
+        """The node to run next, taken out; ``None``: all that is left is outputs and what nobody needs."""
+        while True:
+            for heap in (self.at_hand, self.ready, self.in_flight):
+                while heap and self.has_run[heap[0][1]]:
+                    heappop(heap)
+            if self.in_flight and self.in_flight[0][0] <= self.clock_us:
+                return heappop(self.in_flight)[1]
+            if self.at_hand:
+                return heappop(self.at_hand)[1]
+            if self.ready and not self._too_early(self.ready[0][1]):
+                self.since_us = 0.0
+                return heappop(self.ready)[1]
+            if not self.in_flight:
+                return self.refused.pop() if self.refused else None
+            self.clock_us = self.in_flight[0][0]
+
+    def _too_early(self, v: NodeId) -> bool:
+        """Does v begin something new, of which what is in flight is not in need yet? Memory is not spent on it."""
+        if not self.chains.begins[v] or not self.in_flight:
+            return False
+        return max(self.ahead[w] for _, w in self.in_flight) > self.ahead[v]
+
+    def _admitted(self, v: NodeId) -> bool:
+        """Run v behind what it needs of what runs on demand; ``False``: memory refused a part of it."""
+        todo = [v]
+        while todo:
+            u = todo[-1]
+            needed = [w for w in self.before[u] if not self.has_run[w]]
+            todo += reversed(needed)
+            if needed:
+                continue
+            todo.pop()
+            if self.has_run[u]:
+                continue
+            if self.memory is not None and not self.memory.admits(u):
+                return False
+            self._run(u)
+        return True
+
+    def _refuse(self, v: NodeId) -> None:
+        """Try others; after a few of them the reference order has its way."""
+        self.refused.append(v)
+        if self.memory is not None and (len(self.refused) >= _LOOK or not (self.at_hand or self.ready)):
+            self._run(self.memory.order[self.memory.first])
+            self._return_refused()
+
+    def _return_refused(self) -> None:
+        for v in self.refused:
+            heappush(self.ready, (-self.ahead[v], v))
+        self.refused.clear()
+
+    def _run(self, v: NodeId) -> None:
+        node = self.nodes[v]
+        self.has_run[v] = True
+        self.order.append(v)
+        if self.memory is not None:
+            self.memory.run(v)
+        if node.kind is Kind.COLLECTIVE:
+            group, hidden = node.group or "", self.on_demand[v]
+            self.finish_us[v] = 0.0 if hidden else max(self.clock_us, self.free_us[group]) + node.time_us
+            self.free_us[group] = max(self.free_us[group], self.finish_us[v])
+        elif node.kind is Kind.WAIT:
+            self.clock_us = max(self.clock_us, self._completed_us(v))
+        else:
+            self.clock_us += self.us[v]
+            self.since_us += self.us[v]
+        if not self.on_demand[v]:
+            self._release(v, goes_on=node.kind is not Kind.WAIT and self.since_us <= self.chains.stage_us)
+
+    def _release(self, v: NodeId, goes_on: bool) -> None:
+        """Node v has run: what needs nothing else is ready, and at hand if the chain goes on."""
+        for w in self.after[v]:
+            self.open_before[w] -= 1
+            if self.open_before[w] or self.nodes[w].kind is Kind.OUTPUT:
+                continue
+            completed_us = self._completed_us(w)
+            if completed_us > self.clock_us:
+                heappush(self.in_flight, (completed_us, w))
+            elif goes_on:
+                heappush(self.at_hand, (-self.level_us[w], w))
+            else:
+                heappush(self.ready, (-self.ahead[w], w))
+
+    def _completed_us(self, v: NodeId) -> float:
+        """Return when the collective of a wait is finished; 0 for other nodes."""
+        collective = self.nodes[v].collective
+        return 0.0 if collective is None else self.finish_us.get(collective, 0.0)

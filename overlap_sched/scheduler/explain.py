@@ -1,7 +1,9 @@
 """Why each collective went where it went: the record that reports and tests read."""
 
 from bisect import bisect_right
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -9,11 +11,52 @@ import numpy.typing as npt
 from overlap_sched.judge.replay import Replay
 from overlap_sched.problem import Kind, Order, Position, Problem
 from overlap_sched.problem.precedence import Pair
-from overlap_sched.scheduler.apart import clashes
-from overlap_sched.scheduler.candidate import Candidate, Task
-from overlap_sched.scheduler.result import Decision, Holder, Reason
+from overlap_sched.scheduler.restrictions import clashes
+from overlap_sched.scheduler.task import Candidate, Reason, Task
 
 _ROUNDING = 1e-9  # relative: less than this is not exposed but rounded
+
+
+Holder = Literal["nothing", "dependency", "memory", "stream", "start", "choice"]
+"""What kept a collective from being hidden better: nothing (it is hidden), a dependency (it could not be launched
+sooner), memory (its storage did not fit), its stream (another collective was still on it), the start of the graph (it
+was launched at once), or the scheduler's own choice (dependencies and live bytes allow an earlier launch). A launch
+order, pins and groups apart, where asked for, count as dependencies."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Where one collective went, why, and what it cost.
+
+    Attributes:
+        collective: Node id.
+        position: Position of its launch in the order. original_position: in the original order.
+        reason: Why it was launched there.
+        launch_us: When the compute stream reached its launch. start_us, finish_us: when it ran on its stream.
+        wait_us: When the compute stream reached its first wait (the end of the step if it has none).
+        hidden_us: Part of its time during which compute ran. exposed_us: stalls at its waits.
+        under: Ids of up to three compute nodes that hide most of it, longest first.
+        held_by: What held it back.
+        held_node: The dependency that finished last, or the collective that was on the stream; else ``None``.
+        over_bytes: By how many bytes the first refused launch would have broken the budget (0: never refused).
+        over_position: At which node's step, as its position in the original order; ``None``: never refused.
+    """
+
+    collective: int
+    position: int
+    original_position: int
+    reason: Reason
+    launch_us: float
+    start_us: float
+    finish_us: float
+    wait_us: float
+    hidden_us: float
+    exposed_us: float
+    under: tuple[int, ...]
+    held_by: Holder
+    held_node: int | None
+    over_bytes: int
+    over_position: int | None
 
 
 def decisions(problem: Problem, timeline: Replay, best: Candidate, task: Task | None = None) -> tuple[Decision, ...]:

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.problem import Kind, Node, NodeId
-from overlap_sched.problem.node import StorageId
+from overlap_sched.problem import Kind, Node, NodeId, StorageId
 from overlap_sched.transform import recipes
 from overlap_sched.transform.draft import Draft, unique
 from overlap_sched.transform.members import WAIT, Alike, Member, awaited, check_alike, launched, member, replaced

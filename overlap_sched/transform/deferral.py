@@ -15,14 +15,15 @@ last launch and add nothing to the end, as long as all of a stream are done by t
 needs it and keeps what it uses alive until the end; as many as memory admits, those first that hide most.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.problem import Kind, Order, Problem
+from overlap_sched.problem import Kind, NodeId, Order, Problem
+from overlap_sched.problem.precedence import positions
+from overlap_sched.simulate.ledger import LiveRanges
 
 _GRAIN = 0.004
 """Compute of less than this part of the tail is not worth a move."""
@@ -34,85 +35,84 @@ _MOST_JOBS = 256
 
 @dataclass(frozen=True)
 class Job:
-    """Compute with all that needs it; microseconds of its collectives behind the last launch, and beside it."""
+    """Compute with all that needs it; microseconds of its collectives, per group."""
 
-    nodes: frozenset[int]
+    nodes: frozenset[NodeId]
     compute_us: float
-    comm_us: float
-    beside_us: Mapping[str | None, float]
+    comm_us: Mapping[str | None, float]
 
     @property
-    def longest_us(self) -> float:
-        """The longest time of its collectives, on one stream."""
-        return max([self.comm_us, *self.beside_us.values()])
+    def rank(self) -> tuple[int, float]:
+        """Johnson's: first those whose communication is longer, the shortest compute first; then the longest first."""
+        longest_us = max(self.comm_us.values(), default=0.0)
+        return (0, self.compute_us) if longest_us > self.compute_us else (1, -longest_us)
 
 
-def admitted(
-    live_ranges: LiveRanges,
-    order: Order,
-    limit: npt.NDArray[np.int64],
-    last: int,
-    tail_us: float,
-    added_us: Callable[[int], float],
-) -> list[Job]:
-    """Jobs that hide what follows a launch, the best first, with memory for them from where they are to the end."""
-    nodes, maker = live_ranges.problem.nodes, live_ranges.problem.maker
-    position = dict(zip(order, range(len(order)), strict=True))
-    room = limit - live_ranges.profile(order)
-    taken: set[int] = set()  # nodes of jobs so far
-    kept: set[int] = set()  # and the storages that they keep alive until the end
-    jobs: list[Job] = []
-    hidden_us = 0.0
-    beside_us: dict[str | None, float] = {}
-    for job in _candidates(live_ranges.problem, order, position, last, tail_us, added_us):
+def defer_compute(
+    live_ranges: LiveRanges, order: Order, budget_bytes: int, tail_us: float, added_us: Callable[[NodeId], float]
+) -> tuple[Order, frozenset[NodeId]]:
+    """Return an order with compute deferred behind its last launch, and the collectives deferred with it.
+
+    Its own step may be longer: it is made for somebody who will put those collectives together.
+
+    Args:
+        live_ranges: Of the problem.
+        order: A valid order with collectives, within the budget.
+        budget_bytes: What the peak may be; the order made keeps to it.
+        tail_us: How much is to be hidden.
+        added_us: By collective, what it adds to the end: of one that goes together with others, less than its time.
+    """
+    problem, position = live_ranges.problem, positions(order)
+    last = max(position[v] for v in problem.collectives)
+    last_group = problem.nodes[order[last]].group
+    room = budget_bytes - live_ranges.profile(order)
+    moved, kept, jobs, hidden_us = set[NodeId](), set[int](), list[Job](), 0.0
+    beside_us: dict[str | None, float] = defaultdict(float)
+    for job in _candidates(problem, order, last, tail_us, added_us):
         if hidden_us >= tail_us:
             break
-        if job.nodes & taken or any(beside_us.get(g, 0.0) + us > tail_us for g, us in job.beside_us.items()):
+        beside = {group: us for group, us in job.comm_us.items() if group != last_group}
+        if job.nodes & moved or any(beside_us[group] + us > tail_us for group, us in beside.items()):
             continue
-        keeps = {
-            s for v in job.nodes for s in nodes[v].use if live_ranges.freed_size[s] and maker[s] not in job.nodes
-        } - kept
+        uses = {s for v in job.nodes for s in problem.nodes[v].use if live_ranges.freed_size[s]}
+        keeps = {s for s in uses - kept if problem.maker[s] not in job.nodes}
         held = np.zeros_like(room)
         for s in keeps:
             held[max(position[v] for v in live_ranges.users[s]) + 1 :] += live_ranges.freed_size[s]
         if (held <= room).all():
             room -= held
-            taken |= job.nodes
+            moved |= job.nodes
             kept |= keeps
             jobs.append(job)
-            hidden_us += job.compute_us - job.comm_us
-            for group, us in job.beside_us.items():
-                beside_us[group] = beside_us.get(group, 0.0) + us
-    return jobs
+            hidden_us += job.compute_us - job.comm_us.get(last_group, 0.0)
+            for group, us in beside.items():
+                beside_us[group] += us
+    made = _place_behind(problem, order, last, jobs, moved)
+    if not jobs or int(live_ranges.profile(made).max()) > budget_bytes:
+        return order, frozenset()
+    return made, frozenset(moved.intersection(problem.collectives))
 
 
 def _candidates(
-    problem: Problem,
-    order: Order,
-    position: dict[int, int],
-    last: int,
-    tail_us: float,
-    added_us: Callable[[int], float],
+    problem: Problem, order: Order, last: int, tail_us: float, added_us: Callable[[NodeId], float]
 ) -> list[Job]:
     """Jobs whose compute is longer than their communication: those that hide most of it first, the later first."""
     found: list[tuple[float, int, Job]] = []
+    position, last_group = positions(order), problem.nodes[order[last]].group
     for at, v in enumerate(order[:last]):
-        if problem.nodes[v].kind is not Kind.COMPUTE:
+        job = _job(problem, v, added_us) if problem.nodes[v].kind is Kind.COMPUTE else None
+        if job is None or order[last] in job.nodes:
             continue
-        job = _job(problem, v, problem.nodes[order[last]].group, added_us)
-        if job is None or order[last] in job.nodes or job.compute_us <= max(job.comm_us, _GRAIN * tail_us):
+        if job.compute_us <= max(job.comm_us.get(last_group, 0.0), _GRAIN * tail_us):
             continue
-        before = max(
-            (position[u] for w in job.nodes for u in problem.predecessors[w] if u not in job.nodes), default=-1
-        )
-        after = min((position[u] for w in job.nodes for u in problem.successors[w] if u not in job.nodes), default=last)
-        if before < last <= after:
-            found.append((job.longest_us / job.compute_us, -at, job))
-    found.sort(key=lambda candidate: candidate[:2])
-    return [job for *_, job in found[:_MOST_JOBS]]
+        before = {u for w in job.nodes for u in problem.predecessors[w]} - job.nodes
+        after = {u for w in job.nodes for u in problem.successors[w]} - job.nodes
+        if all(position[u] < last for u in before) and all(position[u] >= last for u in after):
+            found.append((max(job.comm_us.values(), default=0.0) / job.compute_us, -at, job))
+    return [job for *_, job in sorted(found, key=lambda one: one[:2])[:_MOST_JOBS]]
 
 
-def _job(problem: Problem, v: int, last_group: str | None, added_us: Callable[[int], float]) -> Job | None:
+def _job(problem: Problem, v: NodeId, added_us: Callable[[NodeId], float]) -> Job | None:
     """Node v and all that needs it but the output; ``None`` where that is much."""
     nodes, todo = {v}, [v]
     while todo:
@@ -122,29 +122,22 @@ def _job(problem: Problem, v: int, last_group: str | None, added_us: Callable[[i
                 todo.append(w)
         if len(nodes) > _MOST_NODES:
             return None
-    compute_us = sum(problem.nodes[w].time_us for w in nodes if problem.nodes[w].kind is Kind.COMPUTE)
-    beside_us: dict[str | None, float] = {}
+    compute_us, comm_us = 0.0, defaultdict[str | None, float](float)
     for w in nodes:
-        if problem.nodes[w].kind is Kind.COLLECTIVE:
-            group = problem.nodes[w].group
-            beside_us[group] = beside_us.get(group, 0.0) + added_us(w)
-    return Job(frozenset(nodes), compute_us, beside_us.pop(last_group, 0.0), beside_us)
+        if problem.nodes[w].kind is Kind.COMPUTE:
+            compute_us += problem.nodes[w].time_us
+        elif problem.nodes[w].kind is Kind.COLLECTIVE:
+            comm_us[problem.nodes[w].group] += added_us(w)
+    return Job(frozenset(nodes), compute_us, comm_us)
 
 
-def _johnson(job: Job) -> tuple[int, float]:
-    """First those whose communication is longer, the shortest compute first; then the longest communication first."""
-    return (0, job.compute_us) if job.longest_us > job.compute_us else (1, -job.longest_us)
-
-
-def with_deferred(problem: Problem, order: Order, last: int, jobs: Sequence[Job]) -> Order:
-    """The order with jobs behind its last launch, in Johnson's order; what waits for them behind all of them."""
-    moved = {v for job in jobs for v in job.nodes}
-    launched: list[int] = []
-    completed: set[int] = set()
-    for job in sorted(jobs, key=_johnson):
+def _place_behind(problem: Problem, order: Order, last: int, jobs: list[Job], moved: set[NodeId]) -> Order:
+    """Place jobs behind the last launch, in Johnson's order; what waits for them behind all of them."""
+    launched: list[NodeId] = []
+    completed: set[NodeId] = set()
+    for job in sorted(jobs, key=lambda job: job.rank):
         for v in sorted(job.nodes):
-            waits = problem.nodes[v].kind is Kind.WAIT or any(u in completed for u in problem.predecessors[v])
-            if waits:
+            if problem.nodes[v].kind is Kind.WAIT or any(u in completed for u in problem.predecessors[v]):
                 completed.add(v)
             else:
                 launched.append(v)

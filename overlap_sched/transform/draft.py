@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.problem import Group, Kind, Node, NodeId, Problem, Storage
-from overlap_sched.problem.node import FINISH, LAUNCH, OF_HOST, StorageId
+from overlap_sched.problem import FINISH, LAUNCH, OF_HOST, Group, Kind, Node, NodeId, Problem, Storage, StorageId
 from overlap_sched.problem.precedence import launched_on
 
 

@@ -12,8 +12,7 @@ allocated as the whole was.
 from collections.abc import Sequence
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.problem import Kind, Node, NodeId
-from overlap_sched.problem.node import StorageId
+from overlap_sched.problem import Kind, Node, NodeId, StorageId
 from overlap_sched.transform.bucket import CAT, CLONE, SLICE, VIEW
 from overlap_sched.transform.draft import Draft, unique
 from overlap_sched.transform.fission import Fission, Leave, Slice

@@ -17,9 +17,8 @@ from collections.abc import Iterable
 
 from overlap_sched.cost.model import Compute
 from overlap_sched.errors import RewriteError
-from overlap_sched.problem import Kind, Node, NodeId, Problem
-from overlap_sched.problem.node import OF_HOST, StorageId
-from overlap_sched.problem.reached import reached
+from overlap_sched.problem import OF_HOST, Kind, Node, NodeId, Problem, StorageId
+from overlap_sched.problem.precedence import reached
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.recompute import is_view, writes

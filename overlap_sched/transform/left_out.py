@@ -16,7 +16,7 @@ from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.records import Record
 from overlap_sched.transform.rewrites import Bucket, Recompute, Regather, Rewrite, Stream, to_json
-from overlap_sched.transform.trial import POLICIES, Trial, TrialContext, tried
+from overlap_sched.transform.search import POLICIES, RewriteSearch, Trial, schedule_rewritten
 
 
 class Left(NamedTuple):
@@ -55,7 +55,7 @@ def left_out(found: Plan, prices: Prices, alike: Alike | None = None, most: int 
     if not found.rewrites:
         return ()
     own = next(one for one in found.trials if one.problem is not None and one.rewrites == found.rewrites)
-    asked = TrialContext(found.without.problem, prices, alike, found.without.budget_bytes)
+    asked = RewriteSearch(found.without.problem, prices, alike, found.without.budget_bytes)
     with_us = _again(asked, own, found.rewrites).step_us
     return tuple(_left(asked, own, record.rewrite, with_us) for record in largest(found.records, most))
 
@@ -82,13 +82,13 @@ def without(rewrites: Sequence[Rewrite], one: Rewrite) -> tuple[Rewrite, ...]:
     return tuple(rest)
 
 
-def _left(asked: TrialContext, own: Trial, one: Rewrite, with_us: float) -> Left:
+def _left(asked: RewriteSearch, own: Trial, one: Rewrite, with_us: float) -> Left:
     trial = _again(asked, own, without(own.rewrites, one))
     return Left(one, trial.step_us, with_us, trial.why_not)
 
 
-def _again(asked: TrialContext, own: Trial, rewrites: Sequence[Rewrite]) -> Trial:
-    return tried(asked, own.what, rewrites, own.start, math.inf, own.policies[:1] or POLICIES)
+def _again(asked: RewriteSearch, own: Trial, rewrites: Sequence[Rewrite]) -> Trial:
+    return schedule_rewritten(asked, own.what, rewrites, own.start, math.inf, own.policies[:1] or POLICIES)
 
 
 def left_json(found: Sequence[Left]) -> list[dict[str, Any]]:

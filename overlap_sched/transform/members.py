@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.problem import Kind, Node, NodeId
-from overlap_sched.problem.node import FINISH, LAUNCH, StorageId
+from overlap_sched.problem import FINISH, LAUNCH, Kind, Node, NodeId, StorageId
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.rewrites import BUCKETED
 

@@ -9,8 +9,7 @@ from collections.abc import Collection, Sequence
 
 from overlap_sched.cost.model import Compute
 from overlap_sched.errors import RewriteError
-from overlap_sched.problem import Node, NodeId, Problem, Storage
-from overlap_sched.problem.node import StorageId
+from overlap_sched.problem import Node, NodeId, Problem, Storage, StorageId
 from overlap_sched.transform.bucket import CAT, CLONE
 from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.prices import Prices

@@ -1,47 +1,88 @@
-"""A plan: rewrites and an order of what they make, judged against the best order of the graph as it was.
+"""A plan: rewrites of collectives and an order of what they make, judged against the best order of the graph as it was.
 
     found = plan(problem, prices, Options(rewrites=("bucket",)))
     found.schedule.scheduled.step_us <= found.without.scheduled.step_us     always
 
 The budget is that of the graph as it was, and so is ``memory_limit``, where the best order without rewrites runs in it.
-A plan whose judges find anything wrong is none: the graph stays, in its best order.
+A plan that a judge objects to is not used: the graph stays, in its best order.
+
+Merging saves latency on a stream and costs memory, copies, and the time until the first member may be used; to keep
+what is gathered saves a gather and costs memory; which of them binds shows only in a schedule. So candidates are
+scheduled, few of them (:mod:`overlap_sched.transform.search`), and the best is kept::
+
+    the best order without rewrites                       always a candidate
+      -> keep           gathers for their next use, where that fits                   gathers
+      -> buckets        what is left goes together, on one stream or two; then all    buckets
+      -> gather again   what is held where memory is short                            gathers
+      -> copied         the best again with copies, where both forms may be used
+      -> again          the best from its own order, while that helps
+      -> finish         all that the scheduler does, on the best
+      -> verify         the judges look at it; else no rewrites
+
+Looking for rewrites takes time once, and what it finds is gained in every step. So what can be gained is bounded first,
+and no more is tried than that pays back soon::
+
+    latency of all collectives that could be merged, and what launching them takes,
+    time of all gathers of what was gathered before     below the goal of the scheduler: nothing is tried
+    the same, or all that is exposed where that is less,
+    times PAYBACK_STEPS                                 so long may the search take, counted in runs
 """
 
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.replay import replay
-from overlap_sched.judge.together import together_violation
-from overlap_sched.judge.validate import REPLAY_TOLERANCE, measure, violation
-from overlap_sched.options import Options, replayed_allocator
+from overlap_sched.judge.validate import REPLAY_TOLERANCE, measure, together_violation, violation
+from overlap_sched.options import Options, replayed_allocator, rewrites_wanted
 from overlap_sched.problem import Problem
-from overlap_sched.scheduler.apart import clashes, kept_apart
-from overlap_sched.scheduler.best import phases
-from overlap_sched.scheduler.candidate import Candidate, Task
-from overlap_sched.scheduler.collector import no_collection
-from overlap_sched.scheduler.device import DeviceLimit
+from overlap_sched.scheduler.driver import Schedule, figures_of, no_collection, schedule
 from overlap_sched.scheduler.explain import decisions
-from overlap_sched.scheduler.pipeline import figures_of, schedule
-from overlap_sched.scheduler.portfolio import close_enough
-from overlap_sched.scheduler.result import Schedule
-from overlap_sched.transform.apply import NOT_KNOWN, apply
+from overlap_sched.scheduler.restrictions import DeviceLimit, clashes, kept_apart
+from overlap_sched.scheduler.runs import FAR_AHEAD, GOAL_PERCENT, IN_ORDER, busy_us, close_enough
+from overlap_sched.scheduler.task import Candidate, Task
+from overlap_sched.transform.buckets import (
+    batch_time,
+    host_times,
+    keys_of,
+    latency_us,
+    mates_in,
+    reductions,
+    try_buckets,
+    without_latency,
+)
+from overlap_sched.transform.gathers import gathered_twice, try_gathering_again, try_keeping
 from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.records import Record, records
-from overlap_sched.transform.rewrites import Form, Rewrite
-from overlap_sched.transform.search import search
-from overlap_sched.transform.trial import Refuses, Trial, TrialContext, nothing
-from overlap_sched.transform.wanted import Wanted, least_compute_us, most_gain_us, most_runs, refused, wanted_of
+from overlap_sched.transform.rewrites import BUCKETED, Bucket, Form, Rewrite, Stream
+from overlap_sched.transform.search import (
+    Refuses,
+    RewriteSearch,
+    SearchState,
+    Trial,
+    finish,
+    refuse_nothing,
+    schedule_again,
+)
 
 FORMS: tuple[Form, ...] = ("coalesced", "copied")
 """Forms of buckets, the one preferred first: coalesced ones copy nothing."""
+GATHERS = ("all_gather_into_tensor",)
+"""Operators that copy and sum nothing."""
+AGAIN, POLICIES_AGAIN = 3, (FAR_AHEAD, IN_ORDER)
+"""The best is scheduled so many times from its own order, as long as that helps, by these: the other policies are among
+those that the stages run from that order in any case."""
 FINISHED = 2
 """So many of the shortest trials are scheduled to the end, until one is taken."""
+PAYBACK_STEPS = 1_000
+"""What the search takes, so many steps must be able to give back."""
+NODE_US = 20.0
+"""What a run of the list scheduler takes per node, roughly: for that alone, as nothing is timed."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +97,7 @@ class Plan:
         trials: All that was tried, in this order.
         plan_s: Seconds that it took beyond ``without`` (for people; nothing depends on it).
         fell_back: Why rewrites that were found are not used; ``None``: none were, or they are.
-        refused: Why collectives stay as they are, see :func:`overlap_sched.transform.wanted.refused`.
+        refused: Why collectives stay as they are, see :func:`refused`.
     """
 
     rewrites: tuple[Rewrite, ...]
@@ -69,6 +110,43 @@ class Plan:
     refused: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What may be tried.
+
+    Attributes:
+        forms: Of buckets, the one preferred first; none: no buckets.
+        ops: Operators that may be bucketed.
+        streams: Whether reductions may go to a second communicator.
+        keeps: Whether what is gathered may be kept for its next use. regathers: or gathered again.
+        least: What part of a step is worth a rewrite: the goal of the scheduler, to which no order is improved either.
+    """
+
+    forms: tuple[Form, ...]
+    ops: tuple[str, ...]
+    streams: bool
+    keeps: bool
+    regathers: bool
+    least: float
+
+    @property
+    def beyond_bound(self) -> bool:
+        """May anything be tried whose gain nothing bounds?"""
+        return self.streams or self.regathers
+
+
+def wanted_of(options: Options, forms: Sequence[Form]) -> Wanted:
+    """Return what these options and a backend that knows these forms of buckets admit."""
+    kinds, least = rewrites_wanted(options), GOAL_PERCENT / 100 / max(options.effort, 1)
+    used: tuple[Form, ...] = ()
+    if "bucket" in kinds:
+        used = tuple(forms)
+    elif "coalesce_gathers" in kinds and "coalesced" in forms:
+        used = ("coalesced",)
+    ops = BUCKETED if "bucket" in kinds else GATHERS
+    return Wanted(used, ops, "stream" in kinds, "keep" in kinds, "regather" in kinds, least)
+
+
 @no_collection()
 def plan(
     problem: Problem,
@@ -76,7 +154,7 @@ def plan(
     options: Options,
     alike: Alike | None = None,
     forms: Sequence[Form] = FORMS,
-    refuses: Refuses = nothing,
+    refuses: Refuses = refuse_nothing,
 ) -> Plan:
     """Choose rewrites and an order.
 
@@ -92,171 +170,164 @@ def plan(
     Raises:
         OptionsError: No form. VerificationError: with ``strict=True``, where a plan is not what it was thought to be.
     """
-    looked_for = _Search.of(problem, prices, options, alike, forms, refuses)
+    if not forms:
+        raise OptionsError("forms is empty: buckets are coalesced, copied, or both.")
+    wanted = wanted_of(options, forms)
+    gain_us = most_gain_us(problem, prices, alike, wanted)
     without = schedule(problem, replace(options, rewrites=()))
-    made = _rewritten(without, looked_for) if looked_for.gain_us else Plan((), without, without)
-    return replace(made, refused=refused(problem, alike, looked_for.wanted, refuses))
+    made, broken, began = Plan((), without, without), None, time.perf_counter()
+    try:
+        if gain_us:
+            search = RewriteSearch(problem, prices, alike, without.budget_bytes, wanted.ops, refuses)
+            made = _best(without, _search(without, search, wanted, gain_us), search)
+            broken = _broken_promise(made) if made.rewrites else None
+    except Exception as error:  # what fails here must not take the training job with it
+        broken = f"choosing rewrites failed: {type(error).__name__}: {error}"
+        if options.strict:
+            raise VerificationError(broken) from error
+    if broken is not None:
+        message = f"overlap_sched rewrites nothing in {problem.name!r}: {broken}"
+        if options.strict:
+            raise VerificationError(message)
+        warnings.warn(message, OverlapSchedWarning, stacklevel=4)
+        made = Plan((), without, without, trials=made.trials, fell_back=broken)
+    return replace(made, plan_s=time.perf_counter() - began, refused=refused(problem, alike, wanted, refuses))
 
 
-@no_collection()
 def plan_of_rewrites(
     problem: Problem,
     prices: Prices,
     options: Options,
     alike: Alike | None = None,
     forms: Sequence[Form] = FORMS,
-    refuses: Refuses = nothing,
+    refuses: Refuses = refuse_nothing,
 ) -> Plan | None:
     """The same for who wants no order but that of a rewritten graph; ``None``: nothing is rewritten.
 
     First what bounds the gain, which is linear.
     """
-    looked_for = _Search.of(problem, prices, options, alike, forms, refuses)
-    if not looked_for.gain_us:
+    if forms and not most_gain_us(problem, prices, alike, wanted_of(options, forms)):
         return None
-    made = _rewritten(schedule(problem, replace(options, rewrites=())), looked_for)
+    made = plan(problem, prices, options, alike, forms, refuses)
     return made if made.rewrites else None
 
 
-@dataclass(frozen=True)
-class _Search:
-    """What is looked for: what may be tried, the most that it can gain, and as in :func:`plan`."""
+def most_gain_us(problem: Problem, prices: Prices, alike: Alike | None, wanted: Wanted) -> float:
+    """No rewrites take more off the step: all latency that buckets could save, launches, and gathers that need not be.
 
-    wanted: Wanted
-    gain_us: float
-    prices: Prices
-    alike: Alike | None
-    refuses: Refuses
-
-    @classmethod
-    def of(
-        cls,
-        problem: Problem,
-        prices: Prices,
-        options: Options,
-        alike: Alike | None,
-        forms: Sequence[Form],
-        refuses: Refuses,
-    ) -> "_Search":
-        if not forms:
-            raise OptionsError("forms is empty: buckets are coalesced, copied, or both.")
-        wanted = wanted_of(options, forms)
-        return cls(wanted, most_gain_us(problem, prices, alike, wanted), prices, alike, refuses)
+    Linear, without scheduling. 0 where it is less than what is worth a rewrite; ``inf``: nothing is known.
+    """
+    if not problem.collectives or not (wanted.forms or wanted.keeps or wanted.beyond_bound):
+        return 0.0
+    if wanted.beyond_bound:
+        return math.inf
+    gain_us = _saved_launches_us(problem, alike, wanted)
+    if wanted.forms:
+        gain_us += latency_us(problem, keys_of(problem, alike, wanted.ops), batch_time(problem, prices))
+    if wanted.keeps:
+        gain_us += sum(problem.nodes[v].time_us for ids in gathered_twice(problem, alike) for v in ids[1:])
+    return gain_us if gain_us > wanted.least * max(busy_us(problem)) else 0.0
 
 
-def _rewritten(without: Schedule, looked_for: _Search) -> Plan:
-    """The best plan."""
-    options, began = without.options, time.perf_counter()
-    made, broken = Plan((), without, without), None
-    try:
-        made = _best(without, _searched(without, looked_for), looked_for)
-        broken = _broken(made) if made.rewrites else None
-    except Exception as error:  # what fails here must not take the training job with it
-        broken = f"choosing rewrites failed: {type(error).__name__}: {error}"
-        if options.strict:
-            raise VerificationError(broken) from error
-    if broken is not None:
-        message = f"overlap_sched rewrites nothing in {without.problem.name!r}: {broken}"
-        if options.strict:
-            raise VerificationError(message)
-        warnings.warn(message, OverlapSchedWarning, stacklevel=4)
-        made = Plan((), without, without, trials=made.trials, fell_back=broken)
-    return replace(made, plan_s=time.perf_counter() - began)
+def _saved_launches_us(problem: Problem, alike: Alike | None, wanted: Wanted) -> float:
+    """No buckets take more off the compute stream: of each, one launch and one wait are left."""
+    times = host_times(problem) if wanted.forms else {}
+    return sum(times.get(v, 0.0) for v in mates_in(keys_of(problem, alike, wanted.ops))) if times else 0.0
 
 
-def _searched(without: Schedule, looked_for: _Search) -> Sequence[Trial]:
+def _search(without: Schedule, search: RewriteSearch, wanted: Wanted, gain_us: float) -> Sequence[Trial]:
     """Return what was tried; nothing where the order is as good as any, or nothing can be gained."""
-    problem, step_us = without.problem, without.scheduled.step_us
-    if any(node.marks for node in problem.nodes):  # they say nothing of other nodes
-        return ()
-    wanted, prices = looked_for.wanted, looked_for.prices
-    compute_us = least_compute_us(problem, looked_for.alike, wanted)
+    problem, order, step_us = search.problem, without.order, without.scheduled.step_us
+    compute_us = sum(problem.compute_us) - _saved_launches_us(problem, search.alike, wanted)
     enough_us = compute_us * close_enough(Task(problem, without.options, without.base_bytes))
-    if step_us <= enough_us:  # as near to all compute as is asked for
+    if step_us <= enough_us or any(node.marks for node in problem.nodes):  # marks say nothing of other nodes
         return ()
 
     def runs_paid(best_us: float) -> int:
-        return most_runs(problem, min(looked_for.gain_us, best_us - compute_us))
+        most_us = min(gain_us, best_us - compute_us)
+        return int(PAYBACK_STEPS * most_us / (NODE_US * max(len(problem.nodes), 1)))
 
-    fits = () if without.original.peak_bytes <= without.budget_bytes else without.order
-    asked = TrialContext(problem, prices, looked_for.alike, without.budget_bytes, wanted.ops, looked_for.refuses, fits)
-    return search(asked, wanted, without.order, step_us, enough_us, runs_paid).trials
+    state = SearchState(step_us, enough_us, runs_paid)
+    fits = () if without.original.peak_bytes <= without.budget_bytes else order
+    search = replace(search, state=state, fits=fits)
+    if wanted.keeps:
+        try_keeping(search, order)
+    if state.best is None:
+        try_buckets(search, wanted.forms, wanted.streams)
+    else:
+        try_buckets(search.after(state.best.rewrites, state.best.start), wanted.forms, wanted.streams)
+        # As if nothing were kept, which may leave no room for buckets; not where no latency at all would be too long.
+        keys = keys_of(problem, search.alike, search.ops)
+        free = without_latency(problem, keys, batch_time(problem, search.prices))
+        if wanted.streams or max(busy_us(free)) < state.best_us:
+            alone = state.start_over(step_us)
+            try_buckets(replace(search, state=alone), wanted.forms, wanted.streams)
+            state.join(alone)
+    if wanted.regathers and not state.enough:
+        try_gathering_again(search, order)
+    best = state.best
+    if len(wanted.forms) > 1 and best is not None and any(isinstance(one, Bucket) for one in best.rewrites):
+        form = wanted.forms[1]
+        others = tuple(Bucket(one.members, form) if isinstance(one, Bucket) else one for one in best.rewrites)
+        search.attempt(f"{best.what}, {form}", others, best.start)
+    for _ in range(AGAIN):
+        if state.best is None or state.enough or not state.note(schedule_again(search, state.best, POLICIES_AGAIN)):
+            break
+    return state.trials
 
 
-def _best(without: Schedule, trials: Sequence[Trial], looked_for: _Search) -> Plan:
+def _best(without: Schedule, trials: Sequence[Trial], search: RewriteSearch) -> Plan:
     """The shortest trial that is shorter than the best order without rewrites once the scheduler is done with it."""
     seen, limit = list(trials), without.memory_limit_bytes
     device = None if limit is None else DeviceLimit(limit, replayed_allocator(without.options))
     good = sorted((k for k, trial in enumerate(trials) if trial.problem is not None), key=lambda k: trials[k].step_us)
     for k in good[:FINISHED]:
-        done = _finished(without, trials[k], looked_for.prices, looked_for.alike)
-        found = done.apart()
-        if math.isinf(found.step_us):
+        task, unrestricted = _finish(without, trials[k], search)
+        found = _keep_apart(task, unrestricted)
+        if found is None:
             seen[k] = replace(seen[k], why_not="process groups that must not meet cannot be kept apart")
             continue
         if found.step_us >= without.scheduled.step_us:
             seen[k] = replace(seen[k], why_not="no shorter than the best order without rewrites")
             continue
-        short_bytes = 0 if device is None else device.short_bytes(done.task.live_ranges, found.order)
+        short_bytes = 0 if device is None else device.short_bytes(task.live_ranges, found.order)
         if short_bytes > without.short_bytes:
             seen[k] = replace(seen[k], why_not=f"needs {short_bytes:,} bytes more than memory_limit")
             continue
-        made = _planned(without, done, found, trials[k].rewrites)
-        return replace(made, schedule=replace(made.schedule, short_bytes=short_bytes), trials=tuple(seen))
+        rewrites, problem, after = trials[k].rewrites, task.problem, measure(task.problem, found.order)
+        made = replace(
+            without,
+            problem=problem,
+            order=tuple(found.order),
+            scheduled=figures_of(problem, after),
+            decisions=decisions(problem, after.timeline, found, task),
+            work=without.work.plus(found.work),
+            unrestricted_us=None if without.unrestricted_us is None else unrestricted.step_us,
+            short_bytes=short_bytes,
+        )
+        return Plan(rewrites, made, without, records(without.problem, problem, rewrites), tuple(seen))
     return Plan((), without, without, trials=tuple(seen))
 
 
-class _Finished(NamedTuple):
-    """A trial with all that the scheduler does behind it, on the problem in its own order, within the same budget.
-
-    Attributes:
-        task: Of the rewritten problem. found: its best order.
-    """
-
-    task: Task
-    found: Candidate
-
-    def apart(self) -> Candidate:
-        """With groups kept apart that must not meet, whatever was in flight together before; endless where that cannot
-        be had.
-        """
-        problem, concurrent = self.task.problem, self.task.options.concurrent_groups
-        if concurrent == "any":
-            return self.found
-        order = kept_apart(problem, self.found.order, clashes(problem, concurrent, as_originally=False))
-        if order is None or not self.task.within_budget(order):
-            return replace(self.found, step_us=math.inf)
-        return self.task.remeasured(self.found, order)
-
-
-def _finished(without: Schedule, best: Trial, prices: Prices, alike: Alike | None) -> _Finished:
-    assert best.problem is not None
-    problem = apply(without.problem, best.rewrites, prices, alike or NOT_KNOWN)
+def _finish(without: Schedule, trial: Trial, search: RewriteSearch) -> tuple[Task, Candidate]:
+    """All that the scheduler makes of a trial, on the problem in its own order."""
+    assert trial.problem is not None
+    problem = search.rewritten(trial.rewrites)
     ids = {node.name: v for v, node in enumerate(problem.nodes)}
-    order = tuple(ids[name] for name in best.problem.names(best.order))
-    task = Task(problem, replace(without.options, headroom=0, base="original"), without.budget_bytes)
-    start = task.measured(order)
-    better = phases(task, order, start)
-    chosen = better if better.beats(start) and task.within_budget(better.order) else start
-    return _Finished(task, chosen)
+    order = tuple(ids[name] for name in trial.problem.names(trial.order))
+    return finish(problem, order, without.options, without.budget_bytes)
 
 
-def _planned(without: Schedule, done: _Finished, chosen: Candidate, rewrites: tuple[Rewrite, ...]) -> Plan:
-    problem = done.task.problem
-    after = measure(problem, chosen.order)
-    made = replace(
-        without,
-        problem=problem,
-        order=tuple(chosen.order),
-        scheduled=figures_of(problem, after),
-        decisions=decisions(problem, after.timeline, chosen, done.task),
-        work=without.work.plus(chosen.work),
-        unrestricted_us=None if without.unrestricted_us is None else done.found.step_us,
-    )
-    return Plan(rewrites, made, without, records(without.problem, problem, rewrites))
+def _keep_apart(task: Task, found: Candidate) -> Candidate | None:
+    """The order with groups kept apart that must not meet, whatever was in flight together before; ``None``: none."""
+    if task.options.concurrent_groups == "any":
+        return found
+    pairs = clashes(task.problem, task.options.concurrent_groups, as_originally=False)
+    order = kept_apart(task.problem, found.order, pairs)
+    return None if order is None or not task.within_budget(order) else task.remeasured(found, order)
 
 
-def _broken(made: Plan) -> str | None:
+def _broken_promise(made: Plan) -> str | None:
     """The first promise that a plan breaks, by the judges; ``None``: it keeps all."""
     problem, order = made.schedule.problem, made.schedule.order
     broken = violation(problem, order)
@@ -272,3 +343,42 @@ def _broken(made: Plan) -> str | None:
     if step_us > before_us * (1 + REPLAY_TOLERANCE):
         return f"the step takes {step_us} us, longer than the {before_us} us without rewrites"
     return None
+
+
+def refused(problem: Problem, alike: Alike | None, wanted: Wanted, refuses: Refuses) -> tuple[str, ...]:
+    """Return a sentence for each reason why collectives stay as they are: the first of them, and how many more.
+
+    Only what could otherwise be had is listed: of a bucket, collectives of a group that has several of one operator.
+    """
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for name, why in _refusals(problem, alike, wanted, refuses):
+        reasons[why.replace(repr(name), "")].append(why)
+    sentences = [f"{first}{f' (The same of {len(more):,} more.)' if more else ''}" for first, *more in reasons.values()]
+    for (op, group), ids in _mates(problem, wanted).items() if alike is not None else ():
+        kinds = list(dict.fromkeys(alike[name] for v in ids if (name := problem.nodes[v].name) in alike))
+        if len(kinds) > 1:
+            kinds_text = ", ".join(kinds)
+            sentences.append(f"{op} of group {group!r} comes as {kinds_text}: a bucket has one type and one reduction.")
+    return tuple(sentences)
+
+
+def _refusals(problem: Problem, alike: Alike | None, wanted: Wanted, refuses: Refuses) -> Iterator[tuple[str, str]]:
+    """Yield what goes into no bucket, and what stays on its own communicator; and why."""
+    for ids in _mates(problem, wanted).values() if alike is not None else ():
+        for name in (problem.nodes[v].name for v in ids):
+            if name not in alike and (why := refuses(Bucket((name,)))):
+                yield name, why
+    for v in reductions(problem) if wanted.streams else ():
+        name = problem.nodes[v].name
+        if why := refuses(Stream(name)):
+            yield name, why
+
+
+def _mates(problem: Problem, wanted: Wanted) -> dict[tuple[str, str], list[int]]:
+    """Collectives that might share a bucket, by operator and group."""
+    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for v in problem.collectives if wanted.forms else ():
+        node = problem.nodes[v]
+        if node.op in wanted.ops:
+            found[node.op, node.group or ""].append(v)
+    return {key: ids for key, ids in found.items() if len(ids) > 1}

@@ -12,8 +12,7 @@ no collective (that is ``Regather``).
 from collections.abc import Mapping, Sequence
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.problem import Kind, Node, NodeId
-from overlap_sched.problem.node import OF_HOST, StorageId
+from overlap_sched.problem import OF_HOST, Kind, Node, NodeId, StorageId
 from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.rewrites import Recompute
 

@@ -4,10 +4,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from overlap_sched.problem import Kind, Node, Problem
-from overlap_sched.problem.node import OF_HOST
+from overlap_sched.problem import OF_HOST, Kind, Node, Problem
+from overlap_sched.transform.buckets import host_times
 from overlap_sched.transform.fission import Fission
-from overlap_sched.transform.keys import host_times
 from overlap_sched.transform.rewrites import (
     Bucket,
     InPlace,

@@ -48,7 +48,7 @@ class Bucket:
 
     Attributes:
         members: Collectives by name, two or more, in the order in which they are packed: that of their parameters
-            (:mod:`overlap_sched.transform.variant`).
+            (:mod:`overlap_sched.transform.buckets`).
         form: See :data:`Form`.
     """
 

@@ -1,85 +1,417 @@
-"""Which rewrites pay: chosen together with the order, by what the whole step becomes.
+"""One search for rewrites under a byte budget: apply, schedule, judge, keep the best.
 
-Merging saves latency on a stream and costs memory, copies, and the time until the first member may be used; to keep
-what is gathered saves a gather and costs memory; which of them binds shows only in a schedule. So candidates are
-scheduled, few of them, and the best is kept::
+Used by rewrites of collectives (:mod:`overlap_sched.transform.plan`), :mod:`overlap_sched.fit` and
+:mod:`overlap_sched.joint`::
 
-    the best order without rewrites                       always a candidate
-      -> keep           gathers for their next use, where that fits                   others
-      -> buckets        what is left goes together, on one stream or two; then all    choose
-      -> gather again   what is held where memory is short                            others
-      -> copied         the best again with copies, where both forms may be used
-      -> again          the best from its own order, while that helps
-      -> phases         all that the scheduler does, on the best                      scheduler.pipeline
-      -> verify         the judges look at it; else no rewrites
+    rewrite    apply to an order; what is above the budget before anything is moved is not scheduled
+    run        a few policies of the list scheduler from that order: the shortest step within the budget
+    finish     all that the scheduler does, on the best of them
+    limit      what is best: the shortest step within a byte budget, or the lowest peak within a step limit
 
-How much is tried is counted, never timed: every rank comes to the same plan.
+What to try is up to those who ask. How much is tried is counted, never timed: every rank comes to the same plan.
 """
 
-from overlap_sched.problem import Order
-from overlap_sched.scheduler.policies import FAR_AHEAD, IN_ORDER
-from overlap_sched.scheduler.portfolio import busy_us
-from overlap_sched.transform.choose import try_buckets
-from overlap_sched.transform.found import Found, RunsPaid
-from overlap_sched.transform.keys import batch_time, keys_of, without_latency
-from overlap_sched.transform.others import try_gathering_again, try_keeping
-from overlap_sched.transform.rewrites import Bucket, Form
-from overlap_sched.transform.trial import TrialContext, again, tried
-from overlap_sched.transform.wanted import Wanted
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol, TypeVar
 
-AGAIN, POLICIES_AGAIN = 3, (FAR_AHEAD, IN_ORDER)
-"""The best is scheduled so many times from its own order, as long as that helps, by these: the other policies are among
-those that the phases run from that order in any case."""
+import numpy as np
+
+from overlap_sched.errors import RewriteError
+from overlap_sched.options import Options
+from overlap_sched.problem import Kind, NodeId, Order, Problem
+from overlap_sched.problem.precedence import reached
+from overlap_sched.scheduler.driver import phases
+from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
+from overlap_sched.scheduler.runs import EARLY, FAR_AHEAD, IN_ORDER, WHILE_STALLED, simple_bound_us, streams_bound_us
+from overlap_sched.scheduler.task import NO_WORK, SAME_STEP, Candidate, Reference, Task, Work
+from overlap_sched.simulate.ledger import LiveRanges
+from overlap_sched.transform.apply import NOT_KNOWN, apply
+from overlap_sched.transform.members import Alike
+from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.rewrites import BUCKETED, Rewrite
+
+POLICIES = (WHILE_STALLED, EARLY, FAR_AHEAD, IN_ORDER)
+"""Launches late, launches early, the critical path ahead, the order as it is: which fits shows afterwards."""
+POLICIES_AFTERWARDS = 2
+"""The first try runs all policies; those after it so many: a graph stays with what suits it."""
+
+Refuses = Callable[[Rewrite], str]
+"""Why a rewrite is not legal in the graph that a problem was lifted from, which may know more than the problem; ``""``:
+it is. Of a collective that ``alike`` leaves out, a bucket of it alone is asked about."""
 
 
-def search(
-    asked: TrialContext, wanted: Wanted, order: Order, step_us: float, enough_us: float, runs_paid: RunsPaid
-) -> Found:
-    """Try what may pay.
+def refuse_nothing(rewrite: Rewrite) -> str:
+    """Refuse nothing of a problem that comes from no graph."""
+    return ""
+
+
+class MeasuredPlan(Protocol):
+    """What has a step and a peak: an order, a plan, a cut."""
+
+    @property
+    def step_us(self) -> float:
+        """How long it takes."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is live."""
+
+
+Found = TypeVar("Found", bound=MeasuredPlan)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What an answer must keep to.
+
+    Attributes:
+        bytes: Of the peak: the shortest step is looked for; ``None``: the other question.
+        us: Of the step: the lowest peak is looked for; ``None``: the other question.
+    """
+
+    bytes: int | None
+    us: float | None
+
+    def key(self, found: MeasuredPlan) -> tuple[bool, float, float]:
+        """The lower, the better: within the limit first; where nothing is, what is nearest to it."""
+        if self.bytes is not None:
+            over = found.peak_bytes > self.bytes
+            return (over, found.peak_bytes, found.step_us) if over else (over, found.step_us, found.peak_bytes)
+        over = self.us is not None and found.step_us > self.us * (1 + 1e-12)
+        return (over, found.step_us, found.peak_bytes) if over else (over, found.peak_bytes, found.step_us)
+
+    def best(self, plans: Iterable[Found]) -> Found:
+        """Return the plan that answers the question best."""
+        return min(plans, key=self.key)
+
+
+def undominated(plans: Iterable[Found]) -> list[Found]:
+    """Return the plans than which no other one is better in both: by ascending peak and descending step."""
+    kept: list[Found] = []
+    for one in sorted(plans, key=lambda one: (one.peak_bytes, one.step_us)):
+        if not kept or one.step_us < kept[-1].step_us * (1 - SAME_STEP):
+            kept.append(one)
+    return kept
+
+
+def halve(
+    low: int, enough: int, reach: Callable[[int], int], most: int, close: float = 1.0, most_misses: int | None = None
+) -> None:
+    """Look for ever lower peaks by halving a range of memory limits.
 
     Args:
-        asked: The problem, prices, the budget.
-        wanted: What may be tried.
-        order: The best without rewrites.
-        step_us: Its step.
-        enough_us: Once a step is as short as this, nothing more is tried.
-        runs_paid: How many runs of the scheduler pay for what a step can still become shorter by: no more, give or take
-            those of the last try.
+        low: Nothing is looked for below.
+        enough: The lowest peak so far.
+        reach: Looks within a memory limit; returns the lowest peak then.
+        most: So many halvings.
+        close: Where the range's lower end is such a part of the upper one, it is not halved any further.
+        most_misses: So often in a row nothing is found below the middle, until that is all; ``None``: any number.
     """
-    found = Found(step_us, enough_us, runs_paid)
-    if wanted.keeps:
-        try_keeping(asked, found, order)
-    if found.best is None:
-        try_buckets(asked, wanted, found)
-    else:
-        try_buckets(asked.after(found.best.rewrites, found.best.start), wanted, found)
-        _try_buckets_alone(asked, wanted, found, step_us)
-    if wanted.regathers and not found.enough:
-        try_gathering_again(asked, found, order)
-    if len(wanted.forms) > 1:
-        _try_other_form(asked, found, wanted.forms[1])
-    for _ in range(AGAIN):
-        if found.best is None or found.enough or not found.see(again(asked, found.best, POLICIES_AGAIN)):
+    missed = 0
+    for _ in range(most):
+        middle = (low + enough) // 2
+        enough = reach(middle)
+        low, missed = (middle, missed + 1) if enough > middle else (low, 0)
+        if low >= enough * close or missed == most_misses:
             break
-    return found
 
 
-def _try_buckets_alone(asked: TrialContext, wanted: Wanted, found: Found, step_us: float) -> None:
-    """Search for buckets as if nothing were kept (what is kept may leave no room for them), from step to step.
+class Runs(NamedTuple):
+    """The best of a few runs.
 
-    Not where they cannot win even without any latency.
+    Attributes:
+        best: The shortest that is shorter than what was to be beaten; ``None``: none is.
+        policies: Those that have found it and what was the best before it, the last first.
+        work: What they took.
+        least_us: No order takes less.
     """
-    keys = keys_of(asked.problem, asked.alike, asked.ops)
-    free = without_latency(asked.problem, keys, batch_time(asked.problem, asked.prices))
-    if wanted.streams or max(busy_us(free)) < found.best_us:
-        alone = found.without_best(step_us)
-        try_buckets(asked, wanted, alone)
-        found.join(alone)
+
+    best: Candidate | None
+    policies: tuple[Policy, ...]
+    work: Work
+    least_us: float
 
 
-def _try_other_form(asked: TrialContext, found: Found, form: Form) -> None:
-    """The best with its buckets in another form."""
-    if found.best is None or found.enough or not any(isinstance(one, Bucket) for one in found.best.rewrites):
-        return
-    others = tuple(Bucket(one.members, form) if isinstance(one, Bucket) else one for one in found.best.rewrites)
-    found.see(tried(asked, f"{found.best.what}, {form}", others, found.best.start, found.best_us, found.policies()))
+def run_policies(
+    problem: Problem,
+    live_ranges: LiveRanges,
+    order: Order,
+    budget_bytes: int,
+    beat_us: float,
+    policies: Sequence[Policy] = POLICIES,
+) -> Runs:
+    """Schedule from an order within the budget by each of a few policies; none where a bound says that none can win."""
+    reference = Reference(problem, order, live_ranges)
+    priorities = reference.priorities(policies[0].prepares)
+    least_us = max(simple_bound_us(problem, priorities), streams_bound_us(problem, priorities))
+    best, winners, work = None, list[Policy](), NO_WORK
+    for policy in policies if least_us < beat_us else ():
+        run = list_schedule(reference, np.array(budget_bytes, dtype=np.int64), policy, (), beat_us)
+        work = work.plus(run.work)
+        made = run.made
+        if made is not None and made.peak_bytes <= budget_bytes and made.step_us < beat_us * (1 - SAME_STEP):
+            best, beat_us = made, made.step_us
+            winners.insert(0, policy)
+    return Runs(best, tuple(winners), work, least_us)
+
+
+def finish(problem: Problem, order: Order, options: Options, budget_bytes: int) -> tuple[Task, Candidate]:
+    """Return the best that all stages of the scheduler make of an order within the budget."""
+    task = Task(problem, replace(options, headroom=0, base="original"), budget_bytes)
+    start = task.measured(order)
+    better = phases(task, order, start)
+    return task, better if better.beats(start) and task.within_budget(better.order) else start
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of a try.
+
+    Attributes:
+        what: It, in words.
+        rewrites: What was tried.
+        step_us: The step found; ``inf``: none within the budget, or none as short as the best before it.
+        start: The order of the problem as it was that it started from; empty where nothing was scheduled.
+        problem, order: The rewritten problem, and the order found; ``None`` and empty without one.
+        why_not: Why it was not taken, in words; ``""``: it was, for the moment.
+        over_bytes: By how much it was above the budget before anything was moved; 0: it was not, or was not looked at.
+        work: What it took.
+        policies: Those that have found it and what was the best before it, the last first.
+    """
+
+    what: str
+    rewrites: tuple[Rewrite, ...] = ()
+    step_us: float = math.inf
+    start: Order = ()
+    problem: Problem | None = None
+    order: Order = ()
+    why_not: str = ""
+    over_bytes: int = 0
+    work: Work = NO_WORK
+    policies: tuple[Policy, ...] = ()
+
+
+RunsPaid = Callable[[float], int]
+"""Of a step in microseconds: how many runs of the scheduler pay for what it can still become shorter by."""
+
+
+@dataclass
+class SearchState:
+    """What a search has found so far, and whether to go on.
+
+    Attributes:
+        best_us, best: The best so far. enough_us: what is good enough.
+        runs_paid: How many runs of the scheduler pay for what a step can still become shorter by.
+        runs_left: How many more are made: the shorter the best, the fewer.
+        trials: All that was tried, in this order. winners: policies that have won, the last first.
+    """
+
+    best_us: float = math.inf
+    enough_us: float = 0.0
+    runs_paid: RunsPaid = lambda step_us: sys.maxsize
+    runs_left: int = field(init=False)
+    best: Trial | None = None
+    trials: list[Trial] = field(default_factory=list)
+    winners: list[Policy] = field(default_factory=list)
+    _known: set[tuple[tuple[Rewrite, ...], Order]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.runs_left = self.runs_paid(self.best_us)
+
+    @property
+    def enough(self) -> bool:
+        """Is the best good enough, or all spent that pays?"""
+        return self.best_us <= self.enough_us or self.runs_left <= 0
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """Those for the next try: all at first; then those that have won last."""
+        if not any(trial.work.runs for trial in self.trials):
+            return POLICIES
+        return tuple(dict.fromkeys((*self.winners, *POLICIES)))[:POLICIES_AFTERWARDS]
+
+    def is_new(self, rewrites: Sequence[Rewrite], order: Sequence[NodeId]) -> bool:
+        """Tell whether to try rewrites from an order: not where that was tried, or the best is good enough."""
+        key = (tuple(rewrites), tuple(order))
+        if self.enough or key in self._known:
+            return False
+        self._known.add(key)
+        return True
+
+    def note(self, trial: Trial) -> bool:
+        """Note a try; tell whether it is the best now."""
+        self.trials.append(trial)
+        self.runs_left -= trial.work.runs
+        if trial.step_us >= self.best_us:
+            return False
+        self.best_us, self.best = trial.step_us, trial
+        self.runs_left = min(self.runs_left, self.runs_paid(trial.step_us))
+        self.winners = list(dict.fromkeys((*trial.policies, *self.winners)))
+        return True
+
+    def start_over(self, step_us: float) -> "SearchState":
+        """Return the state of another search from a step, with what this one may still spend."""
+        other = SearchState(step_us, self.enough_us, self.runs_paid)
+        other.runs_left = self.runs_left
+        return other
+
+    def join(self, other: "SearchState") -> None:
+        """Note what such a search has found."""
+        self.trials += other.trials
+        self.runs_left = other.runs_left
+        if other.best is not None and other.best_us < self.best_us:
+            self.best_us, self.best, self.winners = other.best_us, other.best, other.winners
+
+
+@dataclass(frozen=True)
+class RewriteSearch:
+    """A problem whose rewrites are tried, and what has been found so far.
+
+    Attributes:
+        problem: What is rewritten. prices: of new nodes.
+        alike: Per collective that may be bucketed, what members share; ``None``: not known, all may.
+        budget_bytes: What the peak may be.
+        ops: Operators that may be bucketed.
+        refuses: Asked of rewrites that ``alike`` says too little about: all but buckets.
+        fits: An order within the budget where the original one is not; ``()``: that is.
+        state: What has been found.
+        done, whole: What has been done to ``problem`` already, and the problem as it was; ``()``, ``None``: nothing.
+    """
+
+    problem: Problem
+    prices: Prices
+    alike: Alike | None
+    budget_bytes: int
+    ops: tuple[str, ...] = BUCKETED
+    refuses: Refuses = refuse_nothing
+    fits: Order = ()
+    state: SearchState = field(default_factory=SearchState)
+    done: tuple[Rewrite, ...] = ()
+    whole: Problem | None = None
+
+    def rewritten(self, rewrites: Sequence[Rewrite], order: Sequence[NodeId] | None = None) -> Problem:
+        """Return the problem with rewrites done along an order, ``None``: its original one.
+
+        Raises:
+            RewriteError: One of them is not legal.
+        """
+        return apply(self.problem, rewrites, self.prices, self.alike or NOT_KNOWN, order)
+
+    def after(self, done: Sequence[Rewrite], order: Sequence[NodeId]) -> "RewriteSearch":
+        """Return the search in the rewritten problem, from an order; what is tried there counts these in."""
+        return replace(self, problem=self.rewritten(done, order), fits=(), done=tuple(done), whole=self.problem)
+
+    def attempt(self, what: str, rewrites: Sequence[Rewrite], order: Sequence[NodeId]) -> bool:
+        """Try rewrites unless that was tried, or the best is good enough; tell whether they are the best now."""
+        if not self.state.is_new(rewrites, order):
+            return False
+        trial = schedule_rewritten(self, what, rewrites, order, self.state.best_us, self.state.policies)
+        return self.state.note(trial)
+
+
+def schedule_rewritten(
+    asked: RewriteSearch,
+    what: str,
+    rewrites: Sequence[Rewrite],
+    order: Sequence[NodeId],
+    beat_us: float,
+    policies: Sequence[Policy] = POLICIES,
+) -> Trial:
+    """Apply rewrites to an order and schedule from there.
+
+    Args:
+        asked: What every try shares.
+        what: For people.
+        rewrites: What is tried.
+        order: Of the problem asked about; new nodes are put into it.
+        beat_us: What has been reached: a run that will be longer is given up.
+        policies: Of the runs.
+    """
+    failed = Trial(what, (*asked.done, *rewrites))
+    try:
+        problem = asked.rewritten(rewrites, order)
+    except RewriteError as error:
+        return replace(failed, why_not=str(error))
+    live_ranges = LiveRanges(problem)
+    over_bytes = int(live_ranges.profile(problem.original_order).max()) - asked.budget_bytes
+    if over_bytes > 0:
+        why_not = f"{over_bytes:,} bytes above the budget before anything is moved"
+        return replace(failed, why_not=why_not, over_bytes=over_bytes)
+    start = tuple(order) if asked.whole is None else order_as_it_was(asked.whole, asked.problem, order)
+    begin = launch_first(problem, live_ranges, asked.budget_bytes)
+    return _scheduled(replace(failed, start=start), asked, problem, live_ranges, begin, beat_us, policies)
+
+
+def schedule_again(asked: RewriteSearch, trial: Trial, policies: Sequence[Policy] = POLICIES) -> Trial:
+    """Schedule what was found once more, from its own order: what a policy missed there, another one may find."""
+    assert trial.problem is not None
+    failed = Trial(f"{trial.what}, again from its own order", trial.rewrites, start=trial.start)
+    live_ranges = LiveRanges(trial.problem)
+    return _scheduled(failed, asked, trial.problem, live_ranges, trial.order, trial.step_us, policies)
+
+
+def _scheduled(
+    failed: Trial,
+    asked: RewriteSearch,
+    problem: Problem,
+    live_ranges: LiveRanges,
+    begin: Order,
+    beat_us: float,
+    policies: Sequence[Policy],
+) -> Trial:
+    runs = run_policies(problem, live_ranges, begin, asked.budget_bytes, beat_us, policies)
+    if runs.best is None:
+        why_not = "no shorter" if runs.least_us < beat_us else f"no order of it takes less than {runs.least_us:.0f} us"
+        return replace(failed, why_not=why_not, work=runs.work)
+    found = replace(failed, step_us=runs.best.step_us, problem=problem, order=runs.best.order)
+    return replace(found, work=runs.work, policies=runs.policies)
+
+
+def launch_first(problem: Problem, live_ranges: LiveRanges, budget_bytes: int) -> Order:
+    """Return the original order with the first launch of each stream, and what it needs, at the front where that fits.
+
+    A stream that binds should not begin behind compute that needs nothing of it.
+    """
+    order = problem.original_order
+    firsts: dict[str | None, NodeId] = {}
+    for v in problem.collectives:
+        firsts.setdefault(problem.nodes[v].group, v)
+    for v in firsts.values():
+        needed = {v} | reached([v], problem.predecessors.__getitem__)
+        if any(problem.nodes[u].kind is Kind.WAIT for u in needed):
+            continue
+        moved = (*(u for u in order if u in needed), *(u for u in order if u not in needed))
+        if int(live_ranges.profile(moved).max()) <= budget_bytes:
+            order = moved
+    return order
+
+
+def order_as_it_was(problem: Problem, after: Problem, order: Sequence[NodeId]) -> Order:
+    """Return nodes that both have, in the order given; what has been rewritten away stands before what first needs it.
+
+    Rewritten again from this order, the problem comes to the one given, or nearly.
+
+    Args:
+        problem: As it was.
+        after: Rewritten; nodes that both have are named alike.
+        order: A valid order of ``after``.
+    """
+    ids = {node.name: v for v, node in enumerate(problem.nodes)}
+    wanted = [ids[name] for name in after.names(tuple(order)) if name in ids]
+    placed, result = bytearray(len(problem.nodes)), list[NodeId]()
+    for start in (*(v for v in wanted if problem.nodes[v].kind is not Kind.OUTPUT), *problem.original_order):
+        stack = [start]
+        while stack:
+            v = stack[-1]
+            missing = [u for u in problem.predecessors[v] if not placed[u]]
+            if missing and not placed[v]:
+                stack.extend(sorted(missing, reverse=True))
+                continue
+            stack.pop()
+            if not placed[v]:
+                placed[v] = True
+                result.append(v)
+    return tuple(result)

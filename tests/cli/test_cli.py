@@ -223,7 +223,7 @@ def fail_validation(*_: object) -> str:
 def test_a_fallback_is_exit_code_1_and_says_why(
     problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with patch("overlap_sched.scheduler.pipeline.violation", fail_validation):
+    with patch("overlap_sched.scheduler.driver.violation", fail_validation):
         assert run("plan", problem, "--json", "--out", str(tmp_path / "order.json")) == 1
     out, err = capsys.readouterr()
     assert json.loads(out)["fell_back"] is True
@@ -234,7 +234,7 @@ def test_a_fallback_is_exit_code_1_and_says_why(
 
 
 def test_a_fallback_shows_in_the_table_and_the_explanation(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with patch("overlap_sched.scheduler.pipeline.violation", fail_validation):
+    with patch("overlap_sched.scheduler.driver.violation", fail_validation):
         assert (run("plan", problem), run("explain", problem)) == (1, 1)
     assert capsys.readouterr().out.count("The original order was kept: full runs before gather") == 2
 
@@ -243,12 +243,12 @@ def test_a_fallback_shows_in_the_table_and_the_explanation(problem: str, capsys:
 @pytest.mark.parametrize("command", ["plan", "explain", "report"])
 def test_a_fallback_is_exit_code_1(command: str, rewrites: tuple[str, ...], problem: str, tmp_path: Path) -> None:
     page = ("--html", str(tmp_path / "page.html")) if command == "report" else ()
-    with patch("overlap_sched.scheduler.pipeline.violation", fail_validation):
+    with patch("overlap_sched.scheduler.driver.violation", fail_validation):
         assert run(command, problem, *page, *rewrites) == 1
 
 
 def test_strict_fails_and_writes_nothing(problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with patch("overlap_sched.scheduler.pipeline.violation", fail_validation):
+    with patch("overlap_sched.scheduler.driver.violation", fail_validation):
         assert run("plan", problem, "--strict", "--out", str(tmp_path / "order.json")) == 1
     out, err = capsys.readouterr()
     assert out == ""

@@ -74,8 +74,4 @@ def test_what_does_not_fit(dump: str, options: tuple[str, ...], said: str, cli: 
 
 def test_a_problem_file_has_its_own_times(problem: str, cli: Command) -> None:
     for options in (("--cluster", "gloo"), ("--mesh", "tp=8"), ("--no-contention",)):
-        assert cli.refused("plan", problem, *options) == (
-            f"{problem} is a problem file: it has its own times. Leave --cluster, --mesh and "
-            "--no-contention out, or ask `overlap-sched whatif`, which prices its collectives anew."
-        )
-    assert cli.json("whatif", problem, "--cluster", "gloo", "--vary", "network=1")["cluster"] == "gloo"
+        assert "it has its own times. Leave --cluster" in cli.refused("plan", problem, *options)

@@ -56,10 +56,8 @@ def words(capsys: pytest.CaptureFixture[str]) -> str:
         ["plan", "--json"],
         ["explain"],
         ["explain", "--peak"],
-        ["frontier", "--budgets", "3"],
-        ["frontier", "--budgets", "3", "--json"],
-        ["robust", "--draws", "5"],
-        ["robust", "--draws", "5", "--json"],
+        ["sweep", "--vary", "headroom=0", "noise=10%"],
+        ["sweep", "--vary", "headroom=0", "noise=10%", "--json"],
     ],
     ids=" ".join,
 )
@@ -177,7 +175,7 @@ def test_errors_are_one_line(options: list[str], message: str, plain: str, cli: 
     assert cli.refused("plan", plain, *options) == f"{message.format(file=plain)}"
 
 
-@pytest.mark.parametrize("command", ["explain", "frontier", "robust", "memory"])
+@pytest.mark.parametrize("command", ["explain", "memory"])
 def test_every_command_refuses_them_alike(command: str, plain: str, cli: Command) -> None:
     assert cli.refused(command, plain, "--link", "rail=fsdp,tp", "--slowdown", "0") == f"--slowdown 0: {TOO_SMALL}"
     assert cli.refused(command, plain, "--link", "rail=tp").startswith(
@@ -233,7 +231,7 @@ def test_one_collective_explained_says_it_too(plain: str, cli: Command) -> None:
 
 def test_names_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(replace(two_groups(), name="bw[/x]:x:"), Contention(), tmp_path / "odd.json")
-    for command in ("plan", "frontier", "robust", "memory"):
+    for command in ("plan", "explain", "memory"):
         assert run(command, path, "--link", "[red]:x:=fsdp,ep") == 0
         shown = words(capsys)
         assert "bw[/x]:x:" in shown
@@ -243,13 +241,11 @@ def test_names_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.slow
 def test_traces_and_pictures_say_it(plain: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    trace, plot, frontier = (str(tmp_path / name) for name in ("trace.json", "plot.svg", "frontier.svg"))
+    trace, plot = (str(tmp_path / name) for name in ("trace.json", "plot.svg"))
     assert run("plan", plain, *OPTIONS, "--trace", trace, "--plot", plot) == 0
-    assert run("frontier", plain, *OPTIONS, "--budgets", "3", "--plot", frontier) == 0
     shown = json.loads(Path(trace).read_text())["otherData"]["contention"]
     assert shown == {"slowdown": dict(SAME.slowdown), "links": dict(SAME.links)}
-    for picture in (plot, frontier):
-        assert "simulated with contention" in Path(picture).read_text()
+    assert "simulated with contention" in Path(plot).read_text()
 
 
 def test_of_a_dump(tmp_path: Path, cli: Command) -> None:

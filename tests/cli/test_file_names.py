@@ -18,13 +18,12 @@ NAMES = {
 }
 names = pytest.mark.parametrize("name", NAMES, ids=["NUL", "surrogate"])
 INPUTS = [
-    *[[command, "{bad}.json"] for command in ("plan", "frontier", "robust", "whatif", "explain", "memory")],
+    *[[command, "{bad}.json"] for command in ("plan", "explain", "memory")],
     ["fit", "{bad}.json", "--memory-limit", "1GiB"],
     ["plan", "{bad}.py"],
     ["plan", "{bad}"],
     ["report", "{bad}.json", "--html", "{dir}/page.html"],
     ["report", "{file}", "--html", "{dir}/page.html", "--beside", "{bad}.json"],
-    ["robust", "{file}", "--order", "{bad}.json"],
     ["plan", "{file}", "--profile", "{bad}.json"],
     ["plan", "{file}", "--trace", "{dir}/trace.json", "--merge", "{bad}.json"],
     ["plan", "{file}", "--rewrites", "bucket", "--cluster", "{bad}.toml"],
@@ -49,7 +48,7 @@ def test_inputs(arguments: list[str], name: str, problem: str, tmp_path: Path, c
 @names
 @pytest.mark.parametrize(
     ("command", "option"),
-    [*EACH, ("fit", "--out"), ("fit", "--html"), ("whatif", "--plot"), ("plan", "--memory-snapshot")],
+    [*EACH, ("fit", "--out"), ("fit", "--html"), ("plan", "--memory-snapshot")],
 )
 def test_outputs(command: str, option: str, name: str, problem: str, cli: Command) -> None:
     more = ["--memory-limit", "1GiB"] if command == "fit" else []

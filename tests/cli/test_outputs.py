@@ -11,8 +11,6 @@ from tests.support.command import Command, run
 
 OUTPUTS = {
     "plan": ("--out", "--plot", "--trace", "--save-problem"),
-    "frontier": ("--out", "--plot", "--save-problem"),
-    "robust": ("--save-problem",),
     "explain": ("--save-problem",),
     "report": ("--html",),
     "memory": ("--out", "--plot", "--addresses", "--save-problem"),
@@ -64,7 +62,6 @@ def test_a_link_as_input_is_followed_too(problem: str, tmp_path: Path, cli: Comm
 @pytest.mark.parametrize(
     ("command", "read", "written"),
     [
-        ("robust", "--order", "--save-problem"),
         ("plan", "--merge", "--trace"),
         ("plan", "--profile", "--out"),
         ("report", "--beside", "--html"),

@@ -226,7 +226,7 @@ def test_what_recomputes_is_said(job: str, cli: Command) -> None:
     [
         (
             ["--vary", "stages=4"],
-            "--vary stages=4: is not WHAT=VALUES, WHAT one of micro_batches, ranks, links: micro_batches=8,16,32, "
+            "--vary stages=4: is not WHAT=VALUES, WHAT one of micro_batches, ranks, links: micro_batches=8,16,32 "
             "links=0.5,2.",
         ),
         (["--vary", "ranks=0.5"], "--vary ranks=0.5: ranks are whole numbers."),

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from overlap_sched import read_problem, write_problem
-from overlap_sched.judge.order_file import read_order
 from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import read_order
 from overlap_sched.peak_memory import replay_allocator
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.records import records, records_json

@@ -4,10 +4,9 @@ import pytest
 
 from tests.support.command import Command
 
-COMMANDS = "plan, frontier, fit, robust, whatif, explain, report, memory, calibrate, pipeline, schema, demo"
+COMMANDS = "plan, fit, sweep, explain, report, memory, calibrate, pipeline, schema, demo"
 
 JQ = "compare the figures of two `overlap-sched plan --json` with jq, which can also fail a build"
-AXIS = "is not WHAT=VALUES, WHAT one of network, inside, compute, ranks: network=0.25..4, ranks=64,256."
 OF_CSV = "--schedule is the one that --csv OUT.csv writes: give --csv, too."
 
 
@@ -71,11 +70,6 @@ OF_CSV = "--schedule is the one that --csv OUT.csv writes: give --csv, too."
         ),
         ("fit x.json --memory-limit 800%", "--memory-limit is '800%', far above what is needed. Did you mean 80%?"),
         ("fit x.json --max-slowdown 500%", "--max-slowdown is '500%'; write percent of the best order's step: 5%."),
-        (
-            "whatif x.json --vary network=0.25...4",
-            "--vary network=0.25...4: has three dots. Did you mean network=0.25..4?",
-        ),
-        ("whatif x.json --vary netwrok=1,2", f"--vary netwrok=1,2: {AXIS} Did you mean network?"),
         ("pipeline x.toml --schedule 1f1b", f"{OF_CSV} Did you mean --schedules 1f1b, which compares?"),
     ],
 )
@@ -88,7 +82,7 @@ def test_one_line(line: str, said: str, cli: Command) -> None:
     [
         ("fit {} --memory-limit 40", "--memory-limit"),
         ("fit {} --memory-limit 5GiB --host-memory 40", "--host-memory"),
-        ("frontier {} --memory-limit 40", "--memory-limit"),
+        ("plan {} --memory-limit 40", "--memory-limit"),
     ],
 )
 def test_numbers_without_a_unit(line: str, option: str, problem: str, cli: Command) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from overlap_sched.cost.profile import read_trace_file
 from overlap_sched.errors import CostError, InputTooLargeError
-from overlap_sched.problem.limits import Limits
+from overlap_sched.problem.file import Limits
 from tests.support.traces import event, write
 
 
@@ -45,10 +45,10 @@ NO_EVENTS = (
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (b"", "is not JSON at line 1, column 1 (Expecting value). Was it cut short?"),
-        (b'{"traceEvents": [', "is not JSON at line 1, column 18 (Expecting value). Was it cut short?"),
-        (b"\xff\xff", "is not text. A trace is JSON, plain or gzipped."),
-        (b"[" * 100_000, "cannot be parsed (maximum recursion depth exceeded"),
+        (b"", "is not JSON ("),
+        (b'{"traceEvents": [', "is not JSON ("),
+        (b"\xff\xff", "is not JSON ("),
+        (b"[" * 100_000, "is not JSON (maximum recursion depth exceeded"),
         (b"[]", NO_EVENTS),
         (b"{}", NO_EVENTS),
         (b'{"traceEvents": {}}', NO_EVENTS),
@@ -102,8 +102,8 @@ def test_limits(tmp_path: Path) -> None:
     with pytest.raises(InputTooLargeError) as error:
         read_trace_file(path, Limits(nodes=2))
     assert str(error.value) == (
-        f"{path}: has 33 objects and lists, more than 16 for each of 2 nodes, which is the limit. "
-        "Profile fewer steps, or raise the limit (--max-nodes on the command line)."
+        f"{path}: has 33 objects and lists, more than 16 for each of 2 nodes. "
+        "Raise the limit (--max-nodes on the command line) if the file is meant to be that large."
     )
     with pytest.raises(InputTooLargeError, match="has more than 50 bytes, which is the limit"):
         read_trace_file(path, Limits(input_bytes=50))

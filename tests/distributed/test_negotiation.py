@@ -21,7 +21,7 @@ from overlap_sched.distributed.negotiation import (
 )
 from overlap_sched.distributed.protocol import agreement_steps
 from overlap_sched.errors import AgreementError
-from overlap_sched.scheduler.follow import Proposal
+from overlap_sched.scheduler.restrictions import Proposal
 from tests.distributed.test_agreement import Clock
 from tests.distributed.test_interleavings import A, B, C
 from tests.support.agreement_examples import MemoryStore

@@ -11,7 +11,7 @@ from overlap_sched.dump.counting import parts_made
 from overlap_sched.dump.load import load_dump
 from overlap_sched.dump.values import run_operator
 from overlap_sched.errors import DumpError, InputTooLargeError
-from overlap_sched.problem.limits import Limits
+from overlap_sched.problem.file import Limits
 from tests.support.dump_graphs import handwritten
 
 MANY = "full = torch.ops.aten.full.default([10000000], 1)\nparts = torch.ops.aten.unbind.int(full)\nreturn (x,)"

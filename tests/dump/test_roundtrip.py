@@ -13,6 +13,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from overlap_sched.dump.load import Dump, load_dump
+from overlap_sched.dump.values import Results, fake_execution
 from overlap_sched.fx.lifting import lift
 from tests.support.dump_graphs import (
     RANKS,
@@ -229,3 +230,32 @@ def test_nothing_is_left_behind(world: tuple[str, str], tmp_path: Path) -> None:
     load_dump(path)
     assert not dist.is_initialized()
     dist.init_process_group("fake", rank=0, world_size=1, store=dist.HashStore())
+
+
+def test_an_operator_that_was_run_before_gives_new_tensors_of_its_own() -> None:
+    aten = torch.ops.aten
+    with fake_execution():
+        results = Results()
+        plain, turned = torch.empty(4, 4), torch.empty(4, 4).t()
+        calls = [
+            (aten.neg.default, (plain,)),
+            (aten.neg.default, (turned,)),
+            (aten.neg.default, (plain.to(torch.float64),)),
+            (aten.add.Scalar, (plain, 1)),
+            (aten.add.Scalar, (plain, 1.5)),
+            (aten._unsafe_view.default, (plain, [16])),  # its schema does not say that it is a view
+            (aten.t.default, (plain,)),
+            (aten.sum.dim_IntList, (plain, [0], True)),
+        ]
+        for target, args in calls:
+            first, again = (results.run(target, args, {}, args[:1]) for _ in range(2))
+            direct = target(*args)
+            for made in (first, again):
+                assert (made.shape, made.stride(), made.dtype) == (direct.shape, direct.stride(), direct.dtype)
+                assert (storage(made) == storage(args[0])) == (storage(direct) == storage(args[0]))
+            assert storage(first) != storage(again) or storage(direct) == storage(args[0])
+        assert len(results._known) == 6
+
+
+def storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -10,7 +10,7 @@ from torch import fx
 from overlap_sched.dump.load import load_dump
 from overlap_sched.errors import DumpError
 from overlap_sched.fx.lifting import lift
-from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.simulate.ledger import LiveRanges
 from tests.support.dump_graphs import fake_world, forward_and_backward, layer_arguments, sharded_layer, written
 
 

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import assume, given
 
 from overlap_sched.problem import Group, Kind, Node, Problem
-from overlap_sched.scheduler.beam_search import beam_search
-from overlap_sched.scheduler.beam_states import Beam
-from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.beam_search import Beam, beam_search
+from overlap_sched.scheduler.task import Reference
 from tests.support.exact import cpsat
 from tests.support.exact.graphs import SEEDS, small_graph
 from tests.support.exact.search import TooLargeError, shortest_step

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from overlap_sched import read_problem
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 from tests.support.exact import cpsat
 from tests.support.exact.graphs import FAMILIES, SEEDS, small_graph, small_graphs
 from tests.support.exact.search import shortest_step

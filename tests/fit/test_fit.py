@@ -10,13 +10,12 @@ from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError, VerificationError
 from overlap_sched.fit import Fit, FitPoint, fit
 from overlap_sched.fit.planner import Planner
-from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
-from overlap_sched.judge.validate import violation
+from overlap_sched.judge.validate import peak_memory, violation
 from overlap_sched.options import Options, replayed_allocator
-from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
-from overlap_sched.scheduler.device import needed_bytes
+from overlap_sched.scheduler.restrictions import needed_bytes
+from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.host import HostLink
 from overlap_sched.transform.offload import OFFLOAD, host_bytes
 from overlap_sched.transform.prices import Prices

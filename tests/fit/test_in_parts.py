@@ -13,7 +13,7 @@ from overlap_sched.fit.in_parts import Ways
 from overlap_sched.fit.planner import FOUND, FitContext, Planner, begun_with, point
 from overlap_sched.fit.question import Limit
 from overlap_sched.fit.questions import held_best
-from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.report.units import duration, size

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, fx
 
 from overlap_sched.fx.rewrites import prepare
-from overlap_sched.judge.liveness import peak_memory
-from overlap_sched.judge.validate import violation
+from overlap_sched.judge.validate import peak_memory, violation
 from overlap_sched.transform.fission import Fission
 from tests.support.fx_graphs import RANKS, random_order
 from tests.support.lockstep import run_lockstep

@@ -11,7 +11,7 @@ from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError
 from overlap_sched.fx import fitting, lift
 from overlap_sched.fx.apply import schedule_graph
 from overlap_sched.fx.fitting import fit_graph
-from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.rewrites import Bucket, Recompute

@@ -16,7 +16,7 @@ from overlap_sched.errors import CostError, OptionsError
 from overlap_sched.fx import lift
 from overlap_sched.fx.operators import traits_of
 from overlap_sched.problem import Group, Node
-from overlap_sched.scheduler.apart import clashes
+from overlap_sched.scheduler.restrictions import clashes
 from tests.fx.test_fx_hazards import Builder
 from tests.support.fx_graphs import ATEN, C10D, gather, scatter, trace, wait
 

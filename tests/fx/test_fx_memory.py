@@ -13,7 +13,7 @@ from llama_repro.capture.configs import find_config
 from llama_repro.capture.trace import captured
 from overlap_sched.fx import Lifted, lift, schedule_graph
 from overlap_sched.fx.operators import traits_of
-from overlap_sched.judge.liveness import memory_profile, peak_memory
+from overlap_sched.judge.validate import memory_profile, peak_memory
 from overlap_sched.problem import Order, Problem
 from tests.fx.test_fx_orders import GRAPHS, random_program
 from tests.support.fx_graphs import C10D, RANKS, gather, random_order, scatter, trace, wait

@@ -11,9 +11,8 @@ from overlap_sched.fx import lift
 from overlap_sched.fx.lifting import FINISH, LAUNCH, launch_times, with_launches
 from overlap_sched.judge.replay import replay
 from overlap_sched.options import Options
-from overlap_sched.problem import Kind, Node, Problem
-from overlap_sched.problem.node import PART
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.problem import PART, Kind, Node, Problem
+from overlap_sched.scheduler.driver import schedule
 from tests.support.fx_graphs import gather, scatter, trace, wait
 
 

@@ -12,7 +12,7 @@ from overlap_sched import pinned, schedule_graph
 from overlap_sched.errors import OptionsError, OverlapSchedWarning
 from overlap_sched.fx import lift
 from overlap_sched.fx.graphs import MARK, marks_of, module_of
-from overlap_sched.judge.pins import pin_violation
+from overlap_sched.judge.validate import pin_violation
 from overlap_sched.options import Options
 from tests.support.fx_graphs import gather, trace, wait
 

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from overlap_sched import Options
 from overlap_sched.fx import Lifted, lift, schedule_graph
-from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.validate import peak_memory
 from overlap_sched.problem import Kind
 from tests.support.fx_graphs import TIMINGS, Timing, outcome, reordered, same, trace
 from tests.support.whole_step import recomputed, whole_step

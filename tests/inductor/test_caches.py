@@ -32,7 +32,7 @@ from overlap_sched.inductor.caches import (
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import PostGradPass
-from overlap_sched.problem.allocator_settings import VARIABLES
+from overlap_sched.problem.sizes import VARIABLES
 from tests.support.agreement_examples import MemoryStore
 from tests.support.inductor.generated import events, numbered
 from tests.support.inductor.models import RANKS, Net, step

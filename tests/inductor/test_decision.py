@@ -28,8 +28,8 @@ from overlap_sched.inductor.decision import FOLLOWS, Draft, Facts, How, Plan, Sc
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.problem import Kind, Node, Problem, Storage
-from overlap_sched.scheduler.follow import Proposal
-from overlap_sched.scheduler.pipeline import follow_launches
+from overlap_sched.scheduler.driver import follow_launches
+from overlap_sched.scheduler.restrictions import Proposal
 from tests.support.agreement_examples import MemoryStore
 from tests.support.fx_graphs import C10D, trace
 

@@ -22,8 +22,8 @@ from overlap_sched.inductor import agree, eager
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem import Kind
-from overlap_sched.scheduler import portfolio
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler import runs
+from overlap_sched.scheduler.driver import Schedule
 from tests.inductor.conftest import Compiled, compiled_step
 from tests.support.inductor.models import RANKS, Net, gathered, step
 
@@ -261,7 +261,7 @@ def test_inductor() -> None:
     options = Options(base="memory", strict=True)
     for stage in ("inductor", "post_grad"):
         overlap_sched.clear_reports()
-        with mock.patch.object(portfolio, "best_order", wraps=portfolio.best_order) as asked:
+        with mock.patch.object(runs, "best_order", wraps=runs.best_order) as asked:
             result = run(options=overlap_sched.inductor_options(options, stage=stage))  # type: ignore[arg-type]
         assert asked.call_count == 1
         plan = plan_of(stage, options)

@@ -138,7 +138,7 @@ def test_what_was_warned(plain: Compiled, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.private
 def test_a_bad_order_of_the_scheduler_is_found(plain: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     """The validator stands between: here a scheduler that runs everything backwards."""
-    module = sys.modules["overlap_sched.scheduler.pipeline"]
+    module = sys.modules["overlap_sched.scheduler.driver"]
     right = module.best_order
 
     def backwards(*arguments: Any) -> Any:

@@ -9,7 +9,7 @@ from torch import nn
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.inductor.reporting import GraphReport
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
 from tests.inductor.conftest import Compiled, compiled_step
 from tests.support.inductor.generated import (
     body,

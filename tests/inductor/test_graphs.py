@@ -16,9 +16,8 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.inductor.reporting import GraphReport, Stage
-from overlap_sched.problem import Kind, Problem
-from overlap_sched.problem.node import PART
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.problem import PART, Kind, Problem
+from overlap_sched.scheduler.driver import schedule
 from tests.support.inductor.generated import events, matmuls_under_way
 from tests.support.inductor.models import RANKS, SIMPLE_OVERLAP
 from tests.support.oracle import random_order

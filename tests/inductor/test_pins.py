@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import overlap_sched
 from overlap_sched import Options, pinned
-from overlap_sched.judge.pins import pin_violation
+from overlap_sched.judge.validate import pin_violation
 from tests.support.inductor.models import RANKS, SLOW_NETWORK, gathered
 
 pytestmark = pytest.mark.usefixtures("ranks")

@@ -16,7 +16,7 @@ from overlap_sched.joint import Judge, Marks, Question, fit_joint
 from overlap_sched.joint.cut import cut, in_registers, whole, without_registers
 from overlap_sched.joint.graphs import copy_of, joined, mark
 from overlap_sched.joint.search import gathers_again
-from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.validate import peak_memory
 
 SIZES = ((64, 32), (32, 128), (128, 32))
 JUDGE = Judge(Options(), "none", {}, 1)

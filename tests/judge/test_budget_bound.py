@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 
 from overlap_sched.judge.budget_bound import budget_bound_us
-from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import peak_memory
 from overlap_sched.problem import Group, Kind, Node, Problem, Storage
 from tests.support.exact.graphs import small_graphs
 from tests.support.exact.search import shortest_step

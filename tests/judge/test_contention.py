@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched.errors import ProblemError
-from overlap_sched.judge.lower_bound import lower_bound_us
-from overlap_sched.judge.lower_bound_windows import windowed_bound_us
+from overlap_sched.judge.lower_bound import lower_bound_us, windowed_bound_us
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION, Contention

@@ -9,11 +9,10 @@ from types import ModuleType
 import pytest
 from hypothesis import given
 
-from overlap_sched.judge.liveness import memory_profile, peak_memory
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import broken_promise as broken
-from overlap_sched.judge.validate import measure, violation
+from overlap_sched.judge.validate import measure, memory_profile, peak_memory, violation
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
 from overlap_sched.problem.file import read_problem, write_problem

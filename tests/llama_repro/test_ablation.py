@@ -7,7 +7,7 @@ import pytest
 from llama_repro.bench.ablation import Run, ablated, table
 from overlap_sched import EXAMPLE, schedule
 from overlap_sched.problem.file import write_problem
-from overlap_sched.scheduler.stages import ALL
+from overlap_sched.scheduler.driver import ALL
 from tests.support.layers import large_layers
 from tests.support.modules import module_at
 

@@ -19,7 +19,7 @@ from llama_repro.harness.record import read_record
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import EXAMPLE
 from overlap_sched.problem.file import write_problem
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 from tests.support.modules import module_at
 
 HIDDEN = (0, 1, 2, 4, 3, 6, 7, 5, 8, 9)

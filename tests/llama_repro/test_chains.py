@@ -9,7 +9,7 @@ from llama_repro.bench import chains as bench
 from llama_repro.generate.chains import Chains, halves, side_by_side
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.problem.joined import SHARED
+from overlap_sched.problem.parts import SHARED
 from tests.support.chains import LISTINGS, SIZE, forward
 from tests.support.layers import layers
 

@@ -13,9 +13,8 @@ from llama_repro.generate.models import MODELS, Mesh, Model, parse_mesh
 from llama_repro.generate.repeat import find_layers, repeat
 from llama_repro.generate.step import Step, saved_in_forward
 from overlap_sched.errors import OptionsError, ProblemError
-from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.replay import replay
-from overlap_sched.judge.validate import violation
+from overlap_sched.judge.validate import memory_profile, violation
 from overlap_sched.problem import EXAMPLE, Kind, Problem
 from overlap_sched.problem.file import read_problem
 

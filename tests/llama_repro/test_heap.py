@@ -1,9 +1,8 @@
 import pytest
 
 from llama_repro.harness.heap import first_dominated, heap_order, is_heavy, original_by_heavy
-from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
-from overlap_sched.judge.validate import violation
+from overlap_sched.judge.validate import peak_memory, violation
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
 
 _HEAVY = {"mm", "dgrad", "wgrad"}

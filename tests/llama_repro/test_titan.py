@@ -15,7 +15,7 @@ from llama_repro.errors import TitanError
 from llama_repro.titan.__main__ import main
 from llama_repro.titan.attention import attention_of_a_gpu
 from llama_repro.titan.models import MODELS, TitanModel
-from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.validate import peak_memory
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.file import read_problem
 

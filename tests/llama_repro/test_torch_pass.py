@@ -5,9 +5,8 @@ from llama_repro.errors import TorchPassError
 from llama_repro.harness import torch_pass
 from llama_repro.harness.judge import DEFAULT_CAPS, NO_CAPS
 from llama_repro.harness.problem_graph import problem_to_graph
-from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
-from overlap_sched.judge.validate import violation
+from overlap_sched.judge.validate import peak_memory, violation
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.file import read_problem
 from tests.support.examples import at_night

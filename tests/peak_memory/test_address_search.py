@@ -13,7 +13,7 @@ from overlap_sched.peak_memory.addresses.check import address_violation
 from overlap_sched.peak_memory.addresses.plan import plan_addresses
 from overlap_sched.peak_memory.addresses.restarts import RULES, PackingResult, fit_below, rule_of, smallest_arena
 from overlap_sched.peak_memory.addresses.search import OutOfWorkError, Search
-from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
+from overlap_sched.simulate.ledger import LiveRange, LiveRanges
 from tests.peak_memory.test_addresses import lives_of, overlapping
 from tests.peak_memory.test_addresses import smallest_arena as smallest_of_all
 from tests.support.examples import at_night, examples

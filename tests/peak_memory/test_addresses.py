@@ -10,8 +10,8 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.peak_memory.addresses.check import address_violation
 from overlap_sched.peak_memory.addresses.plan import Boxes, place, plan_addresses
 from overlap_sched.peak_memory.addresses.sweep import fit_within
-from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
 from overlap_sched.problem import EXAMPLE, Problem
+from overlap_sched.simulate.ledger import LiveRange, LiveRanges
 from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import peak_by_definition, random_order

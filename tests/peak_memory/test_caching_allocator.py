@@ -3,10 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched.peak_memory.allocator.caching import MIN_BLOCK as GAP
-from overlap_sched.peak_memory.allocator.caching import CachingAllocator
-from overlap_sched.peak_memory.allocator.reserved import Reservation, replay_allocator
 from overlap_sched.problem import EXAMPLE
+from overlap_sched.simulate.allocator import MIN_BLOCK as GAP
+from overlap_sched.simulate.allocator import CachingAllocator, Reservation, replay_allocator
 
 KIB, MIB = 2**10, 2**20
 

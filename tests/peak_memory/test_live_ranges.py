@@ -1,9 +1,9 @@
 """Live ranges against drawn ones, where every rule shows."""
 
 from overlap_sched.peak_memory.addresses.check import address_violation
-from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
 from overlap_sched.peak_memory.memory_graph import memory_graph_of
 from overlap_sched.problem import Kind, Node, Problem, Storage
+from overlap_sched.simulate.ledger import LiveRange, LiveRanges
 
 # storages     0: unused input  1: given up  2: pinned input  3: passing  4: pinned  5: of the output, unused
 NODES = (

@@ -8,8 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.judge.liveness import memory_profile
-from overlap_sched.judge.validate import violation
+from overlap_sched.judge.validate import memory_profile, violation
 from overlap_sched.options import Preserve
 from overlap_sched.peak_memory import best
 from overlap_sched.peak_memory.best import ORDERS, best_order

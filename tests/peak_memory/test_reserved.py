@@ -11,12 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.peak_memory.allocator.caching import CachingAllocator, OutOfDeviceMemoryError, rounded
-from overlap_sched.peak_memory.allocator.expandable import ExpandableAllocator
-from overlap_sched.peak_memory.allocator.reserved import Requests, replay_allocator, requests_of
-from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import EXAMPLE, Problem
-from overlap_sched.problem.allocator_settings import (
+from overlap_sched.problem.file import problem_bytes
+from overlap_sched.problem.sizes import (
     EXPANDABLE,
     MIB,
     PLAIN,
@@ -24,7 +21,16 @@ from overlap_sched.problem.allocator_settings import (
     allocator_settings,
     settings_in_environment,
 )
-from overlap_sched.problem.file import problem_bytes
+from overlap_sched.simulate.allocator import (
+    CachingAllocator,
+    ExpandableAllocator,
+    OutOfDeviceMemoryError,
+    Requests,
+    replay_allocator,
+    requests_of,
+    rounded,
+)
+from overlap_sched.simulate.ledger import LiveRanges
 from tests.support.graphs import problems
 from tests.support.oracle import random_order
 

@@ -20,7 +20,7 @@ from overlap_sched.pipeline.named.interleaved import interleaved
 from overlap_sched.pipeline.named.one_at_a_time import gpipe, one_f_one_b
 from overlap_sched.pipeline.replay import replay_pipeline
 from overlap_sched.pipeline.schedule import PipelineSchedule
-from overlap_sched.problem.limits import Limits
+from overlap_sched.problem.file import Limits
 from tests.support.pipelines import uniform
 from tests.support.transfers import transfer_violation
 

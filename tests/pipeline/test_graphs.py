@@ -22,7 +22,7 @@ from overlap_sched.pipeline.room import LEAST, left_bytes, with_room
 from overlap_sched.pipeline.schedule import PipelineSchedule
 from overlap_sched.pipeline.search.greedy import PipelinePolicy, greedy_schedule
 from overlap_sched.problem import Group, Kind, Node, Order, Problem, Storage
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 from tests.support.pipelines import uniform
 
 TWO = """

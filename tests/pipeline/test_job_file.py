@@ -9,8 +9,7 @@ import pytest
 from overlap_sched import EXAMPLE
 from overlap_sched.cost.cluster.file import read_cluster, write_cluster
 from overlap_sched.errors import PipelineError
-from overlap_sched.judge.liveness import peak_memory
-from overlap_sched.judge.validate import measure
+from overlap_sched.judge.validate import measure, peak_memory
 from overlap_sched.pipeline import job_file
 from overlap_sched.pipeline.blocks import graph_block, left_by
 from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
@@ -20,7 +19,7 @@ from overlap_sched.pipeline.memory import pipeline_peaks
 from overlap_sched.pipeline.named.one_at_a_time import one_f_one_b
 from overlap_sched.pipeline.replay import replay_pipeline
 from overlap_sched.problem import Kind, Node, Problem, Storage
-from overlap_sched.problem.limits import Limits
+from overlap_sched.problem.file import Limits
 
 HEAD = 'format = "overlap-pipeline/1"\nranks = 2\nmicro_batches = 4\n'
 STAGE = """

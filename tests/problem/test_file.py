@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import threading
 import tracemalloc
 from collections.abc import Callable
@@ -16,8 +17,14 @@ from hypothesis import given
 from overlap_sched.errors import InputTooLargeError, OptionsError, ProblemError
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.problem.contention import Contention
-from overlap_sched.problem.file import PARTS_PER_NODE, problem_bytes, read_problem, write_problem
-from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
+from overlap_sched.problem.file import (
+    DEFAULT_LIMITS,
+    PARTS_PER_NODE,
+    Limits,
+    problem_bytes,
+    read_problem,
+    write_problem,
+)
 from tests.support.graphs import problems
 
 
@@ -60,20 +67,17 @@ def test_contention_is_written_as_version_2_where_there_is_any(tmp_path: Path) -
     write_problem(both, path)
     assert read_problem(path) == both
     for field, said in (
-        ({"slowdown": {"": "fast"}}, 'contention.slowdown. is "fast"; it must be a number.'),
-        ({"links": {"fsdp": 1}}, "contention.links.fsdp is 1; it must be text."),
-        ({"stretch": {"": []}}, "contention.stretch. is []; it must be a number."),
-        ({"lanes": 1.5}, "contention.lanes is 1.5; it must be an integer."),
-        ({"lanes": 2, "crowding": "much"}, 'contention.crowding is "much"; it must be a number.'),
-        ({"links": []}, "contention.links is []; it must be an object."),
-        ({"link": {}}, "contention has an unknown key 'link'. Did you mean 'links'?"),
-        (
-            {"slowdown": {"": 10**400}},
-            "contention.slowdown. is 2**1328 or more: it is finite and 0 or more. Check its cost.",
-        ),
+        ({"slowdown": {"": "fast"}}, "contention.slowdown"),
+        ({"links": {"fsdp": 1}}, "contention.links"),
+        ({"lanes": 1.5}, "contention.lanes: expected int, got float"),
+        ({"links": []}, "contention.links: expected object, got array"),
+        ({"link": {}}, "contention: .*unknown key 'link'. Did you mean 'links'?"),
+        ({"slowdown": {"": 10**400}}, "contention.slowdown.*: number out of range"),
+        ({"slowdown": {"": 0.5}}, "contention: compute beside '' takes 0.5 times its time"),
+        ({"links": {"fsdp": "nvlink", "tp": "nvlink"}}, "contention: group 'tp' has link"),
     ):
         tree = json.loads(path.read_text()) | {"contention": field}
-        assert bad(path, json.dumps(tree).encode()) == said
+        assert re.match(said.replace("?", r"\?"), bad(path, json.dumps(tree).encode()))
         write_problem(problem, path)
 
 
@@ -106,19 +110,17 @@ def test_files_that_are_cut_short_or_something_else(tmp_path: Path) -> None:
     for end in range(2, len(content) - 1, 7):
         said = bad(zipped, content[:end])
         assert said == "the gzip stream is cut short. Copy or download the file again."
-    assert bad(zipped, b"{}") == (
-        "is named like gzip but is not (Not a gzipped file (b'{}')). Rename it to .json or compress it again."
-    )
+    assert "Rename it to .json or compress it again." in bad(zipped, b"{}")
     assert "Rename it to .json or compress it again." in bad(zipped, content[:20] + b"\xff" * 20 + content[40:])
     text = gzip.decompress(content)
-    assert bad(plain, text[: len(text) // 2]).startswith("is not JSON at line 1, column ")
-    assert bad(plain, b"") == "is not JSON at line 1, column 1 (Expecting value). Was it cut short?"
-    assert bad(plain, b"\xff\xfe\xff") == "is not text. A problem is JSON, plain or gzipped."
-    assert bad(plain, b"[" * 100_000).startswith("cannot be parsed (")
-    assert bad(plain, b"9" * 5000).startswith("cannot be parsed (")
-    twice = text.replace(b'"storages":[', b'"storages":[],"storages":[')
-    assert bad(plain, twice) == "the key 'storages' occurs twice in one object. Leave the one that is meant."
-    assert bad(plain, text.replace(b'"kind":', b'"kind":"wait","kind":', 1)).startswith("the key 'kind' occurs twice")
+    for end in (0, 1, len(text) // 2, len(text) - 1):
+        assert bad(plain, text[:end]).startswith("is not JSON (")
+    assert "is not text" in bad(plain, text.replace(b'"dgrad"', b'"\xff"'))
+    assert "is not JSON" in bad(plain, b"\xff\xfe\xff")
+    assert "is a list" in bad(plain, b"[" * 100_000)
+    assert "got int" in bad(plain, b"95")
+    for deep in (b'{"format":' + b"[" * 100_000, b'{"format":"overlap-problem/1","nodes":' + b'[{"deps":' * 100_000):
+        bad(plain, deep)
 
 
 def data() -> dict[str, Any]:
@@ -154,95 +156,63 @@ def drop(*path: Any) -> Callable[[dict[str, Any]], None]:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "place", "said"),
     [
-        (
-            put("format", value="overlap-problem/3"),
-            "format is 'overlap-problem/3'; this version reads 'overlap-problem/1' and 'overlap-problem/2', no others.",
-        ),
-        (
-            drop("format"),
-            "format is None; this version reads 'overlap-problem/1' and 'overlap-problem/2', no others.",
-        ),
-        (
-            put("contention", value={"links": {"g": "nvlink"}}),
-            "has contention, which 'overlap-problem/1' does not know. Write 'overlap-problem/2' as its format.",
-        ),
-        (drop("name"), "the file.name is missing; it must be text."),
-        (put("nodes", value={}), "the file.nodes is {}; it must be a list."),
-        (put("nodes", 1, value=7), "nodes[1] is 7; it must be an object."),
-        (
-            put("nodes", 1, "kind", value="send"),
-            "nodes[1].kind is 'send'; it is one of input, compute, collective, wait, output.",
-        ),
-        (put("nodes", 0, "deps", value=[0.5]), "nodes[0].deps holds 0.5; ids are integers."),
-        (put("nodes", 0, "deps", value=[True]), "nodes[0].deps holds true; ids are integers."),
-        (drop("nodes", 0, "use"), "nodes[0].use is missing; it must be a list."),
-        (put("nodes", 0, "us", value="fast"), 'nodes[0].us is "fast"; it must be a number.'),
-        (drop("nodes", 1, "group"), "nodes[1].group is missing; it must be text."),
-        (put("nodes", 2, "collective", value="c"), 'nodes[2].collective is "c"; it must be an integer.'),
-        (put("storages", 0, "bytes", value=1.5), "storages[0].bytes is 1.5; it must be an integer."),
-        (put("storages", 0, "bytes", value=True), "storages[0].bytes is true; it must be an integer."),
-        (put("storages", 0, "pinned", value=1), "storages[0].pinned is 1; it must be true or false."),
-        (put("groups", "g", value=8), "groups['g'] is 8; it must be an object."),
-        (put("groups", "g", "size", value="8"), "groups['g'].size is \"8\"; it must be an integer."),
-        (put("memory_model", value=3), "the file.memory_model is 3; it must be text."),
-        (
-            put("nodes", 0, "us", value=10**400),
-            "nodes[0].us is 2**1328 or more: it is finite and 0 or more. Check its cost.",
-        ),
-        (
-            put("nodes", 0, "bytes", value=10**400),
-            "nodes[0].bytes is 2**1328 or more: it is finite and 0 or more. Check its cost.",
-        ),
-        (
-            put("nodes", 0, "flops", value=2**63),
-            "nodes[0].flops is 9223372036854775808: it is below 2**63. Check its cost.",
-        ),
-        (
-            put("nodes", 2, "us", value=3),
-            "nodes[2].us is 3 us, but a wait takes no time: only compute nodes and collectives do. "
-            "Make it a compute node, or drop its time.",
-        ),
-        (
-            put("groups", "g", "size", value=0),
-            "groups['g'] has size 0; it is a number of ranks, 1 to 2147483647. Correct it.",
-        ),
-        (put("nodes", 1, "dep", value=[0]), "nodes[1] has an unknown key 'dep'. Did you mean 'deps'?"),
-        (
-            put("nodes", 1, "time_us", value=3),
-            "nodes[1] has an unknown key 'time_us'. It may have name, kind, deps, alloc, use, us, op, flops, bytes, "
-            "group, collective, launches, module, marks.",
-        ),
-        (put("storages", 0, "pined", value=True), "storages[0] has an unknown key 'pined'. Did you mean 'pinned'?"),
-        (put("storages", 0, "x", value=1), "storages[0] has an unknown key 'x'. It may have bytes, pinned."),
-        (
-            put("groups", "g", "members", value=[0]),
-            "groups['g'] has an unknown key 'members'. It may have size, intra_node, nodes, ranks.",
-        ),
-        (
-            put("groups", "g", "ranks", value=[0]),
-            "groups['g'] has 8 ranks and lists 1: list each once, from 0 on, or leave ranks out.",
-        ),
-        (put("groups", "g", "ranks", value=["0"]), "groups['g'].ranks holds \"0\"; ids are integers."),
-        (
-            put("memory-model", value="tracker"),
-            "the file has an unknown key 'memory-model'. Did you mean 'memory_model'?",
-        ),
+        (put("format", value="overlap-problem/3"), "format", "this version reads 'overlap-problem/1'"),
+        (drop("format"), "format", "is None"),
+        (put("contention", value={"links": {"g": "nvlink"}}), "", "Write 'overlap-problem/2' as its format"),
+        (drop("name"), "", "required field name"),
+        (put("nodes", value={}), "nodes", "expected array, got object"),
+        (put("nodes", 1, value=7), "nodes[1]", "expected object, got int"),
+        (put("nodes", 1, "kind", value="send"), "nodes[1].kind", "'send'"),
+        (put("nodes", 0, "deps", value=[0.5]), "nodes[0].deps[0]", "expected int"),
+        (put("nodes", 0, "deps", value=[True]), "nodes[0].deps[0]", "expected int"),
+        (drop("nodes", 0, "use"), "nodes[0]", "required field use"),
+        (put("nodes", 0, "us", value="fast"), "nodes[0].us", "got str"),
+        (put("nodes", 0, "us", value=-1), "compute 0 ('a')", "-1.0 us"),
+        (drop("nodes", 1, "group"), "collective 1 ('c')", "Add it to `groups`"),
+        (put("nodes", 2, "collective", value="c"), "nodes[2].collective", "expected int"),
+        (put("storages", 0, "bytes", value=1.5), "storages[0].bytes", "expected int"),
+        (put("storages", 0, "bytes", value=True), "storages[0].bytes", "expected int"),
+        (put("storages", 0, "pinned", value=1), "storages[0].pinned", "expected bool"),
+        (put("groups", "g", value=8), "groups[...]", "expected object"),
+        (put("groups", "g", "size", value="8"), "groups[...].size", "expected int"),
+        (put("memory_model", value=3), "memory_model", "expected str"),
+        (put("memory_model", value="guess"), "memory_model", "'guess'"),
+        (put("nodes", 0, "us", value=10**400), "nodes[0].us", "out of range"),
+        (put("nodes", 0, "bytes", value=10**400), "compute 0 ('a')", "below 2**63"),
+        (put("nodes", 0, "flops", value=2**63), "compute 0 ('a')", "below 2**63"),
+        (put("nodes", 2, "us", value=3), "wait 2 ('w')", "Make it a compute node"),
+        (put("groups", "g", "size", value=0), "group 'g'", "1 to 2147483647"),
+        (put("nodes", 1, "dep", value=[0]), "nodes[1]", "unknown key 'dep'. Did you mean 'deps'?"),
+        (put("nodes", 1, "time_us", value=3), "nodes[1]", "unknown key 'time_us'"),
+        (put("storages", 0, "pined", value=True), "storages[0]", "Did you mean 'pinned'?"),
+        (put("groups", "g", "ranks", value=[0]), "group 'g'", "lists 1"),
+        (put("groups", "g", "ranks", value=["0"]), "groups[...].ranks[0]", "expected int"),
+        (put("memory-model", value="tracker"), "", "Did you mean 'memory_model'?"),
     ],
 )
-def test_wrong_types_word_by_word(tmp_path: Path, change: Callable[[dict[str, Any]], None], said: str) -> None:
+def test_wrong_types_name_their_place(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], place: str, said: str
+) -> None:
     tree = data()
     change(tree)
-    assert bad(tmp_path / "p.json", json.dumps(tree).encode()) == said
+    text = bad(tmp_path / "p.json", json.dumps(tree).encode())
+    assert text.startswith(place)
+    assert said in text
 
 
-@pytest.mark.parametrize("us", ["-1", "NaN", "Infinity", "1e999"])
+@pytest.mark.parametrize("us", ["NaN", "Infinity", "1e999"])
 def test_times_that_cannot_be(tmp_path: Path, us: str) -> None:
-    path = tmp_path / "p.json"
-    path.write_text(json.dumps(data()).replace('"us": 1.5', f'"us": {us}'))
-    with pytest.raises(ProblemError, match=r"nodes\[0\]\.us is .*: it is finite and 0 or more\. Check its cost\."):
-        read_problem(path)
+    bad(tmp_path / "p.json", json.dumps(data()).replace('"us": 1.5', f'"us": {us}').encode())
+
+
+def test_counts_may_be_written_as_floats(tmp_path: Path) -> None:
+    path, tree = tmp_path / "p.json", data()
+    tree["nodes"][0] |= {"flops": 1e12, "group": "g"}
+    path.write_text(json.dumps(tree))
+    node = read_problem(path).nodes[0]
+    assert (node.flops, type(node.flops), node.group) == (10**12, int, None)
 
 
 def test_a_well_formed_file_may_still_be_a_bad_problem(tmp_path: Path) -> None:
@@ -295,7 +265,7 @@ def test_more_nodes_than_the_limit(tmp_path: Path) -> None:
     path.write_text(f"[{'[],' * 33}]")
     with pytest.raises(InputTooLargeError) as caught:
         read_problem(path, limits=Limits(nodes=2))
-    assert str(caught.value) == f"{path}: has 34 objects and lists, more than a problem of 2 nodes has. {repair}"
+    assert str(caught.value) == f"{path}: has 34 objects and lists, more than 16 for each of 2 nodes. {repair}"
 
 
 @pytest.mark.parametrize(("limit", "name"), [({"nodes": 0}, "nodes"), ({"input_bytes": -1}, "input_bytes")])
@@ -328,5 +298,5 @@ def test_a_pipe_is_read_once(tmp_path: Path, gzipped: bool) -> None:
 def test_an_order_is_no_problem(tmp_path: Path) -> None:
     path = tmp_path / "order.json"
     path.write_text('["a", "b"]')
-    with pytest.raises(ProblemError, match=r"order\.json: is a list, as an order is, and no problem\. Give "):
+    with pytest.raises(ProblemError, match=r"order\.json: is a list, as an order is\. Give "):
         read_problem(path)

@@ -9,7 +9,7 @@ from overlap_sched.judge.validate import violation
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import Contention
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 from tests.support.graphs import problems
 from tests.support.oracle import rules
 
@@ -32,220 +32,74 @@ def test_time_on_the_compute_stream() -> None:
     assert EXAMPLE.compute_us == (0, 0, 0, 0, 50, 30, 30, 0, 0, 0)
 
 
+COMPUTE, WAIT = Kind.COMPUTE, Kind.WAIT
 BROKEN = [
+    ((), (), "has no nodes: there is nothing to schedule"),
+    ((A, A), (), "nodes 0 and 1 are both named 'a'"),
+    ((A, Node("b", COMPUTE, deps=(7,))), (), r"1 \('b'\) depends on node 7, but ids go from 0 to 1"),
+    ((A, Node("b", COMPUTE, deps=(-1,))), (), r"1 \('b'\) depends on node -1"),
+    ((Node("c", Kind.COLLECTIVE, group="tp"),), (), r"0 \('c'\) runs on group 'tp', .* \['fsdp'\]. Add it to `groups`"),
+    ((A, Node("in", Kind.INPUT, deps=(0,))), (), r"input 1 \('in'\) has dependencies \[0\]"),
+    ((A, Node("b", COMPUTE, collective=0)), (), r"compute 1 \('b'\) names a collective to wait for"),
+    ((A, Node("w", WAIT, collective=0)), (), r"wait 1 \('w'\) waits for node 0, which is not a collective"),
+    ((A, Node("w", WAIT, collective=5)), (), r"wait 1 \('w'\) waits for node 5, which is not a collective"),
+    ((Node("b", COMPUTE, deps=(1,)), A), (), r"node 0 \('b'\) is listed before node 1 \('a'\)"),
     (
+        (Node("a", COMPUTE, deps=(2,)), Node("b", COMPUTE, deps=(0,)), Node("c", COMPUTE, deps=(1,))),
         (),
-        (),
-        errors.ProblemError,
-        "problem 'broken' has no nodes: there is nothing to schedule. Was the graph empty when it was captured?",
+        "in a ring of 3: a -> b -> c -> a. No order can run it",
     ),
+    ((Node("a", COMPUTE, deps=(0,)),), (), "in a ring of 1: a -> a"),
+    ((INPUT, Node("b", COMPUTE, alloc=(0,))), (Storage(1),), "storage 0 is allocated twice, by 'in' and by 'b'"),
+    ((Node("b", COMPUTE, alloc=(0, 0)),), (Storage(1),), "storage 0 is allocated twice, by 'b' and by 'b'"),
+    ((Node("b", COMPUTE, use=(0,)),), (Storage(1),), r"node 0 \('b'\) uses storage 0, which no node allocates"),
     (
-        (A, A),
-        (),
-        errors.ProblemError,
-        "nodes 0 and 1 are both named 'a'. Orders are lists of names: give each node its own.",
-    ),
-    (
-        (A, Node("b", Kind.COMPUTE, deps=(7,))),
-        (),
-        errors.ProblemError,
-        "node 1 ('b') depends on node 7, but ids go from 0 to 1. Was the list of nodes cut short?",
-    ),
-    (
-        (A, Node("b", Kind.COMPUTE, deps=(-1,))),
-        (),
-        errors.ProblemError,
-        "node 1 ('b') depends on node -1, but ids go from 0 to 1. Was the list of nodes cut short?",
-    ),
-    (
-        (Node("c", Kind.COLLECTIVE, group="tp"),),
-        (),
-        errors.ProblemError,
-        "collective 0 ('c') runs on group 'tp', which is not among the groups ['fsdp']. "
-        "Add it to `groups` with its size.",
-    ),
-    (
-        (A, Node("in", Kind.INPUT, deps=(0,))),
-        (),
-        errors.ProblemError,
-        "input 1 ('in') has dependencies [0], but inputs are there from the start. Make it a compute node or drop "
-        "them.",
-    ),
-    (
-        (A, Node("b", Kind.COMPUTE, collective=0)),
-        (),
-        errors.ProblemError,
-        "node 1 ('b') is of kind 'compute' but names a collective to wait for. Only waits do: make it a wait or drop "
-        "`collective`.",
-    ),
-    (
-        (A, Node("w", Kind.WAIT, collective=0)),
-        (),
-        errors.ProblemError,
-        "wait 1 ('w') waits for node 0, which is not a collective of this problem. Leave `collective` out where it was "
-        "launched before this graph.",
-    ),
-    (
-        (Node("b", Kind.COMPUTE, deps=(1,)), A),
-        (),
-        errors.ProblemError,
-        "node 0 ('b') is listed before node 1 ('a'), on which it depends. List the nodes in an order that can run.",
-    ),
-    (
-        (Node("a", Kind.COMPUTE, deps=(2,)), Node("b", Kind.COMPUTE, deps=(0,)), Node("c", Kind.COMPUTE, deps=(1,))),
-        (),
-        errors.ProblemError,
-        "nodes wait for each other in a ring of 3: a -> b -> c -> a. No order can run it: remove one of these "
-        "dependencies.",
-    ),
-    (
-        (Node("a", Kind.COMPUTE, deps=(0,)),),
-        (),
-        errors.ProblemError,
-        "nodes wait for each other in a ring of 1: a -> a. No order can run it: remove one of these dependencies.",
-    ),
-    (
-        (INPUT, Node("b", Kind.COMPUTE, alloc=(0,))),
+        (Node("b", COMPUTE, use=(0,)), Node("c", COMPUTE, alloc=(0,))),
         (Storage(1),),
-        errors.ProblemError,
-        "storage 0 is allocated twice, by 'in' and by 'b'. A storage has one allocation: let the second only use it, "
-        "or give it a storage of its own.",
+        r"node 0 \('b'\) uses storage 0 before 'c' \(node 1\) allocates it",
     ),
+    ((Node("b", COMPUTE, use=(0,)), INPUT), (Storage(4),), r"uses storage 0 before 'in' \(node 1\) allocates it"),
     (
-        (Node("b", Kind.COMPUTE, alloc=(0, 0)),),
-        (Storage(1),),
-        errors.ProblemError,
-        "storage 0 is allocated twice, by 'b' and by 'b'. A storage has one allocation: let the second only use it, or "
-        "give it a storage of its own.",
-    ),
-    (
-        (Node("b", Kind.COMPUTE, use=(0,)),),
-        (Storage(1),),
-        errors.ProblemError,
-        "node 0 ('b') uses storage 0, which no node allocates. Add it to the `alloc` of the node that makes it (an "
-        "input, if it comes from outside).",
-    ),
-    (
-        (Node("b", Kind.COMPUTE, use=(0,)), Node("c", Kind.COMPUTE, alloc=(0,))),
-        (Storage(1),),
-        errors.ProblemError,
-        "node 0 ('b') uses storage 0 before 'c' (node 1) allocates it. List the allocating node first.",
-    ),
-    (
-        (Node("b", Kind.COMPUTE, use=(0,)), INPUT),
-        (Storage(4),),
-        errors.ProblemError,
-        "node 0 ('b') uses storage 0 before 'in' (node 1) allocates it. List the allocating node first.",
-    ),
-    (
-        (INPUT, Node("in1", Kind.INPUT, alloc=(1,)), Node("b", Kind.COMPUTE, use=(0, 1, 1, 0))),
+        (INPUT, Node("in1", Kind.INPUT, alloc=(1,)), Node("b", COMPUTE, use=(0, 1, 1, 0))),
         (Storage(1), Storage(1)),
-        errors.ProblemError,
-        "node 2 ('b') lists storage 1 twice in `use` and would count as two users of it. List it once.",
+        r"node 2 \('b'\) lists storage 1 twice",
     ),
-    (
-        (Node("b", Kind.COMPUTE, use=(3,)),),
-        (Storage(1),),
-        errors.ProblemError,
-        "node 0 ('b') names storage 3, but storages go from 0 to 0. Was the list of storages cut short?",
-    ),
-    ((INPUT,), (Storage(-5),), errors.ProblemError, "storage 0 has -5 bytes: sizes are 0 or more."),
-    (
-        (INPUT,),
-        (Storage(2**61),),
-        errors.ProblemError,
-        "all storages together have 2305843009213693952 bytes, more than 1152921504606846976 (2**60). "
-        "Are the sizes in bytes?",
-    ),
-    (
-        (Node("b", Kind.COMPUTE, time_us=float("nan")),),
-        (),
-        errors.ProblemError,
-        "node 0 ('b') takes nan us: times are finite and 0 or more. Check its cost.",
-    ),
-    (
-        (Node("b", Kind.COMPUTE, time_us=-1.0),),
-        (),
-        errors.ProblemError,
-        "node 0 ('b') takes -1.0 us: times are finite and 0 or more. Check its cost.",
-    ),
-    (
-        (Node("b", Kind.COMPUTE, time_us=1.7e308), Node("c", Kind.COMPUTE, time_us=1.7e308)),
-        (),
-        errors.ProblemError,
-        "the times of all nodes add up to infinity. Are they in microseconds?",
-    ),
-    (
-        (Node("b", Kind.COMPUTE, time_us=10**400),),
-        (),
-        errors.ProblemError,
-        "node 0 ('b') takes 2**1328 or more us: times are finite and 0 or more. Check its cost.",
-    ),
-    (
-        (Node("b", Kind.COMPUTE, flops=2**63),),
-        (),
-        errors.ProblemError,
-        "node 0 ('b') has 9223372036854775808 flops: counts are 0 or more, and below 2**63. Check its cost.",
-    ),
-    (
-        (Node("b", Kind.COMPUTE, bytes=-1),),
-        (),
-        errors.ProblemError,
-        "node 0 ('b') has -1 bytes: counts are 0 or more, and below 2**63. Check its cost.",
-    ),
-    (
-        (INPUT._replace(time_us=5.0),),
-        (Storage(1),),
-        errors.ProblemError,
-        "input 0 ('in') takes 5.0 us, but an input takes no time: only compute nodes and collectives do. "
-        "Make it a compute node, or drop its time.",
-    ),
-    (
-        (A, Node("w", Kind.WAIT, time_us=5.0)),
-        (),
-        errors.ProblemError,
-        "wait 1 ('w') takes 5.0 us, but a wait takes no time: only compute nodes and collectives do. "
-        "Make it a compute node, or drop its time.",
-    ),
-    (
-        (A, Node("out", Kind.OUTPUT, time_us=1e-9)),
-        (),
-        errors.ProblemError,
-        "output 1 ('out') takes 1e-09 us, but an output takes no time: only compute nodes and collectives do. "
-        "Make it a compute node, or drop its time.",
-    ),
+    ((Node("b", COMPUTE, use=(3,)),), (Storage(1),), r"node 0 \('b'\) names storage 3, but storages go from 0 to 0"),
+    ((INPUT,), (Storage(-5),), "storage 0 has -5 bytes"),
+    ((INPUT,), (Storage(2**61),), r"2305843009213693952 bytes, more than 1152921504606846976 \(2\*\*60\)"),
+    ((Node("b", COMPUTE, time_us=float("nan")),), (), r"0 \('b'\) takes nan us: times are finite"),
+    ((Node("b", COMPUTE, time_us=-1.0),), (), r"0 \('b'\) takes -1.0 us: times are finite and 0 or more"),
+    ((Node("b", COMPUTE, time_us=1.7e308), Node("c", COMPUTE, time_us=1.7e308)), (), "add up to infinity"),
+    ((Node("b", COMPUTE, time_us=10**400),), (), r"0 \('b'\) takes 2\*\*1328 or more us"),
+    ((Node("b", COMPUTE, flops=2**63),), (), r"0 \('b'\) has 9223372036854775808 flops"),
+    ((Node("b", COMPUTE, bytes=-1),), (), r"0 \('b'\) has -1 bytes: counts are 0 or more"),
+    ((INPUT._replace(time_us=5.0),), (Storage(1),), r"input 0 \('in'\) takes 5.0 us: only compute"),
+    ((A, Node("w", WAIT, time_us=5.0)), (), r"wait 1 \('w'\) takes 5.0 us: only compute"),
+    ((A, Node("out", Kind.OUTPUT, time_us=1e-9)), (), r"output 1 \('out'\) takes 1e-09 us"),
+    ((Node("c", Kind.COLLECTIVE, group="fsdp", launches=("fsdp",)),), (), r"collective 0 \('c'\) has `launches`"),
 ]
 
 
-@pytest.mark.parametrize(("nodes", "storages", "kind", "said"), BROKEN)
-def test_errors_word_by_word(
-    nodes: tuple[Node, ...], storages: tuple[Storage, ...], kind: type[Exception], said: str
-) -> None:
-    with pytest.raises(kind) as caught:
+@pytest.mark.parametrize(("nodes", "storages", "said"), BROKEN)
+def test_errors_name_what_is_wrong(nodes: tuple[Node, ...], storages: tuple[Storage, ...], said: str) -> None:
+    with pytest.raises(errors.ProblemError, match=said):
         Problem("broken", nodes, storages, FSDP)
-    assert type(caught.value) is kind
-    assert str(caught.value) == said
 
 
 def test_unknown_memory_model() -> None:
-    with pytest.raises(errors.ProblemError) as caught:
+    with pytest.raises(errors.ProblemError, match="memory_model is 'guess'; it is 'runtime' or 'tracker'"):
         Problem("p", (A,), (), memory_model="guess")  # type: ignore[arg-type]
-    assert str(caught.value) == "problem 'p': memory_model is 'guess'; it is 'runtime' or 'tracker'."
 
 
 @pytest.mark.parametrize("size", [0, -8, 2**31])
 def test_a_group_without_ranks(size: int) -> None:
-    with pytest.raises(errors.ProblemError) as caught:
+    with pytest.raises(errors.ProblemError, match=f"group 'tp' has size {size}; it is a number of ranks"):
         Problem("p", (A,), (), {"tp": Group(size, True)})
-    assert str(caught.value) == (f"group 'tp' has size {size}; it is a number of ranks, 1 to 2147483647. Correct it.")
 
 
 def test_contention_that_makes_the_step_endless() -> None:
-    with pytest.raises(errors.ProblemError) as caught:
+    with pytest.raises(errors.ProblemError, match="slowed down by contention, add up to infinity"):
         Problem("p", (A._replace(time_us=1e9),), (), contention=Contention({"": 1e300}))
-    assert str(caught.value) == (
-        "the times of all nodes, slowed down by contention, add up to infinity. Is a factor of `slowdown` too large?"
-    )
     with pytest.raises(errors.ProblemError, match=r"takes 2\*\*1328 or more times its time"):
         Contention({"": 10**400})
 

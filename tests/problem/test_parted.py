@@ -3,11 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.replay import replay
-from overlap_sched.judge.validate import violation
+from overlap_sched.judge.validate import memory_profile, violation
 from overlap_sched.problem import EXAMPLE, Kind, Problem
-from overlap_sched.problem.parted import needed_first, parted
+from overlap_sched.problem.parts import needed_first, parted
 from tests.support.graphs import problems
 
 

@@ -4,11 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options, headroom_bytes
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Order, Problem, Storage
-from overlap_sched.scheduler.result import NO_WORK, Decision, Figures, Schedule
+from overlap_sched.scheduler.driver import Figures, Schedule
+from overlap_sched.scheduler.explain import Decision
+from overlap_sched.scheduler.task import NO_WORK
 
 ByHand = Callable[..., Schedule]
 

@@ -11,7 +11,7 @@ from overlap_sched.problem import Kind, Node, Problem
 from overlap_sched.problem.contention import Contention
 from overlap_sched.report.causes import Cause, causes, causes_text
 from overlap_sched.report.words.schedule import explanation
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
 from tests.support.command import Command, run
 from tests.support.examples import examples
 from tests.support.graphs import problems

@@ -14,13 +14,12 @@ import pytest
 from hypothesis import given
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.judge.liveness import memory_profile
+from overlap_sched.judge.validate import memory_profile
 from overlap_sched.options import Options
 from overlap_sched.peak_memory import replay_allocator
 from overlap_sched.problem import Problem
 from overlap_sched.report.memory_snapshot import memory_snapshot, write_memory_snapshot
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule, schedule
 from tests.support.command import Command, run
 from tests.support.examples import examples
 from tests.support.graphs import problems

@@ -14,8 +14,7 @@ from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.report.pictures import schedule as plot
 from overlap_sched.report.pictures.curves import plot_memory
 from overlap_sched.report.pictures.schedule import plot_schedule
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule, schedule
 
 ByHand = Callable[..., Schedule]
 

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from overlap_sched import EXAMPLE, Options, schedule
 from overlap_sched.report.progress import progress, told_stages
-from overlap_sched.scheduler.stages import ALL
+from overlap_sched.scheduler.driver import ALL
 
 
 def terminal() -> Console:

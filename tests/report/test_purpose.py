@@ -8,7 +8,7 @@ import pytest
 from overlap_sched import EXAMPLE, Group, Kind, Node, Problem, Storage, read_problem
 from overlap_sched.report.words.purpose import Purpose, by_purpose, group_names, group_purposes
 from overlap_sched.report.words.schedule import explanation
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 
 ROOT = Path(__file__).resolve().parents[2]
 

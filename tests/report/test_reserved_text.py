@@ -6,7 +6,7 @@ import pytest
 
 from overlap_sched import EXAMPLE, Options, schedule
 from overlap_sched.peak_memory import replay_allocator
-from overlap_sched.problem.allocator_settings import EXPANDABLE, PLAIN, AllocatorSettings
+from overlap_sched.problem.sizes import EXPANDABLE, PLAIN, AllocatorSettings
 from overlap_sched.report.words.reserved import (
     Reserved,
     reserved_figures,

@@ -10,7 +10,7 @@ from overlap_sched.errors import ProblemError
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.report.words.schedule import explanation, figures, gap_percent, summary
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
 
 ByHand = Callable[..., Schedule]
 

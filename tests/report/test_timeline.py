@@ -1,7 +1,7 @@
 import pytest
 
-from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import memory_profile
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.report.timeline import Span, timeline
 

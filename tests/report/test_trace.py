@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.replay import replay
-from overlap_sched.peak_memory.allocator.reserved import replay_allocator
+from overlap_sched.judge.validate import memory_profile
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Order, Problem, Storage
 from overlap_sched.problem.file import read_problem
 from overlap_sched.report.colours import PURPOSES, TRACE_COMPUTE, TRACE_EXPOSED
 from overlap_sched.report.trace.file import RESERVED, trace_document, write_trace
-from overlap_sched.scheduler.pipeline import schedule as scheduled
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
+from overlap_sched.scheduler.driver import schedule as scheduled
+from overlap_sched.simulate.allocator import replay_allocator
 from tests.report.conftest import schedule_by_hand
 from tests.support.examples import at_night
 from tests.support.graphs import problems

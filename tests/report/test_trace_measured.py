@@ -8,10 +8,10 @@ import pytest
 
 from overlap_sched.errors import CostError, InputTooLargeError
 from overlap_sched.problem import EXAMPLE
-from overlap_sched.problem.limits import Limits
+from overlap_sched.problem.file import Limits
 from overlap_sched.report.trace.file import trace_document
 from overlap_sched.report.trace.measured import MeasuredStep, read_measured_steps
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
 from tests.support.profile_traces import TRACES
 from tests.support.trace_format import violations
 from tests.support.traces import Event, event, kernel, launch, step, write

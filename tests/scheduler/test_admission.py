@@ -6,11 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched.judge.liveness import memory_profile
+from overlap_sched.judge.validate import memory_profile
 from overlap_sched.problem import EXAMPLE, Problem
-from overlap_sched.scheduler.admission import CompletionProfile, PositionalProfile, completion_profile
-from overlap_sched.scheduler.range_max import LOWEST
-from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.admission import LOWEST, CompletionProfile, PositionalProfile, completion_profile
+from overlap_sched.scheduler.task import Reference
 from tests.support.graphs import problems
 from tests.support.oracle import random_order, rules
 

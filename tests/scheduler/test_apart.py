@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from overlap_sched import Group, Kind, Node, Options, Problem, Storage, schedule
 from overlap_sched.errors import OptionsError, ProblemError
 from overlap_sched.judge.replay import replay
-from overlap_sched.judge.together import together, together_violation
-from overlap_sched.judge.validate import violation
+from overlap_sched.judge.validate import together, together_violation, violation
 from overlap_sched.options import Concurrent
 from overlap_sched.problem.precedence import launched_on
 from overlap_sched.report.words.schedule import budget_words
 from overlap_sched.report.words.together import together_figures, together_text
-from overlap_sched.scheduler.apart import clashes, kept_apart, on_one_stream
-from overlap_sched.scheduler.best import STALLS
+from overlap_sched.scheduler.driver import STALLS
+from overlap_sched.scheduler.restrictions import clashes, kept_apart, on_one_stream
 from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import random_order

@@ -9,13 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import Options, read_problem, schedule
-from overlap_sched.judge.liveness import memory_profile, peak_memory
 from overlap_sched.judge.replay import replay
-from overlap_sched.judge.validate import violation
+from overlap_sched.judge.validate import memory_profile, peak_memory, violation
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem
-from overlap_sched.scheduler.beam_search import BeamSearchResult, beam_search
-from overlap_sched.scheduler.beam_states import Beam
-from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.beam_search import Beam, BeamSearchResult, beam_search
+from overlap_sched.scheduler.task import Reference
 from tests.support.exact.search import shortest_step
 from tests.support.exact.table import DATA
 from tests.support.examples import examples

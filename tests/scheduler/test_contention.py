@@ -8,14 +8,13 @@ from hypothesis import given
 
 from overlap_sched.judge.replay import replay
 from overlap_sched.options import Options
-from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.problem.contention import Contention
-from overlap_sched.scheduler import portfolio
-from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.policies import Policy
-from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler import runs
+from overlap_sched.scheduler.driver import schedule
+from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
+from overlap_sched.scheduler.task import Reference
+from overlap_sched.simulate.ledger import LiveRanges
 from tests.judge.test_contention import contended, contentions
 from tests.support.examples import examples
 from tests.support.graphs import problems
@@ -25,18 +24,18 @@ from tests.support.graphs import problems
 @examples(100)
 def test_runs_know_the_times_that_the_judges_replay(problem: Problem, contention: Contention) -> None:
     problem = contended(problem, replace(contention, stretch={}))  # which their clock leaves out
-    runs = []
+    found = []
 
     def kept(reference, *arguments, **more):
         run = list_schedule(reference, *arguments, **more)
-        runs.append((reference.problem, run))
+        found.append((reference.problem, run))
         return run
 
-    list_schedule = portfolio.list_schedule
+    list_schedule = runs.list_schedule
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(portfolio, "list_schedule", kept)
+        patch.setattr(runs, "list_schedule", kept)
         schedule(problem, Options(memory_model=problem.memory_model, strict=True))
-    for known, run in runs:
+    for known, run in found:
         if run.made is not None:
             assert run.made.step_us == pytest.approx(replay(known, run.made.order).step_us, rel=1e-9)
 

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from llama_repro.bench.cases import slower_network
 from overlap_sched import EXAMPLE, Options, Problem, Schedule, schedule
 from overlap_sched.judge.validate import violation
-from overlap_sched.peak_memory.allocator.reserved import requests_of
-from overlap_sched.peak_memory.live_ranges import LiveRanges
-from overlap_sched.problem.allocator_settings import EXPANDABLE, MIB, PLAIN, AllocatorSettings
+from overlap_sched.problem.sizes import EXPANDABLE, MIB, PLAIN, AllocatorSettings
 from overlap_sched.report.words.reserved import short_text
-from overlap_sched.scheduler import device as under_test
-from overlap_sched.scheduler.candidate import Task
-from overlap_sched.scheduler.device import PARTS, DeviceLimit, needed_bytes
-from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler import restrictions as under_test
+from overlap_sched.scheduler.restrictions import BUDGET_PARTS, DeviceLimit, needed_bytes
+from overlap_sched.scheduler.task import Reference, Task
+from overlap_sched.simulate.allocator import requests_of
+from overlap_sched.simulate.ledger import LiveRanges
 from tests.peak_memory.test_reserved import with_sizes_of_all_kinds
 from tests.support.graphs import problems
 from tests.support.layers import large_layers
@@ -85,7 +84,7 @@ def test_where_nothing_runs_the_best_says_what_it_is_short() -> None:
 
 def test_the_original_order_is_taken_where_it_alone_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = large_layers(12, 20)
-    monkeypatch.setattr(under_test, "PARTS", ())
+    monkeypatch.setattr(under_test, "BUDGET_PARTS", ())
     found = schedule(problem, Options(memory_limit="100%", allocator="plain"))
     assert (found.order, found.short_bytes) == (problem.original_order, 0)
 
@@ -101,9 +100,9 @@ def test_eight_tighter_runs_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(under_test, "list_schedule", noted)
     schedule(problem, task.options)
-    assert len(limits) == 2 * len(PARTS) == 8
+    assert len(limits) == 2 * len(BUDGET_PARTS) == 8
     for k, limit in enumerate(limits):
-        assert (limit == (live + PARTS[k // 2] * (task.limit - live)).astype(int)).all()
+        assert (limit == (live + BUDGET_PARTS[k // 2] * (task.limit - live)).astype(int)).all()
 
 
 @pytest.mark.parametrize(

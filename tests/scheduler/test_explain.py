@@ -7,10 +7,8 @@ import pytest
 
 from overlap_sched import Group, Kind, Node, Options, Problem, Storage
 from overlap_sched.judge.replay import replay
-from overlap_sched.scheduler.admission import Refusal
-from overlap_sched.scheduler.candidate import Candidate, Task
-from overlap_sched.scheduler.explain import decisions
-from overlap_sched.scheduler.result import Decision
+from overlap_sched.scheduler.explain import Decision, decisions
+from overlap_sched.scheduler.task import Candidate, Refusal, Task
 
 NODES = (
     Node("make", Kind.COMPUTE, (), (0,), (), 10.0),

@@ -10,12 +10,10 @@ from overlap_sched import Group, Kind, Node, Options, Problem, Storage
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem import Order
 from overlap_sched.problem.precedence import launch_pairs
-from overlap_sched.scheduler import fill_stalls
-from overlap_sched.scheduler.candidate import Candidate, Task
-from overlap_sched.scheduler.fill_stalls import stalls_filled
-from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.stage import Context
-from overlap_sched.scheduler.step_time import StepTrail
+from overlap_sched.scheduler import polish
+from overlap_sched.scheduler.polish import stalls_filled
+from overlap_sched.scheduler.task import Candidate, Context, Reference, Task
+from overlap_sched.simulate.clock import StepTrail
 from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import peak_by_definition, random_order, step_by_definition
@@ -135,10 +133,10 @@ def test_what_is_tried_in_vain_is_counted(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(StepTrail, "of", never_shorter)
     problem = routed(60)
-    monkeypatch.setattr(fill_stalls, "MOST_IN_VAIN", 40)
+    monkeypatch.setattr(polish, "MOST_IN_VAIN", 40)
     assert filled(problem, problem.original_order, Options(headroom=99)).order == problem.original_order
-    assert len(tried) == fill_stalls.MOST_IN_VAIN
+    assert len(tried) == polish.MOST_IN_VAIN
     tried.clear()
-    monkeypatch.setattr(fill_stalls, "TRIED_NODES", 5 * len(problem.nodes))
+    monkeypatch.setattr(polish, "TRIED_NODES", 5 * len(problem.nodes))
     filled(problem, problem.original_order, Options(headroom=99, effort=1))
     assert len(tried) == 5

@@ -12,8 +12,8 @@ from overlap_sched import Group, Kind, Node, Options, Problem, Storage, schedule
 from overlap_sched.errors import ProblemError
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem.precedence import launched_on
-from overlap_sched.scheduler.follow import Proposal, followed
-from overlap_sched.scheduler.pipeline import follow
+from overlap_sched.scheduler.driver import follow
+from overlap_sched.scheduler.restrictions import Proposal, followed
 from tests.scheduler.test_pipeline import check_promises
 from tests.support.examples import examples
 from tests.support.graphs import problems

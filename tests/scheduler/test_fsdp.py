@@ -3,7 +3,7 @@
 import pytest
 
 from overlap_sched import Options, schedule
-from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.validate import peak_memory
 from tests.support.exact.search import shortest_step
 from tests.support.fsdp import MIB, OPTIMAL_US, SEEDS, SMALL_SEEDS, TORCH, Step, fsdp_step, made, small_step
 

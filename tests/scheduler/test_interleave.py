@@ -13,10 +13,8 @@ from overlap_sched import EXAMPLE, Kind, Options, Problem, schedule
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import launch_violation, violation
 from overlap_sched.problem.file import read_problem
-from overlap_sched.scheduler.candidate import Task
-from overlap_sched.scheduler.chains import chains, has_chains
-from overlap_sched.scheduler.interleave import interleaved
-from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.chains import chains, has_chains, interleaved
+from overlap_sched.scheduler.task import Reference, Task
 from tests.support.chains import LISTINGS, forward
 from tests.support.examples import at_night, examples
 from tests.support.graphs import problems

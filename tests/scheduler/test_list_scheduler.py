@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from overlap_sched import Group, Kind, Node, Problem, Storage
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import violation
-from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.policies import Policy
-from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
+from overlap_sched.scheduler.task import Reference
 from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.layers import layers

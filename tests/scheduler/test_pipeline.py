@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 
 from overlap_sched import EXAMPLE, Group, Kind, Node, Options, Problem, Schedule, Storage, schedule
 from overlap_sched.errors import OverlapSchedWarning, ProblemError, VerificationError
-from overlap_sched.judge.liveness import memory_profile, peak_memory
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.judge.replay import replay
-from overlap_sched.judge.validate import violation
+from overlap_sched.judge.validate import memory_profile, peak_memory, violation
 from overlap_sched.options import headroom_bytes
 from overlap_sched.peak_memory.best import best_order
 from overlap_sched.problem.file import read_problem
-from overlap_sched.scheduler.portfolio import lowest_peak
-from overlap_sched.scheduler.stages import ALL
+from overlap_sched.scheduler.driver import ALL
+from overlap_sched.scheduler.runs import lowest_peak
 from tests.support.examples import at_night, examples
 from tests.support.graphs import problems
 from tests.support.layers import layers
@@ -30,7 +29,7 @@ from tests.support.oracle import INSTANCES, all_orders, peak_by_definition
 from tests.support.stages import with_stage
 
 MIB = 2**20
-under_test = importlib.import_module("overlap_sched.scheduler.pipeline")
+under_test = importlib.import_module("overlap_sched.scheduler.driver")
 
 HEADROOMS = st.sampled_from([0, 1, 3, 7, "5%", "50%", "1GiB", "1TiB", 10**30])
 
@@ -188,7 +187,7 @@ def test_effort_zero_keeps_the_original_order() -> None:
 def test_more_effort_starts_from_the_lowest_peak_too(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], asked: int
 ) -> None:
-    portfolio = importlib.import_module("overlap_sched.scheduler.portfolio")
+    portfolio = importlib.import_module("overlap_sched.scheduler.runs")
     found = []
     monkeypatch.setattr(portfolio, "lowest_peak", lambda *a: found.append(lowest_peak(*a)) or found[-1])
     result = schedule(layers(12), Options(**more))
@@ -199,7 +198,7 @@ def test_more_effort_starts_from_the_lowest_peak_too(
 
 def test_a_run_that_cannot_win_any_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each run knows the best step so far; one that gives up has put fewer nodes into its sets than there are."""
-    portfolio = importlib.import_module("overlap_sched.scheduler.portfolio")
+    portfolio = importlib.import_module("overlap_sched.scheduler.runs")
     problem, known, given_up = layers(12), [], 0
     run = portfolio.list_schedule
 

@@ -9,15 +9,13 @@ import pytest
 from overlap_sched import Options, Problem
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.judge.replay import replay
-from overlap_sched.scheduler.candidate import Candidate, SchedulerRun, Task
-from overlap_sched.scheduler.portfolio import busy_us, simple_bound_us, streams_bound_us
-from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.result import Work
+from overlap_sched.scheduler.runs import busy_us, simple_bound_us, streams_bound_us
+from overlap_sched.scheduler.task import Candidate, Reference, SchedulerRun, Task, Work
 from tests.support.chains import forward
 from tests.support.layers import layers
 from tests.support.stages import best_of_runs
 
-portfolio = importlib.import_module("overlap_sched.scheduler.portfolio")
+portfolio = importlib.import_module("overlap_sched.scheduler.runs")
 
 ONE = layers(12)
 TWO = forward(20)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched.scheduler.range_max import LOWEST, RangeMax
+from overlap_sched.scheduler.admission import LOWEST, RangeMax
 
 SIZES = st.integers(-(2**40), 2**40)
 

@@ -6,8 +6,8 @@ import pytest
 
 from overlap_sched import EXAMPLE
 from overlap_sched.scheduler.admission import THIS_STEP, Obstacle
-from overlap_sched.scheduler.ready_list import ReadyList
-from overlap_sched.scheduler.reference import Reference
+from overlap_sched.scheduler.ready import ReadyList
+from overlap_sched.scheduler.task import Reference
 
 MM, GATHER = 4, 2
 

@@ -9,13 +9,10 @@ from hypothesis import strategies as st
 from overlap_sched import Options, Problem, schedule
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem.file import read_problem
-from overlap_sched.scheduler import relink
-from overlap_sched.scheduler.candidate import Candidate, Task
-from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.relink import between, relinked
-from overlap_sched.scheduler.result import NO_WORK, Work
-from overlap_sched.scheduler.stage import Context
-from overlap_sched.scheduler.stages import ALL
+from overlap_sched.scheduler import polish
+from overlap_sched.scheduler.driver import ALL
+from overlap_sched.scheduler.polish import between, relinked
+from overlap_sched.scheduler.task import NO_WORK, Candidate, Context, Reference, Task, Work
 from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES, peak_by_definition, random_order, step_by_definition
@@ -73,14 +70,14 @@ def test_near_the_bound_nothing_is_tried() -> None:
 def test_where_network_and_memory_bind_the_step_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round that gains next to nothing is the last."""
     problem, rounds = read_problem(BACKWARD_2D), list[tuple[float, float]]()
-    real = relink._round
+    real = polish._round
 
     def watched(context: Context, best: Candidate) -> Candidate:
         after = real(context, best)
         rounds.append((best.step_us, after.step_us))
         return after
 
-    monkeypatch.setattr(relink, "_round", watched)
+    monkeypatch.setattr(polish, "_round", watched)
     options = Options(strict=True)
     stages = ALL.without("fill stalls")  # it gains much of the same
     with_it, without = (schedule(problem, options, stages=those) for those in (stages, stages.without("relink")))
@@ -89,6 +86,6 @@ def test_where_network_and_memory_bind_the_step_is_shorter(monkeypatch: pytest.M
     assert rounds[0][0] == without.scheduled.step_us
     assert rounds[-1][1] == with_it.scheduled.step_us
     gains = [1 - after / before for before, after in rounds]
-    assert gains[0] > relink.WORTH
-    assert all(gain > relink.WORTH_MORE for gain in gains[:-1])
-    assert len(rounds) == 4 or gains[-1] <= relink.WORTH_MORE
+    assert gains[0] > polish.WORTH_FIRST
+    assert all(gain > polish.WORTH_MORE for gain in gains[:-1])
+    assert len(rounds) == 4 or gains[-1] <= polish.WORTH_MORE

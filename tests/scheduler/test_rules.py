@@ -7,11 +7,8 @@ import numpy as np
 import pytest
 
 from overlap_sched import Group, Kind, Node, Problem, Storage
-from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.policies import Policy
-from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.rules import LaunchRules
-from overlap_sched.scheduler.streams import Streams
+from overlap_sched.scheduler.list_scheduler import LaunchRules, Policy, Streams, list_schedule
+from overlap_sched.scheduler.task import Reference
 
 AT_LATEST = Policy(lead=0.0, slack=0.0)
 """Launches at their latest start, the critical path when it becomes late: the rules as they are, nothing ahead."""

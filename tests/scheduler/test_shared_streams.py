@@ -8,8 +8,8 @@ from hypothesis import given
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.contention import Contention
-from overlap_sched.scheduler.stream_times import FifoStreams, SharedStreams
-from overlap_sched.scheduler.streams import StreamTimes
+from overlap_sched.scheduler.list_scheduler import StreamTimes
+from overlap_sched.simulate.clock import FifoStreams, SharedStreams
 from tests.judge.test_contention import contended, two_groups, with_lanes
 from tests.support.examples import examples
 from tests.support.graphs import problems

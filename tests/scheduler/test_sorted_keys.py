@@ -5,7 +5,7 @@ import random
 import pytest
 from sortedcontainers import SortedList
 
-from overlap_sched.scheduler.sorted_keys import FEW, FewKeys, sorted_keys
+from overlap_sched.scheduler.ready import FEW, FewKeys, sorted_keys
 
 
 def test_which_kind_goes_by_how_many_there_may_be() -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from overlap_sched import Options, Problem, schedule
 from overlap_sched.judge.validate import violation
-from overlap_sched.scheduler.stages import ALL
+from overlap_sched.scheduler.driver import ALL
 from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.layers import large_layers

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Problem
 from overlap_sched.problem.contention import Contention
-from overlap_sched.scheduler.step_time import StepTimes, StepTrail
+from overlap_sched.simulate.clock import StepTimes, StepTrail
 from tests.judge.test_contention import contended, with_lanes
 from tests.support.graphs import problems
 from tests.support.oracle import random_order

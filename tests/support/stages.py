@@ -4,12 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from overlap_sched.scheduler.candidate import Candidate, Task
-from overlap_sched.scheduler.portfolio import first_run, more_runs, of_chains
-from overlap_sched.scheduler.reference import Reference
-from overlap_sched.scheduler.result import NO_WORK
-from overlap_sched.scheduler.stage import Context, Stages
-from overlap_sched.scheduler.stages import ALL
+from overlap_sched.scheduler.driver import ALL
+from overlap_sched.scheduler.runs import first_run, more_runs, of_chains
+from overlap_sched.scheduler.task import NO_WORK, Candidate, Context, Reference, Stages, Task
 
 
 def with_stage(name: str, run: Callable[..., Any], stages: Stages = ALL) -> Stages:

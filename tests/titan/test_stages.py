@@ -11,8 +11,8 @@ from torch import Tensor, fx
 import overlap_sched
 from overlap_sched.errors import OverlapSchedWarning, UnsupportedError
 from overlap_sched.fx import lift
-from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import Replay, replay
+from overlap_sched.judge.validate import peak_memory
 from tests.support.fx_graphs import C10D, trace, wait
 
 DEPTH, ROWS, WIDTH = 4, 256, 8192

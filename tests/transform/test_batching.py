@@ -1,9 +1,7 @@
 """Streams on which collectives go together: by hand, on the drawn example of the module."""
 
 from overlap_sched import Kind, Node, Problem
-from overlap_sched.transform.batching import BatchingStreams
-from overlap_sched.transform.choose import parts_of
-from overlap_sched.transform.keys import Key, batch_time, keys_of
+from overlap_sched.transform.buckets import BatchingStreams, Key, batch_time, keys_of, parts_of
 from tests.support.sharded import PRICES, RANKS, sharded
 
 THREE = sharded([[10], [10], [10]])

@@ -8,18 +8,17 @@ from hypothesis import given
 from overlap_sched import Kind, Node, Options, Problem, schedule
 from overlap_sched.cost.model import Collective
 from overlap_sched.judge.validate import violation
-from overlap_sched.problem.node import FINISH, LAUNCH, OF_HOST
+from overlap_sched.problem import FINISH, LAUNCH, OF_HOST
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.bucket import bucketed
+from overlap_sched.transform.buckets import BucketSearch
 from overlap_sched.transform.draft import Draft
-from overlap_sched.transform.plan import plan
+from overlap_sched.transform.plan import most_gain_us, plan, wanted_of
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.recompute import refusal, writes
 from overlap_sched.transform.records import records
 from overlap_sched.transform.rewrites import BUCKETED, Bucket, Keep, Regather, Rewrite, Split
-from overlap_sched.transform.trial import TrialContext, nothing
-from overlap_sched.transform.variant import ProblemVariant
-from overlap_sched.transform.wanted import most_gain_us, wanted_of
+from overlap_sched.transform.search import RewriteSearch
 from tests.support.examples import examples
 from tests.support.gathered_twice import whole_step
 from tests.support.oracle import peak_by_definition, step_by_definition
@@ -146,7 +145,7 @@ def test_the_hosts_time_is_nothing_that_runs_again_or_writes(op: str) -> None:
 
 def test_the_bound_of_a_candidate_leaves_out_what_its_launches_could_save() -> None:
     """Of four gathers in two buckets all launches and waits, of one that stays alone none."""
-    graph = ProblemVariant(TrialContext(HIDDEN, PRICES, None, 2**40, BUCKETED, nothing), frozenset())
+    graph = BucketSearch(RewriteSearch(HIDDEN, PRICES, None, 2**40, BUCKETED))
     gathers = [v for v in HIDDEN.collectives if "gather" in HIDDEN.nodes[v].op]
     groups = [gathers[:2], gathers[2:4], gathers[4:5]]
     saved_us = sum(HIDDEN.compute_us) - graph.least_us(groups)

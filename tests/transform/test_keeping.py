@@ -6,17 +6,23 @@ import pytest
 from hypothesis import given
 
 from overlap_sched import Kind, Node, Options, Problem
-from overlap_sched.judge.liveness import memory_profile
-from overlap_sched.judge.validate import violation
+from overlap_sched.judge.validate import memory_profile, violation
 from overlap_sched.report.words.rewrites import record_text
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.keeping import GatherGap, admitted, casts_of, chained, to_gather_again, to_keep, twice
+from overlap_sched.transform.gathers import (
+    GatherGap,
+    admitted,
+    casts_of,
+    chained,
+    gathered_twice,
+    to_gather_again,
+    to_keep,
+)
 from overlap_sched.transform.left_out import left_out, without
-from overlap_sched.transform.plan import Plan, plan
+from overlap_sched.transform.plan import Plan, most_gain_us, plan, wanted_of
 from overlap_sched.transform.records import records
 from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite
-from overlap_sched.transform.trial import order_as_it_was
-from overlap_sched.transform.wanted import most_gain_us, wanted_of
+from overlap_sched.transform.search import order_as_it_was
 from tests.support.examples import examples
 from tests.support.gathered_twice import whole_step, whole_steps
 from tests.support.oracle import peak_by_definition, step_by_definition
@@ -60,11 +66,11 @@ def test_a_plan_keeps_its_promises(problem: Problem) -> None:
 @examples(40)
 def test_what_is_admitted_fits_as_the_judge_counts(problem: Problem) -> None:
     order, budget = problem.original_order, peak(problem)
-    for gap in to_keep(problem, order, twice(problem, None)):
+    for gap in to_keep(problem, order, gathered_twice(problem, None)):
         after = apply(problem, [gap.rewrite], PRICES)
         fits = max(memory_profile(after, after.original_order)) <= budget
         assert bool(admitted(problem, order, [gap], budget)) is fits
-    kept = admitted(problem, order, to_keep(problem, order, twice(problem, None)), budget)
+    kept = admitted(problem, order, to_keep(problem, order, gathered_twice(problem, None)), budget)
     after = apply(problem, chained(kept), PRICES)
     assert max(memory_profile(after, after.original_order)) <= budget
 
@@ -125,7 +131,7 @@ def test_three_of_one_are_kept_in_a_row() -> None:
 
 def test_only_gathers_of_the_same_are_pairs() -> None:
     def names(problem: Problem, alike: dict[str, str] | None = None) -> list[list[str]]:
-        return [[problem.nodes[v].name for v in ids] for ids in twice(problem, alike)]
+        return [[problem.nodes[v].name for v in ids] for ids in gathered_twice(problem, alike)]
 
     two = whole_step([16, 16])
     assert names(two) == [["gather0f", "gather0b"], ["gather1f", "gather1b"]]
@@ -206,7 +212,7 @@ def test_memory_that_refuses_launches_is_freed_by_gathering_again() -> None:
 @given(whole_steps())
 @examples(40)
 def test_an_order_of_what_was_rewritten_comes_back(problem: Problem) -> None:
-    keeps = chained(to_keep(problem, problem.original_order, twice(problem, None)))
+    keeps = chained(to_keep(problem, problem.original_order, gathered_twice(problem, None)))
     after = apply(problem, keeps, PRICES)
     order = order_as_it_was(problem, after, after.original_order)
     assert violation(problem, order) is None

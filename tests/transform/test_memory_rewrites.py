@@ -4,7 +4,7 @@ import pytest
 
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, RewriteError
-from overlap_sched.judge.liveness import memory_profile
+from overlap_sched.judge.validate import memory_profile
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.host import HostLink

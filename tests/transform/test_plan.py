@@ -9,17 +9,16 @@ from hypothesis import given
 from overlap_sched import Group, Kind, Node, Options, Problem, Storage, schedule
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.replay import replay
-from overlap_sched.judge.together import together
-from overlap_sched.judge.validate import violation
-from overlap_sched.peak_memory.live_ranges import LiveRanges
+from overlap_sched.judge.validate import together, violation
 from overlap_sched.problem import Order
 from overlap_sched.report.words.rewrites import rewrites_text
-from overlap_sched.scheduler.device import DeviceLimit
+from overlap_sched.scheduler.restrictions import DeviceLimit
+from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform import plan as planning
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.plan import plan, plan_of_rewrites
 from overlap_sched.transform.rewrites import Bucket, Stream
-from overlap_sched.transform.trial import Trial, TrialContext, again
+from overlap_sched.transform.search import RewriteSearch, Trial, schedule_again
 from tests.support.examples import examples
 from tests.support.oracle import peak_by_definition, step_by_definition
 from tests.support.sharded import PRICES, RANKS, sharded, sharded_problems
@@ -198,12 +197,12 @@ def test_the_budget_is_that_of_the_graph_as_it_was() -> None:
 
 
 def test_the_best_is_scheduled_again_from_its_own_order() -> None:
-    asked = TrialContext(BOUND, PRICES, None, max(peak_by_definition(BOUND, list(BOUND.original_order))))
+    asked = RewriteSearch(BOUND, PRICES, None, max(peak_by_definition(BOUND, list(BOUND.original_order))))
     names = tuple(BOUND.nodes[v].name for v in BOUND.collectives if "gather" in BOUND.nodes[v].op)[:2]
     problem = apply(BOUND, (Stream(names[0]),), PRICES)
     step_us = step_by_definition(problem, list(problem.original_order))
     first = Trial("one moved", (Stream(names[0]),), step_us, BOUND.original_order, problem, problem.original_order)
-    better = again(asked, first)
+    better = schedule_again(asked, first)
     assert (better.what, better.rewrites, better.why_not) == (
         "one moved, again from its own order",
         first.rewrites,
@@ -211,7 +210,7 @@ def test_the_best_is_scheduled_again_from_its_own_order() -> None:
     )
     assert better.step_us == pytest.approx(step_by_definition(problem, list(better.order)))
     assert better.step_us < step_us
-    worse = again(asked, replace(better, step_us=1.0))
+    worse = schedule_again(asked, replace(better, step_us=1.0))
     assert (worse.problem, worse.order, worse.work.runs) == (None, (), 0)  # by a bound on all of its orders
     assert worse.why_not.startswith("no order of it takes less than ")
     assert any(trial.what.endswith(", again from its own order") for trial in plan(BOUND, PRICES, ALL).trials)
@@ -258,7 +257,7 @@ def test_a_plan_runs_in_the_memory_limit_where_the_order_without_rewrites_does(p
 
 
 def test_without_anything_to_rewrite_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "search", None)
+    monkeypatch.setattr(planning, "_search", None)
     assert plan(BOUND, PRICES, Options(rewrites=())).schedule.order == schedule(BOUND).order
     monkeypatch.setattr(planning, "schedule", None)
     assert plan_of_rewrites(BOUND, PRICES, Options(rewrites=())) is None
@@ -274,7 +273,7 @@ def test_a_plan_of_rewrites_alone_is_the_same_or_none() -> None:
 
 @pytest.mark.slow
 def test_a_plan_that_breaks_its_promise_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "_broken", lambda made: "it is broken")
+    monkeypatch.setattr(planning, "_broken_promise", lambda made: "it is broken")
     with pytest.warns(OverlapSchedWarning, match="overlap_sched rewrites nothing in 'sharded': it is broken"):
         found = plan(BOUND, PRICES, BUCKETS)
     assert (found.rewrites, found.fell_back, found.schedule) == ((), "it is broken", found.without)
@@ -287,7 +286,7 @@ def test_a_search_that_fails_takes_nothing_with_it(monkeypatch: pytest.MonkeyPat
     def fail(*_: object) -> None:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr(planning, "search", fail)
+    monkeypatch.setattr(planning, "_search", fail)
     with pytest.warns(OverlapSchedWarning, match="choosing rewrites failed: ZeroDivisionError: by zero"):
         assert plan(BOUND, PRICES, BUCKETS).rewrites == ()
     with pytest.raises(VerificationError, match="by zero"):
@@ -296,14 +295,14 @@ def test_a_search_that_fails_takes_nothing_with_it(monkeypatch: pytest.MonkeyPat
 
 def test_the_judges_see_what_is_wrong() -> None:
     good = plan(BOUND, PRICES, replace(BUCKETS, headroom="100%"))
-    assert planning._broken(good) is None
+    assert planning._broken_promise(good) is None
     backwards = replace(good.schedule, order=tuple(reversed(good.schedule.order)))
-    assert "runs before" in str(planning._broken(replace(good, schedule=backwards)))
+    assert "runs before" in str(planning._broken_promise(replace(good, schedule=backwards)))
     tight = replace(good, without=replace(good.without, base_bytes=10, headroom_bytes=0))
-    assert "above the budget of the graph as it was" in str(planning._broken(tight))
+    assert "above the budget of the graph as it was" in str(planning._broken_promise(tight))
     figures = replace(good.without.scheduled, step_us=1.0)
     slow = replace(good, without=replace(good.without, scheduled=figures))
-    assert "longer than the 1.0 us without rewrites" in str(planning._broken(slow))
+    assert "longer than the 1.0 us without rewrites" in str(planning._broken_promise(slow))
 
 
 def test_names_do_not_collide_with_those_of_the_graph() -> None:

@@ -14,7 +14,7 @@ from overlap_sched.cost.cluster.reader import FORMAT, cluster_of
 from overlap_sched.cost.cluster.toml_table import TomlTable, parse_toml, written
 from overlap_sched.cost.measured.table import CollectiveTime, Tables
 from overlap_sched.errors import CostError
-from overlap_sched.problem.paths import nameable
+from overlap_sched.problem.file import nameable
 
 ASSUMED = {"H100": "dgx-h100", "H200": "dgx-h200", "A100": "dgx-a100"}
 """By device, the shipped cluster that a dump is taken to run on where nothing says otherwise."""

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.operators import traits_of
 from overlap_sched.fx.rewrites.draft import GraphDraft
-from overlap_sched.problem.reached import reached
+from overlap_sched.problem.precedence import reached
 from overlap_sched.transform.in_place import COPYING, what_is_written
 from overlap_sched.transform.rewrites import InPlace
 

@@ -17,11 +17,10 @@ from overlap_sched.fx.rewrites.sites import LAUNCHES, arguments
 from overlap_sched.options import Options, on_devices
 from overlap_sched.problem import Group
 from overlap_sched.transform.members import Alike
-from overlap_sched.transform.plan import Plan, plan, plan_of_rewrites
+from overlap_sched.transform.plan import Plan, plan, plan_of_rewrites, refused, wanted_of
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import BUCKETED, Bucket, Keep, Regather, Rewrite, Stream
-from overlap_sched.transform.trial import Refuses
-from overlap_sched.transform.wanted import refused, wanted_of
+from overlap_sched.transform.search import Refuses
 
 
 def may_rewrite(launches: Sequence[fx.Node], options: Options) -> bool:

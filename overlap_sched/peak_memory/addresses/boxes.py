@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.peak_memory.live_ranges import LiveRange
+from overlap_sched.simulate.ledger import LiveRange
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -25,8 +25,8 @@ from overlap_sched.errors import OptionsError, VerificationError
 from overlap_sched.peak_memory.addresses.check import address_violation
 from overlap_sched.peak_memory.addresses.restarts import smallest_arena
 from overlap_sched.peak_memory.addresses.sweep import fit_within
-from overlap_sched.peak_memory.live_ranges import LiveRange, LiveRanges
 from overlap_sched.problem import Problem
+from overlap_sched.simulate.ledger import LiveRange, LiveRanges
 
 MOST_CLIMBS, CLIMB_BOXES, SWEEP_BOXES, SEARCH_WORK = 40, 30_000, 300_000, 130_000
 """Per unit of effort: placements of all boxes while climbing, and boxes placed in these; boxes that the sweep looks at;

@@ -19,7 +19,7 @@ import numpy as np
 
 from overlap_sched.peak_memory.addresses.boxes import Floats, Ints, Sectioned, sectioned
 from overlap_sched.peak_memory.addresses.search import OutOfWorkError, Rule, Search
-from overlap_sched.peak_memory.live_ranges import LiveRange
+from overlap_sched.simulate.ledger import LiveRange
 
 FIRST_RUN, GROWTH, FORGETTING = 2, 1.05, 0.9
 """Work of the first search per box; by how much it grows from one to the next; what is left of blame after each."""

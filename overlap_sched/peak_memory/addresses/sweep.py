@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.peak_memory.live_ranges import LiveRange
+from overlap_sched.simulate.ledger import LiveRange
 
 Ints = npt.NDArray[np.int64]
 

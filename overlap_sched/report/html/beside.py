@@ -3,16 +3,15 @@
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from overlap_sched.analysis.frontier_points import Frontier
 from overlap_sched.fit.answer import Fit, FitPoint
 from overlap_sched.judge.replay import Replay
 from overlap_sched.judge.validate import measure
 from overlap_sched.options import Options
 from overlap_sched.problem import Order, Problem
 from overlap_sched.report.words.fit import answer_line, costs
-from overlap_sched.scheduler.candidate import Candidate, Task
+from overlap_sched.scheduler.driver import Figures, Schedule
 from overlap_sched.scheduler.explain import decisions
-from overlap_sched.scheduler.result import NO_WORK, Figures, Schedule
+from overlap_sched.scheduler.task import NO_WORK, Candidate, Task
 from overlap_sched.transform.left_out import Left
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.records import Record
@@ -32,7 +31,7 @@ class Extras:
     Attributes:
         made: The plan that the schedule is of.
         beside: Another order of the graph as it was.
-        frontier: Of the graph as it was; or the plans of a fit, by ascending peak.
+        frontier: The plans of a fit, by ascending peak.
         earlier: The plan by which collectives were rewritten before this schedule was looked for: it is of the graph
             that they left, lifted anew (a plug-in's: fused, perhaps). Not both this and ``made``.
         answer: What a search for a memory limit has found, in a sentence; it says what the allocator lacks, too.
@@ -44,7 +43,7 @@ class Extras:
 
     made: Plan | None = None
     beside: ExtraOrder | None = None
-    frontier: Frontier | tuple[FitPoint, ...] | None = None
+    frontier: tuple[FitPoint, ...] | None = None
     earlier: Plan | None = None
     answer: str | None = None
     left: tuple[Left, ...] = ()

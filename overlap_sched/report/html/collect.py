@@ -3,9 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from overlap_sched.analysis.frontier_points import Frontier
 from overlap_sched.judge.replay import replay
-from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Order, Problem
 from overlap_sched.report.causes import WORDS, causes
 from overlap_sched.report.colours import (
@@ -45,7 +43,8 @@ from overlap_sched.report.words.reserved import (
 from overlap_sched.report.words.rewrites import left_rows, left_title, outcome_text, rewrites_figures
 from overlap_sched.report.words.schedule import budget_words, figures, summary_rows
 from overlap_sched.report.words.verdict import verdict
-from overlap_sched.scheduler.result import Figures, Schedule
+from overlap_sched.scheduler.driver import Figures, Schedule
+from overlap_sched.simulate.ledger import LiveRanges
 
 COLUMNS: tuple[str, ...] = ("original", "scheduled", "change", "limit")
 
@@ -213,15 +212,9 @@ def _run(ranges: LiveRanges, graph: int, title: str, order: Order, measured: Fig
 
 
 def _frontier(extras: Extras, runs: Sequence[PageRun]) -> FrontierData | None:
-    found = extras.frontier
-    if found is None:
+    if extras.frontier is None:
         return None
-    points, bound_us, floor_bytes = (
-        (found.points, found.bound_us, found.floor_bytes) if isinstance(found, Frontier) else (found, None, None)
-    )
     return FrontierData(
-        points=tuple(FrontierPoint(point.peak_bytes, point.step_us, point.exposed_us, "") for point in points),
+        points=tuple(FrontierPoint(point.peak_bytes, point.step_us, point.exposed_us, "") for point in extras.frontier),
         others=tuple(FrontierPoint(run.peak_bytes, run.step_us, run.exposed_us, run.title) for run in runs),
-        bound_us=bound_us,
-        floor_bytes=floor_bytes,
     )

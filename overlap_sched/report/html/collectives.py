@@ -10,7 +10,8 @@ from overlap_sched.report.html.data import CollectiveRow, RewriteRow
 from overlap_sched.report.units import printable
 from overlap_sched.report.words.rewrites import record_text
 from overlap_sched.report.words.schedule import blocked_by, launched_because, most_exposed, refusal
-from overlap_sched.scheduler.result import Decision, Schedule
+from overlap_sched.scheduler.driver import Schedule
+from overlap_sched.scheduler.explain import Decision
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Regather, Rewrite, Split, Stream
 

@@ -2,7 +2,7 @@
 
 Times are microseconds, rounded to nanoseconds where they are drawn; the figures are those of ``plan --json``,
 unrounded. What the page stacks and lists at an instant it counts from live ranges, by the rule of
-:mod:`overlap_sched.judge.liveness`: a storage is live from position ``first`` to ``last`` of an order, both included.
+:mod:`overlap_sched.judge.validate`: a storage is live from position ``first`` to ``last`` of an order, both included.
 """
 
 from collections.abc import Mapping, Sequence
@@ -133,14 +133,10 @@ class FrontierData:
     Attributes:
         points: On the frontier, by ascending peak.
         others: The orders of this page.
-        bound_us: No order's step is shorter. floor_bytes: no order's peak is lower. ``None``: with rewrites, of which
-            no bound is known.
     """
 
     points: tuple[FrontierPoint, ...]
     others: tuple[FrontierPoint, ...]
-    bound_us: float | None
-    floor_bytes: int | None
 
 
 @dataclass(frozen=True)

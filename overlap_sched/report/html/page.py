@@ -14,10 +14,9 @@ from overlap_sched.errors import MissingExtraError
 from overlap_sched.report.files import write_file
 from overlap_sched.report.html.beside import NOTHING_ELSE, Extras
 from overlap_sched.report.html.collect import page_of
-from overlap_sched.report.html.data import FrontierData, Page
-from overlap_sched.report.units import count, duration, printable, size
-from overlap_sched.report.words.frontier import point_cells
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.report.html.data import Page
+from overlap_sched.report.units import change, count, duration, printable, size
+from overlap_sched.scheduler.driver import Schedule
 
 SCRIPTS = ("units.js", "overview.js", "model.js", "pictures.js", "tables.js", "frontier.js", "main.js")
 """In this order, as one script."""
@@ -169,29 +168,29 @@ def _frontier_section(page: Page) -> str:
     if found is None:
         return ""
     original = found.others[0]
-    head = ("order", "peak", "", "step", "", "exposed", *(() if found.bound_us is None else ("gap",)))
+    head = ("order", "peak", "", "step", "", "exposed")
     rows = [
-        _table_row((point.name or "on the frontier", *point_cells(point, original, found.bound_us))[: len(head)])
+        _table_row(
+            (
+                point.name or "on the frontier",
+                size(point.peak_bytes),
+                change(original.peak_bytes, point.peak_bytes),
+                duration(point.step_us),
+                change(original.step_us, point.step_us),
+                duration(point.exposed_us),
+            )
+        )
         for point in (*found.points, *found.others)
     ]
     return _section(
         "frontier",
         "Step against peak memory (simulated)",
-        f"<p>{_bounds(found)}</p>",
+        "<p>The shortest step found for each peak, with rewrites; there may be better ones.</p>",
         '<div id="frontier-plot"></div>',
         '<div class="scroll" tabindex="0" role="group" aria-labelledby="frontier-title">'
         '<table id="frontier"><thead><tr>'
         + "".join(f'<th scope="col">{name}</th>' for name in head)
         + f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div>",
-    )
-
-
-def _bounds(found: FrontierData) -> str:
-    if found.bound_us is None or found.floor_bytes is None:
-        return "The shortest step found for each peak, with rewrites; there may be better ones."
-    return (
-        "The shortest step found for each peak, of the graph of the original order. No order's step is below "
-        f"{duration(found.bound_us)}; no order's peak is below {size(found.floor_bytes)}."
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from overlap_sched.judge.liveness import memory_profile
+from overlap_sched.judge.validate import memory_profile
 from overlap_sched.problem import Problem
 from overlap_sched.report.colours import (
     AFTER,
@@ -25,7 +25,7 @@ from overlap_sched.report.timeline import Span, Timeline, timeline
 from overlap_sched.report.units import between, change, duration, memory_unit, printable, size, time_unit
 from overlap_sched.report.words.purpose import Purpose, by_purpose, group_names, group_purposes
 from overlap_sched.report.words.schedule import gap_percent
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

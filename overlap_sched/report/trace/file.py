@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sched.judge.replay import Replay, replay
-from overlap_sched.peak_memory.allocator.reserved import requests_of
-from overlap_sched.peak_memory.live_ranges import LiveRanges
 from overlap_sched.problem import Problem
 from overlap_sched.report.files import write_file
 from overlap_sched.report.memory_kinds import memory_by_kind
@@ -23,7 +21,9 @@ from overlap_sched.report.trace.rows import ROWS, original_decisions, row_events
 from overlap_sched.report.units import size
 from overlap_sched.report.words.contention import contention_figures
 from overlap_sched.report.words.reserved import settings_for
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
+from overlap_sched.simulate.allocator import requests_of
+from overlap_sched.simulate.ledger import LiveRanges
 
 ORIGINAL, SCHEDULED, MEASURED = 1, 2, 3
 """Ids of processes; of those measured, the first one's."""

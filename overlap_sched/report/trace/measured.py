@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from overlap_sched.cost.profile import DEVICE, STEP, TraceFile, is_time, read_trace_file
 from overlap_sched.errors import CostError
-from overlap_sched.problem.limits import DEFAULT_LIMITS, Limits
+from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
 from overlap_sched.report.trace.events import Event, process_named, rounded_us, row_named
 
 _FIRST_ROW = 10**6

@@ -15,9 +15,8 @@ from overlap_sched.report.timeline import Timeline, timeline
 from overlap_sched.report.trace.events import Event, arrow, process_named, rounded_us, row_named, span
 from overlap_sched.report.words.purpose import Purpose, by_purpose, group_names, group_purposes
 from overlap_sched.report.words.schedule import why_text
-from overlap_sched.scheduler.candidate import Candidate
-from overlap_sched.scheduler.explain import decisions
-from overlap_sched.scheduler.result import Decision
+from overlap_sched.scheduler.explain import Decision, decisions
+from overlap_sched.scheduler.task import Candidate
 
 ROWS = 1000
 """Thread ids of a process start at so many times its id (unique in the trace); the compute stream has the first."""

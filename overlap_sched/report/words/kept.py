@@ -10,8 +10,7 @@ from dataclasses import replace
 from overlap_sched.problem import MAX_TOTAL_BYTES
 from overlap_sched.report.causes import TAIL, Cause, causes
 from overlap_sched.report.units import count, duration
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule, schedule
 
 _BECAUSE = {
     TAIL: "no compute is left at the end of the step to run meanwhile",

@@ -4,7 +4,7 @@ from typing import Any
 
 from overlap_sched.problem.pins import BINDS_NOTHING, binds_nothing, pinned
 from overlap_sched.report.units import count, printable
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
 
 
 def pins_figures(schedule: Schedule) -> list[dict[str, Any]]:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from overlap_sched.options import Options, replayed_allocator
-from overlap_sched.peak_memory.allocator.reserved import replay_allocator
 from overlap_sched.problem import Order, Problem
-from overlap_sched.problem.allocator_settings import EXPANDABLE, PLAIN, VARIABLES, AllocatorSettings
+from overlap_sched.problem.sizes import EXPANDABLE, PLAIN, VARIABLES, AllocatorSettings
 from overlap_sched.report.units import between, change, size
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
+from overlap_sched.simulate.allocator import replay_allocator
 
 
 class Reserved(NamedTuple):

@@ -5,13 +5,13 @@ from typing import Any
 
 from overlap_sched.report.units import count, duration, size
 from overlap_sched.report.words.schedule import gap_percent
-from overlap_sched.scheduler.candidate import SAME_STEP
+from overlap_sched.scheduler.task import SAME_STEP
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.left_out import Left
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.records import Record, records_json
 from overlap_sched.transform.rewrites import Bucket, InPlace, Keep, Offload, Recompute, Regather, Rewrite, Split, Stream
-from overlap_sched.transform.trial import Trial
+from overlap_sched.transform.search import Trial
 
 _SHOWN = 12
 """So many rewrites are listed, those first that take most off their stream."""

@@ -7,8 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from overlap_sched.errors import ProblemError
-from overlap_sched.problem import Problem
-from overlap_sched.problem.node import ANY_GROUP
+from overlap_sched.problem import ANY_GROUP, Problem
 from overlap_sched.problem.precedence import launched_on
 from overlap_sched.report.causes import ROUNDING, causes, causes_text
 from overlap_sched.report.table import captioned_table
@@ -17,7 +16,8 @@ from overlap_sched.report.words.contention import contention_figures, with_conte
 from overlap_sched.report.words.pins import pins_figures, pins_text
 from overlap_sched.report.words.purpose import group_names, group_purposes
 from overlap_sched.report.words.together import collectives_text, together_figures, together_rows
-from overlap_sched.scheduler.result import Decision, Schedule
+from overlap_sched.scheduler.driver import Schedule
+from overlap_sched.scheduler.explain import Decision
 
 _WHY = {
     "reference": "it was the next node of the order that the scheduler started from",

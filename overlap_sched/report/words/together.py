@@ -5,10 +5,9 @@ And how many collectives there are, those that block the compute stream, too.
 
 from typing import Any
 
-from overlap_sched.problem import Problem
-from overlap_sched.problem.node import ANY_GROUP
+from overlap_sched.problem import ANY_GROUP, Problem
 from overlap_sched.report.units import change, count, duration
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
 
 
 def collectives_text(problem: Problem) -> str:

@@ -7,7 +7,7 @@ from overlap_sched.problem import Problem
 from overlap_sched.report.units import change, duration, size
 from overlap_sched.report.words.reserved import Reserved
 from overlap_sched.report.words.schedule import gap_percent
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
 
 Came = Literal["runs", "fails", "kept", "reordered"]
 

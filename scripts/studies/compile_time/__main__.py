@@ -28,7 +28,6 @@ with warnings.catch_warnings():  # torch 2.13 warns of itself when Inductor is f
 
 import overlap_sched
 from llama_repro.capture.parallelism import fake_world
-from llama_repro.gpu.plugin import no_caches
 from llama_repro.training.arguments import parse
 from llama_repro.training.trainer import make_trainer
 from llama_repro.training.world import World
@@ -89,7 +88,8 @@ def main() -> None:
     print(f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}")
     with (
         fake_world(RANKS),
-        no_caches(),
+        torch._inductor.config.patch(fx_graph_cache=False),
+        torch._functorch.config.patch(enable_autograd_cache=False),
         tempfile.TemporaryDirectory() as cache,
         mock.patch.dict("os.environ", TORCHINDUCTOR_CACHE_DIR=cache),
     ):

@@ -20,11 +20,11 @@ from overlap_sched import Options
 from overlap_sched.cost.cluster.file import read_cluster
 from overlap_sched.deepspeed.values import called, zero3_values
 from overlap_sched.fx.lifting import Lifted, lift
-from overlap_sched.judge.liveness import memory_profile, peak_memory
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import memory_profile, peak_memory
 from overlap_sched.problem import Group
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 from tests.support.deepspeed.graphs import gather_and_release, reduce_gradients
 from tests.support.deepspeed.operators import define
 

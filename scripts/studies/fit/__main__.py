@@ -2,233 +2,209 @@
 
     python -m scripts.studies.fit                            MAGIS's workloads: every way, and the published figures
     python -m scripts.studies.fit ResNet BERT                only steps whose names contain one of these
-    python -m scripts.studies.fit --distributed              whole steps of torchtitan's models and forward graphs instead
     python -m scripts.studies.fit --solver 10                the best recomputation of blocks alone, by CP-SAT with so much work
-    python -m scripts.studies.fit --ours                     ours alone
     python -m scripts.studies.fit --parts                    parts of the batch alone, with nothing recomputed or copied
     python -m scripts.studies.fit --parts --ramp 20          the same, each kernel taking 20 us more
-    python -m scripts.studies.fit --ablation                 ours alone, and without each kind of rewrite
-    python -m scripts.studies.fit --search 64                how long the search takes: BTLM-3B with 64 layers
-    python -m scripts.studies.fit --show record.json ...     the table of records, without measuring anything
     ... --record record.json                        also a dated record with hardware, versions and all points
 
-Steps are traced without a GPU and priced for an RTX 3090 (the distributed ones: as their files are, for H100s).
-Seconds are processor time of one thread. Exit status 1 where a network has not the weights that it should have.
+Steps are traced without a GPU and priced for an RTX 3090. Seconds are processor time of one thread. Exit status 1 where
+a network has not the weights that it should have.
 """
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import fx
 
-from llama_repro import INSTANCES
-from llama_repro.harness.record import provenance, read_record, write_record
-from llama_repro.titan.models import MODELS
-from overlap_sched.cost import CostModel, Roofline
+from llama_repro.harness.console import markdown_table
+from llama_repro.harness.record import provenance, write_record
 from overlap_sched.fx.rewrites.batches import batch_fissions
 from overlap_sched.joint.graphs import copy_of
-from overlap_sched.options import Options
 from overlap_sched.problem import Problem
-from overlap_sched.problem.file import read_problem
-from overlap_sched.scheduler.pipeline import schedule
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.prices import Prices
-from scripts.studies.fit.baselines import BASELINES, BLOCKS, Solved, by_partitioner, by_solver, reordered
-from scripts.studies.fit.models import WORKLOADS, Workload
-from scripts.studies.fit.ours import KINDS, PCIE_3, in_parts, ours
-from scripts.studies.fit.points import Point, point
-from scripts.studies.fit.ramp import Ramped
-from scripts.studies.fit.rows import FitRow, published_rows, recorded_rows, row
-from scripts.studies.fit.search import search_rows, search_table
-from scripts.studies.fit.solved import SolvedRow, solved_rows, solved_table
-from scripts.studies.fit.tables import fit_table
-from scripts.studies.fit.trace import step_lifted
-from tests.support.traced_step import joint_graph, with_updates
+from scripts.studies.fit import ways
+from scripts.studies.fit.models import WORKLOADS
+from scripts.studies.fit.published import DTR, MAGIS
+from scripts.studies.fit.ways import LIMITS, PCIE_3, SLOWDOWNS, Point, Solved, point
+from scripts.studies.memory_zoo.rows import timed
+from tests.support.traced_step import Workload, joint_graph, with_updates
 
-PACKAGES = ("torch", "numpy", "sortedcontainers", "ortools")
-FORWARD = ("llama3_8b_fw_64_2d",)
+HEADS = (
+    "step",
+    "way",
+    *(f"slowdown at {100 * limit:.0f} % of the peak" for limit in LIMITS),
+    *(f"peak at {100 * slowdown:.0f} % slowdown" for slowdown in SLOWDOWNS),
+    "seconds",
+)
 
 
 @dataclass(frozen=True)
-class Case:
-    """A step. ``original``: what its rows are parts of; ``traced``, ``fissions``: where the FX graph is there, too."""
+class Row:
+    """One way to run one step; simulated, but for published ones.
 
-    problem: Problem
-    prices: Prices
-    original: Point
-    fissions: tuple[Fission, ...] = ()
-    traced: tuple[Workload, fx.GraphModule] | None = None
+    Attributes:
+        graph: Which. nodes: of it; 0 where it is not ours.
+        by: Whose way.
+        original: The graph as it is: what the others are parts of; ``None`` where it is not ours.
+        slowdown_at: Per limit of :data:`LIMITS`, how much slower the fastest is that fits; ``None``: none fits.
+        peak_at: Per limit of :data:`SLOWDOWNS`, the lowest peak that is fast enough, as a part; ``None``: none is.
+        seconds: Processor time of all of it.
+        points: All that were found, none worse in both.
+    """
+
+    graph: str
+    nodes: int
+    by: str
+    original: Point | None
+    slowdown_at: tuple[float | None, ...]
+    peak_at: tuple[float | None, ...]
+    seconds: float
+    points: tuple[Point, ...] = ()
+
+
+def measure_way(problem: Problem, by: str, find: Callable[[], Iterable[Point]]) -> Row:
+    """Find points, and read the figures off them; the original is among them."""
+    original = point(problem)
+    points, seconds = timed(lambda: [original, *find()])
+    steps = [[p.step_us for p in points if p.peak_bytes <= limit * original.peak_bytes] for limit in LIMITS]
+    peaks = [[p.peak_bytes for p in points if p.step_us <= (1 + more) * original.step_us] for more in SLOWDOWNS]
+    return Row(
+        problem.name,
+        len(problem.nodes),
+        by,
+        original,
+        tuple(min(fitting) / original.step_us - 1 if fitting else None for fitting in steps),
+        tuple(min(fast) / original.peak_bytes for fast in peaks),
+        seconds,
+        tuple(frontier(points)),
+    )
+
+
+def frontier(points: Iterable[Point]) -> Iterator[Point]:
+    """Those that no other one beats in both, by ascending peak."""
+    step_us = float("inf")
+    for one in sorted(points):
+        if one.step_us < step_us:
+            step_us = one.step_us
+            yield one
+
+
+def published_rows(step: str) -> Iterator[Row]:
+    """What MAGIS's paper has for a step; it has no figures at 60 %."""
+    for by, figures in (("DTR, measured by MAGIS", DTR[step]), ("MAGIS, measured", MAGIS[step])):
+        slowdowns = (figures.slowdown_at_80, None, figures.slowdown_at_40)
+        yield Row(step, 0, by, None, slowdowns, (figures.peak_at_5, figures.peak_at_10), 0.0)
+
+
+def fit_table(rows: Sequence[Row]) -> str:
+    """One line per row; a step is named once, with its nodes, peak and time."""
+    return markdown_table(HEADS, (_cells(row, k == 0 or rows[k - 1].graph != row.graph) for k, row in enumerate(rows)))
+
+
+def _cells(row: Row, first: bool) -> Iterator[str]:
+    if first and row.original is not None:
+        gib, ms = row.original.peak_bytes / 2**30, row.original.step_us / 1e3
+        yield f"{row.graph}: {row.nodes:,} nodes, {gib:.1f} GiB, {ms:,.0f} ms"
+    else:
+        yield ""
+    yield f"**{row.by}**" if row.by.startswith("ours") else row.by
+    for limit, more in zip(LIMITS, row.slowdown_at, strict=True):
+        missing = "" if row.original is None and limit == 0.6 else "does not fit"
+        yield missing if more is None else f"{100 * more:+.1f} %"
+    for part in row.peak_at:
+        yield "does not fit" if part is None else f"{100 * part:.1f} %"
+    yield f"{row.seconds:.0f}" if row.nodes else ""
+
+
+def solver_table(step: str, original: Point, solved: Sequence[Solved]) -> str:
+    """What the solver found at each budget, and what it could not rule out."""
+    lines = []
+    for one in solved:
+        nothing = "none fits" if one.proven else "nothing"
+        lines.append(
+            (
+                f"{step}, {100 * one.share:.0f} %",
+                nothing if one.point is None else f"{100 * (one.point.step_us / original.step_us - 1):+.1f} %",
+                "" if one.point is None and one.proven else f"{100 * one.again_us / original.step_us:+.1f} %",
+                "proven" if one.proven else "not finished",
+            )
+        )
+    return markdown_table(("budget", "found", "no better than", ""), lines)
+
+
+def solver_row(problem: Problem, work: float) -> Row:
+    """Checkmate's program; a table of its budgets goes to stderr."""
+    solved: list[Solved] = []
+
+    def find() -> Iterator[Point]:
+        solved.extend(ways.solve(problem, work))
+        return (one.point for one in solved if one.point is not None)
+
+    row = measure_way(problem, f"Checkmate's program, {ways.BLOCKS} blocks", find)
+    print(solver_table(problem.name, point(problem), solved), file=sys.stderr, flush=True)
+    return row
+
+
+def rows_of(workload: Workload, options: argparse.Namespace) -> Iterator[Row]:
+    """All ways that are asked for, of one step."""
+    joint = joint_graph(workload)
+    lifted = ways.lift_step(workload, with_updates(copy_of(joint)), options.ramp)
+    problem, prices = lifted.problem, Prices(lifted.model, host=PCIE_3)
+    fissions: tuple[Fission, ...] = tuple(batch_fissions(lifted))
+    if options.solver:
+        yield solver_row(problem, options.solver)
+    elif options.parts:
+        more = f", {options.ramp:g} us more per kernel" if options.ramp else ""
+        split = partial(ways.split_batch, problem, prices, fissions)
+        yield measure_way(problem, f"ours, parts of the batch alone{more}", split)
+    else:
+        yield measure_way(problem, "our order alone", partial(ways.reorder, problem))
+        yield measure_way(problem, "DTR", partial(ways.rematerialize, problem))
+        yield measure_way(problem, "torch's partitioner", partial(ways.partition, workload, joint))
+        yield measure_way(problem, "ours", partial(ways.fit_step, problem, prices, options.effort, fissions))
+        yield from published_rows(problem.name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; returns the exit status."""
     options = _parser().parse_args(arguments)
-    if options.show:
-        print(fit_table([made for path in options.show for made in recorded_rows(read_record(path))]))
-        return 0
-    if options.search:
-        return _search(options, arguments)
-    if options.solver:
-        return _solver(options, arguments)
-    broken = [w.name for w in WORKLOADS if _weights(w) != w.weights]
-    rows: list[FitRow] = []
-    for case in _distributed(options) if options.distributed else _workloads(options):
-        for made in _rows(case, options):
+    command = " ".join(["python -m scripts.studies.fit", *(sys.argv[1:] if arguments is None else arguments)])
+    broken = [workload.name for workload in WORKLOADS if _count_weights(workload.build) != workload.weights]
+    rows: list[Row] = []
+    for workload in WORKLOADS:
+        if options.steps and not any(part in workload.name for part in options.steps):
+            continue
+        for made in rows_of(workload, options):
             print(f"{made.graph}: {made.by}, {made.seconds:.1f} s", file=sys.stderr, flush=True)
             rows.append(made)
-            _record(options, arguments, rows=[asdict(made) for made in rows])
+            if options.record:
+                about = provenance(command, ("torch", "numpy", "sortedcontainers", "ortools"))
+                write_record(options.record, {**about, "rows": [asdict(made) for made in rows]})
     print(fit_table(rows))
     for name in broken:
         print(f"BROKEN: {name} has not the weights that it should have", file=sys.stderr)
     return 1 if broken else 0
 
 
-def _record(options: argparse.Namespace, arguments: Sequence[str] | None, **found: Any) -> None:
-    if options.record:
-        command = " ".join(["python -m scripts.studies.fit", *(sys.argv[1:] if arguments is None else arguments)])
-        write_record(options.record, {**provenance(command, PACKAGES), **found})
-
-
-def _search(options: argparse.Namespace, arguments: Sequence[str] | None) -> int:
-    rows = []
-    for made in search_rows(options.search, options.effort):
-        print(made, file=sys.stderr, flush=True)
-        rows.append(made)
-        _record(options, arguments, rows=[asdict(made) for made in rows])
-    print(search_table(rows))
-    return 0
-
-
-def _solver(options: argparse.Namespace, arguments: Sequence[str] | None) -> int:
-    rows: list[FitRow] = []
-    budgets: list[SolvedRow] = []
-    for case in _workloads(options):
-        solved: list[Solved] = []
-        made = partial(row, case.problem.name, len(case.problem.nodes), original=case.original)
-        one = made("", found=lambda case=case, solved=solved: _solved(case, options.solver, solved))
-        ended = ", ".join(f"{100 * one.share:.0f}" for one in solved if one.proven)
-        rows.append(replace(one, by=f"Checkmate's program, {BLOCKS} blocks (proven at {ended or 'none'} %)"))
-        budgets += solved_rows(case.problem.name, case.original, solved)
-        print(solved_table(budgets), file=sys.stderr, flush=True)
-        _record(options, arguments, rows=[asdict(made) for made in rows], budgets=[asdict(made) for made in budgets])
-    print(f"{fit_table(rows)}\n\n{solved_table(budgets)}")
-    return 0
-
-
-def _solved(case: Case, work: float, solved: list[Solved]) -> list[Point]:
-    """Points; ``solved`` gets what the solver says at each budget."""
-    solved.extend(by_solver(case.problem, work))
-    return [one.point for one in solved if one.point is not None]
-
-
-def _weights(workload: Workload) -> int:
+def _count_weights(build: Callable[[], torch.nn.Module]) -> int:
     with torch.device("meta"):
-        return sum(weight.numel() for weight in workload.build().parameters())
-
-
-def _wanted(name: str, options: argparse.Namespace) -> bool:
-    return not options.steps or any(part in name for part in options.steps)
-
-
-def _workloads(options: argparse.Namespace) -> Iterator[Case]:
-    for workload in WORKLOADS:
-        if _wanted(workload.name, options):
-            joint = joint_graph(workload)
-            lifted = step_lifted(workload, with_updates(copy_of(joint)), _model(workload, options))
-            prices = Prices(lifted.model, host=PCIE_3)
-            fissions = tuple(batch_fissions(lifted))
-            yield Case(lifted.problem, prices, point(lifted.problem), fissions, (workload, joint))
-
-
-def _model(workload: Workload, options: argparse.Namespace) -> CostModel:
-    roofline = Roofline(workload.device)
-    return Ramped(roofline, options.ramp) if options.ramp else roofline
-
-
-def _distributed(options: argparse.Namespace) -> Iterator[Case]:
-    """Slowdown counts from the best order within the original peak, peaks from the original one."""
-    paths = [*(model.problem_file for model in MODELS.values()), *(INSTANCES / f"{n}.json.gz" for n in FORWARD)]
-    for path in paths:
-        if _wanted(path.name, options):
-            problem = read_problem(path)
-            step_us = schedule(problem, Options(memory_model=problem.memory_model)).scheduled.step_us
-            yield Case(problem, Prices(Roofline()), Point(point(problem).peak_bytes, step_us))
-
-
-def _ways(case: Case, options: argparse.Namespace) -> Iterator[FitRow]:
-    made = partial(row, case.problem.name, len(case.problem.nodes))
-    if case.traced is None:
-        yield made("our order alone", case.original, lambda: reordered(case.problem))
-    else:
-        workload, joint = case.traced
-        for way, baseline in BASELINES.items():
-            yield made(way, case.original, partial(baseline, case.problem))
-        yield made("torch's partitioner", case.original, lambda: by_partitioner(workload, joint))
-    yield made("ours", case.original, lambda: _ours(case, KINDS, options))
-    yield from published_rows(case.problem.name)
-
-
-def _rows(case: Case, options: argparse.Namespace) -> Iterator[FitRow]:
-    made, more = partial(row, case.problem.name, len(case.problem.nodes)), ""
-    if options.ramp:
-        more = f", {options.ramp:g} us more per kernel"
-    if options.parts:
-        return iter(
-            [
-                made(
-                    f"ours, parts of the batch alone{more}",
-                    case.original,
-                    lambda: in_parts(case.problem, case.prices, case.fissions),
-                )
-            ]
-        )
-    if options.ours:
-        return iter([made(f"ours{more}", case.original, lambda: _ours(case, KINDS, options))])
-    return _ablation(case, options) if options.ablation else _ways(case, options)
-
-
-def _ablation(case: Case, options: argparse.Namespace) -> Iterator[FitRow]:
-    made = partial(row, case.problem.name, len(case.problem.nodes))
-    yield made("ours", case.original, lambda: _ours(case, KINDS, options))
-    for kind in KINDS if case.fissions else KINDS[:-1]:
-        kinds = [other for other in KINDS if other != kind]
-        yield made(f"ours without {kind}", case.original, partial(_ours, case, kinds, options))
-
-
-def _ours(case: Case, kinds: Sequence[str], options: argparse.Namespace) -> Iterator[Point]:
-    return ours(case.problem, case.prices, case.original.step_us, kinds, options.effort, case.fissions)
+        return sum(weight.numel() for weight in build().parameters())
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("steps", nargs="*", metavar="NAME", help="only steps whose names contain one of these")
-    parser.add_argument("--distributed", action="store_true", help="torchtitan's steps and forward graphs instead")
-    parser.add_argument("--ours", action="store_true", help="ours alone")
     parser.add_argument("--parts", action="store_true", help="fission along the batch alone, nothing searched")
-    parser.add_argument("--ablation", action="store_true", help="each kind of rewrite taken away")
-    parser.add_argument("--search", type=int, default=0, metavar="LAYERS", help="how long the search takes")
     parser.add_argument(
-        "--solver",
-        type=float,
-        default=0.0,
-        metavar="WORK",
-        help="recomputation by CP-SAT alone: its deterministic time at each budget",
+        "--solver", type=float, default=0.0, metavar="WORK", help="CP-SAT alone: its deterministic time"
     )
     parser.add_argument("--effort", type=int, default=2, help="of our search (default: 2)")
-    parser.add_argument(
-        "--ramp",
-        type=float,
-        default=0.0,
-        metavar="US",
-        help="price every kernel so much higher (with --ours or --parts)",
-    )
-    parser.add_argument("--show", type=Path, nargs="+", metavar="RECORD", help="print the table of records")
+    parser.add_argument("--ramp", type=float, default=0.0, metavar="US", help="price every kernel so much higher")
     parser.add_argument("--record", type=Path, metavar="PATH", help="write a record")
     return parser
 

@@ -11,6 +11,9 @@ A block that runs takes what is kept, or made before it in the same stage. Memor
 into the budget. The paper has a product of variables for what may be freed behind a block; here a variable says whether
 a value is needed later in the stage or in the next one, which is the same.
 
+Blocks are consecutive nodes: views and updates in place go with what is before them; then neighbours are merged of which
+the second takes most bytes of what the first makes, as long as a block takes little of the step.
+
 What is inside of a block is counted on top of all that it takes and makes: so the program never counts less than our
 judge, and its optimum is that of whole blocks: single nodes may do better. Never run again: blocks that write,
 draw random numbers or communicate, and those whose inputs have been written to since.
@@ -21,12 +24,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from overlap_sched.errors import MissingExtraError
 from overlap_sched.problem import Kind, NodeId, Problem, StorageId
 from overlap_sched.transform.recompute import refusal
-from scripts.studies.fit.blocks import Block
 
 UNIT_BYTES = 2**16
 """The program counts in these, rounded up: it never says that something fits that does not."""
@@ -34,6 +37,48 @@ _TENTHS = 10
 """And in tenths of microseconds."""
 Runs = tuple[tuple[int, ...], ...]
 """Per stage, the blocks that run in it again, before the stage's own."""
+Block = tuple[NodeId, ...]
+_LARGEST = 1.5
+"""How many times as long as the mean a block may take, at first; and what that grows by where nothing may be merged."""
+_WIDER = 1.25
+
+
+def blocks_of(problem: Problem, most: int) -> list[Block]:
+    """The compute nodes in their original order, in ``most`` blocks (at least 1), or fewer; inputs, outputs in none."""
+    nodes = problem.nodes
+    blocks = _units(problem)
+    us = [sum(nodes[v].time_us for v in block) for block in blocks]
+    taken = [_taken_bytes(problem, *pair) for pair in pairwise(blocks)]
+    cap_us = _LARGEST * sum(us) / most
+    while len(blocks) > most:
+        pairs = [k for k in range(len(taken)) if us[k] + us[k + 1] <= cap_us]
+        if not pairs:
+            cap_us *= _WIDER
+            continue
+        k = max(pairs, key=lambda k: (taken[k], -us[k] - us[k + 1], -k))
+        blocks[k : k + 2] = [blocks[k] + blocks[k + 1]]
+        us[k : k + 2] = [us[k] + us[k + 1]]
+        around = blocks[max(k - 1, 0) : k + 2]
+        taken[max(k - 1, 0) : k + 2] = [_taken_bytes(problem, *pair) for pair in pairwise(around)]
+    return blocks
+
+
+def _units(problem: Problem) -> list[Block]:
+    """A block for each node that makes something, with those behind it that make nothing."""
+    units: list[list[NodeId]] = []
+    for v, node in enumerate(problem.nodes):
+        if node.kind is Kind.COMPUTE:
+            if units and not node.alloc:
+                units[-1].append(v)
+            else:
+                units.append([v])
+    return [tuple(unit) for unit in units]
+
+
+def _taken_bytes(problem: Problem, one: Block, other: Block) -> int:
+    """What the first makes and the second takes."""
+    used = {s for v in other for s in problem.nodes[v].use}
+    return sum(problem.storages[s].bytes for v in one for s in problem.nodes[v].alloc if s in used)
 
 
 @dataclass(frozen=True)

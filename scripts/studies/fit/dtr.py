@@ -16,14 +16,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from overlap_sched.problem import Kind, NodeId, Problem, StorageId
-from scripts.studies.fit.errors import OverBudgetError
 
 THRASHING = 4.0
 """A run this many times as long as the program has gone nowhere (the paper's figure 2 ends at a factor of about 2)."""
 
 
+class OverBudgetError(RuntimeError):
+    """What one step needs at once does not fit, or nearly all the time would go into recomputing."""
+
+
 def dtr_run(problem: Problem, budget_bytes: int) -> list[NodeId]:
-    """The nodes in the order in which they run, again where they are recomputed (:mod:`scripts.studies.fit.repeats`).
+    """The nodes in the order in which they run, again where they are recomputed (``repeat_nodes`` of ``ways.py``).
 
     Raises:
         OverBudgetError: No eviction makes room, or the run takes :data:`THRASHING` times as long as the program.

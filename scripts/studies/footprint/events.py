@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from overlap_sched.peak_memory.allocator.caching import Address, CachingAllocator
+from overlap_sched.simulate.allocator import Address, CachingAllocator
 
 KINDS = ("parameters and batch", "saved for backward", "gradients", "temporaries of forward", "temporaries of backward")
 

@@ -14,9 +14,9 @@ from overlap_sched.options import Options
 from overlap_sched.pipeline.graphs import GraphSource, JobGraphs, MeasuredGraph
 from overlap_sched.problem import Kind, Order, Problem
 from overlap_sched.problem.file import read_problem
-from overlap_sched.problem.parted import parted
+from overlap_sched.problem.parts import parted
 from overlap_sched.report.units import size
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 
 DEEPSEEK, LOSS = "llama_repro/titan/graphs/titan-deepseek3-16b-fsdp64-ep8.json.gz", ("split_with_sizes_82", "slice_289")
 """Where the loss begins to work in chunks, and where its backward has ended."""

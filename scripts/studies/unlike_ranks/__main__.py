@@ -20,12 +20,12 @@ from llama_repro.bench.cases import slower_network
 from llama_repro.harness.console import guarded, markdown_table
 from overlap_sched import Options, schedule
 from overlap_sched.judge.budget_bound import budget_bound_us
-from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.validate import peak_memory
 from overlap_sched.problem import Problem
 from overlap_sched.problem.file import read_problem
 from overlap_sched.report.progress import progress
-from overlap_sched.scheduler.follow import Proposal
-from overlap_sched.scheduler.pipeline import follow
+from overlap_sched.scheduler.driver import follow
+from overlap_sched.scheduler.restrictions import Proposal
 from tests.support.unlike import unlike
 
 HEADINGS = ("graph", "original", "waits kept", "launches kept", "followed", "by itself")

@@ -13,11 +13,10 @@ from overlap_sched.fx.operators import traits_of
 from overlap_sched.fx.rewrites import again, alike_of, rewrite_graph
 from overlap_sched.fx.rewrites.planning import plan_lifted, refusals_in
 from overlap_sched.options import Options
-from overlap_sched.problem import Group, Problem
-from overlap_sched.problem.node import OF_HOST
+from overlap_sched.problem import OF_HOST, Group, Problem
 from overlap_sched.transform.again import WHOLE
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.keeping import twice
+from overlap_sched.transform.gathers import gathered_twice
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite, Split, Stream
 from tests.support.fx_graphs import gather, trace, wait
@@ -181,7 +180,7 @@ def test_casts_by_way_of_other_types_are_not_the_same() -> None:
     gm = trace(rounded, (4, 8))
     names = ("all_gather_into_tensor", "all_gather_into_tensor_1")
     pair = Keep(*names)
-    assert len(twice(problem_of(gm), alike_of(gm))) == 1  # a problem knows operators and sizes
+    assert len(gathered_twice(problem_of(gm), alike_of(gm))) == 1  # a problem knows operators and sizes
     assert refusal(gm, [pair]) == f"{names[0]!r} and {names[1]!r} are not two gathers of one tensor in one group."
     lifted = lift(gm, groups=GROUPS)
     assert refusals_in(lifted)(pair) != ""

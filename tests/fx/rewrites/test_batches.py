@@ -9,8 +9,7 @@ from overlap_sched.fit.planner import FitContext, Planner, begun_with
 from overlap_sched.fx import lift
 from overlap_sched.fx.rewrites import prepare, rerunnable, rewrite_graph
 from overlap_sched.fx.rewrites.batches import batch_fissions
-from overlap_sched.judge.liveness import peak_memory
-from overlap_sched.judge.validate import violation
+from overlap_sched.judge.validate import peak_memory, violation
 from overlap_sched.options import Options
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.prices import Prices

@@ -16,7 +16,7 @@ from overlap_sched.fx import lift
 from overlap_sched.fx.dimensions.candidates import expert_fissions
 from overlap_sched.fx.fitting import fit_graph
 from overlap_sched.fx.rewrites import prepare, rewrite_graph
-from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.fission import Fission

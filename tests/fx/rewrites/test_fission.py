@@ -17,7 +17,7 @@ from overlap_sched.fx.dimensions.candidates import fission_of
 from overlap_sched.fx.rewrites import prepare, rewrite_graph
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem import Group, Problem
-from overlap_sched.scheduler.pipeline import schedule
+from overlap_sched.scheduler.driver import schedule
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.dimension_graph.cut import Cut, range_cut
 from overlap_sched.transform.fission import Fission, Leave, Slice

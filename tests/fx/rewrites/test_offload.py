@@ -8,7 +8,7 @@ from overlap_sched.cost import Roofline
 from overlap_sched.fit import fit
 from overlap_sched.fx import lift
 from overlap_sched.fx.rewrites import prepare, rerunnable, rewrite_graph
-from overlap_sched.judge.liveness import peak_memory
+from overlap_sched.judge.validate import peak_memory
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.host import PCIE_5
 from overlap_sched.transform.prices import Prices

@@ -9,10 +9,10 @@ from overlap_sched import Kind
 from overlap_sched.cost import Roofline
 from overlap_sched.fx.lifting import lift
 from overlap_sched.fx.rewrites import rewrite_graph
+from overlap_sched.transform.buckets import BucketSearch, packed, places_of
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Bucket
-from overlap_sched.transform.trial import TrialContext
-from overlap_sched.transform.variant import ProblemVariant, packed, places_of
+from overlap_sched.transform.search import RewriteSearch
 from tests.support.fx_graphs import RANKS, gather, scatter, trace, wait
 
 
@@ -25,13 +25,13 @@ def backward(a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
     return [wait(sa).to(torch.float64), wait(sb)[:2], wait(sc)]
 
 
-def of(fn: object = backward) -> tuple[fx.GraphModule, ProblemVariant]:
+def of(fn: object = backward) -> tuple[fx.GraphModule, BucketSearch]:
     gm = trace(fn, (2, 4), (2, 4), (2, 4))  # type: ignore[arg-type]
     problem = lift(gm).problem
-    return gm, ProblemVariant(TrialContext(problem, Prices(Roofline()), None, 2**40), frozenset())
+    return gm, BucketSearch(RewriteSearch(problem, Prices(Roofline()), None, 2**40))
 
 
-def names(graph: ProblemVariant, op: str) -> list[str]:
+def names(graph: BucketSearch, op: str) -> list[str]:
     nodes = graph.problem.nodes
     ids = [v for v in graph.problem.collectives if op in nodes[v].op]
     (bucket,) = graph.rewrites([ids], ("copied",))
@@ -49,7 +49,7 @@ def test_also_in_what_rewrites_make_of_a_problem() -> None:
     _, graph = of()
     launches = graph.problem.collectives
     asked = replace(graph.asked, budget_bytes=2**40).after(graph.rewrites([launches[:3]], ("copied",)), range(0))
-    assert names(ProblemVariant(asked, frozenset()), "scatter")[0] == "reduce_scatter_tensor_2"
+    assert names(BucketSearch(asked), "scatter")[0] == "reduce_scatter_tensor_2"
 
 
 def test_what_has_no_parameter_of_its_own_comes_last_as_it_is_launched() -> None:

@@ -40,7 +40,7 @@ def fitted(gm: fx.GraphModule, share: float) -> tuple[Rewrite, ...]:
 
 
 def max_bytes(gm: fx.GraphModule) -> int:
-    from overlap_sched.judge.liveness import peak_memory
+    from overlap_sched.judge.validate import peak_memory
 
     problem = lift(gm).problem
     return peak_memory(problem, problem.original_order)[0]

@@ -13,15 +13,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from overlap_sched.analysis.frontier import frontier
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.problem.file import read_problem, write_problem
 from overlap_sched.report.html.beside import ExtraOrder, Extras
 from overlap_sched.report.html.page import write_page
 from overlap_sched.report.units import duration, size
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.transform.plan import plan
 from overlap_sched.transform.rewrites import Bucket
 from tests.fit.test_fit import saved
@@ -323,16 +321,15 @@ def test_real_graphs(browser: Any, name: str, tmp_path: Path) -> None:
         page.tab.close()
 
 
-def test_rewrites_an_order_beside_and_the_frontier(browser: Any, tmp_path: Path) -> None:
+def test_rewrites_and_an_order_beside(browser: Any, tmp_path: Path) -> None:
     problem = sharded([[2, 2, 2]] * 4, compute_us=4.0)
     made = plan(problem, PRICES, Options(rewrites=("bucket",), headroom="100%"))
     beside = ExtraOrder("torch", problem.original_order)
-    extras = Extras(made, beside, frontier(problem, budgets=3))
+    extras = Extras(made, beside)
     write_page(made.schedule, tmp_path / "out.html", extras=extras)
     for width in (WIDE, NARROW):
         page = opened(browser, tmp_path / "out.html", width)
         assert page.tab.evaluate("document.documentElement.scrollWidth") <= width
-        assert page.tab.locator("#frontier-plot canvas").count() >= 1
         assert page.text("#streams-title-2").startswith("Streams, torch: step ")
         page.tab.click("[data-peak='2']")
         assert " live in torch while " in page.text("#live-where")

@@ -6,8 +6,8 @@ from itertools import accumulate
 import pytest
 from hypothesis import given
 
-from overlap_sched.judge.liveness import memory_profile
 from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import memory_profile
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.report.causes import causes
@@ -16,8 +16,7 @@ from overlap_sched.report.html.data import Page, PageRun
 from overlap_sched.report.memory_kinds import MEMORY_KINDS, memory_by_kind
 from overlap_sched.report.words.reserved import reserved_figures, reserved_of
 from overlap_sched.report.words.schedule import figures
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule, schedule
 from tests.report.conftest import ByHand
 from tests.support.examples import examples
 from tests.support.graphs import problems

@@ -1,4 +1,4 @@
-"""Rewrites, an order beside ours and the frontier on the page: what stands for what, and the figures of each."""
+"""Rewrites and an order beside ours on the page: what stands for what, and the figures of each."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,9 +6,8 @@ from unittest.mock import patch
 
 import pytest
 
-from overlap_sched.analysis.frontier import frontier
-from overlap_sched.judge.liveness import peak_memory
 from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Group
 from overlap_sched.problem.file import write_problem
@@ -17,8 +16,7 @@ from overlap_sched.report.html.collect import page_of
 from overlap_sched.report.html.page import page_text
 from overlap_sched.report.units import duration, size
 from overlap_sched.report.words.rewrites import left_rows, left_title, record_text
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.transform.left_out import left_out
 from overlap_sched.transform.plan import Plan, plan
 from overlap_sched.transform.records import Record
@@ -173,21 +171,6 @@ def test_an_order_beside_has_a_column_and_a_run(reordered: Schedule) -> None:
     assert '<button type="button" data-peak="2">peak of ours</button>' in text
 
 
-def test_the_frontier(reordered: Schedule) -> None:
-    found = frontier(reordered.problem, budgets=3)
-    page = page_of(reordered, extras=Extras(frontier=found))
-    assert page.frontier is not None
-    assert [(p.peak_bytes, p.step_us) for p in page.frontier.points] == [
-        (p.peak_bytes, p.step_us) for p in found.points
-    ]
-    assert [p.name for p in page.frontier.others] == ["original", "scheduled"]
-    text = page_text(page, LIBRARY)
-    point = found.points[0]
-    assert f'<tr><th scope="row">on the frontier</th><td>{size(point.peak_bytes)}</td>' in text
-    assert f'<tr><th scope="row">scheduled</th><td>{size(26 * 2**20)}</td><td>+23.8 %</td><td>120.0 us</td>' in text
-    assert text.count('id="frontier-plot"') == 1
-
-
 @pytest.fixture
 def graph(tmp_path: Path) -> Path:
     write_problem(sharded([[2, 2, 2]] * 4, compute_us=4.0), tmp_path / "graph.json")
@@ -205,13 +188,9 @@ def test_all_of_it_from_the_command(graph: Path, tmp_path: Path, cli: Command) -
         patch("overlap_sched.cli.outputs.check_html"),
         patch("overlap_sched.report.html.page.bokeh_library", return_value=LIBRARY),
     ):
-        more = ("--frontier", "3", "--beside", str(order))
+        more = ("--beside", str(order))
         assert run("report", str(graph), "--html", str(out), *more, *wanted) == 0
-        assert "--frontier is 2; it is a number of budgets, 3 to 10000." in cli.refused(
-            "report", str(graph), "--html", str(out), "--frontier", "2"
-        )
     page = embedded(out.read_text())
     assert page["columns"][4] == "torch"
     assert page["rewrites"]
-    assert page["frontier"]["points"]
     assert {**figures, "schedule_s": 0, "schema": 0} == {**page["figures"], "schedule_s": 0, "schema": 0}

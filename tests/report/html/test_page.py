@@ -17,8 +17,7 @@ from overlap_sched.errors import MissingExtraError
 from overlap_sched.problem import Problem
 from overlap_sched.report.html.collect import page_of
 from overlap_sched.report.html.page import SCRIPTS, Library, check_html, page_text, write_page
-from overlap_sched.scheduler.pipeline import schedule
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule, schedule
 from tests.support.command import Command, run
 from tests.support.oracle import INSTANCES
 

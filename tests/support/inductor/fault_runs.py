@@ -158,7 +158,7 @@ class Runner:
             stack.enter_context(mock.patch.object(agreement, "membership_of", return_value=placed))
             stack.enter_context(watch.on())
             if here and fault.kind == "lie":
-                pipeline: Any = sys.modules["overlap_sched.scheduler.pipeline"]
+                pipeline: Any = sys.modules["overlap_sched.scheduler.driver"]
                 right = pipeline.best_order
                 lied = mock.patch.object(pipeline, "best_order", lambda *a: wrong(right(*a), fault.where, self.rank))
                 stack.enter_context(lied)

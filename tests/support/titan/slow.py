@@ -29,7 +29,7 @@ from llama_repro.training.world import World
 from overlap_sched.cost.measured.tabled import TableModel
 from overlap_sched.fx import lift
 from overlap_sched.options import Options
-from overlap_sched.scheduler.result import Schedule
+from overlap_sched.scheduler.driver import Schedule
 from tests.support.titan.cpu import on_cpu
 from tests.support.titan.jobs import LLAMA, OURS
 

@@ -1,0 +1,330 @@
+"""``overlap-sched sweep``: one graph scheduled for each combination of settings, prices and errors.
+
+An order keeps its memory whatever the prices, and fits wherever at least as much memory is allowed. So each point is
+also offered the orders of its neighbours with as much memory or less: more headroom never makes the step longer, nor
+does a faster network.
+"""
+
+import argparse
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+from rich.console import RenderableType
+
+from overlap_sched.cli.schemas import as_json
+from overlap_sched.cli.source import Loaded, cluster_named, options_for, options_of
+from overlap_sched.cost import H100
+from overlap_sched.cost.cluster.file import ASSUMED
+from overlap_sched.cost.cluster.repricing import MACHINE, on_machine
+from overlap_sched.errors import OptionsError
+from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import broken_promise, measure
+from overlap_sched.options import Options
+from overlap_sched.pipeline.vary import read_axes
+from overlap_sched.problem import Order, Problem
+from overlap_sched.problem.sizes import size_given
+from overlap_sched.report.colours import AFTER, BEFORE, LIMIT
+from overlap_sched.report.table import captioned_table
+from overlap_sched.report.units import duration, from_to, memory_unit, printable, size
+from overlap_sched.report.words.contention import contention_figures, with_contention_line
+from overlap_sched.report.words.schedule import gap_percent
+from overlap_sched.scheduler.driver import Schedule, figures_of, schedule
+from overlap_sched.scheduler.task import SAME_STEP
+
+MEMORY = ("headroom", "memory_limit")
+AXES = (*MEMORY, *MACHINE, "noise")
+MAX_POINTS = 256
+DRAWS = 100
+NONE = (None, None)
+_EXAMPLE = "headroom=0..2GiB network=0.25..4 noise=0..30%"
+
+
+class SweptOrder(Struct, frozen=True):
+    """An order at one point: microseconds and bytes.
+
+    Attributes:
+        median_us, p95_us: Of the step in 100 replays with wrong durations; null where no noise was asked for.
+    """
+
+    step_us: float
+    exposed_us: float
+    peak_bytes: int
+    median_us: float | None
+    p95_us: float | None
+
+
+class SweepPoint(Struct, frozen=True):
+    """A combination, the original order there and the one that was found.
+
+    Attributes:
+        varied: Bytes of headroom and memory_limit, factors on speeds, ranks, noise as a share (0.3: 30 %).
+        lower_bound_us: No order's step is shorter.
+        short_bytes: What the device of ``memory_limit`` lacks for the order; 0: nothing.
+        fell_back: Whether the original order was kept because the new one failed verification.
+    """
+
+    varied: dict[str, float]
+    original: SweptOrder
+    scheduled: SweptOrder
+    lower_bound_us: float
+    gap_percent: float
+    short_bytes: int
+    fell_back: bool
+
+
+class SweepAnswer(Struct, frozen=True, tag_field="schema", tag="overlap-sched/sweep/1"):
+    """The step for each combination of what was varied, all simulated.
+
+    Attributes:
+        cluster: That collectives are priced for anew; null: times are those of the input.
+    """
+
+    name: str
+    memory_model: str
+    contention: dict[str, Any] | None
+    cluster: str | None
+    points: tuple[SweepPoint, ...]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's own options."""
+    parser.add_argument(
+        "--vary",
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="WHAT=VALUES",
+        help="what to vary: FIRST..LAST in powers of two, or A,B,C; all combinations are scheduled. headroom, "
+        "memory_limit: sizes or percent of the original peak (0..2GiB); network, inside, compute: factors on a speed "
+        "(0.25..4); ranks: of the largest process group that shards parameters (64,256); noise: errors of the "
+        "durations, for which each order is replayed (0..30%%)",
+    )
+    parser.add_argument("--plot", metavar="OUT.png", help="draw the step over what is varied first (.png, .svg, .pdf)")
+    parser.add_argument(
+        "--json", action="store_true", help="print the figures as one JSON object (`overlap-sched schema sweep`)"
+    )
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuse options that cannot be, before anything is read."""
+    vary = _read_vary(options.vary, 2**40)
+    given = options_of(options)
+    if "headroom" in vary and given.headroom not in (0, "0"):
+        raise OptionsError("--headroom and --vary headroom: give one of them.")
+    if "memory_limit" in vary and given.memory_limit is not None:
+        raise OptionsError("--memory-limit and --vary memory_limit: give one of them.")
+    if set(vary) & set(MACHINE):
+        if options.comm_scale != 1.0:
+            raise OptionsError("--comm-scale: collectives are priced anew. Give --vary network=FACTOR instead.")
+        cluster_named(options, ASSUMED[H100.name])
+
+
+def answer(
+    options: argparse.Namespace, loaded: Loaded, tell: Callable[[str], None]
+) -> str | tuple[RenderableType, ...]:
+    """Schedule each combination; what to print: JSON, or a table."""
+    problem = loaded.problem
+    vary = _read_vary(options.vary, max(measure(problem, problem.original_order).profile))
+    cluster = cluster_named(options, ASSUMED[H100.name]) if set(vary) & set(MACHINE) else None
+
+    def priced(varied: Mapping[str, float]) -> Problem:
+        machine = {name: value for name, value in varied.items() if name in MACHINE}
+        return problem if cluster is None else on_machine(problem, cluster, machine, not options.no_contention)
+
+    points = sweep(priced, vary, options_for(options, problem), tell)
+    name = None if cluster is None else cluster.name
+    found = SweepAnswer(problem.name, problem.memory_model, contention_figures(problem.contention), name, points)
+    if options.plot:
+        tell(f"drawing {options.plot}")
+        _plot(found, options.plot)
+    return as_json(found) if options.json else (_table(found, problem),)
+
+
+def sweep(
+    priced: Callable[[Mapping[str, float]], Problem],
+    vary: Mapping[str, Sequence[float]],
+    options: Options,
+    tell: Callable[[str], None] = lambda text: None,
+) -> tuple[SweepPoint, ...]:
+    """Schedule each combination, in the order given, the last name varying fastest.
+
+    Args:
+        priced: The problem at the speeds and ranks of a combination.
+        vary: Per name of :data:`AXES` its values.
+        options: What else is asked for.
+        tell: Hears what is being done.
+    """
+    scheduled = tuple(name for name in vary if name != "noise")
+    found: dict[tuple[float, ...], Schedule] = {}
+    for values in product(*(vary[name] for name in scheduled)):
+        tell(f"scheduling {len(found) + 1} of {np.prod([len(vary[name]) for name in scheduled], dtype=int)}")
+        varied = dict(zip(scheduled, values, strict=True))
+        memory = {name: int(value) for name, value in varied.items() if name in MEMORY}
+        found[values] = schedule(priced(varied), replace(options, **memory))  # type: ignore[arg-type]
+    _carry_orders_over(found, {name: vary[name] for name in scheduled})
+    noisy = _replay_with_noise(found.values(), vary.get("noise", ()), tell)
+    points = list[SweepPoint]()
+    for values in product(*vary.values()):
+        varied = dict(zip(vary, values, strict=True))
+        made, noise = found[tuple(varied[name] for name in scheduled)], varied.get("noise")
+        before, after = (
+            SweptOrder(
+                side.step_us, side.exposed_us, side.peak_bytes, *noisy.get((id(made.problem), order, noise), NONE)
+            )
+            for side, order in ((made.original, made.problem.original_order), (made.scheduled, made.order))
+        )
+        bound_us, fell_back = made.lower_bound_us, made.fell_back is not None
+        gap = gap_percent(made.scheduled.step_us, bound_us)
+        given = {name: int(value) if value == int(value) else value for name, value in varied.items()}
+        points.append(SweepPoint(given, before, after, bound_us, gap, made.short_bytes, fell_back))
+    return tuple(points)
+
+
+def _carry_orders_over(found: dict[tuple[float, ...], Schedule], vary: Mapping[str, Sequence[float]]) -> None:
+    """Give each point the order of a neighbour that is better there, until none is; ranks apart: another graph."""
+    axes = [sorted(values) for values in vary.values()]
+
+    def neighbours(values: tuple[float, ...]) -> Iterator[tuple[float, ...]]:
+        for k, (name, axis) in enumerate(zip(vary, axes, strict=True)):
+            at = axis.index(values[k])
+            for i in (at - 1, *(() if name in MEMORY else (at + 1,))):
+                if name != "ranks" and 0 <= i < len(axis):
+                    yield (*values[:k], axis[i], *values[k + 1 :])
+
+    changed = True
+    while changed:
+        changed = False
+        for values in found:
+            for neighbour in neighbours(values):
+                if (better := _with_order_of(found[values], found[neighbour])) is not None:
+                    found[values], changed = better, True
+
+
+def _with_order_of(found: Schedule, other: Schedule) -> Schedule | None:
+    """A schedule in the order of another one that was given no more memory; ``None``: that is no better there."""
+    same_device = found.memory_limit_bytes == other.memory_limit_bytes
+    runs = not other.short_bytes or (same_device and other.short_bytes <= found.short_bytes)
+    if other.order == found.order or not runs:
+        return None
+    problem, measured = found.problem, measure(found.problem, other.order)
+    if not found.short_bytes and measured.timeline.step_us >= found.scheduled.step_us * (1 - SAME_STEP):
+        return None
+    if found.short_bytes and other.short_bytes >= found.short_bytes:
+        return None
+    original = measure(problem, problem.original_order)
+    if broken_promise(problem, original, measured, found.options, found.base_bytes) is not None:
+        return None
+    figures = figures_of(problem, measured)
+    return replace(found, order=other.order, scheduled=figures, decisions=(), short_bytes=other.short_bytes)
+
+
+def _replay_with_noise(
+    found: Collection[Schedule], noises: Sequence[float], tell: Callable[[str], None]
+) -> dict[tuple[int, Order, float | None], tuple[float, float]]:
+    """Median and 95th percentile of each order's step under errors, by the id of its problem and the noise.
+
+    Each duration is multiplied by exp(sigma z - sigma^2 / 2) with z normal, whose mean is 1: the same for all orders.
+    """
+    quantiles = {}
+    problems = {id(made.problem): made.problem for made in found}
+    for at, (noise, problem) in enumerate(product(noises, problems.values()), 1):
+        tell(f"replaying {at} of {len(noises) * len(problems)}")
+        orders = {problem.original_order, *(made.order for made in found if made.problem is problem)}
+        steps: dict[Order, list[float]] = {order: [] for order in orders}
+        random = np.random.default_rng(0)
+        for _ in range(DRAWS if noise else 1):
+            factors = np.exp(noise * random.standard_normal(len(problem.nodes)) - noise**2 / 2).tolist()
+            nodes = tuple(
+                node._replace(time_us=node.time_us * factor) if node.time_us else node
+                for node, factor in zip(problem.nodes, factors, strict=True)
+            )
+            wrong = replace(problem, nodes=nodes)
+            for order in orders:
+                steps[order].append(replay(wrong, order).step_us)
+        for order in orders:
+            median_us, p95_us = np.quantile(steps[order], (0.5, 0.95)).tolist()
+            quantiles[id(problem), order, noise] = median_us, p95_us
+    return quantiles
+
+
+def _read_vary(texts: Sequence[str], peak_bytes: int) -> dict[str, tuple[float, ...]]:
+    """Read ``--vary``; percent of memory are of the original peak."""
+
+    def read(name: str, text: str) -> float:
+        if name in MEMORY:
+            return size_given(f"--vary {name}", text, peak_bytes, "a size with a unit (2GiB) or percent (5%)")
+        return float(text.removesuffix("%")) / 100 if name == "noise" and text.endswith("%") else float(text)
+
+    vary = read_axes(texts, AXES, (*MEMORY, "ranks"), _EXAMPLE, MAX_POINTS, read, ("headroom", "noise"))
+    if min(vary.get("ranks", (2,))) < 2:
+        raise OptionsError("--vary ranks: they are 2 or more.")
+    if max(vary.get("noise", (0,))) > 1:
+        raise OptionsError("--vary noise: it is 100% at most (30%: errors of about 30 %).")
+    return vary
+
+
+def _table(found: SweepAnswer, problem: Problem) -> RenderableType:
+    names, noisy = list(found.points[0].varied), "noise" in found.points[0].varied
+    on = "" if found.cluster is None else f" on {printable(found.cluster)}, collectives priced anew"
+    about = f" Noise: median and 95th percentile of {DRAWS} replays with wrong durations." if noisy else ""
+    table = captioned_table(
+        title=f"{printable(found.name)}{on}",
+        caption=with_contention_line(
+            "Simulated: the original order -> ours. Exposed and peak: of ours. Gap: above the lower bound of any "
+            f"order.{about}",
+            problem.contention,
+        ),
+        numbers=(*names, "step", "exposed", "peak", "gap", *(("median", "p95") if noisy else ())),
+    )
+    for point in found.points:
+        before, after = point.original, point.scheduled
+        noise = [
+            from_to(duration(one or 0.0), duration(two or 0.0))
+            for one, two in ((before.median_us, after.median_us), (before.p95_us, after.p95_us))
+        ]
+        table.add_row(
+            *(value_text(name, value) for name, value in point.varied.items()),
+            from_to(duration(before.step_us), duration(after.step_us)),
+            duration(after.exposed_us),
+            size(after.peak_bytes) + (" (too large)" if point.short_bytes else ""),
+            f"{point.gap_percent:.2f} %",
+            *(noise if noisy else ()),
+        )
+    return table
+
+
+def _plot(found: SweepAnswer, path: str) -> None:
+    """Draw the step over what is varied first; a set of curves for each combination of the others."""
+    from overlap_sched.report.pictures.curves import StepCurve, plot_steps
+
+    first, *others = found.points[0].varied
+    last = max(point.varied[first] for point in found.points)
+    per, unit = memory_unit(last) if first in MEMORY else (0.01, "%") if first == "noise" else (1, "times as now")
+    series: dict[str, list[SweepPoint]] = {}
+    for point in found.points:
+        label = "".join(f", {name} {value_text(name, point.varied[name])}" for name in others)
+        series.setdefault(label, []).append(point)
+    curves = []
+    for k, (label, points) in enumerate(series.items()):
+        lines = [
+            ("original order", BEFORE, "--", [point.original.step_us for point in points]),
+            ("our order", AFTER, "-", [point.scheduled.step_us for point in points]),
+            ("lower bound", LIMIT, ":", [point.lower_bound_us for point in points]),
+        ]
+        late = [point.scheduled.p95_us for point in points if point.scheduled.p95_us is not None]
+        x, fade = [point.varied[first] / per for point in points], 1.0 - 0.7 * k / len(series)
+        for what, colour, style, steps_us in [*lines, *([("95 % of replays", AFTER, "-.", late)] if late else [])]:
+            curves.append(StepCurve(f"{what}{label}", colour, style, fade, x, steps_us))
+    title = printable(found.name if found.cluster is None else f"{found.name} on {found.cluster}")
+    plot_steps(curves, title, f"{first} ({unit})", path, powers=first in MACHINE)
+
+
+def value_text(name: str, value: float) -> str:
+    """A value of an axis as people read it."""
+    if name in MEMORY:
+        return size(int(value))
+    return f"{100 * value:g} %" if name == "noise" else f"{value:g}" if name == "ranks" else f"x{value:g}"

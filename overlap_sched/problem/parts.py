@@ -1,0 +1,152 @@
+"""A graph cut in two, to run one after the other, or several joined in one.
+
+Cut: each node, and its memory and time, is in one of the two.
+
+Forward and backward of a whole step; of a backward, what gives the gradient of the input, and what those of weights::
+
+    whole     w x | mm1 relu mm2 mm3 mm4 output
+    first     w x   mm1 relu output                    returns what the second needs: as live as in the whole
+    second    w relu | mm2 mm3 mm4 output              takes it as inputs
+
+Joined: side by side, sharing nothing but their streams, or some of their nodes, too. The forward of one micro-batch
+beside the backward of another, or the halves of a batch behind the same weights. Listed one behind the other, and
+returned together: what any of them returns is held until all have run.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from overlap_sched.problem.model import Kind, Node, NodeId, Order, Problem, Storage, StorageId
+
+
+def needed_first(problem: Problem, last: NodeId) -> tuple[Order, int]:
+    """An order in which what a node needs comes first, then that node, then the rest; and how many come first."""
+    needed, left = {last}, [last]
+    while left:
+        for u in problem.predecessors[left.pop()]:
+            if u not in needed:
+                needed.add(u)
+                left.append(u)
+    needed.update(v for v, node in enumerate(problem.nodes) if node.kind is Kind.INPUT)
+    rest = [v for v in problem.original_order if v not in needed]
+    return (*sorted(needed), *rest), len(needed)
+
+
+def parted(problem: Problem, at: int) -> tuple[Problem, Problem]:
+    """The first so many nodes of a problem, with all inputs, and the rest; each in its original order.
+
+    At each node as much is live as in the whole. A wait of the second for a collective of the first finds it done.
+
+    Args:
+        problem: In its original order, of which one output is the last.
+        at: At least 1, and less than the number of nodes.
+    """
+    ahead = [v for v, node in enumerate(problem.nodes) if v < at or node.kind is Kind.INPUT]
+    front = set(ahead)
+    behind = [v for v in problem.original_order if v not in front]
+    taken = {s for v in behind for s in problem.nodes[v].use}
+    used = {s for node in problem.nodes for s in node.use}
+    made = [s for v in ahead for s in problem.nodes[v].alloc]
+    idle = {s for v in ahead if problem.nodes[v].kind is Kind.INPUT for s in problem.nodes[v].alloc if s not in used}
+    crossing = [s for s in made if s in taken or s in idle or problem.storages[s].pinned]
+    nodes = [problem.nodes[v] for v in ahead]
+    makers = {s: problem.maker[s] for s in crossing}
+    deps = tuple(dict.fromkeys(makers[s] for s in crossing))
+    end = Node(f"{problem.name}.given", Kind.OUTPUT, deps, (), tuple(crossing))
+    first = _of(problem, "first", [*nodes, end], {v: k for k, v in enumerate(ahead)})
+    inputs = [Node(f"{problem.nodes[makers[s]].name}.{s}", Kind.INPUT, alloc=(s,)) for s in crossing]
+    place = {v: len(inputs) + k for k, v in enumerate(behind)}
+    return first, _of(problem, "second", [*inputs, *(problem.nodes[v] for v in behind)], place)
+
+
+def _of(problem: Problem, part: str, nodes: list[Node], place: dict[NodeId, NodeId]) -> Problem:
+    """Some nodes of a problem, with the storages that they name."""
+    named = sorted({s for node in nodes for s in (*node.alloc, *node.use)})
+    held: dict[StorageId, StorageId] = {s: k for k, s in enumerate(named)}
+    return replace(
+        problem,
+        name=f"{problem.name}.{part}",
+        nodes=tuple(
+            node._replace(
+                deps=tuple(place[u] for u in node.deps if u in place),
+                alloc=tuple(held[s] for s in node.alloc),
+                use=tuple(held[s] for s in node.use),
+                collective=place.get(node.collective) if node.collective is not None else None,
+            )
+            for node in nodes
+        ),
+        storages=tuple(problem.storages[s] for s in named),
+    )
+
+
+SHARED = -1
+"""The part of a node that all parts need."""
+
+
+@dataclass(frozen=True)
+class JoinedProblem:
+    """Several graphs as one.
+
+    Attributes:
+        problem: All nodes of the first graph, then those of the next; what is shared where it is first needed.
+        part: Per node id the graph that it comes from, or :data:`SHARED`.
+        rank: Per node id its id there.
+    """
+
+    problem: Problem
+    part: tuple[int, ...]
+    rank: tuple[int, ...]
+
+
+def beside(*problems: Problem) -> JoinedProblem:
+    """Graphs that share nothing but their streams; of one memory model, priced for one cluster."""
+    name = "_beside_".join(problem.name for problem in problems)
+    return joined(name, problems, [[False] * len(problem.nodes) for problem in problems])
+
+
+def joined(name: str, problems: Sequence[Problem], shared: Sequence[Sequence[bool]]) -> JoinedProblem:
+    """One problem of several; what is shared must be the same in all of them and comes from the first."""
+    nodes: list[Node] = []
+    storages: list[Storage] = []
+    facts: list[tuple[int, int]] = []
+    ends: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    first: tuple[dict[int, int], dict[int, int]] = {}, {}  # new ids of the first graph's nodes and storages
+    for c, (problem, of_all) in enumerate(zip(problems, shared, strict=True)):
+        ids: dict[int, int] = {}
+        held: dict[int, int] = {}
+        for v, node in enumerate(problem.nodes):
+            if node.kind is Kind.OUTPUT:
+                ends.append((tuple(ids[u] for u in node.deps), tuple(held[s] for s in node.use)))
+                continue
+            if of_all[v] and c:
+                ids[v] = first[0][v]
+                held.update((s, first[1][s]) for s in node.alloc)
+                continue
+            for s in node.alloc:
+                held[s] = len(storages)
+                storages.append(problem.storages[s])
+            ids[v] = len(nodes)
+            nodes.append(_numbered_anew(node, f"{node.name}.{c}" if not of_all[v] else node.name, ids, held))
+            facts.append((SHARED if of_all[v] else c, v))
+        if c == 0:
+            first = ids, held
+    deps = tuple(dict.fromkeys(v for made, _ in ends for v in made))
+    uses = tuple(dict.fromkeys(s for _, held_on in ends for s in held_on))
+    nodes.append(Node("output", Kind.OUTPUT, deps, (), uses))
+    facts.append((SHARED, len(nodes)))
+    groups = {group: facts_of for problem in problems for group, facts_of in problem.groups.items()}
+    part, rank = (tuple(column) for column in zip(*facts, strict=True))
+    one = problems[0]
+    links = {group: link for problem in problems for group, link in problem.contention.links.items()}
+    contention = replace(one.contention, links=links)
+    return JoinedProblem(Problem(name, tuple(nodes), tuple(storages), groups, one.memory_model, contention), part, rank)
+
+
+def _numbered_anew(node: Node, name: str, ids: Mapping[int, int], held: Mapping[int, int]) -> Node:
+    return node._replace(
+        name=name,
+        deps=tuple(ids[u] for u in node.deps),
+        alloc=tuple(held[s] for s in node.alloc),
+        use=tuple(held[s] for s in node.use),
+        collective=None if node.collective is None else ids[node.collective],
+    )

@@ -1,0 +1,422 @@
+"""Three stages that improve a finished order: shift, relink, fill stalls.
+
+**Shift**: launches sooner, waits later: the same order, but every collective gets as much time as memory allows.
+
+A schedule is made for predicted times: it waits for a collective the moment it should be finished. When that takes a
+little longer than predicted, all that follows stalls. Two moves cure it at no cost in time, whatever the times
+turn out to be:
+
+``wait later``
+    A wait (and what takes no time behind it: a view) moves to just before its first user. What it moves past starts
+    no later without it; its user starts no later, since it waited as long before.
+``launch sooner``
+    A launch moves to just behind what it needs and the launch before it on its group's stream. Its stream gets
+    everything no later.
+
+(Where collectives slow compute down, :mod:`overlap_sched.problem.contention`, neither is certain: compare the steps.)
+
+Both cost memory in between: the wait holds the collective's input, the launch its output. So each goes as far as the
+budget allows. Memory is exact: a move changes it only between its two places.
+
+**Relink**: orders between the reference and the best one: what a run moves far, moved part of the way.
+
+A run is greedy. Where the network and memory bind at once, what it brings forward early (a gather, the compute that a
+launch waits for) takes room from launches that would have been worth more. Part of the way there may be enough. A node
+of an order in between stands, by its positions in both, that many percent from the one to the other::
+
+    reference   a b c d e f         position of f: 6
+    best        f a b c d e                        1
+    60 %        a b f c d e                        3
+
+What comes before something in both orders does so in between, too, as each position is a weighted mean of two: an order
+in between is always valid. Whether memory admits it must be looked up. The shortest has its launches and waits shifted
+as far as memory goes; runs start from there; and where that gains enough, the
+best of all is the next one that orders lie in between to. (Path relinking: Glover, Laguna, Martí, *Fundamentals of
+scatter search and path relinking*, 2000.)
+
+**Fill stalls**: where compute stalls, independent compute goes behind the launch it waits for, or that launch skips the
+queue. ::
+
+    before    |= wgrad =|== chain ==|u . . . .|== needs u ==|       compute stalls until u has completed
+    after     |== chain ==|u= wgrad =|== needs u ==|                what u does not need hides it
+
+A run of the list scheduler decides node by node: what stands in front in the order given runs first, and that the
+launch comes late for it shows only at the wait. So behind each such launch goes as much compute as hides it, the last
+in front of it first, each with all in front of the launch that needs it.
+
+Where what is waited for was launched in time but queues on its stream, it goes in front of what is before it there, or
+that goes behind it: a long reduce_scatter, say, that nobody waits for. ::
+
+    stream    |== scatter, nobody waits ==|= gather =|          stream    |= gather =|== scatter ==|
+    compute   |== ... ==|. . . . . . . . . . . . . . |== user   compute   |== ... ==||== user
+
+A move stays where memory admits it and the step becomes shorter.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice, takewhile
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_sched.judge.lower_bound import lower_bound_us
+from overlap_sched.judge.replay import replay
+from overlap_sched.problem import Kind, NodeId, Order, Problem
+from overlap_sched.problem.precedence import Pair, launch_pairs, moving_with, neighbours, positions, with_sooner
+from overlap_sched.scheduler.list_scheduler import list_schedule
+from overlap_sched.scheduler.runs import FAR_AHEAD, IN_ORDER, RUN_NODES
+from overlap_sched.scheduler.task import SAME_STEP, Candidate, Context, Reason, Reference, Task
+from overlap_sched.simulate.clock import StepTrail
+from overlap_sched.simulate.ledger import LiveRanges
+
+FARTHEST = 2_000
+"""A move goes no further than so many positions: that is enough time for any error, and keeps large graphs linear."""
+
+_MANY = 20
+"""Of more users than this the last is found by vector operations."""
+
+
+def shift_best(context: Context, best: Candidate) -> Candidate:
+    """The stage: what runs have made, shifted; any other order is as good as it gets."""
+    task = context.task
+    return shift(task, best, best.order, task.limit_after(best)) if best.reasons else best
+
+
+def shift(task: Task, best: Candidate, order: Order, limit: npt.NDArray[np.int64]) -> Candidate:
+    """The candidate with its nodes in a valid order, shifted within a limit in bytes where that is no longer."""
+    moved = task.remeasured(best, shifted(task.live_ranges, order, limit, task.pairs))
+    if task.problem.contention:
+        as_it_was = task.remeasured(best, order)
+        return as_it_was if as_it_was.beats(moved) else moved
+    return moved
+
+
+def shifted(
+    live_ranges: LiveRanges,
+    order: Sequence[int],
+    limit: npt.NDArray[np.int64],
+    pairs: Sequence[Pair] = (),
+) -> Order:
+    """The order with waits later and launches sooner, within the budget; without contention never a longer step.
+
+    Args:
+        live_ranges: Of the problem that the order is of.
+        order: A valid order within the budget.
+        limit: Budget in bytes, a scalar or one value per position.
+        pairs: Extra pairs (before, after) that the order keeps and must go on to keep.
+    """
+    problem = live_ranges.problem
+    before, after = neighbours(problem, (*pairs, *launch_pairs(problem, order, "group")))
+    line = _Line(live_ranges, order, limit)
+    still = [_takes_no_time(problem, v) for v in range(len(order))]
+    _later(line, (v for v in reversed(order) if still[v]), after)
+    prepares = [False] * len(order)  # a launch, or what takes no time and is there for a launch alone
+    for v in reversed(line.order.tolist()):
+        launch = problem.nodes[v].kind is Kind.COLLECTIVE
+        prepares[v] = launch or (still[v] and bool(after[v]) and all(prepares[w] for w in after[v]))
+    front = 0
+    while front < len(order) and problem.nodes[line.order[front]].kind is Kind.INPUT:
+        front += 1  # inputs that lead the order go on to lead it: in a graph they are its signature
+    for v in line.order.tolist():
+        if prepares[v] and problem.nodes[v].kind is not Kind.WAIT:
+            line.move_sooner(v, max(max((int(line.position[u]) + 1 for u in before[v]), default=0), front))
+    # a launch may have gone to just behind a view that it shares with a wait's first user, in front of which both are
+    again = [still[v] and (not prepares[v] or problem.nodes[v].kind is Kind.WAIT) for v in range(len(order))]
+    _later(line, (v for v in reversed(line.order.tolist()) if again[v]), after)
+    return tuple(line.order.tolist())
+
+
+def _later(line: "_Line", nodes: Iterable[NodeId], after: Sequence[tuple[NodeId, ...]]) -> None:
+    """Each of these to just before the first of what comes after it, as far as memory allows."""
+    for v in nodes:
+        line.move_later(v, min((int(line.position[w]) for w in after[v]), default=len(line.order)) - 1)
+
+
+def _takes_no_time(problem: Problem, v: int) -> bool:
+    node = problem.nodes[v]
+    return node.kind is Kind.WAIT or (node.kind is Kind.COMPUTE and node.time_us == 0)
+
+
+class _Line:
+    """An order whose nodes move, and its memory. A move over k positions is O(k), in vector operations.
+
+    Attributes:
+        order: Node ids. position: its inverse.
+    """
+
+    def __init__(self, live_ranges: LiveRanges, order: Sequence[int], limit: npt.NDArray[np.int64]) -> None:
+        self.order = np.array(order, dtype=np.int64)
+        self.position = np.empty(len(order), dtype=np.int64)
+        self._placed(0, len(order))
+        self._limit = limit if limit.ndim else np.full(len(order), int(limit), dtype=np.int64)
+        self._users, self._takes, self._keeps = live_ranges.users, live_ranges.alloc_bytes, live_ranges.kept_bytes
+        self._inputs_bytes, self._dying = live_ranges.input_bytes, live_ranges.dying
+        self._many: dict[int, npt.NDArray[np.int64]] = {}  # users of storages that have many
+        self._during = live_ranges.profile(order)  # live while the node at a position runs
+        takes = np.array(live_ranges.alloc_bytes, dtype=np.int64)[self.order]
+        self._between = np.append(self._during[1:] - takes[1:], live_ranges.end_bytes)  # live once it has run
+
+    @property
+    def during(self) -> list[int]:
+        """Bytes live while the node at each position runs."""
+        return [int(live) for live in self._during]
+
+    def move_later(self, v: int, target: int) -> None:
+        """Move v to position ``target``, or as near to it as memory allows."""
+        at = int(self.position[v])
+        target = min(target, at + FARTHEST)
+        if target <= at:
+            return
+        during, between = self._held(v, at + 1, target + 1)
+        during += self._during[at + 1 : target + 1]
+        between += self._between[at + 1 : target + 1]
+        # the nodes between go one place to the left; v itself must fit where it lands
+        over = np.flatnonzero(during > self._limit[at:target])
+        reach = int(over[0]) if len(over) else target - at
+        while reach and between[reach - 1] + self._takes[v] > self._limit[at + reach]:
+            reach -= 1
+        if reach == 0:
+            return
+        end, last = at + reach, self._between[at + reach]
+        self._during[at:end], self._between[at:end] = during[:reach], between[:reach]
+        self._during[end], self._between[end] = between[reach - 1] + self._takes[v], last
+        self.order[at:end] = self.order[at + 1 : end + 1]
+        self.order[end] = v
+        self._placed(at, end + 1)
+
+    def move_sooner(self, v: int, target: int) -> None:
+        """Move v to position ``target``, or as near to it as memory allows."""
+        at = int(self.position[v])
+        target = max(target, at - FARTHEST)
+        if target >= at:
+            return
+        held_during, held_between = self._held(v, target, at)
+        during = self._during[target:at] - held_during
+        between = self._between[target:at] - held_between
+        # the nodes between go one place to the right; v itself must fit where it lands
+        over = np.flatnonzero(during > self._limit[target + 1 : at + 1])
+        begin = target + int(over[-1]) + 1 if len(over) else target
+        while begin < at and self._before(begin) + self._takes[v] > self._limit[begin]:
+            begin += 1
+        if begin == at:
+            return
+        before = self._before(begin)
+        freed = sum(
+            size for s, size in self._dying[v] if all(self.position[u] < begin for u in self._users[s] if u != v)
+        )
+        self._during[begin + 1 : at + 1] = during[begin - target :]
+        self._between[begin + 1 : at + 1] = between[begin - target :]
+        self._during[begin] = before + self._takes[v]
+        self._between[begin] = before + self._keeps[v] - freed
+        self.order[begin + 1 : at + 1] = self.order[begin:at]
+        self.order[begin] = v
+        self._placed(begin, at + 1)
+
+    def _held(self, v: int, begin: int, end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return what is live at places ``begin`` to ``end``, and behind each, as v has not run, less what it makes."""
+        during = np.full(end - begin, -self._keeps[v], dtype=np.int64)
+        between = during.copy()
+        for s, size in self._dying[v]:
+            other = self._last_other(v, s)
+            during[max(other + 1 - begin, 0) :] += size
+            between[max(other - begin, 0) :] += size
+        return during, between
+
+    def _last_other(self, v: int, s: int) -> int:
+        """The last position at which another node uses a storage; -1: none does."""
+        users = self._users[s]
+        if len(users) <= _MANY:
+            return max([int(self.position[u]) for u in users if u != v], default=-1)
+        if s not in self._many:
+            self._many[s] = np.array(users, dtype=np.int64)
+        positions = self.position[self._many[s]]
+        positions[self._many[s] == v] = -1
+        return int(positions.max())
+
+    def _before(self, at: int) -> int:
+        """Return what is live before the node at a place runs."""
+        return int(self._between[at - 1]) if at else self._inputs_bytes
+
+    def _placed(self, begin: int, end: int) -> None:
+        """Positions of the nodes at places ``begin`` to ``end``, end excluded."""
+        self.position[self.order[begin:end]] = np.arange(begin, end)
+
+
+BETWEEN_PARTS = (30, 50, 70, 90)
+"""Percent of the way."""
+BETWEEN_POLICIES = (IN_ORDER, FAR_AHEAD)
+"""Of runs that start from the shortest order in between: near it; and the critical path far ahead."""
+WORTH_FIRST, WORTH_MORE = 0.02, 0.002
+"""A first round that gains less of the step is not taken and the last one, a later one that gains less than the second
+is the last."""
+NEAR_BOUND = 1 + 2 * WORTH_FIRST
+"""Nothing is tried where the step is below this part of the bound of any order: half of what lies between is too much
+to ask for."""
+
+
+def relinked(context: Context, best: Candidate) -> Candidate:
+    """The stage: the best order, or a shorter one found between it and the reference, round by round.
+
+    A unit of effort is a round on a graph of up to 15,000 nodes, less on a larger one.
+    """
+    rounds = context.task.options.effort * RUN_NODES // max(len(best.order), RUN_NODES)
+    if not best.reasons or not rounds or best.step_us <= lower_bound_us(context.task.problem) * NEAR_BOUND:
+        return best
+    found = _round(context, best)
+    if found.step_us >= best.step_us * (1 - WORTH_FIRST):
+        return replace(best, work=found.work)
+    for _ in range(1, rounds):
+        before_us = found.step_us
+        found = _round(context, found)
+        if found.step_us > before_us * (1 - WORTH_MORE):
+            break
+    return found
+
+
+def _round(context: Context, best: Candidate) -> Candidate:
+    """Return the best of the shortest order in between, of runs that start from it, and of the one given."""
+    task, reference = context.task, context.reference
+    limit = task.limit_after(best)
+    orders = [
+        order for percent in BETWEEN_PARTS if task.within_budget(order := between(reference.order, best.order, percent))
+    ]
+    if not orders:
+        return best
+    shortest = min(orders, key=task.step_times.of)
+    start = shift(task, best, shortest, limit)
+    if start.beats(best):
+        best = start
+    begin = Reference(task.problem, start.order, reference.live_ranges)
+    for policy in BETWEEN_POLICIES:
+        run = list_schedule(begin, task.limit, policy, task.pairs, best.step_us * (1 + SAME_STEP))
+        found = best if run.made is None else shift(task, run.made, run.made.order, limit)
+        best = best.or_better(found, run.work)
+    return best
+
+
+def between(first: Sequence[NodeId], second: Sequence[NodeId], percent: int) -> Order:
+    """The order of so many percent from one valid order to another; of nodes that stand equal, as in the first."""
+    at_first, at_second = np.argsort(first), np.argsort(second)  # of a permutation: its inverse, where each node stands
+    return tuple(np.lexsort((at_first, (100 - percent) * at_first + percent * at_second)).tolist())
+
+
+WORTH_FILLING = 1e-4
+"""A stall is left as it is below this part of the step."""
+GRAIN = 0.1
+"""Compute of less than this part of the stall is not worth a move."""
+FARTHEST_COMPUTE = 1_000
+"""Compute is looked for so many positions in front of the launch."""
+MOST_NODES = 24
+"""What moves with one node, at most: weight gradients are needed by few."""
+QUEUED = 6
+"""So many collectives are passed in a queue, the last first."""
+TRIED_NODES = 1_000_000
+"""A unit of effort is so many nodes of orders that are tried."""
+MOST_IN_VAIN = 300
+"""So many in turn that make no step shorter are the last: where the network binds, compute stands still elsewhere."""
+
+
+def stalls_filled(context: Context, best: Candidate) -> Candidate:
+    """The stage: the order with its stalls filled, the first one first, over and over until nothing is gained."""
+    if not best.reasons:
+        return best
+    filler = _StallFiller(context, best, context.task.options.effort * TRIED_NODES // len(best.order))
+    while filler.fill_all():
+        pass
+    if filler.order is best.order:
+        return best
+    reasons: dict[NodeId, Reason] = {**best.reasons, **dict.fromkeys(filler.deferred, "deferred")}
+    return replace(context.task.remeasured(best, filler.order), reasons=reasons)
+
+
+class _StallFiller:
+    """The best order so far, its step, and the collectives that went behind another."""
+
+    def __init__(self, context: Context, best: Candidate, tries: int) -> None:
+        self._task, self._nodes = context.task, context.task.problem.nodes
+        self._before, self._after = neighbours(self._task.problem, self._task.pairs)
+        self._tries, self._in_vain = tries, 0
+        self.step_us, self.deferred = best.step_us, set[NodeId]()
+        self._take(best.order)
+
+    def fill_all(self) -> bool:
+        """Try to fill each stall once; whether that has gained anything, and more may be tried."""
+        before_us = self.step_us
+        for wait in [v for v in self.order if self._nodes[v].kind is Kind.WAIT]:
+            launch = self._nodes[wait].collective
+            stall_us = self._timeline.stall_us[wait]
+            if launch is None or stall_us < WORTH_FILLING * self.step_us:
+                continue
+            for order, moved in self._orders(launch, stall_us):
+                if self._tries <= 0 or self._in_vain == MOST_IN_VAIN:
+                    return False
+                if self._try(order, moved):
+                    break
+        return self.step_us < before_us * (1 - SAME_STEP)
+
+    def _take(self, order: Order) -> None:
+        self.order, self._position = order, positions(order)
+        self._timeline = replay(self._task.problem, order)
+        self._trail = StepTrail(self._task.step_times, order)
+
+    def _movable(self, launch: NodeId, stall_us: float) -> list[frozenset[NodeId]]:
+        """Compute in front of a launch that it does not need, with what needs that: as much as the stall is long."""
+        at, found, taken = self._position[launch], list[frozenset[NodeId]](), set[NodeId]()
+        needed = {launch}
+        for v in reversed(self.order[max(at - FARTHEST_COMPUTE, 0) : at]):
+            node = self._nodes[v]
+            if not needed.isdisjoint(self._after[v]):
+                needed.add(v)
+            elif node.kind is Kind.COMPUTE and node.time_us >= GRAIN * stall_us and v not in taken:
+                moved = moving_with(v, self._after, self._position, range(at), MOST_NODES)
+                if moved and taken.isdisjoint(moved):
+                    found.append(moved)
+                    taken |= moved
+                    stall_us -= sum(self._task.problem.compute_us[u] for u in moved)
+                    if stall_us <= 0.0:
+                        break
+        return found
+
+    def _orders(self, launch: NodeId, stall_us: float) -> Iterator[tuple[Order, frozenset[NodeId]]]:
+        """Orders in which compute may stand still for less time, each with what goes behind the launch in it."""
+        at, jobs = self._position[launch], self._movable(launch, stall_us)
+        while jobs:
+            moved = frozenset[NodeId]().union(*jobs)
+            yield self._with_behind(launch, moved), moved
+            jobs = jobs[: len(jobs) // 2]
+        for other in self._queue(launch):
+            to = self._position[other]
+            if needs := moving_with(launch, self._before, self._position, range(to, at), MOST_NODES):
+                yield with_sooner(self.order, needs, to), frozenset()
+            moved = moving_with(other, self._after, self._position, range(to, at + 1), MOST_NODES)
+            if moved and launch not in moved:
+                yield self._with_behind(launch, moved), moved
+
+    def _queue(self, launch: NodeId) -> list[NodeId]:
+        """List what is on the launch's stream when it is launched: the last first."""
+        nodes, launched_us = self._nodes, self._timeline.at_us[launch]
+        before = (v for v in reversed(self.order[: self._position[launch]]) if nodes[v].kind is Kind.COLLECTIVE)
+        same = (v for v in before if nodes[v].group == nodes[launch].group)
+        return list(islice(takewhile(lambda v: self._timeline.finish_us[v] > launched_us, same), QUEUED))
+
+    def _with_behind(self, launch: NodeId, moved: Collection[NodeId]) -> Order:
+        """The order with nodes from in front of a launch right behind it."""
+        at, first = self._position[launch], min(self._position[v] for v in moved)
+        front = self.order[first:at]
+        stay, go = (v for v in front if v not in moved), (v for v in front if v in moved)
+        return (*self.order[:first], *stay, launch, *go, *self.order[at + 1 :])
+
+    def _try(self, order: Order, deferred: Collection[NodeId]) -> bool:
+        """Take an order, if memory admits it and the step is shorter."""
+        self._tries -= 1
+        if not self._task.within_budget(order):
+            return False
+        step_us = self._trail.of(order)
+        if step_us >= self.step_us * (1 - SAME_STEP):
+            self._in_vain += 1
+            return False
+        self.step_us, self._in_vain = step_us, 0
+        self.deferred |= {v for v in deferred if self._nodes[v].kind is Kind.COLLECTIVE}
+        self._take(order)
+        return True

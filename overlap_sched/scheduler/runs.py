@@ -1,0 +1,223 @@
+"""Several runs of the list scheduler, the best one kept.
+
+A run is fast and greedy, and which policy suits a graph is known only afterwards. So: runs from the order given, one
+per policy (they are listed below in the order in which they are
+tried); with more effort, runs from the order with the lowest peak, then
+again and again from the best so far (both are valid references within the budget). Where one run is not enough on a
+graph of several chains, the next ones start from an order that goes from chain to chain
+(:mod:`overlap_sched.scheduler.chains`), as many again. Where the best is near the bound, another policy that ends
+at the same step ends it: the graph sets that end, not the policy. How much is counted, never timed: every rank gets the
+same order.
+"""
+
+import math
+from dataclasses import replace
+
+from overlap_sched.peak_memory.best import MemoryPlan, best_order
+from overlap_sched.problem import Problem
+from overlap_sched.scheduler.chains import has_chains, interleaved
+from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
+from overlap_sched.scheduler.task import SAME_STEP, Candidate, Context, Priorities, Reference, Task
+
+FAR, NEAR, NEXT = 8_000, 1_000, 250
+"""How many positions ahead compute is looked for: in large graphs all of them would be most of the work."""
+
+IN_ORDER = Policy(0.005, -1.0, FAR)
+"""Reference order, come what may."""
+FAR_AHEAD = Policy(0.005, 0.12, FAR)
+"""The critical path far ahead, weight gradients behind it."""
+WHILE_STALLED = Policy(0.02, -0.03, NEAR, prepares=False)
+"""Compute stalls often enough to prepare launches meanwhile."""
+EARLY = Policy(0.1, -0.03, FAR)
+"""Launches very early."""
+
+LAST = (
+    Policy(1.0, -0.03, FAR),  # every collective as soon as memory allows
+    IN_ORDER,
+    Policy(1.0, 1.0, FAR),  # the longest path first, come what may
+)
+"""Graphs of a few layers are anything; these find most of what the others miss there."""
+
+COMPUTE_BINDS = (
+    FAR_AHEAD,
+    Policy(0.02, -0.03, NEAR),  # the critical path only when it is late: memory binds
+    Policy(0.0, -0.03, FAR),  # the same, launches at their latest start: memory binds more
+    Policy(0.01, -0.03, NEAR),
+    *LAST,
+)
+NETWORK_BINDS = (
+    WHILE_STALLED,
+    Policy(-0.02, -0.03, NEXT, prepares=False),  # launches late, next to nothing far ahead: memory binds too
+    EARLY,
+    Policy(0.02, -0.03, NEAR),
+    FAR_AHEAD,
+    *LAST,
+)
+BESIDE = 0.1
+"""Under contention, how much earlier than its latest start a collective is launched beside one of another link."""
+
+CONTENDED_LAST = tuple(replace(policy, beside=BESIDE) for policy in LAST)
+CONTENDED_COMPUTE_BINDS = (
+    Policy(0.0, -0.03, FAR, beside=BESIDE),  # launches at their latest start, or where they cost nothing
+    Policy(0.02, -0.03, NEAR, beside=BESIDE),
+    Policy(0.005, 0.12, FAR, beside=BESIDE),
+    Policy(0.01, -0.03, NEAR, beside=BESIDE),
+    *CONTENDED_LAST,
+)
+CONTENDED_NETWORK_BINDS = (
+    Policy(0.02, -0.03, NEAR, prepares=False, beside=BESIDE),
+    Policy(0.6, -0.03, FAR, keeps_busy=True, beside=BESIDE),  # launches very early: a link that is shared never rests
+    Policy(0.4, -0.03, FAR, keeps_busy=True, beside=BESIDE, again=True),
+    Policy(0.0, -0.03, FAR, beside=BESIDE),
+    Policy(0.02, -0.03, NEAR, beside=BESIDE),
+    Policy(0.1, -0.03, FAR),
+    *CONTENDED_LAST,
+)
+INTERLEAVED = (
+    Policy(0.005, -1.0, FAR, keeps_busy=True),  # reference order, come what may: it goes from chain to chain already
+    Policy(0.02, -0.03, NEAR, keeps_busy=True),
+    Policy(1.0, -0.03, FAR, keeps_busy=True),  # every collective as soon as memory allows
+    Policy(0.005, 0.12, FAR, keeps_busy=True),  # the critical path far ahead, weight gradients behind it
+)
+"""For runs from an order of several chains (:mod:`overlap_sched.scheduler.chains`)."""
+
+
+def policies_for(compute_binds: bool, contended: bool = False) -> tuple[Policy, ...]:
+    """Those for a graph whose compute is longer than any stream (else: for one where a stream is)."""
+    if contended:
+        return CONTENDED_COMPUTE_BINDS if compute_binds else CONTENDED_NETWORK_BINDS
+    return COMPUTE_BINDS if compute_binds else NETWORK_BINDS
+
+
+RUN_NODES = 15_000
+"""A unit of effort is one run on a graph of up to so many nodes, less on a larger one."""
+
+GOAL_PERCENT = 1.5
+"""Runs end once the step is within this, divided by the effort, of the simple bound: estimates are not that exact."""
+
+NEAR_TIMES = 4
+"""Within so many times that of a bound which knows the end of each stream, little is left to find: one run goes from
+chain to chain, and two that end at the same step are enough."""
+
+MEMORY_EFFORT = 2
+"""Most effort that goes into the order with the lowest peak (:func:`overlap_sched.peak_memory.best_order`)."""
+
+
+def first_run(context: Context, best: Candidate) -> Candidate:
+    """The stage: one run; an order that is at the bound itself is left alone."""
+    task, reference = context.task, context.reference
+    if not _count(task) or best.step_us <= _bound_us(context):
+        return best
+    return _run(task, reference, _policies(task)[0], best)[0]
+
+
+def of_chains(context: Context, best: Candidate) -> Candidate:
+    """The stage: the best of as many runs from an order that goes from chain to chain, until a step is short enough."""
+    task, reference, count, enough_us = context.task, context.reference, _count(context.task), _enough_us(context)
+    if count < 2 or best.step_us <= enough_us or not has_chains(task.problem):
+        return best
+    start = Reference(task.problem, interleaved(task, reference), reference.live_ranges)
+    for policy in INTERLEAVED[: 1 if best.step_us <= near_us(task, reference) else count]:
+        best, _ = _run(task, start, policy, best)
+        if best.step_us <= enough_us:
+            break
+    return best
+
+
+def more_runs(context: Context, best: Candidate) -> Candidate:
+    """The stage: runs with other policies, from other orders, as many as effort is worth."""
+    task, reference = context.task, context.reference
+    problem, options, policies, start = task.problem, task.options, _policies(task), reference
+    enough_us, enough_for_one_us = _enough_us(context), near_us(task, reference)
+    for k in range(1, _count(task)):
+        if best.step_us <= enough_us:
+            break
+        if k == len(policies) and options.base == "original" and options.budget == "peak":
+            start = Reference(problem, lowest_peak(task).order, reference.live_ranges)
+        elif k > len(policies) and k % len(policies) == 0 and best.reasons:
+            start = Reference(problem, best.order, reference.live_ranges)
+        policy, made_by_us = policies[k % len(policies)], bool(best.reasons)
+        begin = Reference(problem, best.order, reference.live_ranges) if policy.again and made_by_us else start
+        best, as_long = _run(task, begin, policy, best)
+        if as_long and made_by_us and best.step_us <= enough_for_one_us:
+            break
+    return best
+
+
+def _count(task: Task) -> int:
+    return runs(task.options.effort, len(task.problem.nodes))
+
+
+def _bound_us(context: Context) -> float:
+    priorities = context.reference.priorities(_policies(context.task)[0].prepares)
+    return simple_bound_us(context.task.problem, priorities)
+
+
+def _enough_us(context: Context) -> float:
+    return _bound_us(context) * close_enough(context.task)
+
+
+def _policies(task: Task) -> tuple[Policy, ...]:
+    compute_us, stream_us = busy_us(task.problem)
+    return policies_for(compute_us >= stream_us, bool(task.problem.contention))
+
+
+def _run(task: Task, start: Reference, policy: Policy, best: Candidate) -> tuple[Candidate, bool]:
+    """The result of one more run, or the best before it; and whether the run's step is as long as that one's."""
+    run = list_schedule(start, task.limit, policy, task.pairs, best.step_us * (1 + SAME_STEP))
+    if run.made is None:
+        return best.after(run.work), False
+    as_long = abs(run.made.step_us - best.step_us) <= SAME_STEP * best.step_us
+    return best.or_better(run.made, run.work), as_long
+
+
+def near_us(task: Task, reference: Reference) -> float:
+    """Below this step in microseconds, little is left to find."""
+    problem = task.problem
+    priorities = reference.priorities(_policies(task)[0].prepares)
+    bound_us = max(simple_bound_us(problem, priorities), streams_bound_us(problem, priorities))
+    return bound_us * (1 + NEAR_TIMES * (close_enough(task) - 1))
+
+
+def simple_bound_us(problem: Problem, priorities: Priorities) -> float:
+    """No step is shorter than all compute, the busiest stream, or the longest path; linear."""
+    return max(*busy_us(problem), priorities.critical_path_us)
+
+
+def streams_bound_us(problem: Problem, priorities: Priorities) -> float:
+    """No step is shorter than all of a stream and the least path that is behind any of it; linear."""
+    level_us, least_us = priorities.bottom_level_us, dict.fromkeys(problem.groups, math.inf)
+    stream_us = dict.fromkeys(problem.groups, 0.0)
+    for v in problem.collectives:
+        group = problem.nodes[v].group or ""
+        stream_us[group] += problem.nodes[v].time_us
+        least_us[group] = min(least_us[group], max([level_us[w] for w in problem.waits.get(v, ())], default=0.0))
+    return max([stream_us[group] + least_us[group] for group in stream_us if stream_us[group]], default=0.0)
+
+
+def close_enough(task: Task) -> float:
+    """A step within this factor of the bound is good enough for the effort asked for."""
+    return 1 + GOAL_PERCENT / 100 / max(task.options.effort, 1)
+
+
+def lowest_peak(task: Task) -> MemoryPlan:
+    """The order with the lowest peak found; it is within the budget wherever the original order is."""
+    options, effort = task.options, min(task.options.effort, MEMORY_EFFORT)
+    if task.like is None and not task.pins:
+        return best_order(task.problem, options.preserve_collective_order, effort)
+    start = task.nearest
+    plan = best_order(task.problem.renumbered(start, task.pairs), effort=effort)
+    return replace(plan, problem=task.problem, order=tuple(start[k] for k in plan.order))
+
+
+def runs(effort: int, nodes: int) -> int:
+    """How many runs an effort is worth on a graph of so many nodes: one at least, none for no effort."""
+    return max(effort * RUN_NODES // max(nodes, RUN_NODES), min(effort, 1))
+
+
+def busy_us(problem: Problem) -> tuple[float, float]:
+    """All compute, and all time of the busiest group."""
+    stream_us = dict.fromkeys(problem.groups, 0.0)
+    for v in problem.collectives:
+        stream_us[problem.nodes[v].group or ""] += problem.nodes[v].time_us
+    return sum(problem.compute_us), max(stream_us.values(), default=0.0)

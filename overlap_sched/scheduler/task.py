@@ -1,0 +1,475 @@
+"""What stages work on: what is asked for (:class:`Task`), a reference order and the best order (:class:`Candidate`).
+
+A reference order comes with keys that say how urgent each node is. They are measured along that order, in microseconds
+of *compute done* (a coordinate that stalls do not advance) or of *time left*:
+
+latest start
+    How much compute may be done before the node must run for nobody to wait for it. A collective's is packed backward
+    on its group's stream, from when its first user is due::
+
+        compute done   0 --------- latest start(u) -- latest start(v) ------ v's first user in the reference order
+        group stream                     |====== u ========||======= v =======|
+
+    A cheap node that prepares a launch (a cast before an all_gather) inherits the latest start of what it
+    prepares; an expensive one stays in its place. What frees memory once it has completed (reduce_scatter, all_reduce)
+    starts in its place at the latest, though nobody may need its result before the end: what it frees admits gathers.
+bottom level
+    The longest path from the node to the end, communication included. A node whose bottom level does not fit into the
+    time that is left makes the step longer if anything runs before it.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_sched.errors import PinError
+from overlap_sched.options import Options, headroom_bytes
+from overlap_sched.problem import MAX_TOTAL_BYTES, Kind, NodeId, Order, Position, Problem
+from overlap_sched.problem.pins import pin_pairs
+from overlap_sched.problem.precedence import Pair, by_key, launch_pairs, positions
+from overlap_sched.simulate.clock import StepTimes
+from overlap_sched.simulate.ledger import LiveRanges
+
+CHEAP = 2e-4
+"""A compute node of at most this part of all compute may be moved to prepare a launch."""
+
+
+class LaunchKey(NamedTuple):
+    """Of a collective and of what prepares it, in the queue of its stream: the smallest is launched first."""
+
+    latest_start_us: float
+    position: Position
+    node: NodeId
+
+
+class PathKey(NamedTuple):
+    """Of a node by its longest path to the end: the smallest, the longest path, first."""
+
+    minus_bottom_level_us: float
+    position: Position
+    node: NodeId
+
+
+@dataclass(frozen=True)
+class Priorities:
+    """Per node id unless said otherwise, in microseconds; see the module.
+
+    Attributes:
+        compute_us: See :attr:`Problem.compute_us <overlap_sched.problem.Problem.compute_us>`.
+        latest_start_us, bottom_level_us: See the module.
+        stream: The group of the collective that it is or whose launch it prepares; else ``None``.
+        launch_keys: Of what has a stream; else ``None``. path_keys: of every node.
+        by_latest_start: Per group (not per node) its collectives.
+        total_us: All compute.
+        critical_path_us: Longest path of the graph, communication included: no order is shorter.
+    """
+
+    compute_us: tuple[float, ...]
+    latest_start_us: list[float]
+    bottom_level_us: list[float]
+    stream: list[str | None]
+    launch_keys: list[LaunchKey | None]
+    path_keys: list[PathKey]
+    by_latest_start: dict[str | None, list[int]]
+    total_us: float
+    critical_path_us: float
+
+
+def frees_memory(problem: Problem, v: NodeId) -> bool:
+    """Is v a collective whose result is smaller than its input, so that memory is freed once it is done?
+
+    By what it holds: its waits use its inputs and its output; without waits, by what it uses and allocates.
+    """
+    storages, node = problem.storages, problem.nodes[v]
+    if node.kind is not Kind.COLLECTIVE:
+        return False
+    taken = sum(storages[s].bytes for s in node.alloc)
+    held = sum(storages[s].bytes for s in node.use if not storages[s].pinned)
+    return held > taken
+
+
+def priorities(problem: Problem, order: Sequence[int], frees: Sequence[bool], prepares: bool) -> Priorities:
+    """All keys along a reference order: one sweep forward, one backward.
+
+    Args:
+        problem: What the order is of.
+        order: A valid order.
+        frees: Per node id, :func:`frees_memory`.
+        prepares: Is compute that takes time moved to prepare a launch? Else only what takes none is.
+    """
+    compute = problem.compute_us
+    done_before, done = [0.0] * len(compute), 0.0
+    for v in order:
+        done_before[v] = done
+        done += compute[v]
+    latest, bottom, stream = _backward(problem, order, done_before, done, CHEAP * done if prepares else 0.0, frees)
+    by_latest_start: dict[str | None, list[int]] = {}
+    for v in sorted(problem.collectives, key=latest.__getitem__):
+        by_latest_start.setdefault(problem.nodes[v].group, []).append(v)
+    launch_keys: list[LaunchKey | None] = [None] * len(compute)
+    path_keys = [PathKey(0.0, 0, 0)] * len(compute)
+    for at, v in enumerate(order):
+        path_keys[v] = PathKey(-bottom[v], at, v)
+        if stream[v] is not None:
+            launch_keys[v] = LaunchKey(latest[v], at, v)
+    return Priorities(
+        compute_us=compute,
+        latest_start_us=latest,
+        bottom_level_us=bottom,
+        stream=stream,
+        launch_keys=launch_keys,
+        path_keys=path_keys,
+        by_latest_start=by_latest_start,
+        total_us=done,
+        critical_path_us=max(bottom),
+    )
+
+
+def _backward(
+    problem: Problem, order: Sequence[int], done_before: list[float], end: float, cheap: float, frees: Sequence[bool]
+) -> tuple[list[float], list[float], list[str | None]]:
+    """Latest starts, bottom levels, and for which stream a node is launched (or prepares a launch)."""
+    nodes, successors = problem.nodes, problem.successors
+    latest, bottom = [0.0] * len(nodes), [0.0] * len(nodes)
+    launch = [math.inf] * len(nodes)  # the latest start of a launch that the node is or prepares
+    stream: list[str | None] = [None] * len(nodes)  # and its group
+    compute = problem.compute_us
+    on_stream: dict[str | None, float] = {}  # the latest start of what follows on the group's stream
+    for v in reversed(order):
+        node, us = nodes[v], compute[v]
+        if node.kind is Kind.COLLECTIVE:
+            needed, path = on_stream.get(node.group, end), 0.0
+            for w in successors[v]:
+                if nodes[w].collective == v:
+                    needed = min(needed, latest[w])
+                    path = max(path, bottom[w])
+                else:  # needs the launch only
+                    needed = min(needed, latest[w] + node.time_us)
+                    bottom[v] = max(bottom[v], bottom[w])
+            bottom[v] = max(bottom[v], path + node.time_us)
+            latest[v] = on_stream[node.group] = needed - node.time_us
+            if frees[v]:
+                latest[v] = min(latest[v], done_before[v])
+            launch[v], stream[v] = latest[v], node.group
+            continue
+        needed, path, prepared, group = end, 0.0, math.inf, None
+        for w in successors[v]:
+            if latest[w] < needed:
+                needed = latest[w]
+            if bottom[w] > path:
+                path = bottom[w]
+            if launch[w] < prepared:
+                prepared, group = launch[w], stream[w]
+        bottom[v] = path + us
+        if node.kind is Kind.WAIT:
+            latest[v] = needed
+        elif us > cheap:
+            latest[v] = done_before[v]
+        elif prepared < math.inf:
+            latest[v] = launch[v] = prepared - us
+            stream[v] = group
+        else:
+            latest[v] = min(done_before[v], needed - us) if us else needed
+    return latest, bottom, stream
+
+
+class Reference:
+    """A valid order; runs are scheduled from it and fall back on it.
+
+    Attributes:
+        live_ranges: What its memory shares with all other orders.
+        problem: What is scheduled.
+        order: Node ids. position: its inverse, per node id.
+        users: Per storage, the positions of the nodes that use it, ascending.
+    """
+
+    def __init__(self, problem: Problem, order: Sequence[int], live_ranges: LiveRanges | None = None) -> None:
+        """Index an order that is known to be valid; ``live_ranges``: those of the problem, if already made."""
+        self.live_ranges = live_ranges or LiveRanges(problem)
+        self.problem = problem
+        self.order = list(order)
+        self.position = [0] * len(self.order)
+        for at, v in enumerate(self.order):
+            self.position[v] = at
+        self.users: list[list[int]] = [[] for _ in problem.storages]
+        for at, v in enumerate(self.order):
+            for s in problem.nodes[v].use:
+                self.users[s].append(at)
+        self._priorities: dict[bool, Priorities] = {}
+
+    @cached_property
+    def profile(self) -> npt.NDArray[np.int64]:
+        """Bytes live at each position."""
+        return self.live_ranges.profile(self.order)
+
+    def priorities(self, prepares: bool = True) -> Priorities:
+        """How urgent each node is along this order, with cheap compute moved to prepare launches or without."""
+        if prepares not in self._priorities:
+            self._priorities[prepares] = priorities(self.problem, self.order, self.frees, prepares)
+        return self._priorities[prepares]
+
+    @cached_property
+    def launches(self) -> list[bool]:
+        """Per node id: is it a collective?"""
+        return [node.kind is Kind.COLLECTIVE for node in self.problem.nodes]
+
+    @cached_property
+    def frees(self) -> list[bool]:
+        """Per node id: is it a collective that frees memory once it has completed?"""
+        return [frees_memory(self.problem, v) for v in range(len(self.problem.nodes))]
+
+    @cached_property
+    def costs(self) -> list[bool]:
+        """Per node id: does running it take time on some stream, or memory? Views and waits do not."""
+        return [
+            launch or us > 0 or (kept > 0 and node.kind is not Kind.WAIT)
+            for launch, us, kept, node in zip(
+                self.launches, self.problem.compute_us, self.live_ranges.kept_bytes, self.problem.nodes, strict=True
+            )
+        ]
+
+
+SAME_STEP = 1e-9
+"""Relative: steps closer than this differ by rounding, and the lower peak decides."""
+
+
+Reason = Literal[
+    "reference", "latest start", "frees memory", "beside another", "no stall", "searched", "deferred", "original"
+]
+"""Why a collective was launched where it was:
+
+- ``reference``: it was the next node of the order that the scheduler started from, or of one that it followed;
+- ``latest start``: its latest start would have passed while the next compute ran;
+- ``frees memory``: the same, and it frees memory once it has completed (a reduce_scatter);
+- ``beside another``: under contention, a collective of another link is in flight, so that it slows compute no more;
+- ``no stall``: every other ready node would have stalled;
+- ``deferred``: its compute was deferred behind a launch that it hides;
+- ``searched``: of all orders of a small graph that were searched, the best has it there;
+- ``original``: the original order was kept.
+"""
+
+
+class Work(NamedTuple):
+    """Effort, counted rather than timed: the same on every machine."""
+
+    runs: int = 0
+    rescored: int = 0
+    """Nodes put into the sorted sets."""
+    updates: int = 0
+    """Range queries and updates on the completion profile."""
+    looked: int = 0
+    """Nodes looked at ahead of a launch, and states of the beam search."""
+
+    def plus(self, more: "Work") -> "Work":
+        """Both together."""
+        return Work(*(one + other for one, other in zip(self, more, strict=True)))
+
+
+NO_WORK = Work()
+
+
+class Refusal(NamedTuple):
+    """For people: so many bytes above the budget where that is worst, and the node at whose step."""
+
+    over_bytes: int
+    node: NodeId
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A valid order within the budget.
+
+    Attributes:
+        order: Node ids.
+        step_us, peak_bytes: Its step time and its peak: true after every stage.
+        reasons: Per collective, why it was launched where it was; empty: the order was not made by us.
+        refusals: Per collective that the budget ever refused: the first time.
+        work: What it took to come to it.
+    """
+
+    order: Order
+    step_us: float
+    peak_bytes: int
+    reasons: Mapping[int, Reason] = field(default_factory=dict)
+    refusals: Mapping[int, Refusal] = field(default_factory=dict)
+    work: Work = NO_WORK
+
+    def beats(self, other: "Candidate") -> bool:
+        """Is its step shorter, or as long with a lower peak?"""
+        if self.step_us < other.step_us * (1 - SAME_STEP):
+            return True
+        return self.step_us <= other.step_us * (1 + SAME_STEP) and self.peak_bytes < other.peak_bytes
+
+    def or_better(self, found: "Candidate", work: Work) -> "Candidate":
+        """The better one of both, after the work that finding the other took."""
+        return replace(found if found.beats(self) else self, work=self.work.plus(work))
+
+    def after(self, work: Work) -> "Candidate":
+        """The same, which has taken more work by now."""
+        return replace(self, work=self.work.plus(work))
+
+
+class SchedulerRun(NamedTuple):
+    """What a run of the list scheduler took, and what it made; ``None``: it was given up."""
+
+    work: Work
+    made: Candidate | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is asked for.
+
+    Attributes:
+        problem: What to schedule.
+        options: How.
+        base_bytes: The peak that headroom is counted from.
+        like: An order whose launch sequence all others keep; ``None``: they keep what the options say.
+    """
+
+    problem: Problem
+    options: Options
+    base_bytes: int
+    like: Order | None = None
+
+    @cached_property
+    def live_ranges(self) -> LiveRanges:
+        """The live ranges that the memory of all orders shares."""
+        return LiveRanges(self.problem)
+
+    @cached_property
+    def step_times(self) -> StepTimes:
+        """How long orders take."""
+        return StepTimes(self.problem)
+
+    @cached_property
+    def limit(self) -> npt.NDArray[np.int64]:
+        """The budget in bytes: one value, or one per position (``options.budget``)."""
+        headroom = min(headroom_bytes(self.options.headroom, self.base_bytes), MAX_TOTAL_BYTES)
+        if self.options.budget == "profile":
+            return self.live_ranges.profile(self.problem.original_order) + headroom
+        return np.array(self.base_bytes + headroom, dtype=np.int64)
+
+    @cached_property
+    def pairs(self) -> tuple[Pair, ...]:
+        """Nodes that must run before others: launches that keep their order, and what keeps pins."""
+        if self.like is not None:
+            return (*launch_pairs(self.problem, self.like, "all"), *self.pins)
+        kept = self.options.preserve_collective_order
+        return (*launch_pairs(self.problem, self.problem.original_order, kept), *self.pins)
+
+    @cached_property
+    def pins(self) -> tuple[Pair, ...]:
+        """Those of :attr:`pairs` that keep pins."""
+        return pin_pairs(self.problem, self.options.pins)
+
+    @cached_property
+    def nearest(self) -> Order:
+        """The original order, or the nearest that keeps all :attr:`pairs`; it may be above the budget.
+
+        Raises:
+            PinError: There is none.
+        """
+        original = self.problem.original_order
+        found = original if self.keeps(original) else by_key(self.problem, self.pairs, original)
+        if found is None:
+            raise PinError(
+                f"pins contradict preserve_collective_order={self.options.preserve_collective_order!r}: no order keeps "
+                "both. Leave one of the two out."
+            )
+        return found
+
+    def limit_after(self, best: Candidate) -> npt.NDArray[np.int64]:
+        """The budget of what only polishes an order: no more than its peak, or that of the base, needs anyway."""
+        return np.minimum(self.limit, max(best.peak_bytes, self.base_bytes))
+
+    def measured(self, order: Order) -> Candidate:
+        """A valid order as it is."""
+        return Candidate(order, self.step_times.of(order), int(self.live_ranges.profile(order).max()))
+
+    def remeasured(self, candidate: Candidate, order: Order) -> Candidate:
+        """The candidate with its nodes in another valid order."""
+        moved = self.measured(order)
+        return replace(candidate, order=moved.order, step_us=moved.step_us, peak_bytes=moved.peak_bytes)
+
+    @property
+    def may_stay(self) -> bool:
+        """May the original order be taken? Another launch sequence may be asked for, or pins that it breaks."""
+        original = self.problem.original_order
+        return self.like is None and self.keeps(original) and self.within_budget(original)
+
+    def keeps(self, order: Order) -> bool:
+        """Does a valid order keep all :attr:`pairs`?"""
+        if not self.pairs:
+            return True
+        position = positions(order)
+        return all(position[u] < position[v] for u, v in self.pairs)
+
+    def within_budget(self, order: Order) -> bool:
+        """Does a valid order keep to the budget?"""
+        return bool((self.live_ranges.profile(order) <= self.limit).all())
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One of the steps.
+
+    Attributes:
+        name: By which it is left out.
+        purpose: What it is for, in one line.
+        run: The step: what it cannot improve stays as it was.
+    """
+
+    name: str
+    purpose: str
+    run: Callable[["Context", Candidate], Candidate]
+
+
+@dataclass(frozen=True)
+class Stages:
+    """All that is done, in this order."""
+
+    all: tuple[Stage, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each."""
+        return tuple(stage.name for stage in self.all)
+
+    def without(self, *names: str) -> "Stages":
+        """All but those of such names.
+
+        Raises:
+            ValueError: There is no such stage.
+        """
+        unknown = set(names).difference(self.names)
+        if unknown:
+            raise ValueError(f"no stage is called {', '.join(sorted(unknown))}; there are {', '.join(self.names)}")
+        return Stages(tuple(stage for stage in self.all if stage.name not in names))
+
+    def each(self, change: Callable[[Stage], Stage]) -> "Stages":
+        """With another in the place of each."""
+        return Stages(tuple(map(change, self.all)))
+
+    def run(self, context: "Context", found: Candidate) -> Candidate:
+        """Return what comes of a candidate behind all of them."""
+        for stage in self.all:
+            found = stage.run(context, found)
+        return found
+
+
+@dataclass(frozen=True)
+class Context:
+    """What stages are given besides a candidate.
+
+    Attributes:
+        task: What is asked for. reference: a valid order within the budget, which runs start from.
+    """
+
+    task: Task
+    reference: Reference

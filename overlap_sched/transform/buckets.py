@@ -1,0 +1,549 @@
+"""Buckets and second streams: which collectives go together, and what reduces beside what is gathered.
+
+Members of a bucket share a key, so that there is no path between them. Besides operator, group and what else must be
+alike, a key has a *level*: of what gathers, how many collectives lie on the longest path before it; of what reduces,
+behind it. Buckets of one level never wait for each other in a ring: what gathers a parameter has level 0, as what
+reduces its gradient has, while activations that are gathered layer by layer have a level each::
+
+    gather w -> mm -> gather (tp) -> mm -> reduce (tp) -> wgrad -> scatter dw
+    level 0           level 1              level 1                 level 0
+
+Where a sum is taken by several machines, how it is rounded depends on where its summands lie in the buffer. So members
+of a bucket do not lie as they happen to be launched, but as the graph lists the parameters, as in FSDP2's buffers: what
+gathers by the place of the one input that it is made of, what reduces by the place of the one output that it becomes.
+Members with such a place come first, by it; the others, and those of one place, in the order of the problem.
+
+What is tried, from the order that promises most; then what was best, from the original one::
+
+    deferred      compute behind the last launch, its collectives together (:mod:`overlap_sched.transform.deferral`)
+    neighbours    neighbours in the order, as long as a bucket takes no longer than a cap, from small to large caps
+    batches       what waits for its stream goes together
+    parts         larger or smaller caps in parts of the step, one by one
+    streams       all of it with reductions on a second communicator, where that is asked for
+
+A cap is a time, a multiple of the latency: by 16 latencies, a sixteenth of a full bucket's time is latency, on every
+group and at every speed of the network. A candidate that cannot win by a simple bound is not scheduled.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from overlap_sched.errors import RewriteError
+from overlap_sched.problem import OF_HOST, Kind, Node, NodeId, Order, Position, Problem
+from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
+from overlap_sched.scheduler.runs import EARLY, WHILE_STALLED
+from overlap_sched.scheduler.task import CHEAP, Reference
+from overlap_sched.simulate.ledger import LiveRanges
+from overlap_sched.transform.apply import apply
+from overlap_sched.transform.deferral import defer_compute
+from overlap_sched.transform.draft import Draft
+from overlap_sched.transform.members import Alike, member
+from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.rewrites import BUCKETED, Bucket, Form, Rewrite, Stream
+from overlap_sched.transform.search import RewriteSearch, Trial
+
+SMALL_BYTES, LARGE_BYTES = 2**16, 2**28
+"""What a collective of so few bytes takes is latency; what one of so many takes has next to none in it."""
+CAPS = (32, 48, 64, 96, 16, 8, 4)
+"""Of buckets of neighbours, in latencies; once one has been found good, most small ones cannot win by the bound."""
+BATCHES = ((32, EARLY), (8, EARLY), (32, WHILE_STALLED))
+"""Of batches of what waits: caps in latencies, and the policy of the run."""
+NEARLY = 1.003
+"""A run in batches that is longer by more than this is not scheduled once more with its batches as buckets."""
+PARTS = 4
+"""Parts of the step that may have caps of their own."""
+BINDS = 0.5
+"""Neighbours are merged on streams that are at least this part as busy as the busiest."""
+LONGEST = 16
+"""So many nodes (casts, pads, views) may lie between a collective and its parameter."""
+
+
+class Key(NamedTuple):
+    """What members of a bucket share."""
+
+    op: str
+    group: str
+    alike: str
+    level: int
+
+
+BatchTime = Callable[[Key, int], float]
+"""Microseconds of a collective of a key and so many bytes."""
+
+
+def keys_of(problem: Problem, alike: Alike | None, ops: Sequence[str] = BUCKETED) -> Mapping[NodeId, Key]:
+    """Return the key of each collective that can be a member. Linear.
+
+    Args:
+        problem: What they are of.
+        alike: Only those that are in it can; ``None``: it is not known, and all can.
+        ops: Operators that may be bucketed.
+    """
+    draft = Draft(problem, problem.original_order)
+    launches = [node.kind is Kind.COLLECTIVE for node in problem.nodes]
+    before, behind = [0] * len(launches), [0] * len(launches)
+    for v, needs in enumerate(problem.predecessors):
+        before[v] = max([before[u] + launches[u] for u in needs], default=0)
+    for v in range(len(launches) - 1, -1, -1):
+        behind[v] = max([behind[w] + launches[w] for w in problem.successors[v]], default=0)
+    keys = {}
+    for v in problem.collectives:
+        node = problem.nodes[v]
+        if node.op not in ops or (alike is not None and node.name not in alike):
+            continue
+        try:
+            member(draft, node.name)
+        except RewriteError:
+            continue
+        level = before[v] if "gather" in node.op else behind[v]
+        keys[v] = Key(node.op, node.group or "", "" if alike is None else alike[node.name], level)
+    return keys
+
+
+def batch_time(problem: Problem, prices: Prices) -> BatchTime:
+    """Return the times of batches, each priced once."""
+
+    @cache
+    def time_us(op: str, group: str, nbytes: int) -> float:
+        return prices.collective_us(op, nbytes, problem.groups[group])
+
+    return lambda key, nbytes: time_us(key.op, key.group, nbytes)
+
+
+def added_us(node: Node, key: Key, time_us: BatchTime) -> float:
+    """Return what a collective of a key adds to a large batch."""
+    return min(node.time_us, time_us(key, LARGE_BYTES) / LARGE_BYTES * node.bytes)
+
+
+def latency_us(problem: Problem, keys: Mapping[NodeId, Key], time_us: BatchTime) -> float:
+    """Return what all collectives that may go together with another one take beyond what each adds to a large batch.
+
+    No buckets take more off the shortest step: put every collective back to its own time, and nothing that comes after
+    it is later by more than the difference.
+    """
+    return sum(problem.nodes[v].time_us - added_us(problem.nodes[v], keys[v], time_us) for v in mates_in(keys))
+
+
+def mates_in(keys: Mapping[NodeId, Key]) -> list[NodeId]:
+    """Return the collectives that may go together with another one."""
+    shared = Counter(keys.values())
+    return [v for v, key in keys.items() if shared[key] > 1]
+
+
+def host_times(problem: Problem) -> Mapping[NodeId, float]:
+    """Return per collective what launching it and ending its waits takes of the compute stream, if anything. Linear."""
+    nodes, times = problem.nodes, defaultdict[NodeId, float](float)
+    for v, node in enumerate(nodes):
+        of = v if node.kind is Kind.COLLECTIVE else node.collective
+        if of is not None:
+            for u in node.deps:
+                if nodes[u].op in OF_HOST:
+                    times[of] += nodes[u].time_us
+    return dict(times)
+
+
+def without_latency(problem: Problem, keys: Mapping[NodeId, Key], time_us: BatchTime) -> Problem:
+    """The problem with each collective at what it adds to a large batch: how urgent it is once many go together."""
+    nodes = list(problem.nodes)
+    for v, key in keys.items():
+        nodes[v] = nodes[v]._replace(time_us=added_us(nodes[v], key, time_us))
+    return Problem(
+        problem.name, tuple(nodes), problem.storages, problem.groups, problem.memory_model, problem.contention
+    )
+
+
+def reductions(problem: Problem) -> list[NodeId]:
+    """Return what reduces in groups that gather, too: the two share a stream."""
+    nodes = problem.nodes
+    gathering = {nodes[v].group for v in problem.collectives if "gather" in nodes[v].op}
+    return [v for v in problem.collectives if "reduce" in nodes[v].op and nodes[v].group in gathering]
+
+
+def packed(members: Iterable[NodeId], places: Mapping[NodeId, int]) -> list[NodeId]:
+    """Return members by the places of their parameters (:func:`places_of`)."""
+    return sorted(members, key=lambda v: (places.get(v, math.inf), v))
+
+
+def places_of(problem: Problem) -> dict[NodeId, int]:
+    """Return per collective the place of its parameter among inputs or outputs, where it has one."""
+    users: list[list[NodeId]] = [[] for _ in problem.nodes]
+    for v, node in enumerate(problem.nodes):
+        if node.op not in OF_HOST:
+            for u in node.deps:
+                users[u].append(v)
+    found = {}
+    for v in problem.collectives:
+        place = _input(problem, v) if "gather" in problem.nodes[v].op else _output(problem, v, users)
+        if place is not None:
+            found[v] = place
+    return found
+
+
+def _input(problem: Problem, v: NodeId) -> int | None:
+    """The input that alone leads to a node."""
+    for _ in range(LONGEST):
+        before = [u for u in problem.nodes[v].deps if problem.nodes[u].op not in OF_HOST]
+        if len(before) != 1 or problem.nodes[before[0]].kind in (Kind.COLLECTIVE, Kind.WAIT):
+            return None
+        v = before[0]
+        if problem.nodes[v].kind is Kind.INPUT:
+            return v
+    return None
+
+
+def _output(problem: Problem, v: NodeId, users: Sequence[Sequence[NodeId]]) -> int | None:
+    """The place of the output that alone comes of a node."""
+    for _ in range(LONGEST):
+        if len(users[v]) != 1 or problem.nodes[users[v][0]].kind is Kind.COLLECTIVE:
+            return None
+        user = problem.nodes[users[v][0]]
+        if user.kind is Kind.OUTPUT:
+            return user.deps.index(v)
+        v = users[v][0]
+    return None
+
+
+def try_buckets(asked: RewriteSearch, forms: Sequence[Form], streams: bool) -> None:
+    """Try buckets in the first of the forms, and second streams."""
+    if forms:
+        BucketSearch(asked).run(forms[0])
+    names = (asked.problem.nodes[v].name for v in reductions(asked.problem)) if streams else ()
+    if moved := frozenset(name for name in names if not asked.refuses(Stream(name))):
+        search = BucketSearch(asked, moved)
+        nodes, last = search.problem.nodes, search.problem.collectives[-1]
+        stay = {nodes[v].name for v in search.bases[0].deferred if nodes[v].group == nodes[last].group}
+        if stay:  # their own stream is free by then
+            search = BucketSearch(asked, moved - stay)
+        search.run(forms[0] if forms else None)
+
+
+class Base(NamedTuple):
+    """An order that rewrites start from, its windows, and collectives behind its last launch, with their compute."""
+
+    order: Order
+    windows: "Windows"
+    deferred: frozenset[NodeId] = frozenset()
+
+
+class BucketSearch:
+    """What is tried of one graph, with some of its reductions on a second stream.
+
+    Attributes:
+        problem: With the groups of this variant; ids are those of the problem asked about.
+        moved: Names of the collectives on a second communicator.
+        bases: Orders that candidates start from, the one that promises most first; the original one, or one that fits,
+            last; before it, the same with compute deferred that hides its last launch.
+        keys: Of all that may be bucketed. binding: of those on streams that bind.
+    """
+
+    def __init__(self, asked: RewriteSearch, moved: frozenset[str] = frozenset()) -> None:
+        self.asked, self.moved = asked, moved
+        streams = [Stream(asked.problem.nodes[v].name) for v in asked.problem.collectives]
+        streams = [one for one in streams if one.collective in moved]
+        self.problem = apply(asked.problem, streams, asked.prices) if streams else asked.problem
+        self.keys = keys_of(self.problem, asked.alike, asked.ops)
+        self.time_us = batch_time(self.problem, asked.prices)
+        self._host_us, self._places = host_times(self.problem), places_of(self.problem)
+        busy = self._busy_us(())
+        most_us = max(busy.values(), default=0.0)
+        self.binding = {v: key for v, key in self.keys.items() if busy[key.group] >= BINDS * most_us}
+
+        original = asked.fits or self.problem.original_order
+        self.bases = [Base(original, Windows(self.problem, original))]
+        last_us = self.problem.nodes[self.problem.collectives[-1]].time_us
+        order, late = defer_compute(LiveRanges(self.problem), original, asked.budget_bytes, last_us, self._added_us)
+        if late:
+            self.bases.insert(0, Base(order, Windows(self.problem, order), late))
+
+    def run(self, form: Form | None) -> None:
+        """Try all; ``form``: of buckets, ``None``: none are tried."""
+        first, *others = self.bases
+        if self.moved:
+            self._try("reductions", (), None, first.order)
+        if form is None:
+            return
+        self._try_deferred(form, first)
+        best_caps, too_large = tuple[float, ...](), math.inf
+        for cap in CAPS:
+            if cap >= too_large:  # what does not fit before anything is moved, fits no better in larger buckets
+                continue
+            if self._try_caps((float(cap),) * PARTS, form, first):
+                best_caps = (float(cap),) * PARTS
+            elif self.asked.state.trials and self.asked.state.trials[-1].over_bytes > 0:
+                too_large = cap
+        best_batch = self._try_batches(form, first, BATCHES)
+        for part in range(PARTS) if best_caps and best_batch is None else ():
+            for factor in (1.5, 0.5):
+                caps = tuple(cap * factor if at == part else cap for at, cap in enumerate(best_caps))
+                if self._try_caps(caps, form, first):
+                    best_caps = caps
+                    break
+        for base in others:
+            if best_batch is not None:
+                self._try_batches(form, base, (best_batch,))
+            elif best_caps:
+                self._try_caps(best_caps, form, base)
+
+    def rewrites(self, groups: Sequence[Sequence[NodeId]], form: Form | None) -> tuple[Rewrite, ...]:
+        """Return buckets of the groups of several; then what moves to the second communicator."""
+        nodes = self.problem.nodes
+        buckets = [
+            Bucket(tuple(nodes[v].name for v in packed(ids, self._places)), form)
+            for ids in groups
+            if form is not None and len(ids) > 1
+        ]
+        inside = {name for bucket in buckets for name in bucket.members}
+        names = [bucket.name for bucket in buckets if bucket.members[0] in self.moved]
+        names += [nodes[v].name for v in self.problem.collectives if nodes[v].name in self.moved - inside]
+        return (*buckets, *map(Stream, names))
+
+    def least_us(self, groups: Sequence[Sequence[NodeId]]) -> float:
+        """Return a bound on the step with these buckets: all compute, or the busiest stream."""
+        saved_us = sum(self._host_us.get(v, 0.0) for ids in groups if len(ids) > 1 for v in ids)
+        return max(sum(self.problem.compute_us) - saved_us, *self._busy_us(groups).values())
+
+    def _busy_us(self, groups: Sequence[Sequence[NodeId]]) -> dict[str, float]:
+        nodes, busy = self.problem.nodes, dict.fromkeys(self.problem.groups, 0.0)
+        inside = {v for ids in groups for v in ids}
+        for v in self.problem.collectives:
+            if v not in inside:
+                busy[nodes[v].group or ""] += nodes[v].time_us
+        for ids in groups:
+            key = self.keys[ids[0]]
+            busy[key.group] += self.time_us(key, sum(nodes[v].bytes for v in ids))
+        return busy
+
+    def _added_us(self, v: NodeId) -> float:
+        """Return what a collective adds to a large batch; all its time where it goes alone."""
+        node, key = self.problem.nodes[v], self.keys.get(v)
+        return node.time_us if key is None else added_us(node, key, self.time_us)
+
+    def _try_deferred(self, form: Form, base: Base) -> None:
+        """Put what is deferred on the stream of the last launch into one bucket or two: the second is shorter.
+
+        Alone it takes no more off the step than the last launch takes: tried where that is enough.
+        """
+        last = self.problem.nodes[self.problem.collectives[-1]]
+        if self.asked.state.best_us - last.time_us > self.asked.state.enough_us:
+            return
+        late: dict[Key, list[NodeId]] = {}
+        for v in base.order:
+            if v in base.deferred and v in self.keys and self.keys[v].group == last.group:
+                late.setdefault(self.keys[v], []).append(v)
+        for parts in (1, 2) if late else ():
+            groups = [part for ids in late.values() for part in parts_of(ids, parts)]
+            what = f"compute behind the last launch, its collectives in {parts}"
+            self._try(what, groups, form, base.order)
+
+    def _try_caps(self, caps: tuple[float, ...], form: Form, base: Base) -> bool:
+        each = f"{caps[0]:g}" if len(set(caps)) == 1 else f"{', '.join(f'{cap:g}' for cap in caps)} (in parts)"
+        groups = neighbours(self.problem, base.order, self.binding, self.time_us, caps, base.windows)
+        return self._try(f"buckets of up to {each} latencies", groups, form, base.order)
+
+    def _try_batches(self, form: Form, base: Base, batches: Sequence[tuple[int, Policy]]) -> tuple[int, Policy] | None:
+        """Return the best batch; ``None`` where none was better than what there was."""
+        best = None
+        if self.problem.contention or self.asked.state.enough:
+            return best  # batches know streams of their own only
+        reference = Reference(without_latency(self.problem, self.keys, self.time_us), base.order)
+        for cap, policy in batches:
+            streams = BatchingStreams(self.problem, self.keys, self.time_us, cap)
+            budget = np.array(self.asked.budget_bytes, dtype=np.int64)
+            run = list_schedule(reference, budget, policy, beat_us=self.asked.state.best_us * NEARLY, times=streams)
+            self.asked.state.runs_left -= 1
+            if run.made is not None and run.made.step_us < self.asked.state.best_us * NEARLY:
+                groups = [batch.members for batch in streams.batches if batch.key is not None]
+                what = f"what waits goes together, up to {cap} latencies"
+                if self._try(what, groups, form, run.made.order):
+                    best = (cap, policy)
+        return best
+
+    def _try(self, what: str, groups: Sequence[Sequence[NodeId]], form: Form | None, order: Order) -> bool:
+        """Try them unless the busiest stream alone takes too long; tell whether it is the best now."""
+        what += " on two streams" if self.moved else ""
+        rewrites, least_us = self.rewrites(groups, form), self.least_us(groups)
+        if least_us < self.asked.state.best_us:
+            return self.asked.attempt(what, rewrites, order)
+        if self.asked.state.is_new(rewrites, order):
+            why_not = f"its busiest stream alone takes {least_us:.0f} us"
+            self.asked.state.note(Trial(what, (*self.asked.done, *rewrites), why_not=why_not))
+        return False
+
+
+def parts_of(ids: Sequence[NodeId], parts: int) -> list[Sequence[NodeId]]:
+    """Return about equal parts; fewer where there are not so many ids."""
+    ends = [len(ids) * p // parts for p in range(parts + 1)]
+    return [ids[begin:end] for begin, end in pairwise(ends) if begin < end]
+
+
+class Windows:
+    """Between which positions of an order each collective can be launched without moving compute of any weight.
+
+    A collective joins a bucket only if all that it needs, but for cheap preparations, runs before the first use of what
+    is in the bucket already::
+
+        order     cast w1  cast w2  mm w1  mm w2  wgrad  mm w3 ...
+        w1, w2    ready at once; w1 is used at `mm w1`: w2 joins, its cast is pulled ahead
+        an activation of `mm w1` that is gathered for `mm w3` cannot join: it is ready after the first use of w1
+
+    Attributes:
+        ready: Per node id, the last position of compute of weight that it needs (-1: none).
+        first_use: Per collective, the first position of a node that uses a wait of it; the end where only outputs do.
+    """
+
+    def __init__(self, problem: Problem, order: Sequence[int]) -> None:
+        """Linear."""
+        nodes, compute_us = problem.nodes, problem.compute_us
+        weight_us = CHEAP * sum(compute_us)
+        self.ready: list[Position] = [-1] * len(nodes)
+        position = [0] * len(nodes)
+        for at, v in enumerate(order):
+            position[v] = at
+            heavy = nodes[v].kind is Kind.COMPUTE and compute_us[v] > weight_us
+            self.ready[v] = at if heavy else max([self.ready[u] for u in problem.predecessors[v]], default=-1)
+        self.first_use = {
+            v: min(
+                [position[u] for w in waits for u in problem.successors[w] if nodes[u].kind is not Kind.OUTPUT],
+                default=len(order),
+            )
+            for v, waits in problem.waits.items()
+        }
+
+
+def neighbours(
+    problem: Problem,
+    order: Sequence[int],
+    keys: Mapping[NodeId, Key],
+    time_us: BatchTime,
+    latencies: Sequence[float],
+    windows: Windows,
+) -> list[list[NodeId]]:
+    """Return all collectives that have a key, in buckets of one or more, each in the order given.
+
+    Args:
+        problem: What they are of.
+        order: A valid order.
+        keys: Of the collectives that may go together.
+        time_us: Of a bucket.
+        latencies: The cap of each part of the launches (parts of as many each), in latencies of its key.
+        windows: Of the order.
+    """
+    launches = [v for v in order if v in keys]
+    open_buckets: dict[Key, list[NodeId]] = {}
+    buckets: list[list[NodeId]] = []
+    held: dict[Key, int] = {}
+    used: dict[Key, Position] = {}
+    for at, v in enumerate(launches):
+        key, nbytes = keys[v], problem.nodes[v].bytes
+        cap_us = latencies[at * len(latencies) // len(launches)] * time_us(key, SMALL_BYTES)
+        if key in open_buckets and windows.ready[v] < used[key] and time_us(key, held[key] + nbytes) <= cap_us:
+            open_buckets[key].append(v)
+            held[key] += nbytes
+            used[key] = min(used[key], windows.first_use[v])
+        else:
+            open_buckets[key] = [v]
+            buckets.append(open_buckets[key])
+            held[key], used[key] = nbytes, windows.first_use[v]
+    return buckets
+
+
+@dataclass
+class Batch:
+    """Collectives that go together.
+
+    Attributes:
+        key: What they share. members: by id, as they came.
+        bytes, time_us: Of all together. start_us: when they start on their stream, or are expected to.
+    """
+
+    key: Key | None
+    members: list[NodeId] = field(default_factory=list)
+    bytes: int = 0
+    time_us: float = 0.0
+    start_us: float = 0.0
+
+
+class BatchingStreams:
+    """Streams (:class:`overlap_sched.scheduler.list_scheduler.StreamTimes`) on which collectives go together.
+
+    As databases commit in groups: an idle stream starts what comes at once; a busy one lets launches pile up, and takes
+    all of one kind together when it is free. So nothing is merged where nothing waits::
+
+        compute       | f 20 | g 20 | h 20 | ...           scatters of f, g, h become ready at 20, 40, 60
+        alone         .......|=== f ===|=== g ===|=== h ===|
+        together      .......|=== f ===|==== g h ====|      g and h wait while f runs: they start when it is done
+
+    What waits has not started, so to join it delays no start. It does delay the end of those that it joins, so no batch
+    takes longer than a cap.
+
+    Attributes:
+        finish_us: Per collective launched. batches: all so far, in the order in which the first of each was launched.
+    """
+
+    def __init__(self, problem: Problem, keys: Mapping[NodeId, Key], time_us: BatchTime, latencies: float) -> None:
+        """Start with nothing launched.
+
+        Args:
+            problem: Without contention.
+            keys: Of the collectives that may go together with others of their key.
+            time_us: Of a batch.
+            latencies: How many latencies of its key a batch may take.
+        """
+        self.finish_us: dict[int, float] = {}
+        self.batches: list[Batch] = []
+        self._nodes, self._keys, self._time_us = problem.nodes, keys, time_us
+        self._most_us = {key: latencies * time_us(key, SMALL_BYTES) for key in dict.fromkeys(keys.values())}
+        self._waiting: dict[str, list[Batch]] = {group: [] for group in problem.groups}
+        self._busy_until = dict.fromkeys(problem.groups, 0.0)  # by what has started
+
+    def free_us(self, group: str) -> float:
+        """When the group's stream is free, as far as is known."""
+        waiting = self._waiting[group]
+        return waiting[-1].start_us + waiting[-1].time_us if waiting else self._busy_until[group]
+
+    def completes_us(self, v: NodeId) -> float:
+        """When collective v is finished; later if others join it."""
+        return self.finish_us[v]
+
+    def launch(self, v: NodeId, clock_us: float) -> None:
+        """Launch collective v now."""
+        node, key = self._nodes[v], self._keys.get(v)
+        group = node.group or ""
+        waiting = self._waiting[group]
+        while waiting and waiting[0].start_us < clock_us:
+            started = waiting.pop(0)
+            self._busy_until[group] = started.start_us + started.time_us
+        for batch in waiting if key is not None else ():
+            if batch.key == key and self._time_us(key, batch.bytes + node.bytes) <= self._most_us[key]:
+                batch.time_us = self._time_us(key, batch.bytes + node.bytes)
+                break
+        else:
+            batch = Batch(key, time_us=node.time_us if key is None else self._time_us(key, node.bytes))
+            waiting.append(batch)
+            self.batches.append(batch)
+        batch.members.append(v)
+        batch.bytes += node.bytes
+        at_us = max(self._busy_until[group], clock_us)
+        for one in waiting:
+            one.start_us, at_us = at_us, at_us + one.time_us
+            for u in one.members:
+                self.finish_us[u] = at_us
+
+    def compute(self, time_us: float, clock_us: float, share: float = 1.0) -> float:
+        """The clock after compute that takes so long."""
+        return clock_us + time_us
+
+    def wait(self, v: NodeId, clock_us: float) -> float:
+        """The clock once collective v is finished."""
+        return max(clock_us, self.finish_us[v])
+
+    def end_us(self, clock_us: float) -> float:
+        """When all that was launched is finished, and the compute stream is done."""
+        return max([clock_us, *(self.free_us(group) for group in self._waiting)])

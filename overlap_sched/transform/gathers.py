@@ -1,0 +1,218 @@
+"""Which gathers to keep for their next use, and which to gather again: what fits into memory, and what may pay.
+
+::
+
+    gather w ... mm | rest of forward ..................... | gather_1 w ... mm       gathered twice
+    gather w ... mm | w is held here, where it has room ... |              mm         kept
+    gather w ... mm | w is held here ...................... |              mm         gathered once
+    gather w ... mm | others have its room ................ | again_w ...  mm         gathered again
+
+Between two uses lies the *gap*, in which the gathered tensor is held or is not. In an order, to keep costs its bytes in
+the gap alone, and to gather again frees them there: a range of the live profile.
+
+To keep saves a gather; where there is room, those come first that take most time for what they hold. To gather again is
+tried where the memory of an order is at its peak: what is freed there may let others be launched in time. Both are
+tried from the original order and from the best: their peaks differ.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise, product
+from typing import Generic, NamedTuple, TypeVar
+
+from overlap_sched.errors import RewriteError
+from overlap_sched.problem import Kind, NodeId, Order, Position, Problem, StorageId
+from overlap_sched.problem.precedence import positions
+from overlap_sched.simulate.ledger import LiveRanges
+from overlap_sched.transform.again import given, looked_through
+from overlap_sched.transform.draft import Draft
+from overlap_sched.transform.members import Alike, Member, member
+from overlap_sched.transform.recompute import is_view
+from overlap_sched.transform.rewrites import Keep, Recompute, Regather, Rewrite
+from overlap_sched.transform.search import RewriteSearch
+
+PARTS_KEPT, PARTS_AGAIN = (1, 2), (1, 4)
+"""All that fits is kept, or one of two; all that spans the peak is gathered again, or one of four."""
+Done = TypeVar("Done", Keep, Regather)
+
+
+class GatherGap(NamedTuple, Generic[Done]):
+    """What may be done about one gap between two uses of what is gathered.
+
+    Attributes:
+        rewrite: Keep it there, or gather it again behind it.
+        begin, end: The positions of an order between which it is held or not: the first without it, and the next with.
+        bytes: Of the gathered tensor; 0 where it is not counted.
+        time_us: Of the gather that goes or comes.
+    """
+
+    rewrite: Done
+    begin: Position
+    end: Position
+    bytes: int
+    time_us: float
+
+    @property
+    def us_per_byte(self) -> float:
+        """The time that the gather takes per byte that it holds."""
+        return self.time_us / max(self.bytes, 1)
+
+
+def try_keeping(search: RewriteSearch, order: Order) -> None:
+    """Keep gathers for their next use, as many as an order has room for."""
+    problem = search.problem
+    groups = gathered_twice(problem, search.alike)
+    for start, parts in product((problem.original_order, order), PARTS_KEPT) if groups else ():
+        gaps = sorted(to_keep(problem, start, groups), key=lambda gap: -gap.us_per_byte)
+        kept = admitted(problem, start, [gap for gap in gaps if not search.refuses(gap.rewrite)], search.budget_bytes)
+        kept = kept[: -(-len(kept) // parts)]
+        if kept:
+            search.attempt(f"{len(kept)} gathers kept for their next use", chained(kept), start)
+
+
+def try_gathering_again(search: RewriteSearch, order: Order) -> None:
+    """Gather again, behind the peak, what is held there, with casts that are made for it; on top of the best so far."""
+    problem = search.problem
+    best = () if search.state.best is None else search.state.best.rewrites
+    held = {one.first for one in best if isinstance(one, Keep)}
+    for start, parts in product((problem.original_order, order), PARTS_AGAIN):
+        peak = int(LiveRanges(problem).profile(start).argmax())
+        gaps = [gap for gap in to_gather_again(problem, start, search.alike) if gap.begin <= peak < gap.end]
+        gaps = [gap for gap in gaps if gap.rewrite.gather not in held and not search.refuses(gap.rewrite)]
+        gaps = sorted(gaps, key=lambda gap: gap.us_per_byte)[: -(-len(gaps) // parts)]
+        again: list[Rewrite] = []
+        for gap in gaps:
+            casts = casts_of(problem, gap.rewrite.gather)
+            again += [gap.rewrite, *([Recompute(casts, (gap.rewrite.name,))] if casts else [])]
+        if again:
+            search.attempt(f"{len(gaps)} gathered again behind the peak", (*again, *best), start)
+
+
+def gathered_twice(problem: Problem, alike: Alike | None) -> list[list[NodeId]]:
+    """Gathers of the same, where there are several: each in its original order. Linear.
+
+    Args:
+        problem: What they are of.
+        alike: Only those that are in it can be rewritten, and only what it calls alike is; ``None``: it is not known.
+    """
+    draft = Draft(problem, problem.original_order)
+    found: dict[tuple[object, ...], list[NodeId]] = {}
+    for one in _gathers(draft, problem, alike):
+        label = "" if alike is None else alike[one.node.name]
+        found.setdefault((*given(draft, one), label), []).append(one.v)
+    return [ids for ids in found.values() if len(ids) > 1]
+
+
+def _gathers(draft: Draft, problem: Problem, alike: Alike | None) -> list[Member]:
+    members = []
+    for v in problem.collectives:
+        node = problem.nodes[v]
+        if "all_gather" in node.op and (alike is None or node.name in alike):
+            try:
+                members.append(member(draft, node.name))
+            except RewriteError:
+                continue
+    return members
+
+
+def to_keep(problem: Problem, order: Sequence[NodeId], groups: Sequence[Sequence[NodeId]]) -> list[GatherGap[Keep]]:
+    """Gaps of an order in which could be held what is gathered again behind them.
+
+    Args:
+        problem: What the order is of.
+        order: A valid one.
+        groups: Gathers of the same (:func:`gathered_twice`).
+    """
+    nodes, position, users = problem.nodes, positions(order), LiveRanges(problem).users
+    gaps = []
+    for before, v in (pair for ids in groups for pair in pairwise(ids)):
+        held = nodes[before].alloc
+        last = max((position[w] for s in held for w in users[s]), default=position[before])
+        if position[before] > position[v]:
+            continue  # an order that gathers them the other way round
+        begin = min(last + 1, position[v])
+        nbytes = sum(problem.storages[s].bytes for s in held)
+        gaps.append(GatherGap(Keep(nodes[before].name, nodes[v].name), begin, position[v], nbytes, nodes[v].time_us))
+    return gaps
+
+
+def chained(gaps: Sequence[GatherGap[Keep]]) -> list[Keep]:
+    """Make what is kept in one gap after the other that of the first gather: the later ones are gone."""
+    stands_for: dict[str, str] = {}
+    keeps = []
+    for gap in sorted(gaps, key=lambda gap: gap.end):
+        first = stands_for.get(gap.rewrite.first, gap.rewrite.first)
+        stands_for[gap.rewrite.again] = first
+        keeps.append(Keep(first, gap.rewrite.again))
+    return keeps
+
+
+def to_gather_again(problem: Problem, order: Sequence[NodeId], alike: Alike | None) -> list[GatherGap[Regather]]:
+    """The longest gap between two uses of each gathered tensor, where it could be gathered again behind it."""
+    position = positions(order)
+    draft = Draft(problem, problem.original_order)
+    users = LiveRanges(problem).users
+    gaps = []
+    for one in _gathers(draft, problem, alike):
+        gap = _longest_gap(problem, one, users, position) if one.gives is not None else None
+        if gap is not None:
+            gaps.append(gap)
+    return gaps
+
+
+def _longest_gap(
+    problem: Problem, one: Member, users: Sequence[Sequence[NodeId]], position: Sequence[Position]
+) -> GatherGap[Regather] | None:
+    """Find the longest gap of one gathered tensor; ``None``: its uses cannot be told apart by views made again."""
+    assert one.gives is not None
+    nodes, held = problem.nodes, one.gives
+    views = [v for v in users[held] if is_view(nodes[v])]
+    uses = sorted((v for v in users[held] if v not in views and v not in one.waits), key=position.__getitem__)
+    if len(uses) < 2 or problem.storages[held].pinned or any(nodes[v].kind is not Kind.COMPUTE for v in uses):
+        return None
+    gaps = [(position[w] - position[u], k) for k, (u, w) in enumerate(pairwise(uses), start=1)]
+    length, k = max(gaps)
+    late = uses[k:]
+    through = _views_of(problem, one, late, held)
+    takes = set(one.waits) | through
+    if length < 2 or not all(takes.intersection(nodes[v].deps) for v in late):
+        return None
+    names = tuple(nodes[v].name for v in sorted(late))
+    rewrite = Regather(one.node.name, names, tuple(nodes[v].name for v in sorted(through)))
+    begin, end = position[uses[k - 1]] + 1, position[late[0]]
+    return GatherGap(rewrite, begin, end, problem.storages[held].bytes, one.node.time_us)
+
+
+def _views_of(problem: Problem, one: Member, late: Sequence[NodeId], held: StorageId) -> set[NodeId]:
+    """Views through which the late users look at a storage."""
+    nodes, found, todo = problem.nodes, set[NodeId](), list(late)
+    while todo:
+        for u in nodes[todo.pop()].deps:
+            if u not in found and held in nodes[u].use and is_view(nodes[u]):
+                found.add(u)
+                todo.append(u)
+    return found
+
+
+def casts_of(problem: Problem, gather: str) -> tuple[str, ...]:
+    """List what a gather's input is cast by, for it alone: by name, each behind what it takes."""
+    draft = Draft(problem, problem.original_order)
+    one, casts = member(draft, gather), list[str]()
+    v, user = one.inputs[0], one.v
+    while looked_through(draft, v) and set(draft.after(v)) <= {user, one.launch}:
+        casts.insert(0, draft.node(v).name)
+        v, user = draft.node(v).deps[0], v
+    return tuple(casts)
+
+
+def admitted(
+    problem: Problem, order: Sequence[NodeId], gaps: Sequence[GatherGap[Keep]], budget_bytes: int
+) -> list[GatherGap[Keep]]:
+    """Admit those of the gaps, one after the other, in which an order has room for what is held there."""
+    profile = LiveRanges(problem).profile(order)
+    taken = []
+    for gap in gaps:
+        room = profile[gap.begin : gap.end]
+        if gap.begin == gap.end or int(room.max()) + gap.bytes <= budget_bytes:
+            room += gap.bytes
+            taken.append(gap)
+    return taken

@@ -1,0 +1,228 @@
+"""``overlap-sched sweep``: what is scaled and what is not, orders carried over, noise, and what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from overlap_sched import EXAMPLE, Options
+from overlap_sched.cli import sweep as module
+from overlap_sched.cli.sweep import SweepPoint, sweep
+from overlap_sched.cost.cluster.file import read_cluster
+from overlap_sched.cost.cluster.repricing import on_machine, placed_on, priced_on, with_ranks
+from overlap_sched.errors import OptionsError
+from overlap_sched.problem import Group, Kind, Node, Problem, Storage
+from overlap_sched.scheduler.driver import Schedule, schedule
+from tests.support.command import Command, run
+from tests.support.oracle import step_by_definition
+from tests.support.sharded import sharded
+
+pytestmark = pytest.mark.usefixtures("plain_terminal")
+H100 = read_cluster("dgx-h100")
+
+
+def gather() -> Problem:
+    """A parameter's shard is cast, gathered over 16 ranks and used."""
+    nodes = (
+        Node("shard", Kind.INPUT, alloc=(0,), use=(0,)),
+        Node("cast", Kind.COMPUTE, (0,), (1,), (0, 1), 10.0),
+        Node("gather", Kind.COLLECTIVE, (1,), (2,), (1, 2), 50.0, "all_gather_into_tensor", "fsdp", bytes=1600),
+        Node("wait", Kind.WAIT, (2,), (), (1, 2), collective=2),
+        Node("mm", Kind.COMPUTE, (3,), (3,), (2, 3), 100.0),
+        Node("output", Kind.OUTPUT, (4,), (), (3,)),
+    )
+    storages = (Storage(200, True), Storage(100), Storage(1600), Storage(77))
+    return Problem("gather", nodes, storages, {"fsdp": Group(16, False, 2)})
+
+
+def with_experts(size: int, kind: str = "all_gather_into_tensor") -> Problem:
+    """The same, and an expert's parameter, whose collective is over so many ranks, one on each node."""
+    nodes = (
+        *gather().nodes[:5],
+        Node("expert", Kind.INPUT, alloc=(4,), use=(4,)),
+        Node("experts", Kind.COLLECTIVE, (5,), (5,), (4, 5), 50.0, kind, "experts", bytes=80 * size),
+        Node("wait_experts", Kind.WAIT, (6,), (), (4, 5), collective=6),
+        Node("mm_experts", Kind.COMPUTE, (4, 7), (6,), (3, 5, 6), 100.0),
+        Node("output", Kind.OUTPUT, (8,), (), (6,)),
+    )
+    storages = (*gather().storages, Storage(80, True), Storage(80 * size), Storage(7))
+    groups = {"fsdp": Group(16, False, 2), "experts": Group(size, False, size)}
+    return Problem("experts", nodes, storages, groups)
+
+
+def test_shards_shrink_and_nothing_else_does() -> None:
+    more = with_ranks(gather(), H100, 64)
+    assert [storage.bytes for storage in more.storages] == [50, 25, 1600, 77]
+    assert more.groups == {"fsdp": Group(64, False, 8)}
+    assert more.nodes == gather().nodes
+    priced = priced_on(more, H100, 2.0, True)
+    assert [node.time_us for node in priced.nodes if node.kind is Kind.COMPUTE] == [5.0, 50.0]
+    assert priced.nodes[2].time_us > priced_on(gather(), H100, 1.0, True).nodes[2].time_us
+
+
+def test_what_else_is_sharded_grows_with_the_largest_group() -> None:
+    more = with_ranks(with_experts(2), H100, 64)
+    assert more.groups == {"fsdp": Group(64, False, 8), "experts": Group(8, False, 8)}
+    assert [storage.bytes for storage in more.storages] == [50, 25, 1600, 77, 20, 160, 7]
+    replicas = with_ranks(with_experts(2, "all_reduce"), H100, 64)
+    assert replicas.groups == {"fsdp": Group(64, False, 8), "experts": Group(2, False, 2)}
+
+
+@pytest.mark.parametrize(
+    ("problem", "ranks", "named"),
+    [
+        (gather(), 12, "multiple of 8"),
+        (with_experts(2), 12, "would have 1.5; give a multiple of 8"),
+        (Problem("alone", (Node("mm", Kind.COMPUTE),), ()), 16, "none here. Leave it out"),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused(problem: Problem, ranks: int, named: str) -> None:
+    with pytest.raises(OptionsError, match=named):
+        with_ranks(problem, H100, ranks)
+
+
+def test_groups_of_unknown_nodes_are_placed() -> None:
+    problem = replace(gather(), groups={"fsdp": Group(16, False)})
+    assert placed_on(problem, H100).groups == {"fsdp": Group(16, False, 2)}
+    assert placed_on(EXAMPLE, H100).groups == EXAMPLE.groups
+
+
+def steps(points: tuple[SweepPoint, ...]) -> list[float]:
+    return [point.scheduled.step_us for point in points]
+
+
+def test_a_faster_machine_never_makes_the_step_longer() -> None:
+    vary = {"network": (0.25, 1.0, 4.0), "compute": (1.0, 2.0)}
+    points = sweep(lambda varied: on_machine(gather(), H100, varied, True), vary, Options())
+    assert [tuple(point.varied.values()) for point in points] == [
+        (0.25, 1.0), (0.25, 2.0), (1.0, 1.0), (1.0, 2.0), (4.0, 1.0), (4.0, 2.0),
+    ]  # fmt: skip
+    found = steps(points)
+    assert found[::2] == sorted(found[::2], reverse=True)
+    assert all(fast < slow for slow, fast in zip(found[::2], found[1::2], strict=True))
+
+
+class Missing:
+    """A scheduler that finds nothing at some calls."""
+
+    def __init__(self, *calls: int) -> None:
+        self.calls, self.at = calls, -1
+
+    def __call__(self, problem: Problem, options: Options) -> Schedule:
+        self.at += 1
+        found = schedule(problem, options)
+        original = replace(found, order=problem.original_order, scheduled=found.original)
+        return original if self.at in self.calls else found
+
+
+@pytest.mark.parametrize("budget", ["peak", "profile"])
+def test_more_headroom_takes_the_orders_of_less_and_not_the_other_way(
+    budget: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, vary = sharded([[10**6]] * 4, compute_us=200_000.0), {"headroom": (0.0, 2.0**21, 2.0**22, 2.0**23)}
+    options = Options(budget=budget)  # type: ignore[arg-type]
+    whole = steps(sweep(lambda _: problem, vary, options))
+    assert whole == sorted(whole, reverse=True)
+    assert whole[-1] < problem_step(problem)
+    monkeypatch.setattr(module, "schedule", Missing(2, 3))
+    assert steps(sweep(lambda _: problem, vary, options)) == [*whole[:2], whole[1], whole[1]]
+    monkeypatch.setattr(module, "schedule", Missing(0))
+    assert steps(sweep(lambda _: problem, vary, options)) == [problem_step(problem), *whole[1:]]
+
+
+def problem_step(problem: Problem) -> float:
+    return step_by_definition(problem, problem.original_order)
+
+
+def test_orders_are_carried_over_along_prices_but_not_to_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, vary = sharded([[10**8]] * 4, compute_us=5000.0), {"inside": (0.25, 1.0, 2.0, 4.0)}
+
+    def swept(name: str) -> list[float]:
+        axis = {name: vary["inside"]}
+        return steps(sweep(lambda _: priced[dict(_)[name]], axis, Options(headroom="100%")))
+
+    priced = {value: on_machine(problem, H100, {"inside": value}, True) for value in vary["inside"]}
+    whole = swept("inside")
+    monkeypatch.setattr(module, "schedule", Missing(1, 3))
+    assert swept("inside") == whole
+    monkeypatch.setattr(module, "schedule", Missing(1, 3))
+    assert swept("ranks") == [whole[0], problem_step(priced[1.0]), whole[2], problem_step(priced[4.0])]
+
+
+def test_what_does_not_run_in_the_limit_takes_an_order_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, limit = sharded([[10**6]] * 4, compute_us=200_000.0), 2**40
+
+    def short(problem: Problem, options: Options) -> Schedule:
+        return replace(schedule(problem, options), short_bytes=limit - int(options.memory_limit or 0))
+
+    monkeypatch.setattr(module, "schedule", short)
+    points = sweep(lambda _: problem, {"memory_limit": (float(limit - 7), float(limit))}, Options())
+    assert [point.short_bytes for point in points] == [7, 0]
+
+
+def test_noise_is_the_quantiles_of_replays_by_definition() -> None:
+    (quiet, noisy) = sweep(lambda _: EXAMPLE, {"noise": (0.0, 0.3)}, Options())
+    for order, without, found in (
+        (EXAMPLE.original_order, quiet.original, noisy.original),
+        (schedule(EXAMPLE).order, quiet.scheduled, noisy.scheduled),
+    ):
+        random, drawn = np.random.default_rng(0), []
+        for _ in range(100):
+            factors = np.exp(0.3 * random.standard_normal(len(EXAMPLE.nodes)) - 0.045)
+            nodes = [node._replace(time_us=node.time_us * f) for node, f in zip(EXAMPLE.nodes, factors, strict=True)]
+            drawn.append(step_by_definition(replace(EXAMPLE, nodes=tuple(nodes)), order))
+        assert (without.median_us, without.p95_us) == (without.step_us, without.step_us)
+        assert (found.median_us, found.p95_us) == pytest.approx(tuple(np.quantile(drawn, (0.5, 0.95))))
+        assert found.step_us == without.step_us
+
+
+@pytest.mark.slow
+def test_table_json_schema_and_picture(problem: str, tmp_path: Path, cli: Command) -> None:
+    jsonschema, plot = pytest.importorskip("jsonschema"), tmp_path / "sweep.png"
+    pytest.importorskip("matplotlib")
+    asked = ("sweep", problem, "--vary", "headroom=0..5MiB", "noise=10%", "--plot", str(plot))
+    found = cli.json(*asked)
+    jsonschema.validate(found, json.loads(cli.out("schema", "sweep")))
+    assert found["schema"] == "overlap-sched/sweep/1"
+    assert found["cluster"] is None
+    points = found["points"]
+    assert [point["varied"]["headroom"] >> 16 for point in points] == [0, 5, 10, 20, 40, 80]
+    assert [points[0]["scheduled"]["step_us"], points[-1]["scheduled"]["step_us"]] == [150.0, 120.0]
+    assert plot.read_bytes()[:4] == b"\x89PNG"
+    assert "5.0 MiB 10 % 190.0 -> 120.0 us" in cli.words(*asked)
+    priced = cli.json("sweep", problem, "--vary", "network=1", "--cluster", "gloo")
+    assert (priced["cluster"], priced["points"][0]["original"]["median_us"]) == ("gloo", None)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--vary speed=1", "speed=1: is not WHAT=VALUES, WHAT one of headroom, memory_limit, network, inside"),
+        ("--vary netwrok=1", "Did you mean network?"),
+        ("--vary network=4..1", "values are numbers above 0, each once"),
+        ("--vary network=0..1", "values are numbers above 0, each once"),
+        ("--vary noise=x", "values are numbers 0 or more, each once"),
+        ("--vary network=1...2", "Did you mean network=1..2?"),
+        ("--vary ranks=1.5", "ranks are whole numbers"),
+        ("--vary ranks=1", "2 or more"),
+        ("--vary noise=300%", "100% at most"),
+        ("--vary headroom=5", "Did you mean 5GiB?"),
+        ("--vary network=1 network=2", "network is varied already"),
+        ("--vary network=1 --comm-scale 2", "--vary network=FACTOR"),
+        ("--vary headroom=0 --headroom 1GiB", "give one of them"),
+        ("--vary memory_limit=1GiB --memory-limit 1GiB", "give one of them"),
+        ("--vary headroom=0 --plot sweep.bmp", "End it in .png, .svg or .pdf"),
+        ("", "--vary"),
+    ],
+)
+def test_requests_that_are_refused_before_anything_is_read(given: str, said: str, cli: Command) -> None:
+    assert said in cli.refused("sweep", "no_such.json", *given.split())
+
+
+@pytest.mark.parametrize("name", ["frontier", "robust", "whatif"])
+def test_commands_that_are_gone_name_this_one(name: str, cli: Command) -> None:
+    assert "overlap-sched sweep GRAPH --vary" in cli.refused(name, "graph.json")
+    assert "overlap-sched sweep GRAPH --vary" in cli.refused("report", "graph.json", "--html", "x.html", "--frontier")
+    assert run("sweep", "--help") == 0

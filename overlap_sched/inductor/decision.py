@@ -64,7 +64,7 @@ ScheduleCall = Callable[[Problem, Options], Schedule]
 
 
 @dataclass(frozen=True)
-class How:
+class PlanRequest:
     """How to plan a graph.
 
     Attributes:
@@ -85,7 +85,7 @@ class How:
 
 
 @dataclass(frozen=True)
-class Facts:
+class LaunchFacts:
     """What is known of a graph before it is planned.
 
     Attributes:
@@ -112,7 +112,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GraphPlan:
     """What one plan has made of a graph.
 
     Attributes:
@@ -130,27 +130,27 @@ class Plan:
     communicates: bool = True
 
 
-NOTHING = Plan(Report("a graph"))
+NOTHING = GraphPlan(Report("a graph"))
 
 
 class Graph(Protocol):
     """A graph of a plug-in. Either method may raise, on one rank alone; planning again starts from the same graph."""
 
-    def read(self, how: How) -> Facts:
+    def read(self, how: PlanRequest) -> LaunchFacts:
         """Return what is known without planning."""
         ...
 
-    def plan(self, how: How, facts: Facts, schedule: ScheduleCall) -> Plan:
+    def plan(self, how: PlanRequest, facts: LaunchFacts, schedule: ScheduleCall) -> GraphPlan:
         """Plan with the schedule that a call returns."""
         ...
 
 
 @dataclass(frozen=True)
-class Draft:
+class OrderDraft:
     """A graph as one plan leaves it, or would; the last one is what becomes of it.
 
     Attributes:
-        how: How it was planned.
+        how: PlanRequest it was planned.
         facts: What is known of the graph.
         report: What it comes to: the plan's report, or a later one.
         plan: What was made.
@@ -158,10 +158,10 @@ class Draft:
         cached: What the code carries into torch's cache; ``None``: it must not be cached, or need not be agreed on.
     """
 
-    how: How
-    facts: Facts
+    how: PlanRequest
+    facts: LaunchFacts
     report: Report
-    plan: Plan
+    plan: GraphPlan
     asked: Options | None = None
     cached: CachedOrder | None = None
 
@@ -198,8 +198,8 @@ class Draft:
             record(GraphReport(report.name, settings.stage, report, settings.notes, settings.priced_for))
 
 
-def decide(graph: Graph, settings: Settings, options: Options | None = None) -> Draft:
-    """Plan, then ask the other ranks: launches move only where they move alike on every rank.
+def decide(graph: Graph, settings: Settings, options: Options | None = None) -> OrderDraft:
+    """GraphPlan, then ask the other ranks: launches move only where they move alike on every rank.
 
     ``options`` are those that the ranks compare, where a part of them has been dealt with before.
 
@@ -208,12 +208,12 @@ def decide(graph: Graph, settings: Settings, options: Options | None = None) -> 
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
     """
     options = options or settings.options
-    draft, known, settled = Draft(How(settings), Facts(), NOTHING.report, NOTHING), None, False
+    draft, known, settled = OrderDraft(PlanRequest(settings), LaunchFacts(), NOTHING.report, NOTHING), None, False
     try:
         if runs_earlier_code() and settings.options.preserve_collective_order != "all":
             settings = replace(settings, options=_keep_waits(settings.options))
             options = _keep_waits(options)
-        draft = _draft(graph, How(settings), Facts())
+        draft = _draft(graph, PlanRequest(settings), LaunchFacts())
         if draft.facts.key is None or not draft.plan.communicates or not draft.facts.texts:
             return draft
         draft, mine = _show(draft, options, draft.facts.key)
@@ -263,7 +263,7 @@ def _keep_waits(options: Options) -> Options:
     return replace(options, preserve_collective_order="waits", rewrites=())
 
 
-def _draft(graph: Graph, how: How, facts: Facts) -> Draft:
+def _draft(graph: Graph, how: PlanRequest, facts: LaunchFacts) -> OrderDraft:
     """Plan a graph; what fails is in the report. ``facts`` are those of an earlier plan, where reading fails."""
     known, asked = [facts], list[tuple[Problem, Options]]()
     try:
@@ -271,10 +271,10 @@ def _draft(graph: Graph, how: How, facts: Facts) -> Draft:
     except Exception as error:  # a pass that fails must not take the compilation with it
         report = _report_failure(error, known[-1].name, how.settings)
         problem, options = asked[-1] if asked else (None, None)
-        return Draft(how, known[-1], report, Plan(report, problem=problem), options)
+        return OrderDraft(how, known[-1], report, GraphPlan(report, problem=problem), options)
 
 
-def _plan(graph: Graph, how: How, known: list[Facts], asked: list[tuple[Problem, Options]]) -> Draft:
+def _plan(graph: Graph, how: PlanRequest, known: list[LaunchFacts], asked: list[tuple[Problem, Options]]) -> OrderDraft:
     """Plan a graph. The lists are added to: what is known of it, and what the scheduler is asked for."""
     known.append(graph.read(how))
 
@@ -283,10 +283,10 @@ def _plan(graph: Graph, how: How, known: list[Facts], asked: list[tuple[Problem,
         return _schedule(problem, options, how.follows, known[-1])
 
     plan = graph.plan(how, known[-1], schedule_as_asked)
-    return Draft(how, known[-1], plan.report, plan, asked[-1][1] if asked else None)
+    return OrderDraft(how, known[-1], plan.report, plan, asked[-1][1] if asked else None)
 
 
-def _schedule(problem: Problem, options: Options, follows: Entry | Proposal | None, facts: Facts) -> Schedule:
+def _schedule(problem: Problem, options: Options, follows: Entry | Proposal | None, facts: LaunchFacts) -> Schedule:
     if isinstance(follows, Entry):
         turn = {place: k for k, place in enumerate(follows.sequence)}
         launching = [v for v, node in enumerate(problem.nodes) if node.name in facts.places]
@@ -304,7 +304,7 @@ def _schedule(problem: Problem, options: Options, follows: Entry | Proposal | No
     return made
 
 
-def _fail(draft: Draft, error: Exception) -> Draft:
+def _fail(draft: OrderDraft, error: Exception) -> OrderDraft:
     return replace(draft, report=_report_failure(error, draft.facts.name, draft.how.settings))
 
 
@@ -312,7 +312,7 @@ def _report_failure(error: Exception, name: str, settings: Settings) -> Report:
     return Report(name, reason=report_failure(error, settings, f"scheduling {name!r}", f"leaves {name!r} as it was"))
 
 
-def _show(draft: Draft, options: Options, key: str) -> tuple[Draft, Digest]:
+def _show(draft: OrderDraft, options: Options, key: str) -> tuple[OrderDraft, Digest]:
     """Return what the others are shown; where even that fails they learn so, and do not wait."""
     report, facts = draft.report, draft.facts
     try:
@@ -323,7 +323,7 @@ def _show(draft: Draft, options: Options, key: str) -> tuple[Draft, Digest]:
         return draft, Digest.of_failure(failure, key, name=report.name)
 
 
-def _settle_for_less(graph: Graph, draft: Draft, agreement: Agreement, mine: Digest) -> Draft:
+def _settle_for_less(graph: Graph, draft: OrderDraft, agreement: Agreement, mine: Digest) -> OrderDraft:
     """Keep all launches in their original order, or in one that all ranks choose, where they have not agreed.
 
     Unless all launch alike, waits are kept behind their launches, too: then it does not matter what others run.
@@ -347,7 +347,7 @@ def _settle_for_less(graph: Graph, draft: Draft, agreement: Agreement, mine: Dig
     return replace(kept, report=replace(kept.report, changed=False, reason=reason, kept=None))
 
 
-def _negotiate(graph: Graph, own: Draft, kept: Draft, verdict: Verdict, mine: Digest) -> Draft | None:
+def _negotiate(graph: Graph, own: OrderDraft, kept: OrderDraft, verdict: Verdict, mine: Digest) -> OrderDraft | None:
     """Plan with the launch sequence that all ranks have chosen; ``None``: they keep theirs.
 
     Whatever fails here, this rank shows it to the others, and all keep their launches.
@@ -358,7 +358,7 @@ def _negotiate(graph: Graph, own: Draft, kept: Draft, verdict: Verdict, mine: Di
         if choice.proposal is not None and choice.proposer is not None:
             settings = own.how.settings
             settings = replace(settings, options=replace(settings.options, rewrites=()))
-            draft = _plan(graph, How(settings, keeps=True, follows=choice.proposal), [], [])
+            draft = _plan(graph, PlanRequest(settings, keeps=True, follows=choice.proposal), [], [])
             draft = replace(draft, report=replace(draft.report, kept=verdict.followed(choice.proposer)))
             if not draft.report.changed or draft.facts.launches is None or draft.plan.traffic is None:
                 raise UnsupportedError(f"the launch sequence of another rank is not used: {draft.report.reason}")
@@ -370,7 +370,7 @@ def _negotiate(graph: Graph, own: Draft, kept: Draft, verdict: Verdict, mine: Di
     return draft if agreement is not None and agreement.agreed else None
 
 
-def _choose(own: Draft, kept: Draft, verdict: Verdict) -> LaunchChoice:
+def _choose(own: OrderDraft, kept: OrderDraft, verdict: Verdict) -> LaunchChoice:
     """Choose a launch sequence with all other ranks."""
     mine, problem, asked = own.report.schedule, kept.plan.problem, kept.asked
     if mine is None or kept.report.schedule is None or problem is None or asked is None:
@@ -396,28 +396,28 @@ def _choose(own: Draft, kept: Draft, verdict: Verdict) -> LaunchChoice:
     )
 
 
-def _places(launches: Launches, facts: Facts) -> tuple[int, ...]:
+def _places(launches: Launches, facts: LaunchFacts) -> tuple[int, ...]:
     """The launches, each by its place in the original sequence."""
     place = {node: k for k, node in enumerate(facts.launches or ())}
     return tuple(place[node] for node in launches)
 
 
-def _keep_launches(graph: Graph, draft: Draft, reason: str) -> Draft:
+def _keep_launches(graph: Graph, draft: OrderDraft, reason: str) -> OrderDraft:
     """Return the draft if it moves no launch, else one that does not."""
-    return _keep(graph, draft, reason, "all", Draft.keeps_launches, "moves a launch though all are to be kept")
+    return _keep(graph, draft, reason, "all", OrderDraft.keeps_launches, "moves a launch though all are to be kept")
 
 
-def _keep_launches_and_waits(graph: Graph, draft: Draft, reason: str) -> Draft:
+def _keep_launches_and_waits(graph: Graph, draft: OrderDraft, reason: str) -> OrderDraft:
     """Return the draft if no wait passes a launch that stood before it either, else one that is so."""
     if draft.facts.original is None:
         return replace(draft, report=replace(draft.report, changed=False))
     broken = "moves a launch, or a wait before one that it followed"
-    return _keep(graph, draft, reason, "waits", Draft.keeps_waits, broken)
+    return _keep(graph, draft, reason, "waits", OrderDraft.keeps_waits, broken)
 
 
 def _keep(
-    graph: Graph, draft: Draft, reason: str, preserve: Preserve, kept: Callable[[Draft], bool], broken: str
-) -> Draft:
+    graph: Graph, draft: OrderDraft, reason: str, preserve: Preserve, kept: Callable[[OrderDraft], bool], broken: str
+) -> OrderDraft:
     """Return this draft, or a second one, whichever keeps what it must: checked, not assumed."""
     if draft.report.schedule is None:  # this rank has nothing to use, and nobody needs it to
         return draft
@@ -430,7 +430,7 @@ def _keep(
     return replace(draft, report=replace(draft.report, kept=reason))
 
 
-def _follow(graph: Graph, draft: Draft, mine: Digest, known: Entry) -> Draft:
+def _follow(graph: Graph, draft: OrderDraft, mine: Digest, known: Entry) -> OrderDraft:
     """Plan with the launch sequence in force, whatever memory and time that takes."""
     name, settings = draft.report.name, draft.how.settings
     if known.rewritten:
@@ -454,7 +454,7 @@ def _follow(graph: Graph, draft: Draft, mine: Digest, known: Entry) -> Draft:
     return draft
 
 
-def _cache(draft: Draft, mine: Digest, agreement: Agreement, entry: Entry) -> Draft:
+def _cache(draft: OrderDraft, mine: Digest, agreement: Agreement, entry: Entry) -> OrderDraft:
     """Note what the code is to carry into torch's cache; where that fails it is not cached."""
     try:
         problem = draft.plan.problem

@@ -39,11 +39,11 @@ from overlap_sched.inductor.agree import (
     warn_of_ranks,
 )
 from overlap_sched.inductor.caches import CachedOrder, decisions, note_rewrites, order_to_cache
-from overlap_sched.inductor.decision import Facts, How, Plan, ScheduleCall, decide
+from overlap_sched.inductor.decision import GraphPlan, LaunchFacts, PlanRequest, ScheduleCall, decide
 from overlap_sched.inductor.reporting import describe_error, log, name_graph, note, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.report.units import count
-from overlap_sched.transform.plan import Plan as RewritePlan
+from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.rewrites import Rewrite, to_json
 
 _AS_THEY_ARE = ("backend", "titan")
@@ -69,18 +69,18 @@ class _FXGraph:
     def graph(self) -> fx.Graph:
         return self.gm.graph if isinstance(self.gm, fx.GraphModule) else self.gm
 
-    def read(self, how: How) -> Facts:
+    def read(self, how: PlanRequest) -> LaunchFacts:
         self.put_in_order(self.before)  # planned already, in another way
         name = graph_name(self.graph, self.kind)
         if not asks(how.settings):
-            return Facts(name)
+            return LaunchFacts(name)
         traffic = traffic_in(self.before)
         runs_so = how.settings.stage in _AS_THEY_ARE and not any(map(_in_region, self.before))
         places = {node.name: k for k, node in enumerate(traffic.launches)}
         key = graph_key(self.graph, f"{how.settings.stage} {how.settings.graph}".rstrip())
-        return Facts(name, key, traffic.launches, traffic if runs_so else None, traffic.launches, places)
+        return LaunchFacts(name, key, traffic.launches, traffic if runs_so else None, traffic.launches, places)
 
-    def plan(self, how: How, facts: Facts, schedule: ScheduleCall) -> Plan:
+    def plan(self, how: PlanRequest, facts: LaunchFacts, schedule: ScheduleCall) -> GraphPlan:
         compiled = how.settings.stage == "post_grad"  # by Inductor, and not run as FX
         if compiled:
             note_held(self.graph)
@@ -95,9 +95,9 @@ class _FXGraph:
         if report.schedule is None:
             nothing = (report.reason or "").startswith(NO_COLLECTIVES)
             report = Report(facts.name, reason=report.reason) if nothing else report
-            return Plan(report, self.before, communicates=not nothing)
+            return GraphPlan(report, self.before, communicates=not nothing)
         problem, order = report.schedule.problem, list(self.graph.nodes)
-        return Plan(report, order, traffic_in(order), problem, bool(problem.collectives))
+        return GraphPlan(report, order, traffic_in(order), problem, bool(problem.collectives))
 
     def put_in_order(self, order: Sequence[fx.Node]) -> None:
         if list(self.graph.nodes) != list(order):
@@ -182,7 +182,7 @@ class RewriteChoice(NamedTuple):
 
     rewrites: Sequence[Rewrite] = ()
     names: Sequence[str] | None = None
-    made: RewritePlan | None = None
+    made: Plan | None = None
 
 
 Choose = Callable[[Lifted, Settings, Mapping[str, str]], RewriteChoice]
@@ -211,7 +211,7 @@ class _Known:
         texts: What its launches are known by on all ranks.
         pending: The rewritten graph, not committed.
         choice: What it was made by.
-        cached: As of :class:`~overlap_sched.inductor.decision.Draft`.
+        cached: As of :class:`~overlap_sched.inductor.decision.OrderDraft`.
     """
 
     name: str = "a graph"

@@ -23,7 +23,7 @@ from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report, stays
 from overlap_sched.inductor.agree import asks, graph_key
 from overlap_sched.inductor.caches import settings_key, watch_caches, with_rewrites
-from overlap_sched.inductor.decision import Draft, Facts, How, Plan, ScheduleCall, decide
+from overlap_sched.inductor.decision import GraphPlan, LaunchFacts, OrderDraft, PlanRequest, ScheduleCall, decide
 from overlap_sched.inductor.reporting import log, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.judge.replay import replay
@@ -173,7 +173,7 @@ class _KernelGraph:
     kept: list[Any]
     last: bool
 
-    def read(self, how: How) -> Facts:
+    def read(self, how: PlanRequest) -> LaunchFacts:
         check_torch()
         from overlap_sched.inductor import private
         from overlap_sched.inductor.graph_order import in_order_of_effects, kernel_traffic, launch_places
@@ -181,17 +181,17 @@ class _KernelGraph:
         snodes, name = self.kept if how.keeps else self.snodes, private.graph_name()
         in_order_of_effects(snodes)  # or it cannot be had
         if not asks(how.settings) or not any(private.contains_collective(snode) for snode in snodes):
-            return Facts(name)
+            return LaunchFacts(name)
         key, kept, here = (
             graph_key(private.V.graph.graph, how.settings.stage),
             *map(kernel_traffic, (self.kept, snodes)),
         )
         launches, standing = (None if traffic is None else traffic.launches for traffic in (kept, here))
         places = launch_places(snodes, launches or ())
-        return Facts(name, key, launches, here if self.last else None, standing, places)
+        return LaunchFacts(name, key, launches, here if self.last else None, standing, places)
 
     @no_collection()
-    def plan(self, how: How, facts: Facts, schedule: ScheduleCall) -> Plan:
+    def plan(self, how: PlanRequest, facts: LaunchFacts, schedule: ScheduleCall) -> GraphPlan:
         from overlap_sched.inductor import private
         from overlap_sched.inductor.graph_order import kernel_traffic
         from overlap_sched.inductor.lifting import lift_kernels
@@ -199,7 +199,7 @@ class _KernelGraph:
         snodes, options = self.kept if how.keeps else self.snodes, how.settings.options
         communicates = any(private.contains_collective(snode) for snode in snodes)
         if not communicates and options.base == "original":
-            return Plan(Report(facts.name, reason=NO_COLLECTIVES), communicates=False)
+            return GraphPlan(Report(facts.name, reason=NO_COLLECTIVES), communicates=False)
         began = time.perf_counter()
         lifted = lift_kernels(snodes, name=facts.name, **how.settings.costs)
         lift_s, problem = time.perf_counter() - began, lifted.problem
@@ -213,7 +213,7 @@ class _KernelGraph:
             lift_s=lift_s,
         )
         if stays(made):
-            return Plan(replace(report, reason=why_no_better(made)), problem=problem)
+            return GraphPlan(replace(report, reason=why_no_better(made)), problem=problem)
         began = time.perf_counter()
         ordered = KernelOrder(lifted.reordered(made.order), lifted)
         if len(ordered) != len(snodes) or {id(snode) for snode in ordered} != {id(snode) for snode in snodes}:
@@ -224,10 +224,10 @@ class _KernelGraph:
         before, after = private.cuda_graphs(snodes), private.cuda_graphs(ordered)
         if after > before and not how.in_force:
             reason = f"no better order was found: the one found cuts the graph into {after} parts for CUDA graphs"
-            return Plan(replace(report, reason=f"{reason}, not {before}"), problem=problem)
+            return GraphPlan(replace(report, reason=f"{reason}, not {before}"), problem=problem)
         traffic = None if facts.key is None else kernel_traffic(ordered)
         report = replace(report, changed=True, reorder_s=time.perf_counter() - began)
-        return Plan(report, ordered, traffic, problem)
+        return GraphPlan(report, ordered, traffic, problem)
 
 
 class KernelOrder(list[Any]):
@@ -238,7 +238,7 @@ class KernelOrder(list[Any]):
         self.lifted = lifted
 
 
-def _annotate(draft: Draft, last: bool) -> None:
+def _annotate(draft: OrderDraft, last: bool) -> None:
     """Have the code carry its order into torch's cache; code that communicates and carries none is not cached."""
     if draft.cached is not None:
         from overlap_sched.inductor import private
@@ -248,7 +248,7 @@ def _annotate(draft: Draft, last: bool) -> None:
             private.annotate(cached.line)
 
 
-def _tell_planner(draft: Draft, last: bool) -> None:
+def _tell_planner(draft: OrderDraft, last: bool) -> None:
     """Tell Inductor's memory planner the sizes of buffers where the order is ours."""
     if draft.report.changed:
         from overlap_sched.inductor.kernels import tell_sizes
@@ -257,7 +257,7 @@ def _tell_planner(draft: Draft, last: bool) -> None:
         tell_sizes(draft.plan.order, draft.plan.order.lifted.buffers)
 
 
-def _report(draft: Draft, last: bool) -> None:
+def _report(draft: OrderDraft, last: bool) -> None:
     """Report when the code is written, on the order that it has; at once where nothing was reordered."""
     try:
         from overlap_sched.inductor import private
@@ -269,7 +269,7 @@ def _report(draft: Draft, last: bool) -> None:
     draft.record()
 
 
-def read_back(draft: Draft, last: bool, written: Sequence[Any]) -> None:
+def read_back(draft: OrderDraft, last: bool, written: Sequence[Any]) -> None:
     """Record the report of a reordered graph, corrected where its code has another order. Never raises.
 
     ``written`` are the scheduler nodes in the order of their code; fewer where torch has failed on the way.

@@ -24,7 +24,15 @@ from overlap_sched.errors import OverlapSchedWarning, SequenceError, Verificatio
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import agree, caches, clear_reports, decision
 from overlap_sched.inductor.agree import Traffic, launch_texts
-from overlap_sched.inductor.decision import FOLLOWS, Draft, Facts, How, Plan, ScheduleCall, decide
+from overlap_sched.inductor.decision import (
+    FOLLOWS,
+    GraphPlan,
+    LaunchFacts,
+    OrderDraft,
+    PlanRequest,
+    ScheduleCall,
+    decide,
+)
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.problem import Kind, Node, Problem, Storage
@@ -65,10 +73,10 @@ class Sheet:
     def __init__(self, plans: Any, original: Traffic | None = None) -> None:
         self.plans, self.original, self.preserved = list(plans), original, list[str]()
 
-    def read(self, how: How) -> Facts:
-        return Facts("g", "key", (A, B), self.original, (A, B))
+    def read(self, how: PlanRequest) -> LaunchFacts:
+        return LaunchFacts("g", "key", (A, B), self.original, (A, B))
 
-    def plan(self, how: How, facts: Facts, schedule: ScheduleCall) -> Plan:
+    def plan(self, how: PlanRequest, facts: LaunchFacts, schedule: ScheduleCall) -> GraphPlan:
         self.preserved.append(how.settings.options.preserve_collective_order)
         found = self.plans.pop(0)
         if how.follows is None:
@@ -76,7 +84,7 @@ class Sheet:
         if isinstance(found, Exception):
             raise found
         traffic = found if isinstance(found, Traffic) or found is None else Traffic(found, {})
-        return Plan(Report("g", SCHEDULED, changed=found is not None), [len(self.preserved)], traffic, EXAMPLE)
+        return GraphPlan(Report("g", SCHEDULED, changed=found is not None), [len(self.preserved)], traffic, EXAMPLE)
 
 
 def decided(
@@ -85,7 +93,7 @@ def decided(
     answer: Agreement | None = None,
     settings: Settings | None = None,
     original: Traffic | None = None,
-) -> tuple[Draft, list[str]]:
+) -> tuple[OrderDraft, list[str]]:
     """What becomes of a graph, and what its plans have preserved; the others answer once, if at all."""
     answers = iter([answer] if answer else [])
     monkeypatch.setattr(caches, "ask", lambda mine, settings: next(answers))
@@ -95,7 +103,7 @@ def decided(
     return draft, sheet.preserved
 
 
-def became(draft: Draft) -> tuple[bool, str | None, str | None]:
+def became(draft: OrderDraft) -> tuple[bool, str | None, str | None]:
     return draft.report.changed, draft.report.kept, draft.report.reason
 
 

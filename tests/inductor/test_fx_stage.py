@@ -1,4 +1,4 @@
-"""How FX graphs are priced, by what runs them."""
+"""PlanRequest FX graphs are priced, by what runs them."""
 
 import warnings
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from overlap_sched.fx.rewrites.planning import may_rewrite
 from overlap_sched.inductor import caches, fx_stage, switch
 from overlap_sched.inductor.agree import launches_in
 from overlap_sched.inductor.caches import CachedOrder, with_rewrites
-from overlap_sched.inductor.decision import Draft, decide
+from overlap_sched.inductor.decision import OrderDraft, decide
 from overlap_sched.inductor.fx_stage import RewriteChoice, rewrite_fx
 from overlap_sched.inductor.reporting import Stage, Tally, clear_reports, reports
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
@@ -82,9 +82,9 @@ def test_waits_are_known_only_where_the_graph_runs_as_it_is(stage: Stage, region
     gm = trace(lambda x: wait(C10D.all_reduce(x, "sum", "0")), (4, 4))
     if region:
         list(gm.graph.nodes)[1].meta["custom"] = {"compile_with_inductor": {"inductor_region": 0}}
-    made: list[Draft] = []
+    made: list[OrderDraft] = []
 
-    def noted(*given: Any) -> Draft:
+    def noted(*given: Any) -> OrderDraft:
         made.append(decide(*given))
         return made[-1]
 
@@ -281,7 +281,7 @@ def rewritten(ranks: None) -> Compiled:
 
 
 def gathers_in(code: str) -> int:
-    """How many all_gathers generated code launches."""
+    """PlanRequest many all_gathers generated code launches."""
     return sum(" = torch.ops._c10d_functional.all_gather" in line for line in code.splitlines())
 
 

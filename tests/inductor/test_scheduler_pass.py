@@ -16,7 +16,7 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.inductor import private, scheduler_pass, switch
-from overlap_sched.inductor.decision import Draft, decide
+from overlap_sched.inductor.decision import OrderDraft, decide
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import RewritePass, WatchPass
@@ -128,9 +128,9 @@ def test_who_switches_us_off_later_has_the_order_of_torch_alone(later: Any, alon
 @pytest.mark.parametrize("last", [True, False])
 def test_waits_are_known_only_where_our_order_comes_last(monkeypatch: pytest.MonkeyPatch, last: bool) -> None:
     """By them ranks reorder that launch differently: what torch still moves is not what it alone would run."""
-    made: list[Draft] = []
+    made: list[OrderDraft] = []
 
-    def noted(graph: Any, settings: Settings) -> Draft:
+    def noted(graph: Any, settings: Settings) -> OrderDraft:
         made.append(decide(graph, settings))
         return made[-1]
 

@@ -331,13 +331,13 @@ def _settle_for_less(graph: Graph, draft: OrderDraft, agreement: Agreement, mine
     verdict, reason, settings = agreement.verdict, str(agreement.reason), draft.how.settings
     name = draft.report.name
     if verdict.launches_alike:
-        kept = _keep_launches(graph, draft, reason)
+        kept = _keep(graph, draft, reason, waits=False)
         if verdict.negotiable and settings.options.preserve_collective_order == "none":
             return _negotiate(graph, draft, kept, verdict, mine) or kept
         if verdict.to_mend and draft.report.schedule is not None:
             warn_of_ranks(f"keeps the launch order of {name!r}", verdict, settings)
         return kept
-    kept = _keep_launches_and_waits(graph, draft, reason)
+    kept = _keep(graph, draft, reason, waits=True)
     if kept.report.changed:
         warn_of_ranks(f"keeps the launches and waits of {name!r}", verdict, settings)
         return kept
@@ -402,31 +402,23 @@ def _places(launches: Launches, facts: LaunchFacts) -> tuple[int, ...]:
     return tuple(place[node] for node in launches)
 
 
-def _keep_launches(graph: Graph, draft: OrderDraft, reason: str) -> OrderDraft:
-    """Return the draft if it moves no launch, else one that does not."""
-    return _keep(graph, draft, reason, "all", OrderDraft.keeps_launches, "moves a launch though all are to be kept")
+def _keep(graph: Graph, draft: OrderDraft, reason: str, waits: bool) -> OrderDraft:
+    """Return this draft or a second one in which no launch moves, and no wait passes one that stood before it either.
 
-
-def _keep_launches_and_waits(graph: Graph, draft: OrderDraft, reason: str) -> OrderDraft:
-    """Return the draft if no wait passes a launch that stood before it either, else one that is so."""
-    if draft.facts.original is None:
-        return replace(draft, report=replace(draft.report, changed=False))
-    broken = "moves a launch, or a wait before one that it followed"
-    return _keep(graph, draft, reason, "waits", OrderDraft.keeps_waits, broken)
-
-
-def _keep(
-    graph: Graph, draft: OrderDraft, reason: str, preserve: Preserve, kept: Callable[[OrderDraft], bool], broken: str
-) -> OrderDraft:
-    """Return this draft, or a second one, whichever keeps what it must: checked, not assumed."""
+    The second is only where ``waits`` says so. Checked, not assumed.
+    """
+    preserve: Preserve = "waits" if waits else "all"
+    kept = OrderDraft.keeps_waits if waits else OrderDraft.keeps_launches
     if draft.report.schedule is None:  # this rank has nothing to use, and nobody needs it to
         return draft
+    if waits and draft.facts.original is None:
+        return replace(draft, report=replace(draft.report, changed=False))
     if draft.report.changed and not kept(draft):
         settings = draft.how.settings
         options = replace(settings.options, rewrites=(), preserve_collective_order=preserve)
         draft = _draft(graph, replace(draft.how, settings=replace(settings, options=options)), draft.facts)
         if draft.report.changed and not kept(draft):
-            draft = _fail(draft, UnsupportedError(f"the order {broken}"))
+            draft = _fail(draft, UnsupportedError(f"an order moves what preserve_collective_order={preserve!r} keeps"))
     return replace(draft, report=replace(draft.report, kept=reason))
 
 
@@ -442,7 +434,7 @@ def _follow(graph: Graph, draft: OrderDraft, mine: Digest, known: Entry) -> Orde
         draft = replace(draft, report=replace(draft.report, kept=FOLLOWS))
     else:
         draft = replace(draft, how=replace(draft.how, keeps=True))
-        draft = (_keep_launches if known.together else _keep_launches_and_waits)(graph, draft, FOLLOWS)
+        draft = _keep(graph, draft, FOLLOWS, waits=not known.together)
         kept = Verdict(False, FOLLOWS, known.together, {"order": ()})
         draft = _cache(draft, mine, Agreement(False, kept), known)
     if not draft.runs(mine, known):

@@ -17,6 +17,20 @@ from typing import Any, NamedTuple
 
 from sympy import Mul
 from torch import fx
+from torch._inductor import config, ir
+from torch._inductor.codegen.common import BackendFeature
+from torch._inductor.codegen.wrapper import can_match_buffer_size
+from torch._inductor.comms import is_async_collective
+from torch._inductor.dependencies import MemoryDep, WeakDep
+from torch._inductor.scheduler import (
+    FusedSchedulerNode,
+    GroupedSchedulerNode,
+    NopKernelSchedulerNode,
+    OutputNode,
+    SchedulerNode,
+)
+from torch._inductor.utils import contains_collective, contains_wait, is_nonfreeable_buffers, is_wait
+from torch._inductor.virtualized import V
 
 from overlap_sched.cost import Compute, CostModel
 from overlap_sched.cost.cluster.placement import Nodes
@@ -27,27 +41,7 @@ from overlap_sched.fx.lifting import groups_of
 from overlap_sched.fx.operators import Role
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.sizes import Sizes
-from overlap_sched.inductor.private import (
-    BackendFeature,
-    FusedSchedulerNode,
-    GroupedSchedulerNode,
-    MemoryDep,
-    NopKernelSchedulerNode,
-    OutputNode,
-    SchedulerNode,
-    V,
-    WeakDep,
-    can_match_buffer_size,
-    config,
-    contains_collective,
-    contains_wait,
-    ir,
-    is_async_collective,
-    is_nonfreeable_buffers,
-    is_wait,
-    members,
-    size_of,
-)
+from overlap_sched.inductor.private import members, size_of
 from overlap_sched.problem import Group, Kind
 
 Roots = tuple[str, ...]

@@ -15,6 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch._inductor.dependencies import WeakDep
+from torch._inductor.utils import is_collective
+from torch._inductor.virtualized import V
+
 from overlap_sched.cost import CostModel, Roofline
 from overlap_sched.cost.cluster.contention import contention_of
 from overlap_sched.cost.cluster.cost_model import model_of
@@ -37,7 +41,7 @@ from overlap_sched.fx.lifting import launch_times, one_collective_each, with_lau
 from overlap_sched.fx.operators import Ordering
 from overlap_sched.fx.reading import Reading, read_graph
 from overlap_sched.inductor.kernels import Buffers, DataFlow, KernelCost, KernelCosts, read_buffers
-from overlap_sched.inductor.private import V, WeakDep, is_collective, members, runs
+from overlap_sched.inductor.private import members, runs
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.precedence import launched_on

@@ -180,10 +180,10 @@ class _KernelGraph:
 
         snodes, name = self.kept if how.keeps else self.snodes, private.graph_name()
         in_order_of_effects(snodes)  # or it cannot be had
-        if not asks(how.settings) or not any(private.contains_collective(snode) for snode in snodes):
+        if not asks(how.settings) or not private.communicates(snodes):
             return LaunchFacts(name)
         key, kept, here = (
-            graph_key(private.V.graph.graph, how.settings.stage),
+            graph_key(private.lowered().graph, how.settings.stage),
             *map(kernel_traffic, (self.kept, snodes)),
         )
         launches, standing = (None if traffic is None else traffic.launches for traffic in (kept, here))
@@ -197,13 +197,13 @@ class _KernelGraph:
         from overlap_sched.inductor.lifting import lift_kernels
 
         snodes, options = self.kept if how.keeps else self.snodes, how.settings.options
-        communicates = any(private.contains_collective(snode) for snode in snodes)
+        communicates = private.communicates(snodes)
         if not communicates and options.base == "original":
             return GraphPlan(Report(facts.name, reason=NO_COLLECTIVES), communicates=False)
         began = time.perf_counter()
         lifted = lift_kernels(snodes, name=facts.name, **how.settings.costs)
         lift_s, problem = time.perf_counter() - began, lifted.problem
-        made = schedule(problem, on_devices(options, private.V.graph.device_types))
+        made = schedule(problem, on_devices(options, private.lowered().device_types))
         report = Report(
             problem.name,
             made,
@@ -243,7 +243,7 @@ def _annotate(draft: OrderDraft, last: bool) -> None:
     if draft.cached is not None:
         from overlap_sched.inductor import private
 
-        cached = with_rewrites(draft.cached, private.V.graph.graph)
+        cached = with_rewrites(draft.cached, private.lowered().graph)
         if cached is not None:
             private.annotate(cached.line)
 

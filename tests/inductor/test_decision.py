@@ -135,7 +135,7 @@ class TestNothingInForce:
 
     @pytest.mark.parametrize("second", [(B, A), KeyError("mm")])
     def test_a_second_plan_that_moves_launches_or_fails_leaves_the_graph(self, monkeypatch, second):
-        why = "moves a launch" if isinstance(second, tuple) else "KeyError"
+        why = "an order moves what" if isinstance(second, tuple) else "KeyError"
         with pytest.warns(OverlapSchedWarning, match=why):
             draft, _ = decided(monkeypatch, (B, A), second, answer=ALIKE)
         assert not draft.report.changed

@@ -458,41 +458,40 @@ def test_switching_on_and_off_leaves_no_pass_of_ours_behind(clean: None) -> None
     assert torch._inductor.config.post_grad_custom_post_pass is None
 
 
-@pytest.mark.slow
-@pytest.mark.private
-def test_the_default_is_bitwise_on_real_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """On four."""
-    for found in found_once(tmp_path_factory, "default", "tests.support.inductor.default_ranks", ranks=4):
-        for alone, ours, rewrites in found.values():
-            assert len(alone) > 3
-            assert all(map(torch.equal, alone, ours))
-            assert any(rewrites)
+@pytest.fixture(scope="module")
+def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return found_once(tmp_path_factory, "rewriting", "tests.support.inductor.rewriting")
 
 
 @pytest.mark.slow
 @pytest.mark.private
-def test_what_is_gathered_twice_is_kept_on_real_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Over gloo, which coalesces no gathers: to keep one needs nothing of a backend."""
-    for alone, ours, rewrites in found_once(tmp_path_factory, "kept", "tests.support.inductor.kept_ranks"):
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "tied", "cast", "computed"])
+def test_bitwise_on_real_ranks(on_ranks: list[dict[str, Any]], name: str) -> None:
+    for alone, ours, rewrites, _ in (rank[name] for rank in on_ranks):
         assert all(map(torch.equal, alone, ours))
-        assert rewrites == ["Keep(first='all_gather_into_tensor', again='all_gather_into_tensor_4')"]
+        assert bool(rewrites) == (name not in ("cast", "computed"))
 
 
 @pytest.mark.slow
 @pytest.mark.private
+def test_what_is_gathered_twice_is_kept_on_real_ranks(on_ranks: list[dict[str, Any]]) -> None:
+    """Over gloo, which coalesces no gathers: to keep one needs nothing of a backend."""
+    for rank in on_ranks:
+        assert rank["tied"][2] == ["Keep(first='all_gather_into_tensor', again='all_gather_into_tensor_4')"]
+
+
+@pytest.mark.slow
+@pytest.mark.private
+@pytest.mark.parametrize("way", ["cast", "computed"])
 def test_ranks_that_cast_otherwise_leave_the_graph_and_wait_for_nobody(
-    tmp_path_factory: pytest.TempPathFactory,
+    on_ranks: list[dict[str, Any]], way: str
 ) -> None:
     """One rank gathers the same twice and the other does not: both ask about rewrites, the order, then the launches."""
-    ranks = found_once(tmp_path_factory, "unlike", "tests.support.inductor.unlike_ranks")
-    for way in ranks[0]:
-        for alone, ours, rewrites, reasons in (found[way] for found in ranks):
-            assert all(map(torch.equal, alone, ours))
-            assert rewrites == 0
-            *differ, choice = reasons
-            assert len(differ) == 2
-            assert all("the ranks differ in operators" in str(reason) for reason in differ), reasons
-            assert choice is None
+    for rank in on_ranks:
+        *differ, choice = rank[way][3]
+        assert len(differ) == 2
+        assert all("the ranks differ in operators" in str(reason) for reason in differ)
+        assert choice is None
 
 
 def compiled_step_of_nothing() -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.support.examples import at_night
+from tests.support.inductor.alike import LAYERS
 from tests.support.inductor.generated import events, matmuls_under, numbered
-from tests.support.inductor.hidden_ranks import LAYERS
 from tests.support.inductor.models import FORWARD_GAINS
 from tests.support.once import found_once
 
@@ -215,7 +215,7 @@ def test_a_rank_that_dies(found: Found) -> None:
 
 @pytest.fixture(scope="module")
 def alike(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return found_once(tmp_path_factory, "alike", "tests.support.inductor.two_ranks")
+    return found_once(tmp_path_factory, "alike", "tests.support.inductor.alike")
 
 
 def test_results_are_bitwise_those_without_us(alike: list[dict[str, Any]]) -> None:
@@ -238,21 +238,16 @@ def test_matmuls_run_while_gradients_are_on_their_way(alike: list[dict[str, Any]
     assert ours >= max(alone, 6)
 
 
-@pytest.fixture(scope="module")
-def hidden(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str], Any]]:
-    return found_once(tmp_path_factory, "hidden", "tests.support.inductor.hidden_ranks")
-
-
 @pytest.mark.parametrize("way", ["backend", "inductor"])
 @pytest.mark.parametrize("operator", ["dispatch", "mix"])
-def test_launches_stay_and_results_are_right(hidden: list[dict[tuple[str, str], Any]], operator: str, way: str) -> None:
-    for rank in hidden:
+def test_launches_stay_and_results_are_right(alike: list[dict[Any, Any]], operator: str, way: str) -> None:
+    for rank in alike:
         alone, value, kept, launches, told = rank[operator, way]
         torch.testing.assert_close(value, alone)
         assert kept == [True]
         assert sorted(launches[0]) == sorted("gD" * LAYERS)
-        assert launches == hidden[0][operator, way][3]
+        assert launches == alike[0][operator, way][3]
         assert way == "inductor" or launches == ["gD" * LAYERS]  # Inductor moves them before anything of ours runs
-        assert bool(told) == (rank is hidden[0])
+        assert bool(told) == (rank is alike[0])
     said = "takes a process group: it is taken for" if operator == "dispatch" else "may communicate: keeps its place"
-    assert any(f"deep_ranks::{operator} {said}" in one for one in hidden[0][operator, way][4])
+    assert any(f"deep_ranks::{operator} {said}" in one for one in alike[0][operator, way][4])

@@ -209,13 +209,6 @@ def test_options_of_ours_are_none_of_inductor() -> None:
         torch.compile(torch.sin, options=Options())
 
 
-def test_options_for_torch_compile_are_settings_that_torch_knows() -> None:
-    before = all_settings()
-    for stage in ("inductor", "post_grad"):
-        assert overlap_sched.inductor_options(stage=stage).keys() <= before.keys()  # type: ignore[arg-type]
-    assert all_settings() == before
-
-
 def test_a_post_grad_pass_that_was_there_runs_first() -> None:
     class Theirs(torch._inductor.custom_graph_pass.CustomGraphPass):
         def __call__(self, graph: torch.fx.Graph) -> None:
@@ -239,21 +232,6 @@ def test_deterministic_mode_is_reported() -> None:
     message = f"overlap_sched cannot run: {switch.NOT_RUN}"
     with config.patch(deterministic=True), pytest.warns(OverlapSchedWarning, match=re.escape(message)):
         overlap_sched.inductor_options()
-
-
-def test_the_tracker_model_does_not_run_after_fusion() -> None:
-    with pytest.raises(OptionsError) as error:
-        overlap_sched.enable(Options(memory_model="tracker"))
-    assert str(error.value) == (
-        "memory_model is 'tracker', but after Inductor's fusion only 'runtime' is supported. "
-        "Use 'runtime', or schedule before lowering (stage='post_grad')."
-    )
-    assert overlap_sched.inductor_options(Options(memory_model="tracker"), stage="post_grad")
-
-
-def test_stages_have_two_names() -> None:
-    with pytest.raises(OptionsError, match=re.escape("stage is 'fx'. It must be 'inductor' or 'post_grad'.")):
-        overlap_sched.inductor_options(stage="fx")  # type: ignore[arg-type]
 
 
 class Slow:
@@ -285,11 +263,6 @@ def test_groups_that_share_ranks_stay_apart_over_rccl(monkeypatch: pytest.Monkey
     assert Settings(Options(concurrent_groups="one")).options.concurrent_groups == "one"
 
 
-def test_a_cost_model_goes_along() -> None:
-    (only,) = overlap_sched.inductor_options(model=Roofline(), ranks_per_node=4)[PASSES]
-    assert only.settings.costs == {"cost": None, "model": Roofline(), "ranks_per_node": 4, "cluster": None}
-
-
 def test_a_cluster_goes_along_and_is_read_at_once() -> None:
     (only,) = overlap_sched.inductor_options(cluster="dgx-h100")[PASSES]
     assert only.settings.costs["cluster"] == read_cluster("dgx-h100")
@@ -299,47 +272,30 @@ def test_a_cluster_goes_along_and_is_read_at_once() -> None:
         overlap_sched.inductor_options(cluster="no-such")
 
 
-ONE_OF = "of the options. Write "
-
-
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "named"),
     [
-        ({"headroom": "1GiB"}, f"{{}}() takes no headroom: it is one {ONE_OF}{{}}(Options(headroom='1GiB'))."),
-        (
-            {"memory_limits": "40GiB"},
-            "{}() takes no memory_limits. Did you mean memory_limit? It takes stage, cost, model, ranks_per_node, "
-            "cluster, ranks, timeout_s, memory_limit, max_slowdown, and Options.",
-        ),
-        (
-            {"memory_limit": "40"},
-            "memory_limit is '40', a number without a unit. Did you mean 40GiB? For bytes write 40B.",
-        ),
-        (
-            {"model": "A100"},
-            "model is 'A100'; it is an object with compute_us and collective_us, such as "
-            "overlap_sched.cost.Roofline(). Did you mean Roofline(device_named('A100')), from overlap_sched.cost?",
-        ),
-        (
-            {"model": Roofline},
-            f"model is {Roofline!r}; it is an object with compute_us and collective_us, such as "
-            "overlap_sched.cost.Roofline(). Did you mean Roofline()?",
-        ),
-        ({"cost": 5}, "cost is 5; it is a function from an FX node to microseconds, or None."),
-        ({"ranks_per_node": "8"}, "ranks_per_node is '8'; it is a whole number of 1 or more."),
-        ({"timeout_s": 0}, "timeout_s is 0; it is a number of seconds above 0."),
-        ({"options": "1GiB"}, "options is '1GiB'; it is an Options: Options(headroom='1GiB')."),
+        ({"headroom": "1GiB"}, r"takes no headroom: .*\(Options\(headroom='1GiB'\)\)"),
+        ({"memory_limits": "40GiB"}, "takes no memory_limits. Did you mean memory_limit?"),
+        ({"memory_limit": "40"}, "memory_limit is '40', .*Did you mean 40GiB?"),
+        ({"model": "A100"}, r"model is 'A100'; .*Roofline\(device_named\('A100'\)\)"),
+        ({"model": Roofline}, r"Did you mean Roofline\(\)?"),
+        ({"cost": 5}, "cost is 5"),
+        ({"ranks_per_node": "8"}, "ranks_per_node is '8'"),
+        ({"timeout_s": 0}, "timeout_s is 0"),
+        ({"options": "1GiB"}, r"Options\(headroom='1GiB'\)"),
+        ({"options": Options(memory_model="tracker")}, "memory_model is 'tracker', .*stage='post_grad'"),
+        ({"stage": "fx"}, "stage is 'fx'. It must be 'inductor' or 'post_grad'"),
     ],
 )
-def test_what_cannot_be_is_refused_where_it_is_given(given: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_is_refused_where_it_is_given(given: dict[str, Any], named: str) -> None:
     def enabled(**given: Any) -> None:
         with overlap_sched.enabled(**given):
             pass
 
     for call in (overlap_sched.enable, enabled, overlap_sched.inductor_options):
-        with pytest.raises(OptionsError) as caught:
+        with pytest.raises(OptionsError, match=named):
             call(**given)
-        assert str(caught.value) == said.replace("{}", call.__name__)
         assert current_settings() is None
 
 

@@ -61,5 +61,5 @@ def __getattr__(name: str) -> Any:
             if error.name != module:
                 raise
     if name == "write_pages":
-        raise AttributeError("write_pages was removed. Use overlap_sched.report.html.page.write_page on a schedule.")
+        raise AttributeError("write_pages was removed. Use overlap_sched.report.page.write_page on a schedule.")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{close_to(name, [*_LAZY, *__all__])}")

@@ -84,8 +84,8 @@ install() {
                 "or activate a virtual environment that has torch 2.11 to 2.15 and run this again: it is used as it is."
     fi
     say "installing overlap_sched with its extras"
-    (cd "$root" && "${pip[@]}" -e ".[torch,plot,html,test]") >&2 ||
-        fail "pip install -e .[torch,plot,html,test]" \
+    (cd "$root" && "${pip[@]}" -e ".[torch,plot,test]") >&2 ||
+        fail "pip install -e .[torch,plot,test]" \
             "see pip's message above. Is there a network? If the environment is broken, remove $root/.venv and run this again."
 }
 

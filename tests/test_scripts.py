@@ -126,7 +126,7 @@ def test_a_bare_machine_gets_torch_first_then_the_package_then_the_run(box: Path
     assert calls(box) == [
         f"-m venv {box}/repo/.venv",
         "-m pip install -q torch==2.13.0",
-        "-m pip install -q -e .[torch,plot,html,test]",
+        "-m pip install -q -e .[torch,plot,test]",
         "-m llama_repro --config tiny",
     ]
 
@@ -147,17 +147,17 @@ def test_changed_requirements_are_installed_but_torch_is_kept(box: Path, changed
     with open(box / "repo" / changed, "a") as file:
         file.write("\n# changed\n")
     run(box, "scripts/repro.sh")
-    assert calls(box) == ["-m pip install -q -e .[torch,plot,html,test]", "-m llama_repro"]
+    assert calls(box) == ["-m pip install -q -e .[torch,plot,test]", "-m llama_repro"]
 
 
 def test_a_failed_install_is_tried_again(box: Path) -> None:
     failed = run(box, "scripts/repro.sh", FAIL="-e .[torch")
     assert failed.returncode == 1
-    assert "FAILED: pip install -e .[torch,plot,html,test]" in failed.stderr
+    assert "FAILED: pip install -e .[torch,plot,test]" in failed.stderr
     assert "What to do: see pip's message above." in failed.stderr
     calls(box)
     assert run(box, "scripts/repro.sh").returncode == 0
-    assert calls(box) == ["-m pip install -q -e .[torch,plot,html,test]", "-m llama_repro"]
+    assert calls(box) == ["-m pip install -q -e .[torch,plot,test]", "-m llama_repro"]
 
 
 def test_torch_of_the_python_found_is_seen_by_the_environment(box: Path) -> None:
@@ -166,7 +166,7 @@ def test_torch_of_the_python_found_is_seen_by_the_environment(box: Path) -> None
     assert "keeping torch 2.12.1" in done.stderr
     assert calls(box)[:2] == [
         f"-m venv --system-site-packages {box}/repo/.venv",
-        "-m pip install -q -e .[torch,plot,html,test]",
+        "-m pip install -q -e .[torch,plot,test]",
     ]
 
 
@@ -176,7 +176,7 @@ def test_an_active_environment_with_torch_is_used_as_it_is(box: Path) -> None:
     done = run(box, "scripts/repro.sh", VIRTUAL_ENV=str(box / "active"))
     assert done.returncode == 0, done.stderr
     assert f"using {box}/active/bin/python, torch 2.11.0" in done.stderr
-    assert calls(box) == ["-m pip install -q -e .[torch,plot,html,test]", "-m llama_repro"]
+    assert calls(box) == ["-m pip install -q -e .[torch,plot,test]", "-m llama_repro"]
     assert not (box / "repo" / ".venv").exists()
 
 

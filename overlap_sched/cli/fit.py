@@ -17,8 +17,8 @@ from overlap_sched.fit.questions import KINDS
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.report.files import write_order
-from overlap_sched.report.html.beside import shown_fit
-from overlap_sched.report.html.page import write_page
+from overlap_sched.report.page import write_page
+from overlap_sched.report.page_data import extras_of_fit
 from overlap_sched.report.units import duration, size
 from overlap_sched.report.words.fit import answer_line, fit_figures, points_table, rewrites_table
 from overlap_sched.transform.host import PCIE_4, PCIE_5, HostLink
@@ -74,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--html",
         metavar="OUT.html",
-        help="write one HTML file of what was found, beside the graph as it was (needs the extra 'html')",
+        help="write one HTML file of what was found, beside the graph as it was",
     )
     add("--out", metavar="ORDER.json", help="write the order found, of the rewritten graph, as a list of node names")
     add("--strict", action="store_true", help="fail rather than keep the graph as it is when the search fails")
@@ -144,7 +144,7 @@ def answer(
         write_order(options.out, found.best.problem, found.best.order)
     if options.html:
         tell(f"writing {options.html}")
-        schedule, extras = shown_fit(found)
+        schedule, extras = extras_of_fit(found)
         made_by = {"command": options.as_given, "times": times_of(options, loaded)}
         write_page(schedule, options.html, extras=replace(extras, **made_by))
     if options.json:

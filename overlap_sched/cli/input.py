@@ -145,8 +145,8 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         from overlap_sched.fx.dimensions.candidates import expert_fissions, fission_candidates
         from overlap_sched.fx.profile import lifted_with_profile
         from overlap_sched.fx.rewrites import alike_of, rerunnable
+        from overlap_sched.fx.rewrites.apply import refusals_in
         from overlap_sched.fx.rewrites.batches import batch_fissions
-        from overlap_sched.fx.rewrites.planning import refusals_in
     device = device_named(source.device or H100.name)
     cluster = _cluster(source, device)
     for package in source.packages:
@@ -175,8 +175,7 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     profile = None
     if source.traces:
         lifted, profile = lifted_with_profile(lifted, _traces(source, tell))
-    notes = [f"{count} x {what}" for what, count in dump.notes.items()]
-    notes = [*filter(None, [dump.choice]), *notes, *sizes_to_give(dump.guessed)]
+    notes = [*filter(None, [dump.choice]), *dump.notes, *sizes_to_give(dump.guessed)]
     notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
     notes += [placement.assumed for placement in lifted.placements.values() if placement.assumed]
     notes += [] if profile is None else profile_notes(profile)

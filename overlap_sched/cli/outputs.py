@@ -8,7 +8,6 @@ from pathlib import Path
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem.file import nameable
 from overlap_sched.report.files import check_writable
-from overlap_sched.report.html.page import check_html
 from overlap_sched.report.pictures.picture import check_plot
 
 _OUTPUTS = {
@@ -47,8 +46,6 @@ def check_outputs(options: argparse.Namespace) -> None:
         check_writable(path)
         if option == "--plot":
             check_plot(path)
-        elif option == "--html":
-            check_html()
 
 
 def _same(one: str, other: str) -> bool:

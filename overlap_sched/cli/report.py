@@ -7,7 +7,8 @@ from pathlib import Path
 from overlap_sched.cli.plan import add_rewrites, check_left_out, left_of, prices_of, times_of
 from overlap_sched.cli.source import Loaded
 from overlap_sched.judge.validate import read_order
-from overlap_sched.report.html.beside import ExtraOrder, Extras
+from overlap_sched.report.page import write_page
+from overlap_sched.report.page_data import ExtraOrder, Extras
 from overlap_sched.scheduler.driver import Schedule
 from overlap_sched.transform.plan import Plan
 
@@ -20,7 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="OUT.html",
         required=True,
         help="write one HTML file that loads nothing: figures, streams and memory in time, before and after, and why "
-        "each collective is where it is (needs the extra 'html')",
+        "each collective is where it is",
     )
     add_rewrites(parser)
     add(
@@ -45,8 +46,6 @@ def answer(
     made: Plan | None = None,
 ) -> str:
     """Write the page; what to print."""
-    from overlap_sched.report.html.page import write_page
-
     original = result.problem if made is None else made.without.problem
     beside = (
         None if options.beside is None else ExtraOrder(_title(options.beside), read_order(options.beside, original))

@@ -1,44 +1,322 @@
-"""Build an ``fx.Graph`` from the body of a printed ``forward``: the reverse of ``torch.fx.graph.CodeGen``.
+"""From the expressions of a dump to an ``fx.Graph``: the reverse of ``torch.fx.graph.CodeGen``. Nothing is ever run.
 
-Each statement that torch prints is one node: a call, ``x[0]``, ``a + b``, ``self.name``. ``x = None`` is a deletion
-and makes none. Names of nodes, their order and their arguments come out as they were.
+Expressions are read by their shape: constants, containers, slices, dtypes, layouts, memory formats, devices, operators
+of ``torch.ops``, and names of nodes; anything else is an error with its place. Each statement that torch prints is one
+node: a call, ``x[0]``, ``a + b``, ``self.name``. ``x = None`` is a deletion and makes none. Names of nodes, their order
+and their arguments come out as they were.
+
+Operators of a newer torch, or of vLLM, have stand-ins. They are registered under this package's own name, when a dump
+first asks for one: the other namespaces say what is installed here.
 """
 
 import ast
+import contextlib
+import importlib
 import math
 import operator
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import Any, NoReturn
 
 import torch
+import torch._higher_order_ops.flex_attention  # registers its operators
+import torch._higher_order_ops.triton_kernel_wrap
 from torch import fx
 
-from overlap_sched.dump.literals import ARITHMETIC, Literals, dotted, shorten
 from overlap_sched.errors import DumpError
 
-_BINARY: Mapping[type[ast.operator], Callable[..., Any]] = {
+# where ops of torch itself are registered that are not there after `import torch`
+_REGISTERING_MODULES = {
+    "prims": "torch._inductor.inductor_prims",
+    "_c10d_functional": "torch.distributed._functional_collectives",
+    "_c10d_functional_autograd": "torch.distributed._functional_collectives",
+    "bucketing": "torch._inductor.fx_passes.bucketing",
+    "fsdp": "torch.distributed.fsdp._fully_shard._fsdp_collectives",
+    "symm_mem": "torch.distributed._symmetric_memory",
+    "_dtensor": "torch.distributed.tensor._collective_utils",
+    "inductor": "torch._inductor.inductor_prims",
+    "quantized_decomposed": "torch.ao.quantization.fx._decomposed",
+    "streams": "torch._dynamo.variables.streams",
+    "rngprims": "torch._prims.rng_prims",
+}
+_SCHEMAS = {
+    ("_c10d_functional", "wait_tensors"): "wait_tensors(Tensor[] tensors) -> Tensor[]",  # torch 2.15
+    ("vllm", "all_reduce"): "vllm_all_reduce(Tensor tensor, str group_name) -> Tensor",
+    ("vllm", "all_gather"): "vllm_all_gather(Tensor tensor, int dim, int world_size, str group_name) -> Tensor",
+    ("vllm", "reduce_scatter"): "vllm_reduce_scatter(Tensor tensor, int dim, int world_size, str group_name) -> Tensor",
+}
+
+
+class UnknownOp:
+    """Stands in a graph for an operator that this torch build does not have; it cannot be called."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = self.__qualname__ = name
+        self.__module__ = "torch.ops"
+
+    def __repr__(self) -> str:
+        return f"torch.ops.{self.__name__}"  # Python: torch compiles what it prints of a graph
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        """Raise: there is no kernel."""
+        raise NotImplementedError(f"{self.__name__} is not known to this torch build")
+
+
+def operator_named(parts: Sequence[str]) -> Any:
+    """The operator called ``torch.ops.`` and these parts, or an :class:`UnknownOp`."""
+    if parts[0] == "higher_order":
+        found = getattr(torch.ops.higher_order, parts[1], None) if len(parts) == 2 else None
+        found = found if isinstance(found, torch._ops.HigherOrderOperator) else None
+    else:
+        found = _in_torch(*parts) or stand_in(*parts)
+    return UnknownOp(".".join(parts)) if found is None else found
+
+
+def _in_torch(namespace: str, name: str, overload: str | None = None) -> Any:
+    """An operator of the dispatcher, or None.
+
+    Operators that only TorchScript's interpreter has (``aten::save`` writes files) are not operators here: fake
+    tensors do not guard them.
+    """
+    if namespace in _REGISTERING_MODULES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(_REGISTERING_MODULES[namespace])
+    packet = getattr(getattr(torch.ops, namespace, None), name, None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return None
+    overloads = packet.overloads() if overload is None else [overload]
+    try:
+        for one in overloads:
+            torch._C._dispatch_find_schema_or_throw(f"{namespace}::{name}", "" if one == "default" else one)
+    except RuntimeError:
+        return None
+    found = packet if overload is None else getattr(packet, overload, None)
+    return found if overloads and isinstance(found, torch._ops.OpOverload | torch._ops.OpOverloadPacket) else None
+
+
+def stand_in(namespace: str, name: str, overload: str | None = None) -> Any:
+    """Return what stands for an operator that this torch does not have; ``None``: nothing does."""
+    if (namespace, name) not in _SCHEMAS or overload not in (None, "default"):
+        return None
+    _register()
+    packet = getattr(torch.ops.overlap_sched, _SCHEMAS[namespace, name].partition("(")[0])
+    return packet if overload is None else packet.default
+
+
+@cache
+def _register() -> torch.library.Library:
+    """Define them all; they exist as long as what this returns, which the cache keeps."""
+    library = torch.library.Library("overlap_sched", "DEF")
+    for schema in _SCHEMAS.values():
+        library.define(schema)
+    library.impl("wait_tensors", list, "Meta")  # as torch 2.15 has it: the tensors themselves
+    library.impl("vllm_all_reduce", lambda tensor, _: torch.empty_like(tensor), "Meta")
+    library.impl("vllm_all_gather", lambda tensor, dim, ranks, _: torch.cat([tensor] * ranks, dim), "Meta")
+    library.impl("vllm_reduce_scatter", lambda tensor, dim, ranks, _: tensor.chunk(ranks, dim)[0].clone(), "Meta")
+    return library
+
+
+_CONSTANTS: Mapping[str, Any] = {
+    name: value
+    for name, value in vars(torch).items()
+    if isinstance(value, torch.dtype | torch.layout | torch.memory_format | torch.qscheme)
+}
+_NAMES: Mapping[str, Any] = {"inf": math.inf, "nan": math.nan, "NoneType": type(None)}
+ARITHMETIC: Mapping[type[ast.operator], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+_SIZE_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "slice": slice,
+    "torch.Size": torch.Size,
+    **dict.fromkeys(("Max", "max"), max),
+    **dict.fromkeys(("Min", "min"), min),
+    **dict.fromkeys(("FloorDiv", "CleanDiv"), operator.floordiv),
+    **dict.fromkeys(("Mod", "PythonMod"), operator.mod),
+    **dict.fromkeys(("IntTrueDiv", "FloatTrueDiv"), operator.truediv),
+    **dict.fromkeys(("CeilToInt", "ceiling"), math.ceil),
+    **dict.fromkeys(("TruncToInt", "floor", "FloorToInt", "Identity"), math.floor),
+    "ModularIndexing": lambda index, divisor, modulus: index // divisor % modulus,
+    "PowByNatural": operator.pow,
+}
+"""As torch's printer of sizes (sympy) calls them."""
+_DEVICE = re.compile(r"[a-z]+(?::(\d{1,3}))?$")
+_DEEPEST, _WIDTH = 200, 100
+_LARGEST_EXPONENT = 64
+_LARGEST_BASE_BITS = 64
+
+
+class Literals:
+    """Reads the expressions of one file.
+
+    Args:
+        path: The file, for messages.
+        names: What a bare name stands for: nodes by name. The caller adds to it as it goes.
+        name_of: Called for names that are not in `names`; symbols of sizes are looked up here.
+    """
+
+    def __init__(self, path: str, names: Mapping[str, Any], name_of: Callable[[str], Any] | None = None) -> None:
+        self.path = path
+        self.names = names
+        self.name_of = name_of
+
+    def read(self, expr: ast.expr, depth: int = 0) -> Any:
+        """The value of `expr`."""
+        if depth > _DEEPEST:
+            self.fail(expr, "this expression is nested too deeply")
+        deeper = depth + 1
+        match expr:
+            case ast.Constant():
+                return expr.value
+            case ast.Name():
+                return self._name(expr)
+            case ast.Tuple(items):
+                return tuple([self.read(item, deeper) for item in items])
+            case ast.List(items):
+                return [self.read(item, deeper) for item in items]
+            case ast.Dict() if all(isinstance(key, ast.Constant) for key in expr.keys):
+                return {
+                    self.read(k, deeper): self.read(v, deeper) for k, v in zip(expr.keys, expr.values, strict=True) if k
+                }
+            case ast.Slice():
+                parts = (expr.lower, expr.upper, expr.step)
+                return slice(*(None if part is None else self.read(part, deeper) for part in parts))
+            case ast.UnaryOp() | ast.BinOp():
+                return self._arithmetic(expr, deeper)
+            case ast.Attribute():
+                return self._dotted(expr)
+            case ast.Call():
+                return self._call(expr, deeper)
+        self.fail(expr)
+
+    def fail(self, where: ast.AST, what: str = "this is not understood") -> NoReturn:
+        """Raise the error for `where`, with its line and text."""
+        raise DumpError(
+            f"{self.path}, line {getattr(where, 'lineno', '?')}: {what}: `{shorten(where)}`. Only torch.ops calls, "
+            "constants, getitem and tensor metadata are read, as torch writes them; nothing in the file is run. "
+            "Write the dump again with torch, or take this statement out."
+        )
+
+    def _name(self, expr: ast.Name) -> Any:
+        if expr.id in self.names:
+            return self.names[expr.id]
+        if expr.id in _NAMES:
+            return _NAMES[expr.id]
+        if self.name_of is not None and (value := self.name_of(expr.id)) is not None:
+            return value
+        self.fail(expr, f"the name {expr.id!r} is not defined before this line")
+
+    def _arithmetic(self, expr: ast.UnaryOp | ast.BinOp, depth: int) -> Any:
+        operands = [expr.operand] if isinstance(expr, ast.UnaryOp) else [expr.left, expr.right]
+        values = [self.read(operand, depth) for operand in operands]
+        function = {**ARITHMETIC, ast.USub: operator.neg, ast.UAdd: operator.pos}.get(type(expr.op))
+        numbers = all(isinstance(value, int | float | complex) for value in values)
+        if not numbers or function is None or (function is operator.pow and not _computable(*values)):
+            self.fail(expr)
+        try:
+            return function(*values)
+        except (ArithmeticError, TypeError) as error:
+            self.fail(expr, f"this cannot be computed ({error})")
+
+    def _dotted(self, expr: ast.Attribute) -> Any:
+        name = dotted(expr)
+        if name is None or not name.startswith("torch."):
+            self.fail(expr)
+        if name.startswith("torch.ops."):
+            return self.operator(expr, name)
+        constant = _CONSTANTS.get(name.removeprefix("torch."))
+        if constant is None:
+            self.fail(expr)
+        return constant
+
+    def operator(self, where: ast.AST, name: str) -> Any:
+        """The operator called `name` (``torch.ops.aten.mm.default``), or an ``UnknownOp``."""
+        parts = name.split(".")[2:]
+        if not 2 <= len(parts) <= 3 or any(part.startswith("__") and part.endswith("__") for part in parts[:2]):
+            self.fail(where, "this is not an operator")
+        return operator_named(parts)
+
+    def device(self, where: ast.AST, value: Any) -> torch.device:
+        """A device given as one, or by its name (``cuda:0``)."""
+        try:
+            return device_named(value)
+        except (RuntimeError, TypeError):
+            self.fail(where, "this device is not understood")
+
+    def _call(self, expr: ast.Call, depth: int) -> Any:
+        args = [self.read(arg, depth) for arg in expr.args]
+        kwargs = {k.arg: self.read(k.value, depth) for k in expr.keywords if k.arg is not None}
+        name = dotted(expr.func) or ""
+        if name != "slice" and any(isinstance(value, fx.Node) for value in (*args, *kwargs.values())):
+            self.fail(expr)
+        try:
+            if name in ("device", "torch.device"):
+                return device_named(*args, **kwargs)
+            refused = name == "PowByNatural" and not (args[1] >= 0 and _computable(args[0], args[1]))
+            if name in _SIZE_FUNCTIONS and not kwargs and not refused:
+                return _SIZE_FUNCTIONS[name](*args)
+        except (TypeError, ValueError, RuntimeError, ArithmeticError, IndexError) as error:
+            self.fail(expr, f"this cannot be computed ({str(error).splitlines()[0]})")
+        self.fail(expr)
+
+
+def _computable(base: Any, exponent: Any) -> bool:
+    """Tell whether a power is a number of ordinary size: powers of powers of powers would fill the memory."""
+    small = not isinstance(base, int) or base.bit_length() <= _LARGEST_BASE_BITS
+    return bool(abs(exponent) <= _LARGEST_EXPONENT) and small
+
+
+def device_named(type: str | torch.device, index: int | None = None) -> torch.device:
+    """A device; ``cuda`` in the place of an accelerator that this torch build has no name for (``npu``, ``neuron``).
+
+    Raises:
+        RuntimeError, TypeError: It does not look like a device.
+    """
+    if isinstance(type, torch.device):
+        return type
+    try:
+        return torch.device(type) if index is None else torch.device(type, index)
+    except RuntimeError:
+        match = _DEVICE.match(type) if isinstance(type, str) else None
+        if match is None:
+            raise
+        return torch.device("cuda", int(match[1] or 0) if index is None else index)
+
+
+def dotted(expr: ast.expr) -> str | None:
+    """``a.b.c`` as text, or None where it is not just names and dots."""
+    parts: list[str] = []
+    while isinstance(expr, ast.Attribute):
+        parts.append(expr.attr)
+        expr = expr.value
+    return ".".join([expr.id, *reversed(parts)]) if isinstance(expr, ast.Name) else None
+
+
+def shorten(where: ast.AST) -> str:
+    """The text of a piece of the file, on one line."""
+    try:
+        text = re.sub(r"\s+", " ", ast.unparse(where))
+    except (ValueError, RecursionError, AttributeError):
+        text = type(where).__name__
+    return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
+
+
+_OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
     **ARITHMETIC,
-    ast.LShift: operator.lshift,
-    ast.RShift: operator.rshift,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor,
-    ast.MatMult: operator.matmul,
+    **{ast.LShift: operator.lshift, ast.RShift: operator.rshift, ast.MatMult: operator.matmul},
+    **{ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor},
+    **{ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert},
+    **{ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.Gt: operator.gt},
+    **{ast.LtE: operator.le, ast.GtE: operator.ge},
 }
-_UNARY: Mapping[type[ast.unaryop], Callable[..., Any]] = {
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-    ast.Invert: operator.invert,
-}
-_COMPARE: Mapping[type[ast.cmpop], Callable[..., Any]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.Gt: operator.gt,
-    ast.LtE: operator.le,
-    ast.GtE: operator.ge,
-}
+_COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.gt, operator.le, operator.ge)
 
 
 def _functions() -> dict[str, Callable[..., Any]]:
@@ -49,10 +327,10 @@ def _functions() -> dict[str, Callable[..., Any]]:
             found[f"torch.{name}"] = getattr(torch, name)
     for name in ("floor", "ceil", "trunc", "sqrt"):
         found[f"math.{name}"] = found[f"math_{name}"] = getattr(math, name)
-    for function in (operator.not_, operator.truth, operator.index, *_BINARY.values(), *_UNARY.values()):
-        found[f"_operator.{function.__name__}"] = found[f"_operator_{function.__name__}"] = function
-        found[f"operator.{function.__name__}"] = function
-    found["_operator.getitem"] = found["operator.getitem"] = operator.getitem
+    named = {*_OPERATORS.values(), operator.not_, operator.truth, operator.index, operator.getitem} - {*_COMPARISONS}
+    for function in named:
+        for prefix in ("_operator.", "_operator_", "operator."):
+            found[prefix + function.__name__] = function
     return found
 
 
@@ -139,13 +417,14 @@ class _GraphBuilder:
 
     def _placeholder(self, argument: ast.arg | ast.Name) -> None:
         name = argument.arg if isinstance(argument, ast.arg) else argument.id
-        node = self.parsed.graph.create_node("placeholder", name, name=name)
-        self._name(node, name, argument, None)
-        annotation = getattr(argument, "annotation", None)
+        self._name(self.parsed.graph.create_node("placeholder", name, name=name), name, argument)
+        self._annotate(name, getattr(argument, "annotation", None))
+
+    def _annotate(self, name: str, annotation: ast.expr | None) -> None:
         if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
             self.parsed.annotations[name] = annotation.value
 
-    def _name(self, node: fx.Node, name: str, where: ast.AST, statement: ast.stmt | None) -> None:
+    def _name(self, node: fx.Node, name: str, where: ast.AST, statement: ast.stmt | None = None) -> None:
         if name in self.nodes:
             self.literals.fail(where, f"{name!r} is already the name of a node")
         node.name = name
@@ -164,10 +443,9 @@ class _GraphBuilder:
                 self._define(name, value, statement)
             case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=ast.expr() as value):
                 self._define(name, value, statement)
-                if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-                    self.parsed.annotations[name] = annotation.value
-            case ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Constant(value=str() as text), value=None):
-                self.parsed.annotations[name] = text  # of an input that is unpacked further down
+                self._annotate(name, annotation)
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Constant(str()) as annotation, value=None):
+                self._annotate(name, annotation)  # of an input that is unpacked further down
             case ast.Return():
                 self._output(statement)
             case ast.Expr(value=ast.Constant()) | ast.Pass():
@@ -176,27 +454,17 @@ class _GraphBuilder:
                 self.literals.fail(statement)
 
     def _define(self, name: str, value: ast.expr, statement: ast.stmt) -> None:
-        if isinstance(value, ast.Name) and (source := self.nodes.get(value.id)) and source.op == "placeholder":
-            self._rename(source, name, statement)
-            return
-        node = self._attribute(value) or self._call(value)
-        self._name(node, name, statement, statement)
-
-    def _rename(self, placeholder: fx.Node, name: str, statement: ast.stmt) -> None:
-        """``arg_1 = arg`` right after the signature: a placeholder whose node has another name than its argument."""
-        if name in self.nodes:
-            self.literals.fail(statement, f"{name!r} is already the name of a node")
-        self.parsed.lines[name] = statement.lineno
-        if placeholder.name in self.parsed.annotations:
-            self.parsed.annotations[name] = self.parsed.annotations[placeholder.name]
-        placeholder.name = name
-        self.nodes[name] = placeholder
-
-    def _attribute(self, value: ast.expr) -> fx.Node | None:
-        name = dotted(value)
-        if name is None or not name.startswith("self."):
-            return None
-        return self.parsed.graph.create_node("get_attr", name.removeprefix("self."))
+        attribute = dotted(value) or ""
+        if (source := self.nodes.get(attribute)) and source.op == "placeholder":
+            # ``arg_1 = arg`` right after the signature: the node has another name than the argument
+            if source.name in self.parsed.annotations:
+                self.parsed.annotations[name] = self.parsed.annotations[source.name]
+            self._name(source, name, statement)
+        elif attribute.startswith("self."):
+            node = self.parsed.graph.create_node("get_attr", attribute.removeprefix("self."))
+            self._name(node, name, statement, statement)
+        else:
+            self._name(self._call(value), name, statement, statement)
 
     def _call(self, value: ast.expr) -> fx.Node:
         read = self.literals.read
@@ -208,14 +476,12 @@ class _GraphBuilder:
                     self.literals.fail(value, "a call with `**` is not understood")
                 kwargs = {str(keyword.arg): read(keyword.value) for keyword in value.keywords}
                 return self._function(target, args, kwargs)
-            case ast.Subscript():
-                return self._function(operator.getitem, (read(value.value), read(value.slice)))
-            case ast.BinOp():
-                return self._function(_BINARY[type(value.op)], (read(value.left), read(value.right)))
-            case ast.UnaryOp(op=op) if type(op) in _UNARY:
-                return self._function(_UNARY[type(op)], (read(value.operand),))
-            case ast.Compare(ops=[op]) if type(op) in _COMPARE:
-                return self._function(_COMPARE[type(op)], (read(value.left), read(value.comparators[0])))
+            case ast.Subscript(source, at):
+                return self._function(operator.getitem, (read(source), read(at)))
+            case ast.UnaryOp(op, operand) if type(op) in _OPERATORS:
+                return self._function(_OPERATORS[type(op)], (read(operand),))
+            case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]) if type(op) in _OPERATORS:
+                return self._function(_OPERATORS[type(op)], (read(left), read(right)))
         self.literals.fail(value)
 
     def _target(self, call: ast.Call) -> Callable[..., Any]:

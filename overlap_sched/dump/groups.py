@@ -6,7 +6,7 @@ process group is ever initialised: a few fake kernels ask for a group by name, a
 """
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -57,7 +57,7 @@ def resolve_groups(
     graphs: Sequence[ParsedGraph],
     given: Mapping[str, DumpGroup],
     written: Mapping[str, DumpGroup],
-    notes: dict[str, int],
+    notes: dict[str, None],
 ) -> dict[str, DumpGroup]:
     """Size of every group that a collective of the graphs names, in the order of first use.
 
@@ -79,13 +79,21 @@ def resolve_groups(
                 )
             known = given.get(name) or written.get(name) or found.get(name)
             if known is not None and size is not None and known.size != size:
+                written_there = "in setup_fake_process_groups" if name in written else "in another collective"
+                where = "as given by the caller" if name in given else written_there
                 raise DumpGroupError(
                     f"{parsed.place(node)}: group {name!r} has {size} ranks here, but {known.size} elsewhere "
-                    f"({_source(name, given, written)}). Give groups={{{name!r}: {size}}}, or leave it out."
+                    f"({where}). Give groups={{{name!r}: {size}}}, or leave it out."
                 )
             if known is not None or size is not None:
                 found[name] = known or DumpGroup(size or 0)
-    _check_names(graphs[0].path, given, {**first_use, **written})
+    for name, group in given.items():
+        if name not in (there := {**first_use, **written}):
+            names = f"Its groups are {', '.join(map(repr, there))}" if there else "It names no group"
+            raise DumpError(
+                f"{graphs[0].path}: process group {name!r} is given (--group {name}={group.size} on the command line), "
+                f"but the dump does not name it. {names}. Correct the name, or leave it out."
+            )
     sizes = [group.size for group in (*found.values(), *given.values(), *written.values())]
     for name, place in first_use.items():
         if name not in found:
@@ -95,38 +103,17 @@ def resolve_groups(
                     f"Give it: groups={{{name!r}: 64}} for 64 ranks (--group {name}=64 on the command line)."
                 )
             found[name] = DumpGroup(max(sizes))
-            note = f"process group {name!r}: size not known, taken as {max(sizes)}, the largest one named"
-            notes[note] = notes.get(note, 0) + 1
+            notes[f"process group {name!r}: size not known, taken as {max(sizes)}, the largest one named"] = None
     return {name: found[name] for name in first_use}
-
-
-def _check_names(path: str, given: Mapping[str, DumpGroup], there: Collection[str]) -> None:
-    for name, group in given.items():
-        if name not in there:
-            names = f"Its groups are {', '.join(map(repr, there))}" if there else "It names no group"
-            raise DumpError(
-                f"{path}: process group {name!r} is given (--group {name}={group.size} on the command line), but the "
-                f"dump does not name it. {names}. Correct the name, or leave it out."
-            )
-
-
-def _source(name: str, given: Mapping[str, DumpGroup], written: Mapping[str, DumpGroup]) -> str:
-    if name in given:
-        return "as given by the caller"
-    return "in setup_fake_process_groups" if name in written else "in another collective"
 
 
 def named_groups(node: fx.Node) -> list[tuple[str, int | None]]:
     """The groups that a call names, each with its size where the call has it."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        # with_effects, control_deps and their like carry an operator and its arguments
-        inner = next((i for i, arg in enumerate(node.args) if isinstance(arg, torch._ops.OpOverload)), None)
-        if node.op != "call_function" or inner is None:
-            return []
-        operator: Any = node.args[inner]
-        arguments = node.args[inner + 1 :]
-    else:
-        operator, arguments = node.target, node.args
+    call: Sequence[Any] = (node.target, *node.args)  # with_effects and the like carry an operator and its arguments
+    at = next((i for i, one in enumerate(call) if isinstance(one, torch._ops.OpOverload)), None)
+    if node.op != "call_function" or at is None:
+        return []
+    operator, *arguments = call[at:]
     by_name = arguments_of(operator, arguments, node.kwargs)
     size = by_name.get("group_size", by_name.get("world_size"))
     if not isinstance(size, int):

@@ -2,20 +2,47 @@
 
 Implements the calls that ``torch._dynamo.debug_utils.InputWriter`` writes. Symbolic sizes become integers: by their
 hint where the file has one, otherwise by the default that the caller computes.
+
+What ``Repro.__init__`` sets: constants as fake tensors of their shape, submodules as opaque modules.
+
+Implements what ``torch._dynamo.debug_utils.NNModuleToString`` writes: ``register_buffer('name', tensor(...))``
+for up to four elements, ``torch.randn`` or ``torch.randint`` for more, ``torch.nn.Parameter(torch.randn(...))``,
+each perhaps with ``.to("cuda:0")``; and the repr of a submodule, which need not be Python.
+
+Sizes in a dump that contradict each other: splits of an all_to_all that do not add to the rows that it sends.
+
+Whoever fills in what torch did not know (``u8 = u9 = 512``), or traces with other tokens, leaves sizes behind that do
+not fit together. Then no size of data-dependent kind in the file counts, and all come from one assumption: that tokens
+are spread evenly over ranks and experts, by the first all_to_all whose rows are known.
+
+What a dump asserts of sizes that only the data knows: ``item <= rows``, as in graphs whose sizes are symbols.
+
+A dump has one number for each size. Where asserts leave a choice, it is loaded with the smallest sizes, with the
+largest, and with those in the middle, and the one counts that holds most bytes: ``rows - item`` is largest where
+``item`` is smallest.
+
+The names by which data-dependent sizes can be given: symbols that occur in a dump, and its nodes.
 """
 
 import ast
+import difflib
+import math
+import operator
 import re
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
+import sympy
 import torch
+from torch import fx
 
-from overlap_sched.dump.literals import Literals, dotted
+from overlap_sched.dump.graph import Literals, ParsedGraph, dotted
+from overlap_sched.dump.source import Attribute, DumpSource
 from overlap_sched.dump.values import fake_tensor
 from overlap_sched.errors import DumpError
+from overlap_sched.fx.sizes import Interval, SizeLimits
 
 _BACKED = re.compile(r"^s\d+$")
 _SYMBOL = re.compile(r"^[A-Za-z]+_?\d+$")
@@ -250,3 +277,311 @@ class InputMaker:
                 f"{where}: shape {shape}, strides {stride} and offset {offset} do not fit its storage of {nbytes} "
                 f"bytes ({str(error).splitlines()[0]}). Was the line edited?"
             ) from None
+
+
+_BY_SIZE = ("zeros", "ones", "empty", "randn", "rand", "full")
+_TENSORS = {"tensor", "torch.tensor", "torch.nn.Parameter", "Parameter", "FakeTensor", "torch.randint"}
+_TENSORS |= {*_BY_SIZE, *(f"torch.{name}" for name in _BY_SIZE)}
+
+
+def read_attributes(path: str, attributes: Sequence[Attribute]) -> dict[str, ast.expr | None]:
+    """Read what each attribute is set to, by name; None where it is a submodule.
+
+    torch writes (``torch._dynamo.debug_utils.NNModuleToString``) ``register_buffer('name', tensor(...))`` for up to
+    four elements, ``torch.randn`` or ``torch.randint`` for more, ``torch.nn.Parameter(torch.randn(...))``, each perhaps
+    with ``.to("cuda:0")``; and the repr of a submodule, which need not be Python.
+    """
+    found: dict[str, ast.expr | None] = {}
+    for attribute in attributes:
+        match attribute.statement:
+            case None:
+                found[str(attribute.name)] = None
+            case ast.Assign(targets=[ast.Attribute(attr=name)], value=value):
+                found[name] = value if _is_tensor(value) else None
+            case ast.Expr(value=ast.Call(ast.Attribute(attr="register_buffer"), [ast.Constant(str() as name), value])):
+                found[name] = value
+            case statement:
+                Literals(path, {}).fail(statement, "this statement of __init__ is not understood")
+    return found
+
+
+def _is_tensor(value: ast.expr) -> bool:
+    """Tell whether it is a tensor that torch prints, not the repr of a module."""
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "to":
+        value = value.func.value
+    return isinstance(value, ast.Call) and dotted(value.func) in _TENSORS
+
+
+def make_attribute(path: str, value: ast.expr) -> torch.Tensor:
+    """Make a fake tensor as the expression describes it; to be called under the fake mode."""
+    literals = Literals(path, {"Ellipsis": ...})
+    match value:
+        case ast.Call(ast.Attribute(value=inner, attr="to"), [device]):
+            made = make_attribute(path, inner)
+            return torch.empty_like(made, device=literals.device(value, literals.read(device)))
+        case ast.Call(func, [inner]) if dotted(func) in ("torch.nn.Parameter", "Parameter"):
+            return make_attribute(path, inner)
+        case ast.Call(func):
+            args = [literals.read(arg) for arg in value.args]
+            kwargs = {keyword.arg or "**": literals.read(keyword.value) for keyword in value.keywords}
+            shape, dtype = _described(dotted(func) or "", args, kwargs)
+            dtype = kwargs["dtype"] if isinstance(kwargs.get("dtype"), torch.dtype) else dtype
+            if shape is not None:
+                return torch.empty(shape, dtype=dtype, device=literals.device(value, kwargs.get("device", "cpu")))
+    literals.fail(value, "this constant is not understood")
+
+
+def _described(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Sequence[int] | None, torch.dtype | None]:
+    """The shape that a call makes, and the type where none is printed; no shape: it is not understood."""
+    default = torch.int64 if name == "torch.randint" else torch.float32
+    if "size" in kwargs:
+        return list(kwargs["size"]), default
+    if name in ("tensor", "torch.tensor") and len(args) == 1:
+        data = torch.tensor(args[0])
+        return data.shape, data.dtype
+    sizes = list(args[0]) if args and isinstance(args[0], list | tuple) else list(args)
+    known = name.removeprefix("torch.") in _BY_SIZE and args and all(isinstance(size, int) for size in sizes)
+    return (sizes if known else None), default
+
+
+_LISTED = 4
+_aten = torch.ops.aten
+_MAKERS = frozenset({_aten.full.default, _aten.empty.memory_format, _aten.zeros.default})
+_ROWS_KEPT = frozenset({_aten.slice.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten.clone.default})
+"""What gives a tensor like its first argument, perhaps shorter."""
+
+
+def is_unbacked(symbol: str) -> bool:
+    """Tell whether a symbol is of a size that only the data knows: ``u0``."""
+    return re.fullmatch(r"u\d+", symbol) is not None
+
+
+class Contradiction(NamedTuple):
+    """An all_to_all node, its rows, and the splits that it sends, in rows."""
+
+    node: fx.Node
+    rows: int
+    splits: tuple[int, ...]
+
+
+def contradictions(nodes: Sequence[fx.Node], value_of: Callable[[fx.Node], Any]) -> list[Contradiction]:
+    """Each all_to_all with data-dependent splits that do not add to its rows."""
+    found = []
+    for node in uneven(nodes):
+        source, sent = node.args[0], node.args[2]
+        tensor = value_of(source) if isinstance(source, fx.Node) else None
+        splits = [value_of(split) if isinstance(split, fx.Node) else split for split in sent]
+        known = isinstance(tensor, torch.Tensor) and tensor.dim() and all(type(n) is int for n in splits)
+        if known and sum(splits) != tensor.shape[0]:
+            found.append(Contradiction(node, tensor.shape[0], tuple(splits)))
+    return found
+
+
+def splits_of(nodes: Sequence[fx.Node]) -> dict[fx.Node, int]:
+    """Nodes that are sizes for an all_to_all with data-dependent splits, and of how many splits each is the sum.
+
+    Splits themselves are one; that to which its input is cut, and what that was cut from, are all that it sends.
+    """
+    found: dict[fx.Node, int] = {}
+    for node in uneven(nodes):
+        lists = [splits for splits in node.args[1:3] if isinstance(splits, list | tuple)]
+        found.update({split: 1 for splits in lists for split in splits if isinstance(split, fx.Node)})
+        source = node.args[0]
+        while isinstance(source, fx.Node):
+            size = _rows_given(source)
+            if isinstance(size, fx.Node):
+                found.setdefault(size, len(lists[-1]))
+            source = source.args[0] if source.target in _ROWS_KEPT else None
+    return found
+
+
+def _rows_given(node: fx.Node) -> Any:
+    """The argument that says how many rows a node gives; ``None``: it has none, or cuts another dimension."""
+    if node.target is _aten.slice.Tensor:
+        first_rows = len(node.args) > 3 and node.args[1:3] == (0, 0)
+        return node.args[3] if first_rows else None
+    shape = node.args[0] if node.target in _MAKERS else None
+    return shape[0] if isinstance(shape, list | tuple) and shape else None
+
+
+def without_hints(inputs: Inputs, of: Mapping[fx.Node, Input], splits: Collection[fx.Node]) -> Inputs:
+    """The inputs as if the file said nothing of data-dependent sizes: symbols ``u0``, and ``splits`` of all_to_alls."""
+    sizes = [(node, item) for node, item in of.items() if isinstance(item, SizeInput)]
+    forgotten = {id(item): item for node, item in sizes if node in splits or is_unbacked(item.symbol or "")}
+    kept = [replace(forgotten[id(one)], value=None) if id(one) in forgotten else one for one in inputs.inputs]
+    return replace(inputs, inputs=kept, symbols=backed(inputs.symbols))
+
+
+def backed(symbols: Mapping[str, int]) -> dict[str, int]:
+    """Symbols but for data-dependent ones."""
+    return {name: size for name, size in symbols.items() if not is_unbacked(name)}
+
+
+def note_on(first: Contradiction, taken: int | None, symbols: Sequence[str]) -> str:
+    """Say what the contradictions are: by the first, with names by which sizes can be given.
+
+    ``taken``: the rows of each split that were taken instead; ``None``: the caller's own sizes contradict each other.
+    """
+    added = f"{first.node.name}: splits add to {sum(first.splits):,} of {first.rows:,} rows"
+    names = symbols or list(dict.fromkeys(split.name for split in first.node.args[2] if isinstance(split, fx.Node)))
+    even = first.rows // len(first.splits) if taken is None else taken
+    more = f" and so on for {', '.join(names[1:_LISTED])}{', ...' if len(names) > _LISTED else ''}" if names[1:] else ""
+    give = f"--size {names[0]}={even}{more}" if names else ""
+    if taken is None:
+        return f"all_to_all whose splits do not add to its rows ({added}); spread evenly: {give}"
+    return (
+        f"all_to_all whose splits, by the sizes in the file, do not add to its rows ({added}); these sizes are left "
+        f"out and experts taken as balanced, {taken:,} rows a split; to give your own: {give}"
+    )
+
+
+def balanced_split(nodes: Iterable[fx.Node], rows_of: Callable[[fx.Node], int | None]) -> int | None:
+    """The size of a split where an all_to_all spreads its rows evenly: the first whose rows are known; None: none."""
+    splits = ((rows_of(node.args[0]), len(node.args[2])) for node in uneven(nodes))
+    return next((rows // parts for rows, parts in splits if rows is not None), None)
+
+
+def uneven(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
+    """Each all_to_all whose splits are data-dependent."""
+    target = torch.ops._c10d_functional.all_to_all_single.default
+    for node in nodes:
+        if node.target is target and len(node.args) >= 3 and isinstance(node.args[0], fx.Node):
+            sent = node.args[2]
+            if isinstance(sent, list | tuple) and any(isinstance(split, fx.Node) for split in sent):
+                yield node
+
+
+Within = Literal["middle", "least", "most"]
+"""Which of the sizes that asserts admit."""
+
+_RELATIONS: Mapping[Any, Callable[..., Any]] = {
+    operator.le: sympy.Le,
+    operator.lt: sympy.Lt,
+    operator.ge: sympy.Ge,
+    operator.gt: sympy.Gt,
+    operator.eq: sympy.Eq,
+}
+_ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.neg)
+_RANGES = (_aten.sym_constrain_range.default, _aten.sym_constrain_range_for_size.default)
+
+
+class Asserted:
+    """Sizes within what a graph asserts of them.
+
+    Args:
+        nodes: The graph.
+        number: The value of a placeholder, or of the size of one; where only the data knows it, its name.
+        given: Sizes that are known, by node.
+        within: Which sizes to take.
+    """
+
+    def __init__(
+        self, nodes: Sequence[fx.Node], number: Callable[[fx.Node], int | str], given: Mapping[str, int], within: Within
+    ) -> None:
+        self._number, self._within = number, within
+        relations = [one for node in nodes for one in self._understood(node)]
+        self._limits = SizeLimits.of({}, relations)
+        self._limited = {s.name for s, interval in self._limits.intervals.items() if interval.high < math.inf}
+        self.chosen = 0
+        for name, size in given.items():
+            self._fix(name, size)
+
+    def size(self, name: str, default: int, *, balanced: bool) -> int:
+        """The size to take of a node; ``balanced``: rather the default than one of the limits."""
+        symbol = _symbol(name)
+        low, high = self._limits.intervals.get(symbol, Interval())
+        wanted: Any = default
+        if name in self._limited and not balanced:
+            self.chosen += 1
+            low = max(low, 0)
+            wanted = {"middle": (low + high) // 2, "least": low, "most": high}[self._within]
+        taken = int(max(low, min(wanted, high)))
+        self._fix(name, taken)
+        return taken
+
+    def _fix(self, name: str, size: int) -> None:
+        if _symbol(name) in self._limits.intervals:
+            self._limits.narrow(_symbol(name), size, size)
+
+    def _understood(self, node: fx.Node) -> list[sympy.Basic]:
+        """Parse what one node asserts; nothing where it is not understood."""
+        try:
+            return self._relations(node)
+        except (AttributeError, IndexError, TypeError, ValueError):  # a damaged file: told where the node is evaluated
+            return []
+
+    def _relations(self, node: fx.Node) -> list[sympy.Basic]:
+        if node.target is _aten._assert_scalar.default and isinstance(node.args[0], fx.Node):
+            asserted = node.args[0]
+            relation = _RELATIONS.get(asserted.target)
+            sides = [self._expr(arg) for arg in asserted.args]
+            return [] if relation is None or None in sides else [relation(*sides)]
+        if node.target in _RANGES:
+            expr, low, high = self._expr(node.args[0]), node.kwargs.get("min"), node.kwargs.get("max")
+            if expr is not None:
+                return [sympy.Ge(expr, 0 if low is None else low), *([] if high is None else [sympy.Le(expr, high)])]
+        return []
+
+    def _expr(self, argument: Any) -> sympy.Expr | None:
+        if isinstance(argument, int):
+            return sympy.Integer(argument)
+        if not isinstance(argument, fx.Node):
+            return None
+        if argument.target in _ARITHMETIC:
+            parts = [self._expr(part) for part in argument.args]
+            return None if None in parts else argument.target(*parts)
+        sized = argument.target is _aten.sym_size.int
+        of: Any = argument.args[0] if sized else argument
+        if of.op == "placeholder":
+            known = self._number(argument)
+            return _symbol(known) if isinstance(known, str) else sympy.Integer(known)
+        return _symbol(of.name) if not sized or argument.args[1] == 0 else None
+
+
+def _symbol(name: str) -> sympy.Symbol:
+    return sympy.Symbol(name, integer=True)
+
+
+_SYMBOL_IN_TEXT = re.compile(r"\b[A-Za-z]+_?\d+\b")
+_MOST_LISTED = 20
+_SUGGESTED = 4
+
+
+def symbols_of(source: DumpSource, graphs: Sequence[ParsedGraph]) -> list[str]:
+    """The symbols of a dump by which a size could be given."""
+    found = dict.fromkeys(source.symbols)
+    for part in (part for statement in source.load_args for part in ast.walk(statement)):
+        if isinstance(part, ast.Name) and not part.id.startswith(("reader", "buf")):
+            if _SYMBOL_IN_TEXT.fullmatch(part.id) or isinstance(part.ctx, ast.Store):
+                found[part.id] = None
+        elif isinstance(part, ast.keyword) and part.arg == "expr" and isinstance(part.value, ast.Constant):
+            found.update(dict.fromkeys(_SYMBOL_IN_TEXT.findall(str(part.value.value))))
+    for text in (text for parsed in graphs for text in parsed.annotations.values()):
+        found.update(dict.fromkeys(_SYMBOL_IN_TEXT.findall(text[max(text.find("["), 0) :])))  # not bf16 and its like
+    return list(found)
+
+
+def sizes_to_give(guessed: Mapping[str, int]) -> list[str]:
+    """A note on how to give sizes that were guessed, by their symbols where they have one; none where none was."""
+    names = sorted(guessed, key=lambda name: not is_unbacked(name))  # symbols first, nodes behind them
+    more = f" and {len(names) - _SUGGESTED:,} more" if len(names) > _SUGGESTED else ""
+    also = f" (also {', '.join(names[1:_SUGGESTED])}{more})" if names[1:] else ""
+    why = "data-dependent sizes were guessed, and peak memory rests on them; to give one"
+    return [f"{why}: --size {name}={guessed[name]}{also}" for name in names[:1]]
+
+
+def check_sizes(path: str, given: Mapping[str, int], symbols: Sequence[str], nodes: Sequence[str]) -> None:
+    """Raise for a size whose name does not occur, with the names that do."""
+    for name in given:
+        if name in symbols or name in nodes:
+            continue
+        listed = ", ".join(map(repr, symbols[:_MOST_LISTED])) + (", ..." if len(symbols) > _MOST_LISTED else "")
+        near = difflib.get_close_matches(name, nodes, n=3)
+        also = f"; of its nodes, {' and '.join(map(repr, near))} may be meant" if near else ""
+        raise DumpError(
+            f"{path}: a size is given for {name!r} (--size {name}={given[name]} on the command line), but no symbol or "
+            f"node has that name. {f'Its symbols are {listed}' if listed else 'It has no symbols'}{also}. "
+            "Correct the name, or leave it out."
+        )

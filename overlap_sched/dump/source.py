@@ -1,4 +1,22 @@
-"""Cut a torch graph dump (``fx_graph_runnable``) into its parts, as text, without running any of it.
+"""The text of a dump, however it was saved: gzipped, coloured, logged.
+
+A line that torch logs begins with its rank, time, process and origin::
+
+    [rank0]:V1126 10:00:00.000000 17 torch/_functorch/aot.py:5] [0/0] [__aot_graphs] class GraphModule(torch.nn.Module):
+
+Ranks of one job write into one file, line by line. Each graph is given with the lines of its process alone, where they
+are in the file, so that errors name its lines.
+
+A graph as ``str(graph)`` prints it, one node a line, as the function that torch would print of it.
+
+    graph():
+        %x : [num_users=1] = placeholder[target=x]
+        %relu : [num_users=1] = call_function[target=torch.ops.aten.relu.default](args = (%x,), kwargs = {})
+        return (relu,)
+
+It has no shapes, and text in it has no quotes: ``0`` may be a group. What is no node, number, type or device is text.
+
+Cut a torch graph dump (``fx_graph_runnable``) into its parts, as text, without running any of it.
 
 Implements the layout that ``torch._dynamo.repro.after_aot.generate_compiler_repro_string`` and
 ``torch._dynamo.debug_utils.NNModuleToString`` write, torch 2.3 to 2.13: hints of symbols, a preamble (environment,
@@ -6,21 +24,224 @@ configuration, Triton kernels), ``class Repro`` with ``__init__`` and ``forward`
 block that may name process groups. The preamble is not read: it may hold anything, also text that is not Python.
 Graphs that torch prints for reading (``GraphModule.print_readable``: ``class GraphModule``, shapes and devices in
 annotations, bodies of subgraphs, no ``load_args``) are cut up the same way, and so are those in logs
-(:mod:`overlap_sched.dump.text`) and lists of nodes (:mod:`overlap_sched.dump.node_list`).
+(:mod:`overlap_sched.dump.source`) and lists of nodes (:mod:`overlap_sched.dump.source`).
+
+Two dumps as one step: a forward graph, and the backward graph that uses what it saves.
+
+torch compiles them apart: what forward saves is among its results, and among backward's inputs, by the same names in
+the same order (``torch._functorch.partitioners``)::
+
+    forward(primals_1, primals_2) -> (loss, primals_2, mm)       saved: primals_2, mm
+    backward(primals_2, mm, tangents_1) -> (mm_1, None)
+    one step(primals_1, primals_2, tangents_1) -> (loss, mm_1, None)
+
+The joined graph is put together as text: names that both have for different values get ``_backward`` behind them.
 """
 
 import ast
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from overlap_sched.dump.node_list import as_function
-from overlap_sched.dump.text import GraphText, graphs_in, listed, read_lines
 from overlap_sched.errors import DumpError
-from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
+from overlap_sched.problem.file import DEFAULT_LIMITS, DamagedError, Limits, read_bytes
+
+_DUMP = b"class Repro"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m|\^\[\[[0-9;]*m")
+"""As terminals read them, and as ``cat -v`` shows them."""
+_PREFIX = re.compile(
+    r"^(?:\[[A-Za-z_]+\d*\]:)*?(?:\[rank(?P<rank>\d+)\]:)?[VDIWEC]\d{4} \d\d:\d\d:\d\d\.\d+ (?P<process>\d+) [^\]]+\] ?"
+    r"(?:\[[!\d/_-]+\] ?)?(?:\[__\w+\] ?)?"
+)
+_TITLE = re.compile(r"^ *===== *(.+?) *=====")
+_CLASS = re.compile(r"^(?: ?\S.*\s)?class +([^\s(]+)\(torch\.nn\.Module\):\s*$")
+"""torch logs the file of a class in front of it."""
+_NODES = re.compile(r"^ ?graph\(.*\):\s*$")
+"""How ``str(graph)`` begins."""
+_OVERLOAD = re.compile(r"torch\.ops\.\w+\.\w+\.\w+[(\]]")
+_LISTED = 20
+
+
+@dataclass(frozen=True)
+class GraphText:
+    """One graph in a file.
+
+    Attributes:
+        title: What torch calls it: ``"Forward graph 0"``; else the name of its class.
+        rank: That wrote it; ``None``: the file does not say.
+        numbers: The indices of its lines.
+        texts: Its lines.
+        of: How many lines the file has.
+    """
+
+    title: str
+    rank: int | None
+    numbers: Sequence[int]
+    texts: Sequence[str]
+    of: int
+
+    @property
+    def start(self) -> int:
+        """The index of its first line."""
+        return self.numbers[0]
+
+    @property
+    def lines(self) -> list[str]:
+        """All lines of the file, those empty that are not of this graph."""
+        lines = [""] * self.of
+        for number, text in zip(self.numbers, self.texts, strict=True):
+            lines[number] = text
+        return lines
+
+    @property
+    def lowered(self) -> bool:
+        """Tell whether it calls operators with their overloads, as AOTAutograd's graphs do and Dynamo's do not."""
+        return any(_OVERLOAD.search(line) for line in self.texts)
+
+    def __str__(self) -> str:
+        """``Forward graph 0 (rank 0, line 133)``."""
+        rank = "" if self.rank is None else f"rank {self.rank}, "
+        return f"{self.title} ({rank}line {self.start + 1:,})"
+
+
+def read_lines(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> list[str]:
+    """The lines of a file, whatever ends them.
+
+    Bytes that are not UTF-8 are let through where the file is a dump all the same: torch copies environment variables
+    and comments into it as they are.
+
+    Raises:
+        DumpError: It cannot be read, or is not text.
+        InputTooLargeError: It is larger than the limit.
+    """
+    try:
+        data = read_bytes(path, limits)
+        text = data.decode("utf-8-sig", "replace" if _DUMP in data else "strict")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DumpError(
+            f"{path}: cannot be read ({reason}). Check the path, and the download if it is gzipped."
+        ) from None
+    except DamagedError:
+        raise DumpError(f"{path}: the gzip data is cut short or damaged. Fetch the file again.") from None
+    except UnicodeDecodeError as error:
+        raise DumpError(
+            f"{path}: is not text (byte {error.start} is not UTF-8). A dump is a Python file. Save it as UTF-8."
+        ) from None
+    return re.split(r"\r\n|\r|\n", _COLOUR.sub("", text) if "[" in text else text)
+
+
+def graphs_in(lines: Sequence[str]) -> list[GraphText]:
+    """The graphs that are printed to be read, in the order of the file."""
+    found = []
+    for rank, numbers, texts in _streams(lines):
+        starts = [i for i in range(len(texts)) if _starts(texts, i)]
+        for start, end in zip(starts, [*starts, len(texts)][1:], strict=True):
+            begins = _CLASS.match(texts[start])
+            head = f"class {begins[1]}(torch.nn.Module):" if begins else texts[start]
+            titled = _TITLE.match(texts[start - 1]) if start else None
+            title = titled[1] if titled else begins[1] if begins else "graph"
+            own = [head, *texts[start + 1 : end]]
+            found.append(GraphText(title, rank, numbers[start:end], own, len(lines)))
+    return sorted(found, key=lambda graph: graph.start)
+
+
+def listed(graphs: Sequence[GraphText]) -> str:
+    """``1 Forward graph 0 (rank 0, line 133), 2 ...``."""
+    shown = ", ".join(f"{i} {graph}" for i, graph in enumerate(graphs[:_LISTED], 1))
+    return shown + (f" and {len(graphs) - _LISTED:,} more" if len(graphs) > _LISTED else "")
+
+
+def _streams(lines: Sequence[str]) -> list[tuple[int | None, list[int], list[str]]]:
+    """Per process its rank, its lines without their prefixes, and where they are; one for all where none has any."""
+    streams: dict[tuple[str | None, str], tuple[list[int], list[str]]] = {}
+    for i, line in enumerate(lines):
+        match = _PREFIX.match(line)
+        if match is not None:
+            numbers, texts = streams.setdefault((match["rank"], match["process"]), ([], []))
+            numbers.append(i)
+            texts.append(line[match.end() :])
+    if not streams:
+        return [(None, list(range(len(lines))), list(lines))]
+    return [(None if rank is None else int(rank), *both) for (rank, _), both in streams.items()]
+
+
+def _starts(texts: Sequence[str], i: int) -> bool:
+    if _NODES.match(texts[i]):
+        return i + 1 < len(texts) and texts[i + 1].lstrip().startswith("%")
+    follows = texts[i + 1] if i + 1 < len(texts) else ""
+    return bool(_CLASS.match(texts[i])) and follows.startswith("    def forward(")
+
+
+_NODE = re.compile(
+    r"^\s*%(?P<name>\w+) : .*?\[(?:num_users|#users)=\d+\] = (?P<op>\w+)\[target=(?P<target>[^\]]+)\]"
+    r"(?:\(args = (?P<args>.*), kwargs = \{(?P<kwargs>.*)\}\))?"
+)
+_DEVICE = re.compile(r"^(cpu|cuda|meta|xpu|hpu|mps|npu|privateuseone)(?::(\d+))?$")
+_PLAIN = re.compile(r"^(?:-?\d+(?:\.\d*)?(?:e[+-]?\d+)?|None|True|False|torch\.\w+|-?inf|nan|slice\(.*\)|Ellipsis)$")
+_GROUP = re.compile(r"^torch\.ops\._(?:c10d_functional|dtensor)\b")
+_OPEN, _CLOSE = "([{", ")]}"
+
+
+def as_function(lines: Sequence[str], start: int) -> list[str]:
+    """The lines as those of a function ``forward``, indented as in a class, each where it was."""
+    written, inputs = [""] * len(lines), []
+    for i in range(start + 1, len(lines)):
+        match = _NODE.match(lines[i])
+        if match is not None and match["op"] == "placeholder":
+            inputs.append(match["name"])
+        elif match is not None:
+            written[i] = f"        {match['name']} = {_value(match)}"
+        elif lines[i].strip():
+            written[i] = f"        {lines[i].strip()}"
+        if lines[i].strip().startswith("return"):
+            break
+    written[start] = f"    def forward({', '.join(['self', *inputs])}):"
+    return written
+
+
+def _value(match: re.Match[str]) -> str:
+    target = match["target"]
+    if match["op"] == "get_attr":
+        return f"self.{target}"
+    if match["op"] != "call_function":
+        return f"{match['op']}({target!r})"  # refused where it is read, with its line
+    args = [_argument(part) for part in _parts(match["args"].strip()[1:-1])]
+    if _GROUP.match(target) and args and args[-1].lstrip("-").isdigit() and "wait" not in target:
+        args[-1] = repr(args[-1])
+    named = [part.partition(":") for part in _parts(match["kwargs"])]
+    kwargs = [f"{name.strip()} = {_argument(value)}" for name, _, value in named]
+    return f"{target}({', '.join([*args, *kwargs])})"
+
+
+def _parts(text: str) -> list[str]:
+    """Split a text at the commas outside of brackets."""
+    found, depth, start = [], 0, 0
+    for i, letter in enumerate(text):
+        depth += (letter in _OPEN) - (letter in _CLOSE)
+        if letter == "," and not depth:
+            found.append(text[start:i].strip())
+            start = i + 1
+    return [part for part in [*found, text[start:].strip()] if part]
+
+
+def _argument(text: str) -> str:
+    text = text.strip()
+    device = _DEVICE.match(text)
+    if text.startswith("%"):
+        return text[1:]
+    if text[:1] in ("(", "[") and text[-1:] in (")", "]"):
+        inner = [_argument(part) for part in _parts(text[1:-1])]
+        closing = ",)" if text[0] == "(" and len(inner) == 1 else text[-1]
+        return f"{text[0]}{', '.join(inner)}{closing}"
+    if device is not None:
+        return f"device(type={device[1]!r}{f', index={device[2]}' if device[2] else ''})"
+    return text if _PLAIN.match(text) else repr(text)
+
 
 _SYMBOL_HINT = re.compile(r"^((?:[A-Za-z_]\w* *= *)+)(-?\d+)\s*$")
 _ATTRIBUTE = re.compile(r"^        self\.([A-Za-z_]\w*) *=")
@@ -243,3 +464,153 @@ def _groups(path: str, lines: Sequence[str], start: int) -> ast.expr | None:
         return None
     last = _function(path, lines, function, _block_end(lines, function, indent=0), indent=0).body[-1]
     return last.value if isinstance(last, ast.Return) and isinstance(last.value, ast.Dict) else None
+
+
+TANGENT = "tangents"
+
+
+def one_step(forward: DumpSource, backward: DumpSource) -> DumpSource:
+    """The graph of both, forward first.
+
+    Raises:
+        DumpError: They do not belong together: backward's inputs are not what forward saves.
+    """
+    inputs, results = _inputs(forward), _results(forward)
+    names = [ast.unparse(result) for result in results]
+    saved = _saved(forward, backward, names)
+    renamed = _free([*_inputs(backward), *_defined(backward.forward)], [*inputs, *_defined(forward.forward)])
+    own = _free(_storages(backward), _storages(forward))
+    inside = _free(_attributes_of(backward), _attributes_of(forward))
+    rename = _Rename({**renamed, **saved, **own}, inside)
+    body, head = rename.all(backward.forward.body), deepcopy(forward.forward)
+    kept = [k for k, name in enumerate(_inputs(backward)) if name not in saved]
+    head.args.args += [rename.argument(backward.forward.args.args[1 + k]) for k in kept]
+    last = body.pop()
+    assert isinstance(last, ast.Return)
+    dropped = {len(names) - 1 - names[::-1].index(name) for name in saved.values() if name in names}
+    left = [result for k, result in enumerate(results) if k not in dropped]
+    both = ast.copy_location(ast.Tuple([*left, *_elements(last.value)], ast.Load()), last)
+    head.body = [*head.body[:-1], *body, ast.copy_location(ast.Return(both), last)]
+    return replace(
+        forward,
+        forward=head,
+        attributes=[*forward.attributes, *map(rename.attribute, backward.attributes)],
+        submodules={**forward.submodules, **{inside.get(name, name): f for name, f in backward.submodules.items()}},
+        load_args=[*forward.load_args, *rename.all(_arguments(backward.load_args, kept))],
+        symbols={**backward.symbols, **forward.symbols},
+        groups=_join_groups(forward.groups, backward.groups),
+    )
+
+
+def _saved(forward: DumpSource, backward: DumpSource, names: Sequence[str]) -> dict[str, str]:
+    """Per input of backward that forward saves, the result that it is: by name, else by position from the end."""
+    needed = [name for name in _inputs(backward) if not name.startswith(TANGENT)]
+    if len(needed) == len(_inputs(backward)) or any(name.startswith(TANGENT) for name in _inputs(forward)):
+        raise DumpError(
+            f"{forward.path} and {backward.path} are not the forward and the backward graph of one step: the second "
+            f"must have inputs that are called {TANGENT}_1 and so on, the first must not. Give the forward graph first."
+        )
+    if set(needed) <= set(names):
+        return {name: name for name in needed}
+    by_place = dict(zip(needed, names[len(names) - len(needed) :], strict=False))
+    if len(needed) > len(names) or any(name in names and other != name for name, other in by_place.items()):
+        missing = next(name for name in needed if name not in names)
+        raise DumpError(
+            f"{backward.path}: its input {missing!r} is no result of {forward.path}, so the two are not of one step. "
+            "Give the two graphs of one compiled function, from one rank and one compilation."
+        )
+    return by_place
+
+
+def _inputs(source: DumpSource) -> list[str]:
+    return [argument.arg for argument in source.forward.args.args[1:]]
+
+
+def _results(source: DumpSource) -> list[ast.expr]:
+    last = source.forward.body[-1]
+    return _elements(last.value) if isinstance(last, ast.Return) else []
+
+
+def _elements(value: ast.expr | None) -> list[ast.expr]:
+    return list(value.elts) if isinstance(value, ast.Tuple | ast.List) else [] if value is None else [value]
+
+
+def _defined(function: ast.FunctionDef) -> list[str]:
+    return [part.id for part in ast.walk(function) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
+
+
+def _storages(source: DumpSource) -> list[str]:
+    """Names of ``load_args``' own: storages, not sizes, which both files mean alike."""
+    return [
+        target.id
+        for statement in source.load_args
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call)
+        for target in statement.targets
+        if isinstance(target, ast.Name)
+    ]
+
+
+def _attributes_of(source: DumpSource) -> list[str]:
+    return [*(one.name for one in source.attributes if one.name is not None), *source.submodules]
+
+
+def _free(names: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
+    """Per name itself, or another one where it is taken."""
+    before, used, found = set(taken), {*taken, *names}, dict[str, str]()
+    for name in dict.fromkeys(names):
+        found[name] = name
+        while found[name] in before or (found[name] != name and found[name] in used):
+            found[name] += "_backward"
+        used.add(found[name])
+    return found
+
+
+def _arguments(statements: Sequence[ast.stmt], kept: Sequence[int]) -> list[ast.stmt]:
+    """``load_args`` without the calls for inputs that are not kept: each call of its own is for one input, in turn."""
+    found, at = [], 0
+    for statement in statements:
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+            at += 1
+            if at - 1 not in kept:
+                continue
+        found.append(statement)
+    return found
+
+
+def _join_groups(first: ast.expr | None, second: ast.expr | None) -> ast.expr | None:
+    if isinstance(first, ast.Dict) and isinstance(second, ast.Dict):
+        return ast.copy_location(ast.Dict([*first.keys, *second.keys], [*first.values, *second.values]), first)
+    return second if first is None else first
+
+
+class _Rename(ast.NodeTransformer):
+    """Values, storages, and attributes of ``self`` under other names."""
+
+    def __init__(self, names: Mapping[str, str], attributes: Mapping[str, str]) -> None:
+        self._names, self._attributes = names, attributes
+
+    def all(self, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """Copies of statements."""
+        return [self.visit(deepcopy(statement)) for statement in statements]
+
+    def argument(self, argument: ast.arg) -> ast.arg:
+        """A copy of one argument of a function."""
+        copied = deepcopy(argument)
+        copied.arg = self._names.get(argument.arg, argument.arg)
+        return copied
+
+    def attribute(self, one: Attribute) -> Attribute:
+        """Return an attribute that ``__init__`` sets."""
+        statement = None if one.statement is None else self.visit(deepcopy(one.statement))
+        return replace(one, statement=statement, name=self._attributes.get(one.name or "", one.name))
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        """A value or a storage."""
+        node.id = self._names.get(node.id, node.id)
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        """``self.x``; what else has a dot is no value's."""
+        if isinstance(node.value, ast.Name) and node.value.id == "self":
+            node.attr = self._attributes.get(node.attr, node.attr)
+        return node

@@ -1,4 +1,15 @@
-"""Give every node of a parsed graph its value, by running torch's fake kernels on it.
+"""How many values a dump may make: a short one can ask for ten million parts, or run one body again and again.
+
+Result shapes of higher-order operators, from their tensors alone: their bodies and kernels are not in a dump.
+
+Shapes of ``flex_attention`` and its backward follow the fake implementations in
+``torch._higher_order_ops.flex_attention``, torch 2.13; a Triton kernel's results look like the tensors passed.
+
+Shapes where fake execution has none: printed annotations, data-dependent sizes, and results that depend on them.
+
+Where nothing helps: why, and what to do about it, in words.
+
+Give every node of a parsed graph its value, by running torch's fake kernels on it.
 
 Tensors are fake and on the devices of the dump, so that each operator picks the same path as in the job; where this
 build has no such device, an operator that asks for it in Python is run once more on aliases of its inputs that claim
@@ -7,7 +18,9 @@ to be on the CPU (same storages), and its results claim the device again. Nothin
 
 import contextlib
 import logging
+import math
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,20 +29,304 @@ import torch
 from torch import fx
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.utils._dtype_abbrs import dtype_abbrs
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map, tree_structure
 
-from overlap_sched.dump import guess
-from overlap_sched.dump.counting import ValueCount
-from overlap_sched.dump.graph import MODES, ParsedGraph
+from overlap_sched.dump.graph import MODES, ParsedGraph, UnknownOp, device_named
 from overlap_sched.dump.groups import DumpGroup, collective_result
-from overlap_sched.dump.higher_order import hop_result
-from overlap_sched.dump.operators import UnknownOp
 from overlap_sched.errors import DumpError, InputTooLargeError
+from overlap_sched.fx.operators import arguments_of
+
+_aten = torch.ops.aten
+_PARTS: Mapping[str, Callable[[int, int], int]] = {
+    **dict.fromkeys(("unbind", "unbind_copy"), lambda length, _: length),
+    **dict.fromkeys(("split", "split_copy", "unsafe_split"), lambda length, size: -(-length // max(size, 1))),
+    **dict.fromkeys(("chunk", "unsafe_chunk"), min),
+    **dict.fromkeys(("tensor_split", "hsplit", "vsplit", "dsplit"), lambda _, sections: sections),
+}
+"""How many parts an operator makes of a dimension of some length, by its number."""
+
+
+@dataclass
+class ValueCount:
+    """Values of a graph so far, and their limit: a short dump can ask for ten million, or run one body again and again.
+
+    Each part of a list of results counts as one.
+    """
+
+    limit: int
+    value: int = 0
+
+
+def parts_made(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """How many parts an operator makes of its first argument; 0: none, or as many as the file lists."""
+    op = getattr(target, target.overloads()[0]) if isinstance(target, torch._ops.OpOverloadPacket) else target
+    aten = isinstance(op, torch._ops.OpOverload) and op.namespace == "aten"
+    count = _PARTS.get(op.overloadpacket.__name__) if aten else None
+    if count is None:
+        return 0
+    given = arguments_of(op, args, kwargs)
+    source, dim = given.pop(op._schema.arguments[0].name, None), given.pop("dim", 0)
+    if not isinstance(source, torch.Tensor) or type(dim) is not int or not -source.dim() <= dim < source.dim():
+        return 0
+    length, how = source.shape[dim], next(iter(given.values()), 0)
+    return count(length, how) if type(length) is int and type(how) is int else 0
+
+
+Body = Callable[[Any, Sequence[Any]], Any]
+"""Runs the printed body of a submodule on values; returns None where the dump has no body for it."""
+
+
+def hop_result(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], body: Body) -> Any:
+    """The value of ``torch.ops.higher_order.<name>(*args, **kwargs)``, to be called under the fake mode.
+
+    Shapes of ``flex_attention`` follow torch's fake implementation (2.13); a Triton kernel's results look like the
+    tensors passed. Returns NotImplemented for operators whose result cannot be told.
+    """
+    results = [body(*call) for call in _BODIES[name](args)] if name in _BODIES else [None]
+    if name in _RULES:
+        return _RULES[name](*args, **kwargs)
+    if name in _CALLERS:
+        return _result_of_call(name, args, kwargs)
+    return NotImplemented if results[0] is None else results[0]
+
+
+def _result_of_call(name: str, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return what an operator gives that only calls another one."""
+    op, *args = given[_CALLERS[name] :]
+    known = isinstance(op, torch._ops.OpOverload)
+    if name.startswith("auto_functionalized"):
+        if known:
+            return getattr(torch.ops.higher_order, name)(op, **kwargs)
+        bases = kwargs.get("_all_bases")  # what it writes is known all the same, and most such return nothing else
+        return NotImplemented if bases is None else (None, *map(_clone, bases))
+    if not known:
+        return NotImplemented
+    result = op(*args, **{key: value for key, value in kwargs.items() if key != "rng_state"})
+    if name == "run_and_save_rng_state":
+        return torch.empty(16, dtype=torch.uint8, device="cpu"), result
+    if name == "with_effects":
+        token = torch.empty_like(given[0]) if isinstance(given[0], torch.Tensor) else torch.empty(0)
+        return (token, *(result if isinstance(result, tuple) else (result,)))
+    return result
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor with its strides, gaps included."""
+    needed = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1 if tensor.numel() else 0
+    return tensor.new_empty(needed).as_strided(tensor.shape, tensor.stride())
+
+
+def _permuted(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    """An empty tensor of `shape` whose dimensions lie in memory as those of `like`, the last one innermost."""
+    inner_first = sorted(range(like.dim() - 1), key=lambda i: (like.stride(i), -i))
+    strides, step = [1] * like.dim(), shape[-1]
+    for i in inner_first:
+        strides[i] = step
+        step *= shape[i]
+    return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
+
+
+def _triton_functional(*, kwargs: Mapping[str, Any], tensors_to_clone: Sequence[str], **_: Any) -> dict[str, Any]:
+    return {name: _clone(value) for name, value in kwargs.items() if name in tensors_to_clone}
+
+
+def _flex_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> Any:
+    batch, heads, rows, _dim = query.shape
+    statistic = query.new_empty((batch, heads, rows), dtype=torch.float32)
+    out = _permuted((batch, heads, rows, value.shape[-1]), query)
+    return out, statistic, torch.empty_like(statistic)
+
+
+def _flex_attention_backward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *rest: Any,
+    score_mod_other_buffers: Sequence[Any] = (),
+    mask_mod_other_buffers: Sequence[Any] = (),
+    **_: Any,
+) -> Any:
+    captured = rest[9] if len(rest) > 9 else score_mod_other_buffers
+    batch = query.shape[0]
+    grads = [_permuted(query.shape, query)]
+    for tensor in (key, value):
+        grad = _permuted((batch, *tensor.shape[1:]), tensor)
+        shared = batch > 1 and tensor.shape[0] == 1
+        grads.append(torch.sum(grad, dim=0, keepdim=True) if shared else grad)
+    contiguous = torch.contiguous_format
+    buffers = [torch.empty_like(b, memory_format=contiguous) if isinstance(b, torch.Tensor) else None for b in captured]
+    return (*grads, tuple(buffers))
+
+
+def _while_loop(cond: Any, body: Any, carried: Sequence[Any], *_: Any) -> tuple[Any, ...]:
+    """Return what looks like a loop's input, as its results do: its body may not change shapes."""
+    return tuple([_clone(item) if isinstance(item, torch.Tensor) else item for item in carried])
+
+
+_RULES: Mapping[str, Callable[..., Any]] = {
+    "triton_kernel_wrapper_functional": _triton_functional,
+    "triton_kernel_wrapper_mutation": lambda **_: None,
+    "flex_attention": _flex_attention,
+    "flex_attention_backward": _flex_attention_backward,
+    "while_loop": _while_loop,
+    "print": lambda *_, **__: None,
+}
+_CALLERS = {
+    **dict.fromkeys(("with_effects", "run_with_rng_state"), 1),
+    **dict.fromkeys(("run_and_save_rng_state", "graphsafe_run_with_rng_state"), 0),
+    **dict.fromkeys(("auto_functionalized", "auto_functionalized_v2"), 0),
+}
+"""Operators that call another one: where it stands among their arguments."""
+
+# what is called with what: (submodule, its operands), the one that gives the result first
+_BODIES: Mapping[str, Callable[[Sequence[Any]], list[tuple[Any, Sequence[Any]]]]] = {
+    "invoke_subgraph": lambda args: [(args[0], args[2:])],
+    "cond": lambda args: [(args[1], args[3]), (args[2], args[3])],
+    "control_deps": lambda args: [(args[1], args[2:])],
+    "while_loop": lambda args: [(run, [*args[2], *(args[3] if len(args) > 3 else ())]) for run in args[:2]],
+    **dict.fromkeys(
+        ("local_map_hop", "tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint"),
+        lambda args: [(args[0], args[1:])],
+    ),
+}
+
+
+FALLBACK_SIZE = 8192
+"""A data-dependent size about which the graph says nothing more (Inductor has the same fallback)."""
+
+_DTYPES = {short: dtype for dtype, short in dtype_abbrs.items()}
+_TENSOR = re.compile(r"^(?:\w+\()?(\w+)\[([^\]]*)\](?:\[([^\]]*)\])?(\w+(?::\d+)?)?")
+_COMMA = re.compile(r",(?![^()]*\))")
+"""Between sizes, not between the arguments of ``Max(1, s0)``."""
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_UNBOUNDED = frozenset({torch.ops.aten.repeat_interleave.Tensor})
+
+
+def annotated(text: str, device: torch.device, size_of: Callable[[str], int | None]) -> torch.Tensor | int | None:
+    """The value that an annotation such as ``bf16[8, 4][4, 1]cuda:0`` or ``Sym(s0)`` describes; None: none.
+
+    To be called under the fake mode.
+    """
+    if text.startswith("Sym(") and text.endswith(")"):
+        return _size(text[4:-1], size_of)
+    match = _TENSOR.match(text)
+    if match is None or match[1] not in _DTYPES:
+        return None
+    shape = _sizes(match[2], size_of)
+    stride = None if match[3] is None else _sizes(match[3], size_of)
+    if shape is None or (stride is not None and len(stride) != len(shape)):
+        return None
+    stride = torch.empty(shape, device="meta").stride() if stride is None else stride
+    try:
+        where = device_named(match[4]) if match[4] else device
+        return torch.empty_strided(shape, stride, dtype=_DTYPES[match[1]], device=where)
+    except RuntimeError:
+        return None
+
+
+def contradicts(text: str, value: Any) -> bool:
+    """Tell whether an annotation without symbols gives a tensor another shape or type than it has."""
+    match = _TENSOR.match(text)
+    if match is None or match[1] not in _DTYPES or not isinstance(value, torch.Tensor):
+        return False
+    return _sizes(match[2], lambda _: None) != list(value.shape) or _DTYPES[match[1]] is not value.dtype
+
+
+def depends_on_symbols(text: str) -> bool:
+    """Tell whether an annotation has sizes with names in them."""
+    match = _TENSOR.match(text)
+    return match is None or bool(re.search(r"[A-Za-z]", f"{match[2]},{match[3] or ''}"))
+
+
+def _sizes(text: str, size_of: Callable[[str], int | None]) -> list[int] | None:
+    sizes = [_size(part, size_of) for part in _COMMA.split(text) if part.strip()]
+    return None if any(size is None for size in sizes) else [size for size in sizes if size is not None]
+
+
+def _size(text: str, size_of: Callable[[str], int | None]) -> int | None:
+    text = text.strip()
+    return int(text) if re.fullmatch(r"\d+", text) else size_of(text)
+
+
+def concrete(value: Any, target: Any, inputs: Sequence[torch.Tensor], size_of: Callable[[], int]) -> Any:
+    """`value` with every data-dependent size replaced.
+
+    A result never gets more rows than the largest input has elements, except where an operator repeats.
+    """
+
+    def one(item: Any) -> Any:
+        if not any(isinstance(n, _SYMBOLIC) for n in (item.shape if isinstance(item, torch.Tensor) else (item,))):
+            return item
+        size = size_of()
+        if isinstance(item, torch.SymInt):
+            return size
+        if not isinstance(item, torch.Tensor):
+            return True if isinstance(item, torch.SymBool) else 1.0
+        most = size if target in _UNBOUNDED else max([tensor.numel() for tensor in inputs], default=size)
+        shape = [min(size, most) if isinstance(n, torch.SymInt) else n for n in item.shape]
+        return torch.empty(shape, dtype=item.dtype, device=item.device)
+
+    return torch.utils._pytree.tree_map(one, value)
+
+
+def result_like(target: Any, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
+    """Return what an operator would return if its data-dependent sizes did fit; None where nothing is known.
+
+    For nodes that refuse sizes which were guessed: a view takes the sizes it asks for, the rest follow their
+    largest input.
+    """
+    if not tensors or not isinstance(target, torch._ops.OpOverload):
+        return None
+    aten = torch.ops.aten
+    first = tensors[0]
+    if target in (aten.split_with_sizes.default, aten.split_with_sizes_copy.default):
+        dim = args[2] if len(args) > 2 else 0
+        shapes = [[n if i != dim % first.dim() else part for i, n in enumerate(first.shape)] for part in args[1]]
+        return [first.new_empty(shape) for shape in shapes]
+    if target in (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default):
+        known = math.prod(n for n in args[1] if n >= 0)
+        return first.new_empty([n if n >= 0 else max(first.numel() // max(known, 1), 1) for n in args[1]])
+    if len(target._schema.returns) == 1 and str(target._schema.returns[0].type) == "Tensor":
+        return torch.empty_like(max(tensors, key=lambda tensor: tensor.numel()))
+    return None
+
+
+def missing(node: fx.Node) -> str:
+    """Why fake execution has no value for a node."""
+    name = operator_missing(node)
+    if name is not None:
+        return f"this torch build does not know the operator {name}"
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return "the dump does not hold the body that this higher-order operator runs"
+    return "this torch build cannot tell the shapes of its results"
+
+
+def mend(node: fx.Node, constants: Sequence[fx.Node] = ()) -> str:
+    """Say what the user can do about it; ``constants``: those of its inputs that the file describes nowhere."""
+    parts = [user.name for user in node.users if user.target is operator.getitem]
+    annotate = f'annotate it by hand (`{parts[0] if parts else node.name}: "bf16[8, 4]" = ...`).'
+    if parts:
+        annotate = annotate.replace("annotate it", "annotate each of its parts")
+    if operator_missing(node) is not None:
+        return f"Import the package that registers it first (--import PACKAGE on the command line), or {annotate}"
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return f"Load the graph as tlparse prints it for reading, bodies included (aot_forward_graph), or {annotate}"
+    if constants:
+        name = constants[0].target
+        return f'torch has not written self.{name}: annotate it by hand (`{name}: "i64[4]" = self.{name}`).'
+    return f"Load it with the torch that wrote it, or {annotate}"
+
+
+def operator_missing(node: fx.Node) -> str | None:
+    """Return the name of the operator that this torch lacks: the node's own, or that which a higher-order one calls."""
+    found = [item for item in (node.target, *node.args) if isinstance(item, UnknownOp)]
+    return found[0].__name__ if found else None
+
 
 _CPU = torch.device("cpu")
 _LARGEST_INTEGER = 2**63
-_aten = torch.ops.aten
 _CHECKS = frozenset(
     {
         _aten._assert_scalar.default,
@@ -71,7 +368,7 @@ class Values:
         size: The value to assume for a data-dependent size.
         printed_size: The value of a size in an annotation, or None.
         groups: The process groups of the graph.
-        notes: What was guessed, counted; added to.
+        notes: What was guessed; added to.
         strict: Raise MisfitError where the value of a data-dependent size does not fit.
         count: Counts the values.
         results: Runs operators.
@@ -85,16 +382,16 @@ class Values:
     size: Callable[[fx.Node], int]
     printed_size: Callable[[str], int | None]
     groups: Mapping[str, DumpGroup]
-    notes: dict[str, int]
+    notes: dict[str, None]
     strict: bool
     count: ValueCount
     results: "Results"
     of: dict[fx.Node, Any] = field(default_factory=dict)
     _guessed: set[fx.Node] = field(default_factory=set)
 
-    def note(self, text: str, count: int = 1) -> None:
-        """Count something that was guessed."""
-        self.notes[text] = self.notes.get(text, 0) + count
+    def note(self, text: str) -> None:
+        """Note something that was guessed."""
+        self.notes[text] = None
 
     def mark_guessed(self, node: fx.Node) -> None:
         """Its sizes are not known but taken."""
@@ -114,7 +411,9 @@ class Values:
             case _:
                 value = self._call(node)
         self.of[node] = value
-        self.count.add(lambda: self.parsed.place(node), value)
+        made = len(value) if isinstance(value, list | tuple) else 1
+        self._check_count(node, made, "with this node")
+        self.count.value += made
         if node.op != "output" and not isinstance(value, torch.nn.Module):
             node.meta["val"] = value
         return value
@@ -130,7 +429,8 @@ class Values:
         if torch.Tag.inplace_view in getattr(node.target, "tags", ()):
             self._keep_metadata(node)
         reason = None
-        self.count.check_parts(lambda: self.parsed.place(node), node.target, args, kwargs)
+        parts = parts_made(node.target, args, kwargs)
+        self._check_count(node, parts, f"its result has {parts:,} parts; with them")
         try:
             value = self._run(node.target, args, kwargs, tensors)
         except InputTooLargeError:  # of a body that it runs
@@ -138,19 +438,28 @@ class Values:
         except Exception as error:  # a fake kernel may raise anything; all of it becomes one message
             value, reason = NotImplemented, str(error).strip().splitlines()[:1]
         text = self.parsed.annotations.get(node.name)
-        fixed = text is not None and not guess.depends_on_symbols(text)
+        fixed = text is not None and not depends_on_symbols(text)
         if reason is not None and self.strict and node in self._guessed and not fixed:
             raise MisfitError([n for tensor in tensors for n in tensor.shape])
-        if text is not None and fixed and _may_change(node.target) and guess.contradicts(text, value):
+        if text is not None and fixed and _may_change(node.target) and contradicts(text, value):
             value = self._printed(node, tensors)
             self.note("results whose shape is another in this torch: taken from the printed annotation")
         if value is NotImplemented:
-            value = self._guess(node, args, tensors, reason[0] if reason else guess.missing(node))
-        value, count = guess.concrete(value, node.target, tensors, lambda: self.size(node))
-        if count:
-            self._guessed.add(node)
-            self.note(f"data-dependent sizes, taken as {self.size(node)}", count)
-        return value
+            value = self._guess(node, args, tensors, reason[0] if reason else missing(node))
+        return concrete(value, node.target, tensors, lambda: self._data_dependent(node))
+
+    def _data_dependent(self, node: fx.Node) -> int:
+        self._guessed.add(node)
+        size = self.size(node)
+        self.note(f"data-dependent sizes, taken as {size}")
+        return size
+
+    def _check_count(self, node: fx.Node, more: int, what: str) -> None:
+        if self.count.value + more > self.count.limit:
+            raise InputTooLargeError(
+                f"{self.parsed.place(node)}: {what} the graph has more than {self.count.limit:,} nodes, which is the "
+                "limit. Raise the limit (--max-nodes on the command line) if the graph is meant to be that large."
+            )
 
     def _keep_metadata(self, node: fx.Node) -> None:
         """The operator changes the sizes of its argument: what was seen of it before stays as it was."""
@@ -184,23 +493,23 @@ class Values:
         if value is not None:
             self.note("results whose shape was taken from the printed annotation")
             return value
-        if not node.users and guess.operator_missing(node) is not None:
+        if not node.users and operator_missing(node) is not None:
             return None  # as of what writes its arguments alone (``fsdp.set_`` of torch 2.5)
         if node in self._guessed:
             with contextlib.suppress(RuntimeError, TypeError, ValueError):
-                value = guess.result_like(node.target, args, tensors)
+                value = result_like(node.target, args, tensors)
         if value is not None:
             self.note("results that did not fit a data-dependent size: shaped like their largest input")
             return value
         raise DumpError(
             f"{self.parsed.place(node)}: the shape of its result cannot be found: {reason.rstrip('.')}. "
-            + guess.mend(node, [one for one in node.all_input_nodes if isinstance(self.of[one], Opaque)])
+            + mend(node, [one for one in node.all_input_nodes if isinstance(self.of[one], Opaque)])
         )
 
     def _printed(self, node: fx.Node, tensors: Sequence[torch.Tensor]) -> Any:
         def one(item: fx.Node) -> Any:
             text = self.parsed.annotations.get(item.name)
-            return None if text is None else guess.annotated(text, device, self.printed_size)
+            return None if text is None else annotated(text, device, self.printed_size)
 
         device = tensors[0].device if tensors else _CPU
         own = one(node)

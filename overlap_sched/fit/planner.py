@@ -32,9 +32,8 @@ from overlap_sched.problem import Order, Problem
 from overlap_sched.scheduler.driver import phases, schedule
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.task import Candidate, Reference, Task
-from overlap_sched.transform.apply import apply
+from overlap_sched.transform.apply import apply, host_bytes
 from overlap_sched.transform.fission import Fission
-from overlap_sched.transform.offload import host_bytes
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Rewrite
 from overlap_sched.transform.search import POLICIES, undominated

@@ -14,7 +14,7 @@ from overlap_sched.fx.graphs import graph_of, reorder
 from overlap_sched.fx.lifting import LIFTING, lift
 from overlap_sched.fx.operators import undeclared_text
 from overlap_sched.fx.rewrites import alike_of, prepare
-from overlap_sched.fx.rewrites.planning import may_rewrite, plan_lifted
+from overlap_sched.fx.rewrites.apply import may_rewrite, plan_lifted
 from overlap_sched.options import Options, check_names, on_devices, options_given
 from overlap_sched.problem import Problem
 from overlap_sched.problem.pins import pin_notes

@@ -40,7 +40,7 @@ WAITS = {
     "c10d_functional": ("wait_tensor",),
     "ao": ("wait_tensor",),
     "dc": ("end_backward", "wait_allgather"),  # the former flushes what is left in the buckets of gradients
-    "overlap_sched": ("wait_tensors",),  # in dumps that an older torch reads, see overlap_sched.dump.operators
+    "overlap_sched": ("wait_tensors",),  # in dumps that an older torch reads, see overlap_sched.dump.graph
 }
 MEANT = {
     "all_gather": "all_gather_into_tensor", "allgather_param": "all_gather_into_tensor",
@@ -85,7 +85,7 @@ TORCH = frozenset({
     "onednn", "onnx", "onnx_symbolic", "prims", "profiler", "quantization", "quantized", "quantized_decomposed",
     "rngprims", "sparse", "spmd_types", "static_runtime", "streams", "symm_mem",
     "dc",  # of DeepSpeed
-    "overlap_sched",  # stand-ins of dumps, see overlap_sched.dump.operators
+    "overlap_sched",  # stand-ins of dumps, see overlap_sched.dump.graph
 })  # fmt: skip
 """Namespaces of operators that torch itself registers (2.11 to 2.15), and others that are known. What communicates
 among them is listed above."""

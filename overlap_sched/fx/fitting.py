@@ -21,8 +21,8 @@ from overlap_sched.fit.questions import KINDS as OF_VALUES
 from overlap_sched.fx.dimensions.candidates import expert_fissions, fission_candidates
 from overlap_sched.fx.lifting import LIFTING, Lifted, lift
 from overlap_sched.fx.rewrites import alike_of, prepare, rerunnable
+from overlap_sched.fx.rewrites.apply import plan_lifted
 from overlap_sched.fx.rewrites.batches import batch_fissions
-from overlap_sched.fx.rewrites.planning import plan_lifted
 from overlap_sched.options import Options, check_names, on_devices, options_given
 from overlap_sched.report.words.fit import lacking_line
 from overlap_sched.transform.host import PCIE_5, HostLink

@@ -24,7 +24,7 @@ from overlap_sched.fx.apply import NO_COLLECTIVES, Report, schedule_graph
 from overlap_sched.fx.graphs import reorder
 from overlap_sched.fx.lifting import STAYS, Lifted, lift
 from overlap_sched.fx.rewrites import Pending, alike_of, prepare
-from overlap_sched.fx.rewrites.planning import may_rewrite, plan_rewrites, refused_in
+from overlap_sched.fx.rewrites.apply import may_rewrite, plan_rewrites, refused_in
 from overlap_sched.inductor.agree import (
     asks,
     find_in_force,

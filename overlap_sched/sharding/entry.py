@@ -1,22 +1,21 @@
 """``shard``: fully sharded parameters by the arguments of ``fully_shard``, with all collectives in the graph."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.tensor import Shard
+from torch.nn.parallel import DistributedDataParallel
 
 from overlap_sched.errors import ShardingError
-from overlap_sched.sharding.access import put_casts, put_properties
-from overlap_sched.sharding.alike import put_names
-from overlap_sched.sharding.checks import check_arguments, check_mesh, check_modules, check_parameter, replace_parameter
-from overlap_sched.sharding.gather import cache_gathers
-from overlap_sched.sharding.layout import Layout, Place, layout_of, part_of
-from overlap_sched.sharding.random_states import repair_random_states
-from overlap_sched.sharding.state import Owner, ShardedModule, ShardState
+from overlap_sched.sharding.gather import Layout, Place, cache_gathers, layout_of, part_of
+from overlap_sched.sharding.modules import Owner, ShardedModule, ShardState, put_casts, put_names, put_properties
 
 
 def shard(
@@ -51,7 +50,7 @@ def shard(
         dp_mesh_dims: Not supported.
 
     Returns:
-        ``module``, now also a :class:`~overlap_sched.sharding.state.ShardedModule`.
+        ``module``, now also a :class:`~overlap_sched.sharding.modules.ShardedModule`.
 
     Raises:
         ShardingError: The model or an argument is one that this cannot do; the message says what can be done.
@@ -138,3 +137,193 @@ def _move_buffers(module: nn.Module, device: torch.device) -> None:
     for name, buffer in module.named_buffers(recurse=False):
         if not buffer.is_meta:
             module._buffers[name] = buffer.to(device)
+
+
+# What ``shard`` cannot do, told before anything is changed.
+
+
+def replace_parameter(parameter: nn.Parameter, name: str) -> None:
+    """Raise wherever the gradient of a parameter that ``shard`` has divided is asked for from now on.
+
+    torch can turn no ``Parameter`` into a DTensor: an optimizer that was made before still has the old one.
+    """
+    own: Any = type(parameter)
+    parameter.__class__ = _replaced(own)
+    parameter.replaced = name
+
+
+@cache
+def _replaced(own: type) -> type:
+    return type(f"Replaced{own.__name__}", (own,), {"grad": property(_refuse, _refuse)})
+
+
+def _refuse(parameter: Any, *_: Any) -> NoReturn:
+    raise ShardingError(
+        f"shard() has replaced {getattr(parameter, 'replaced', 'this parameter')}: an optimizer that was made before "
+        "would train nothing. Make it after shard(model), of model.parameters()."
+    )
+
+
+def _check_type(name: str, given: object, kind: Any, meant: str) -> None:
+    if not isinstance(given, kind):
+        shown = given if isinstance(given, int | str | list | torch.dtype) else f"a {type(given).__name__}"
+        raise ShardingError(f"{name} is {shown}; it is {meant}")
+
+
+def check_mesh(mesh: DeviceMesh) -> None:
+    """One dimension, or two."""
+    make = 'init_device_mesh("cuda", (ranks,)), or of a process group DeviceMesh.from_group(group, "cuda")'
+    _check_type("mesh", mesh, DeviceMesh, f"a DeviceMesh: {make}.")
+    if mesh.ndim not in (1, 2):
+        raise ShardingError(
+            f"the mesh has {mesh.ndim} dimensions {mesh.mesh_dim_names or tuple(mesh.shape)}; shard takes one (shard) "
+            'or two (replicate, shard). Pass those of data parallelism: mesh["dp"], or mesh["replicate", "shard"].'
+        )
+
+
+def check_arguments(
+    roots: Sequence[object],
+    policy: object,
+    ignored: Collection[object],
+    reshard_after_forward: object,
+    offload_policy: object,
+    dp_mesh_dims: object,
+) -> None:
+    """Arguments of other types, or of ``fully_shard`` that are not supported."""
+    for root in roots or [roots]:
+        _check_type("module", root, nn.Module, "a model, or a list of modules: shard(model, mesh), not its parameters.")
+    dtype = policy if isinstance(policy, torch.dtype) else getattr(policy, "param_dtype", None) or torch.bfloat16
+    meant = f"a policy. Did you mean torch.distributed.fsdp.MixedPrecisionPolicy(param_dtype={dtype})?"
+    _check_type("mp_policy", policy, MixedPrecisionPolicy | None, meant)
+    for one in ignored:
+        _check_type("ignored_params", one, nn.Parameter, "a set of parameters: set(model.head.parameters()).")
+    if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
+        raise ShardingError(
+            f"reshard_after_forward is {reshard_after_forward!r}: resharding to fewer ranks is not supported. Use True "
+            "(gather again in backward) or False (keep)."
+        )
+    if offload_policy is not None and type(offload_policy) is not OffloadPolicy:
+        raise ShardingError(
+            f"offload_policy is a {type(offload_policy).__name__}: offloading is not supported. Leave it out, or use "
+            "torch's fully_shard for this model."
+        )
+    if dp_mesh_dims is not None:
+        raise ShardingError(
+            "dp_mesh_dims is not supported. Pass the data-parallel dimensions of the mesh as mesh: "
+            'mesh["dp"], or mesh["replicate", "shard"].'
+        )
+
+
+def check_modules(
+    roots: Sequence[nn.Module], modules: Sequence[tuple[str, nn.Module]], ignored: set[nn.Parameter]
+) -> None:
+    """Modules that are sharded already, or that do not read their parameters as attributes."""
+    for root in roots:
+        if isinstance(root, ShardedModule):
+            raise ShardingError(
+                f"this {type(root).__name__} is sharded already. Call shard once per module: parts first, then the "
+                "model that has them."
+            )
+    for path, module in modules:
+        where = path or "the module"
+        if isinstance(module, FSDPModule):
+            raise ShardingError(
+                f"{where} is sharded already, by fully_shard. Use one of the two: leave out fully_shard."
+            )
+        if isinstance(module, DistributedDataParallel):
+            raise ShardingError(f"{where} is a DistributedDataParallel. Shard its module: shard(model.module, mesh).")
+        if isinstance(module, nn.RNNBase) and not ignored.issuperset(module.parameters()):
+            raise ShardingError(
+                f"{where} ({type(module).__name__}) reads its weights from a list of its own, past what gathers them. "
+                "Add its parameters to ignored_params."
+            )
+
+
+def check_parameter(
+    parameter: nn.Parameter, name: str, shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None
+) -> None:
+    """Parameters that cannot be divided by rows, were divided by another call, or would leave a hook behind."""
+    if parameter._post_accumulate_grad_hooks or parameter._backward_hooks:
+        raise ShardingError(
+            f"{name} has a hook for its gradient, which would stay with the parameter that shard replaces. Register it "
+            "after shard(model)."
+        )
+    if hasattr(parameter, "replaced"):
+        raise ShardingError(
+            f"{name} is shared with a module that was sharded by another call. Shard both in one call: "
+            "shard([embedding, head]), or shard(model) alone."
+        )
+    if parameter.dim() == 0:
+        raise ShardingError(f"{name} is a scalar, which has no rows to divide. Make it a tensor of one element.")
+    chosen = None if shard_placement_fn is None else shard_placement_fn(parameter)
+    if chosen is not None and chosen != Shard(0):
+        raise ShardingError(
+            f"shard_placement_fn gives {chosen!r} for {name}; only Shard(0) is supported. Return None or Shard(0) for "
+            "it, or add it to ignored_params."
+        )
+
+
+# States of random numbers beside the meshes of DTensor parameters: a repair of torch's partitioner.
+#
+# A checkpoint that draws random numbers (dropout; on torch 2.13 attention of any kind) has the generator's state saved
+# for backward. ``torch/_functorch/partitioners.py: functionalize_rng_ops`` (2.13 to 2.15) puts states in front of the
+# symbolic sizes, but behind opaque objects, such as the mesh that every DTensor parameter brings. Readers count from
+# the end: they take the mesh for a tensor, and the first forward dies. Here states go in front of opaque objects, in
+# both graphs. Where there is nothing to put right, graphs stay as torch makes them.
+
+
+_REPAIRED = "_repaired_by_overlap_sched"
+
+
+def repair_random_states() -> None:
+    """Put it right from now on; once per process. A torch without this function is left alone."""
+    import torch._functorch.partitioners as partitioners
+
+    torchs = getattr(partitioners, "functionalize_rng_ops", None)
+    if torchs is None or hasattr(torchs, _REPAIRED):
+        return
+
+    @functools.wraps(torchs)
+    def functionalize(
+        joint: fx.GraphModule, forward: fx.GraphModule, backward: fx.GraphModule, num_sym_nodes: int
+    ) -> Any:
+        saved: Sequence[Any] = forward.graph.output_node().args[0]
+        opaque = _opaque_before(saved, len(saved) - num_sym_nodes)
+        before = set(_inputs(backward))
+        made = torchs(joint, forward, backward, num_sym_nodes + opaque)
+        if opaque:
+            _bring_forward(made[1], before)
+        return made
+
+    setattr(functionalize, _REPAIRED, True)
+    partitioners.functionalize_rng_ops = functionalize
+
+
+def _opaque_before(saved: Sequence[Any], end: int) -> int:
+    """How many opaque objects stand right in front of ``end``."""
+    from torch._functorch._aot_autograd.graph_compile import is_opaque_node
+
+    first = end
+    while first and is_opaque_node(saved[first - 1]):
+        first -= 1
+    return end - first
+
+
+def _bring_forward(backward: fx.GraphModule, before: set[fx.Node]) -> None:
+    """Inputs that are new, and stand in front of the tangents, move in front of the first opaque object.
+
+    The states of generators of GPUs come last of all, behind the tangents: they stay.
+    """
+    from torch._functorch._aot_autograd.graph_compile import is_opaque_node
+
+    inputs = _inputs(backward)
+    first = next(node for node in inputs if is_opaque_node(node))
+    tangents = next(at for at, node in enumerate(inputs) if "tangent" in node.name)
+    for state in inputs[:tangents]:
+        if state not in before:
+            first.prepend(state)
+    backward.recompile()
+
+
+def _inputs(module: fx.GraphModule) -> list[fx.Node]:
+    return list(module.graph.find_nodes(op="placeholder"))

@@ -6,14 +6,11 @@ The first argument makes torchtitan import this package, which registers the pas
 Options of :class:`overlap_sched.Options` go with the first: ``'overlap_sched.titan.options={"headroom": "1GiB"}'``.
 A module of configs of your own needs only ``import overlap_sched.titan``.
 
-- :mod:`~overlap_sched.titan.pipeline`: torchtitan's list of passes with ours in its place.
-- :mod:`~overlap_sched.titan.stages`: the same for the pipelines of GraphPP.
-- :mod:`~overlap_sched.titan.stage_graph`: what is to be known of one graph there.
-- :mod:`~overlap_sched.titan.listed`: where our pass stands in a list.
-- :mod:`~overlap_sched.titan.graph_pass`: our pass, which fits a step to a limit, and orders it; inside Inductor where
-  that compiles the whole graph.
-- :mod:`~overlap_sched.titan.chosen`: the options of a job.
+- :mod:`~overlap_sched.titan.pipeline`: torchtitan's list of passes with ours in its place; the same for the pipelines
+  of GraphPP.
 - :mod:`~overlap_sched.titan.precompile`: torchtitan's precompilation with our pass.
+- :mod:`~overlap_sched.titan.graph_pass`: our pass, which fits a step to a limit, and orders it; inside Inductor where
+  that compiles the whole graph. The options of a job.
 
 Needs torchtitan (0.3.0 is the one that we know). Nothing else in this package imports it.
 """
@@ -26,7 +23,7 @@ from torchtitan.experiments.graph_trainer.trainer import GraphTrainer
 from torchtitan.tools.profiler import Profiler
 
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.titan.chosen import with_given
+from overlap_sched.titan.graph_pass import with_given
 from overlap_sched.titan.pipeline import NAME, passes_of, start, tell_if_not_chosen
 
 __all__ = ["NAME", "options", "passes_of"]

@@ -1,23 +1,26 @@
 """Our pass of GraphTrainer's list: fits a training step to a limit and orders it, or inside Inductor orders that."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from torch import fx
+from torchtitan.experiments.graph_trainer.cudagraph import cudagraph_pass
+from torchtitan.experiments.graph_trainer.inductor_passes import full_inductor_compilation_pass
+from torchtitan.experiments.graph_trainer.passes import final_inductor_compile_passes
 
 from overlap_sched.fit import Fit
+from overlap_sched.fx.calls import Communications, live_ranks
 from overlap_sched.fx.fitting import fit_lifted
-from overlap_sched.fx.lifting import Lifted
+from overlap_sched.fx.lifting import STAYS, Lifted
+from overlap_sched.inductor.eager import options_from
 from overlap_sched.inductor.fx_stage import RewriteChoice, rewrite_and_schedule, rewrite_fx
 from overlap_sched.inductor.reporting import log, warn
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.inductor.switch import enabled
+from overlap_sched.inductor.switch import current_settings, enabled
 from overlap_sched.report.units import count, duration, from_to, size
 from overlap_sched.report.words.fit import lacking_line
-from overlap_sched.titan.chosen import plug_in_arguments
-from overlap_sched.titan.stage_graph import hold_inputs, stage_name, strangers
 
 GraphPass = Callable[..., fx.GraphModule]
 """A pass of GraphTrainer: ``(gm, example_inputs) -> gm``."""
@@ -121,3 +124,121 @@ def mark(gm: fx.GraphModule) -> fx.GraphModule:
 def is_marked(gm: fx.GraphModule) -> bool:
     """Has our pass seen this graph, in this process or where it was precompiled?"""
     return _MARK in gm.graph.output_node().meta
+
+
+# Our pass in a list of torchtitan's: before the first that compiles, or inside Inductor where that compiles all.
+
+
+def with_ours(passes: Sequence[GraphPass], compile_config: Any, settings: Settings) -> list[GraphPass]:
+    """Return a list of torchtitan's passes with ours in its place.
+
+    Args:
+        passes: Of a whole step, or of a graph of GraphPP.
+        compile_config: torchtitan's ``GraphTrainerCompileConfig``.
+        settings: Of the job.
+    """
+    final = final_inductor_compile_passes(compile_config, use_cudagraph=True)
+    compiling = {_function(each) for each in [*final, cudagraph_pass]}
+    place = next((k for k, each in enumerate(passes) if _function(each) in compiling), len(passes))
+    before, after = list(passes[:place]), list(passes[place:])
+    if after and _function(after[0]) is full_inductor_compilation_pass:
+        if settings.fits:
+            warn("overlap_sched keeps no limit in this job: it fits no step that Inductor compiles as a whole.")
+        return [*before, _inside_inductor(after[0], settings), *after[1:]]
+    return [*before, partial(overlap_sched_pass, settings=settings), *after]
+
+
+def _inside_inductor(full: GraphPass, settings: Settings) -> GraphPass:
+    """For torchtitan a pass is a function with a name, or a ``partial`` of one."""
+    if isinstance(full, partial):
+        return partial(inside_inductor(full.func, settings), *full.args, **full.keywords)
+    return inside_inductor(full, settings)
+
+
+def _function(graph_pass: Any) -> Any:
+    return graph_pass.func if isinstance(graph_pass, partial) else graph_pass
+
+
+# What is to be known of a graph of GraphPP before it is ordered: its name, what its caller holds, whom it meets.
+
+
+_CALLED = {
+    "fw": "forward",
+    "full_bw": "backward",
+    "bw_di": "backward to inputs",
+    "bw_dw": "backward to weights",
+    "unshard": "gathers",
+    "reduce_grad": "reductions",
+    "multiplex": "forward beside a backward",
+}
+"""What ``graph_builder._annotate_graph_pp_graph`` of torchtitan calls a graph, and what we do."""
+
+
+def stage_name(gm: fx.GraphModule) -> str:
+    """Name a graph of GraphPP, the same on all ranks of its stage: ``"stage 0 forward"``; ``""``: it is none."""
+    found = gm.graph.output_node().meta
+    called, stage = found.get("graph_pp_callable"), found.get("graph_pp_stage_index")
+    return "" if called is None or stage is None else f"stage {stage} {_CALLED.get(called, called)}"
+
+
+def hold_inputs(gm: fx.GraphModule) -> None:
+    """Note that no input is freed while a graph of GraphPP runs: its runtime holds them all.
+
+    They stand in the frames of ``runner._handle_*`` and of ``GraphTrainerStageGraphs``, saved values, too.
+    """
+    for node in gm.graph.find_nodes(op="placeholder"):
+        node.meta[STAYS] = True
+
+
+def strangers(gm: fx.GraphModule, ranks: Sequence[int]) -> list[int]:
+    """List the ranks with which a graph communicates though they are not among those that are asked, ascending."""
+    known = Communications(gm.graph)
+    groups = [one for node in gm.graph.nodes for launched in known.of(node) for one in launched.groups]
+    found = (live_ranks(name if live is None else live) or () for name, live in groups)
+    return sorted({rank for each in found for rank in each} - set(ranks))
+
+
+# How a job's graphs are scheduled: what came with its configuration, else what is switched on, else the defaults.
+
+
+TARGET = "overlap_sched.titan.options"
+"""What ``--override.imports`` names."""
+_LIMITS = ("memory_limit", "max_slowdown")
+"""To one of which the step is fitted, see :class:`overlap_sched.inductor.settings.Settings`."""
+
+
+def settings_of(config: Any) -> Settings:
+    """The settings of a job: what ``override.imports`` of torchtitan's ``GraphTrainer.Config`` gives to :data:`TARGET`.
+
+    Without any, those of :func:`overlap_sched.enable` count, if that was called.
+
+    Raises:
+        OptionsError: There is no such option, or it cannot have this value.
+    """
+    settings = replace(current_settings() or Settings(), stage="titan", notes=())
+    for entry in config.override.imports:
+        target, given = (entry, {}) if isinstance(entry, str) else entry
+        if target == TARGET and given:
+            settings = with_given(settings, given)
+    return settings
+
+
+def with_given(settings: Settings, given: Mapping[str, Any]) -> Settings:
+    """Settings with what a job's configuration says: fields of ``Options``, and a limit to fit its step to.
+
+    Raises:
+        OptionsError: There is no such option, or it cannot have this value.
+    """
+    limits = {name: given[name] for name in _LIMITS if name in given}
+    rest = {name: value for name, value in given.items() if name not in limits}
+    others = {name: tuple(value) if isinstance(value, list) else value for name, value in rest.items()}  # of JSON
+    if limits:
+        memory_limit, max_slowdown = (limits.get(name) for name in _LIMITS)
+        settings = replace(settings, memory_limit=memory_limit, max_slowdown=max_slowdown)
+    return replace(settings, options=options_from(others)) if others else settings
+
+
+def plug_in_arguments(settings: Settings) -> dict[str, Any]:
+    """The same settings as :func:`overlap_sched.enable` takes them, for the graphs that Inductor compiles."""
+    names = ("options", "cost", "model", "ranks_per_node", "cluster", "ranks", "timeout_s")
+    return {name: getattr(settings, name) for name in names}

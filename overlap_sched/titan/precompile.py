@@ -14,9 +14,7 @@ from typing import Any
 
 from torchtitan.experiments.graph_trainer import passes, precompile_main
 
-from overlap_sched.titan.chosen import settings_of
-from overlap_sched.titan.graph_pass import GraphPass
-from overlap_sched.titan.listed import with_ours
+from overlap_sched.titan.graph_pass import GraphPass, settings_of, with_ours
 from overlap_sched.titan.pipeline import NAME
 
 

@@ -1,33 +1,49 @@
 """What rewrites make of a problem: problem in, problem out.
 
-Whatever makes a part of a rewrite raises ``RewriteError`` where that is not legal here.
-
 >>> from overlap_sched.cost import Roofline
 >>> from overlap_sched.problem import EXAMPLE
 >>> from overlap_sched.transform.rewrites import Stream
 >>> after = apply(EXAMPLE, [Stream("scatter")], Prices(Roofline()))
 >>> sorted(after.groups)
 ['fsdp', 'fsdp/2']
+
+This is what the nodes of a bucket hold::
+
+    copied, all_gather                      ids of storages
+      in       allocates the inputs, packed; uses each input            the inputs may die here
+      b        allocates all results, packed; uses `in`                 both live until the wait
+      copy_i   allocates result i; uses the packed results              these die with the last copy
+
+    copied, reduce_scatter and all_reduce   the same, without copies behind: results are parts of one storage,
+                                            which lives as long as any of them
+    coalesced                               b allocates each result, and uses each input until its last wait
+
+What goes to the host is held on the device until the wait of the copy, which comes behind all other users and frees it.
+The host's memory is no storage of the problem; :func:`host_bytes` counts it.
+
+In a fission, storages of parts have 1/n of the bytes, rounded up, but for those listed in ``Fission.full``. What is put
+together is allocated as the whole was.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.problem import NodeId, Problem
-from overlap_sched.transform.again import gathered_again, kept, streamed
-from overlap_sched.transform.bucket import bucketed, split
-from overlap_sched.transform.draft import Draft
-from overlap_sched.transform.fission import Fission
-from overlap_sched.transform.in_parts import fissioned
-from overlap_sched.transform.in_place import written_over
-from overlap_sched.transform.members import Alike
-from overlap_sched.transform.offload import offloaded
+from overlap_sched.problem import FINISH, LAUNCH, Group, Kind, Node, NodeId, Problem, StorageId
+from overlap_sched.transform.draft import NOT_KNOWN, Alike, Draft
+from overlap_sched.transform.fission import Fission, Leave, Slice
+from overlap_sched.transform.host import OUT
+from overlap_sched.transform.part_times import ADD, CAT, CLONE, PartTimes
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.recompute import recomputed
-from overlap_sched.transform.rewrites import Bucket, InPlace, Keep, Offload, Recompute, Regather, Rewrite, Split, Stream
+from overlap_sched.transform.recipes import Maker, Reshape, Single, rewrite, unique
+from overlap_sched.transform.recompute import is_view, refusal, writes
+from overlap_sched.transform.rewrites import Form, Rewrite
 
-NOT_KNOWN: Alike = {}
-"""Of a problem file: types and reductions are not known, and taken to be alike."""
+VIEW, SLICE, GETITEM, PERMUTE = "aten.view.default", "aten.slice.Tensor", "getitem", "aten.permute.default"
+WAIT, HOST_WAIT = "_c10d_functional.wait_tensor.default", "ao.wait_tensor.default"
+OFFLOAD, RELOAD = "offload", "reload"
+"""Operators of new nodes."""
 
 
 def apply(
@@ -56,25 +72,394 @@ def apply(
         raise RewriteError(
             f"problem {problem.name!r} is in the {problem.memory_model!r} memory model: rewrites want 'runtime'."
         )
-    draft = Draft(problem, problem.original_order if order is None else order)
-    for rewrite in rewrites:
-        match rewrite:
-            case Bucket():
-                bucketed(draft, rewrite, prices, alike)
-            case Split():
-                split(draft, rewrite, prices)
-            case Keep():
-                kept(draft, rewrite)
-            case InPlace():
-                written_over(draft, rewrite, prices)
-            case Regather():
-                gathered_again(draft, rewrite, prices)
-            case Fission():
-                fissioned(draft, rewrite, prices)
-            case Recompute():
-                recomputed(draft, rewrite)
-            case Offload():
-                offloaded(draft, rewrite, prices.host)
-            case Stream():
-                streamed(draft, rewrite)
+    draft = _ProblemMaker(problem, problem.original_order if order is None else order, prices, alike)
+    make: Maker[NodeId] = draft
+    for one in rewrites:
+        rewrite(make, one)
     return draft.finished()
+
+
+def host_bytes(problem: Problem, order: Sequence[int]) -> int:
+    """The most bytes of pinned host memory in use at once: from the launch of an offload to the wait of its reload."""
+    used = most = 0
+    for v in order:
+        node = problem.nodes[v]
+        if node.op == OFFLOAD and node.kind is Kind.COLLECTIVE:
+            used += node.bytes
+            most = max(most, used)
+        elif node.collective is not None and problem.nodes[node.collective].op == RELOAD:
+            used -= problem.nodes[node.collective].bytes
+    return most
+
+
+class _Value(NamedTuple):
+    """What a new node gives.
+
+    Attributes:
+        held: Storages that it is in; none: they are not counted. bytes: of it.
+        launch: Of what is in flight, its collective. read: what that reads until it is waited for.
+    """
+
+    held: tuple[StorageId, ...]
+    bytes: int
+    launch: NodeId | None = None
+    read: tuple[StorageId, ...] = ()
+
+
+class _ProblemMaker(Draft):
+    """Makes the nodes of :mod:`overlap_sched.transform.recipes`; columns are bytes, of whichever side is larger."""
+
+    def __init__(self, problem: Problem, order: Sequence[NodeId], prices: Prices, alike: Alike = NOT_KNOWN) -> None:
+        """Nothing is rewritten yet."""
+        super().__init__(problem, order, alike)
+        self.prices = prices
+        self._values: dict[NodeId, _Value] = {}
+        self._results: dict[NodeId, _Value] = {}  # of what enters and leaves a fission, whole
+
+    def is_output(self, v: NodeId) -> bool:
+        return self.node(v).kind is Kind.OUTPUT
+
+    def is_view(self, v: NodeId, sources: Sequence[NodeId]) -> bool:
+        return is_view(self.node(v)) and not set(self.node(v).use).isdisjoint(self.gives(sources[0]))
+
+    def why_once(self, v: NodeId) -> str:
+        return refusal(self.node(v))
+
+    def check_member(self, one: Single[NodeId], form: Form) -> None:
+        pass
+
+    def check_gather(self, one: Single[NodeId]) -> None:
+        pass
+
+    def check_kept(self, first: Single[NodeId], later: Single[NodeId]) -> None:
+        pass
+
+    def check_same(self, old: NodeId, new: NodeId) -> None:
+        pass
+
+    def group(self, v: NodeId) -> str | None:
+        return self.node(v).group
+
+    def whole(self, name: str, one: Single[NodeId], reshape: Reshape, at: float) -> NodeId:
+        node = self.node(one.launch)
+        size = self.groups[one.group].size if "all_gather" in one.op else 1
+        return self._view(name, VIEW, one.sources, _Value(node.use, -(-node.bytes // size)), at)
+
+    def view(self, name: str, of: NodeId, reshape: Reshape, at: float, like: NodeId) -> NodeId:
+        return self._view(name, VIEW, (of,), self._values[of], at)
+
+    def permute(self, name: str, of: NodeId, dims: Sequence[int], at: float, like: NodeId) -> NodeId:
+        return self._view(name, PERMUTE, (of,), self._values[of], at)
+
+    def piece(
+        self,
+        name: str,
+        of: NodeId,
+        dim: int,
+        columns: tuple[int, int],
+        at: float,
+        like: NodeId,
+        nbytes: int | None = None,
+    ) -> NodeId:
+        nbytes = columns[1] - columns[0] if nbytes is None else nbytes
+        return self._view(name, SLICE, (of,), self._values[of]._replace(bytes=nbytes), at)
+
+    def copy(self, name: str, of: NodeId, at: float, like: NodeId, *, packed: bool = False) -> NodeId:
+        taken = self._values[of]
+        into = self._result(like).held if packed else self._fresh(taken.bytes, bool(taken.held))
+        return self._compute(name, CLONE, (of,), _Value(into, taken.bytes), 2 * taken.bytes, at)
+
+    def cat(
+        self, name: str, of: Sequence[NodeId], dim: int, at: float, like: NodeId, *, packed: bool = False
+    ) -> NodeId:
+        result = self._result(like)
+        if packed:
+            nbytes = sum(self._values[u].bytes for u in of)
+            counted = bool(result.held) or any(self._values[u].held for u in of)
+            result = _Value(self._fresh(nbytes, counted), nbytes)
+        return self._compute(name, CAT, of, result, 2 * result.bytes, at)
+
+    def plus(self, name: str, of: tuple[NodeId, NodeId], at: float, like: NodeId, *, last: bool) -> NodeId:
+        result = self._result(like)
+        if not last:
+            result = result._replace(held=self._fresh(result.bytes, bool(result.held)))
+        return self._compute(name, ADD, of, result, 3 * result.bytes, at)
+
+    def launch(self, name: str, of: NodeId, members: Sequence[Single[NodeId]], at: float) -> NodeId:
+        results = [self._result(one.launch) for one in members]
+        result = self._fresh(sum(one.bytes for one in results), bool(results[0].held))
+        what = Node(name, Kind.COLLECTIVE, (of,), result, self._values[of].held, op=members[0].op)
+        return self._launch(what, members, at)
+
+    def coalesced(self, name: str, members: Sequence[Single[NodeId]], at: float) -> NodeId:
+        deps = unique(u for one in members for u in one.sources)
+        takes = unique(s for one in members for s in self.node(one.launch).use)
+        gives = unique(s for one in members for s in self.node(one.launch).alloc)
+        what = Node(name, Kind.COLLECTIVE, deps, gives, takes, op=f"{members[0].op}_coalesced")
+        return self._launch(what, members, at)
+
+    def _launch(self, what: Node, members: Sequence[Single[NodeId]], at: float) -> NodeId:
+        group, nbytes = members[0].group, sum(self.node(one.launch).bytes for one in members)
+        us = self.prices.collective_us(what.op, nbytes, self.groups[group])
+        return self._flight(what._replace(time_us=us, group=group, bytes=nbytes), at)
+
+    def _flight(self, node: Node, at: float) -> NodeId:
+        """A new collective, behind a launch node of its own where launching takes time of the compute stream."""
+        us = self.prices.launch_us(node.op, node.bytes, self.groups[node.group or ""])
+        v = self.add(self._behind_host(node, LAUNCH, us, at), at)
+        self._values[v] = _Value(node.alloc, node.bytes, v, node.use)
+        return v
+
+    def _behind_host(self, node: Node, op: str, us: float, at: float) -> Node:
+        if not us:
+            return node
+        host = Node(f"{node.name}.{op}", Kind.COMPUTE, node.deps, time_us=us, op=op)
+        return node._replace(deps=(*node.deps, self.add(host, at)))
+
+    def got(self, name: str, launch: NodeId, i: int, at: float, like: NodeId) -> NodeId:
+        v = self._view(name, GETITEM, (launch,), self._values[launch], at)
+        self._values[v] = self._values[v]._replace(held=self._result(like).held)
+        return v
+
+    def relaunch(self, name: str, one: Single[NodeId], at: float) -> NodeId:
+        node = self.node(one.launch)
+        fresh = tuple(self.storage(self.storages[s].bytes) for s in node.alloc)
+        return self._flight(node._replace(name=name, deps=one.sources, alloc=fresh), at)
+
+    def wait(self, name: str, of: NodeId, at: float, like: NodeId) -> NodeId:
+        value = self._values[of]
+        assert value.launch is not None
+        node = self.node(value.launch)
+        ended = Node(name, Kind.WAIT, (of,), (), unique((*value.read, *value.held)), op=WAIT, collective=value.launch)
+        us = self.prices.finish_us(node.op, node.bytes, self.groups[node.group or ""])
+        v = self.add(self._behind_host(ended, FINISH, us, at), at)
+        self._values[v] = _Value(value.held, value.bytes)
+        return v
+
+    def _view(self, name: str, op: str, of: Sequence[NodeId], value: _Value, at: float) -> NodeId:
+        v = self.add(Node(name, Kind.COMPUTE, tuple(of), (), value.held, op=op), at)
+        self._values[v] = value
+        return v
+
+    def _compute(self, name: str, op: str, of: Sequence[NodeId], value: _Value, moved: int, at: float) -> NodeId:
+        use, us = unique(s for u in of for s in self._values[u].held), self.prices.copy_us(op, moved)
+        v = self.add(Node(name, Kind.COMPUTE, tuple(of), value.held, use, us, op, bytes=moved), at)
+        self._values[v] = value
+        return v
+
+    def _fresh(self, nbytes: int, counted: bool) -> tuple[StorageId, ...]:
+        return (self.storage(nbytes),) if counted else ()
+
+    def _result(self, v: NodeId) -> _Value:
+        """Return what a collective gives, or what enters or leaves a fission."""
+        if v in self._results:
+            return self._results[v]
+        node = self.node(v)
+        size = self.groups[node.group or ""].size if "reduce_scatter" in node.op else 1
+        return _Value(node.alloc, -(-node.bytes // size))
+
+    def offloaded(self, name: str) -> NodeId:
+        v = self.find(name)
+        node = self.node(v)
+        if len(node.alloc) != 1 or node.kind not in (Kind.COMPUTE, Kind.INPUT, Kind.COLLECTIVE):
+            raise RewriteError(f"{name!r} makes {len(node.alloc)} storages: what makes one can be offloaded.")
+        storage = self.storages[node.alloc[0]]
+        if storage.pinned or not storage.bytes:
+            why = "is never freed" if storage.bytes else "is empty"
+            raise RewriteError(f"{name!r} {why}: to offload it saves nothing.")
+        waits = self.waits(v) if node.kind is Kind.COLLECTIVE else [v]
+        if len(waits) != 1:
+            raise RewriteError(f"{name!r} has {len(waits)} waits: what has one can be offloaded.")
+        return waits[0]
+
+    def to_host(self, names: tuple[str, str], source: NodeId, at: float) -> NodeId:
+        return self._transfer(names, Node("", Kind.COLLECTIVE, (source,), (), self.gives(source), op=OFFLOAD), OUT, at)
+
+    def to_device(self, names: tuple[str, str], there: NodeId, source: NodeId, at: float) -> NodeId:
+        fresh = tuple(self.storage(self.storages[s].bytes) for s in self.gives(source))
+        back = self.prices.host.back
+        return self._transfer(names, Node("", Kind.COLLECTIVE, (there,), fresh, op=RELOAD), back, at)
+
+    def _transfer(self, names: tuple[str, str], copy: Node, group: str, at: float) -> NodeId:
+        self.groups.setdefault(group, Group(1, True))
+        held = (*copy.use, *copy.alloc)
+        nbytes = sum(self.storages[s].bytes for s in held)
+        us = self.prices.host.copy_us(nbytes)
+        launch = self.add(copy._replace(name=names[0], time_us=us, bytes=nbytes, group=group), at)
+        return self.add(Node(names[1], Kind.WAIT, (*copy.deps, launch), (), held, op=HOST_WAIT, collective=launch), at)
+
+    def again(self, v: NodeId, name: str, new: Mapping[NodeId, NodeId], at: float) -> NodeId:
+        node, house = self.node(v), self._house(new)
+        house |= {s: self.storage(self.storages[s].bytes) for s in node.alloc}
+        copy = node._replace(
+            name=name,
+            deps=unique(new.get(u, u) for u in node.deps),
+            alloc=tuple(house[s] for s in node.alloc),
+            use=tuple(house.get(s, s) for s in node.use),
+        )
+        made = self.add(copy, at)
+        for s in copy.use:
+            later = [w for w in self.holders(s) if w != made and writes(self.node(w)) and self.at[w] > self.at[v]]
+            if later:
+                w = min(later, key=self.at.__getitem__)
+                if self.at[w] < at:
+                    raise RewriteError(
+                        f"{node.name!r} cannot run again: {self.name(w)!r} writes to what it reads before that."
+                    )
+                self.depend(w, made)
+        return made
+
+    def _house(self, new: Mapping[NodeId, NodeId]) -> dict[StorageId, StorageId]:
+        """Per storage of old nodes, that of the new one."""
+        pairs = ((old, self.gives(made)) for old, made in new.items())
+        return {s: fresh for old, given in pairs for s, fresh in zip(self.gives(old), given, strict=True)}
+
+    def move(self, users: Sequence[NodeId], new: Mapping[NodeId, NodeId]) -> None:
+        """Through views, those behind the users, too; none may look at an old storage besides."""
+        for u in users:
+            host = self.host_node(u) if self.node(u).kind is Kind.COLLECTIVE else None
+            for old, made in new.items():
+                self.redirect(old, made, [w for w in (u, host) if w is not None and old in self.node(w).deps])
+        for old, made in self._house(new).items():
+            self._rehouse_users(old, made, users)
+
+    def _rehouse_users(self, old: StorageId, storage: StorageId, users: Sequence[NodeId]) -> None:
+        todo = [u for u in users if old in self.node(u).use]
+        while todo:
+            u = todo.pop()
+            node = self.node(u)
+            if old not in node.use:
+                continue
+            others = [w for w in node.deps if self._looks_at(w, old)]
+            if others:
+                raise RewriteError(f"{node.name!r} also looks at it through {self.name(others[0])!r}: name that, too.")
+            self.rehouse(old, storage, [u])
+            if node.kind is Kind.COLLECTIVE:  # its waits hold what it reads
+                self.rehouse(old, storage, [w for w in self.waits(u) if old in self.node(w).use])
+            if is_view(node):
+                todo.extend(w for w in self.users(u) if old in self.node(w).use)
+
+    def _looks_at(self, v: NodeId, s: StorageId) -> bool:
+        """Tell whether the result of v is the storage, or a view of it."""
+        node = self.node(v)
+        return s in self.gives(v) or (
+            node.collective is None and s in node.use and (is_view(node) or node.kind is Kind.WAIT)
+        )
+
+    def stand_in(self, one: Single[NodeId], first: NodeId, out: NodeId) -> None:
+        held = self._values[out].held if out in self._values else self.gives(out)
+        for old, new in zip(self.node(one.launch).alloc, held, strict=False):
+            self.rehouse(old, new)
+        for v in (*one.waits, one.launch):  # of the launch: an output, which comes after everything
+            self.redirect(v, out)
+            self.remove(v)
+
+    def begin_parts(
+        self, fission: Fission, nodes: Sequence[NodeId], slices: Mapping[NodeId, Slice], stay: Collection[NodeId]
+    ) -> None:
+        inside = set(nodes)
+        for v in nodes:
+            node = self.node(v)
+            if node.kind not in (Kind.COMPUTE, Kind.COLLECTIVE, Kind.WAIT):
+                raise RewriteError(f"{node.name!r} is an {node.kind.value}: it cannot run in parts.")
+            if node.kind is Kind.WAIT and node.collective not in inside:
+                raise RewriteError(f"{node.name!r} waits for a collective that does not run in parts.")
+        for v, one in slices.items():
+            self._results[v] = self._values[v] = _Value(self._allocated(one.maker, one.result), one.bytes)
+        self._parts = _Parts(self, fission, slices, inside - set(stay))
+
+    def _allocated(self, maker: str, result: int) -> tuple[StorageId, ...]:
+        """The storage of a value that enters or leaves; none where it is not counted."""
+        return self.node(self.find(maker)).alloc[result : result + 1]
+
+    def waits_for(self, v: NodeId) -> NodeId | None:
+        return self.node(v).collective
+
+    def in_part(self, v: NodeId, p: int, at: float, of_part: Callable[[NodeId], NodeId]) -> NodeId:
+        node, parts = self.node(v), self._parts
+        own, name, host = parts.own[p], parts.fission.part(node.name, p), self.host_node(v)
+        for s in node.alloc:
+            nbytes = self.storages[s].bytes
+            own[s] = self.storage(nbytes if s in parts.full else -(-nbytes // parts.fission.parts))
+        deps: list[NodeId] = []
+        entered = defaultdict[StorageId, list[StorageId]](list)
+        for u in (*node.deps, *(() if node.collective is None else (node.collective,))):
+            if u != host:
+                deps.append(of_part(u))
+                if u in parts.slices:
+                    parts.entered[deps[-1]] = dict.fromkeys(self._results[u].held, self._values[deps[-1]].held)
+                for s, given in parts.entered.get(deps[-1], {}).items():
+                    entered[s].extend(given)
+        use = unique(t for s in node.use for t in ([own[s]] if s in own else entered.get(s, [s])))
+        made = node._replace(name=name, deps=unique(deps), alloc=tuple(own[s] for s in node.alloc), use=use)
+        if node.kind is Kind.COLLECTIVE:
+            nbytes = node.bytes if parts.full.issuperset(node.alloc) else -(-node.bytes // parts.fission.parts)
+            us = self.prices.collective_us(node.op, nbytes, self.groups[node.group or ""])
+            copy = self._flight(made._replace(time_us=us, bytes=nbytes), at)
+        elif node.kind is Kind.WAIT:  # what ends a wait takes of the host, it takes for every part
+            us = 0.0 if host is None else self.node(host).time_us
+            assert node.collective is not None
+            made = made._replace(collective=of_part(node.collective))
+            copy = self.add(self._behind_host(made, FINISH, us, at), at)
+        else:
+            nbytes = parts.times.bytes(node, self.storages, [s for s in node.use if s in own or s in entered])
+            us = parts.times.us(node, nbytes)
+            copy = self.add(made._replace(time_us=us, flops=parts.times.flops(node), bytes=nbytes), at)
+        if not node.alloc or node.kind is Kind.COLLECTIVE:  # users of a view hold what it looks at; a wait, both sides
+            parts.entered[copy] = entered
+        return copy
+
+    def leave(self, v: NodeId, leave: Leave, parts: Sequence[NodeId]) -> None:
+        whole = self._allocated(leave.maker, leave.result)
+        self._results[v] = _Value(whole, leave.bytes)
+        self._parts.left.update(whole)
+        for own, part in zip(self._parts.own, parts, strict=True):
+            self._values[part] = _Value(tuple(own[s] for s in whole), leave.bytes)
+        if leave.how in ("parts", "same"):
+            for s in whole:
+                given = [own[s] for own in self._parts.own[: 1 if leave.how == "same" else None]]
+                for w in [w for w in self.holders(s) if w not in self._parts.gone]:
+                    node = self.node(w)
+                    use = unique(t for u in node.use for t in (given if u == s else [u]))
+                    self.become(w, node._replace(use=use))
+
+    def outside(self, v: NodeId) -> Sequence[NodeId]:
+        return [w for w in self._users[v] if w not in self._parts.gone]
+
+    def hand_out(
+        self, v: NodeId, out: tuple[NodeId, ...] | None, users: Sequence[NodeId], copies: Sequence[NodeId]
+    ) -> None:
+        given = self.node(v).alloc or self.node(v).use
+        for w in users:
+            node, stands = self.node(w), out
+            if stands is None:  # it may come later alone: it writes to what this node has read
+                taken = set(given).intersection((*node.use, *node.alloc))
+                if not given or not taken <= self._parts.left:
+                    raise RewriteError(f"{node.name!r} uses {self.name(v)!r}, which runs in parts and does not leave.")
+                stands = tuple(copies)
+            self.become(w, node._replace(deps=unique(t for u in node.deps for t in (stands if u == v else (u,)))))
+
+    def end_parts(self, copies: Mapping[NodeId, Sequence[NodeId]], stay: Collection[NodeId]) -> None:
+        pass
+
+
+class _Parts:
+    """What is carried from node to node while one fission is done.
+
+    Attributes:
+        own: Per part, per storage that a node inside makes, the part's.
+        entered: Per new node, per storage of what enters in part, what a part holds in its place: itself, where it
+            takes a view.
+        left: Storages that leave. gone: nodes that go, and what stands for what they take of the host.
+    """
+
+    def __init__(
+        self, draft: _ProblemMaker, fission: Fission, slices: Collection[NodeId], gone: Collection[NodeId]
+    ) -> None:
+        self.fission, self.slices = fission, slices
+        self.own: list[dict[StorageId, StorageId]] = [{} for _ in range(fission.parts)]
+        self.entered: dict[NodeId, Mapping[StorageId, Sequence[StorageId]]] = {}
+        self.left: set[StorageId] = set()
+        self.full = {s for name, k in fission.full for s in draft.node(draft.find(name)).alloc[k : k + 1]}
+        self.times = PartTimes(draft.prices, fission.parts, self.full)
+        self.gone = {*gone, *(u for v in gone if (u := draft.host_node(v)) is not None)}

@@ -43,8 +43,7 @@ from overlap_sched.scheduler.task import CHEAP, Reference
 from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.deferral import defer_compute
-from overlap_sched.transform.draft import Draft
-from overlap_sched.transform.members import Alike, member
+from overlap_sched.transform.draft import Alike, Draft
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import BUCKETED, Bucket, Form, Rewrite, Stream
 from overlap_sched.transform.search import RewriteSearch, Trial
@@ -99,7 +98,7 @@ def keys_of(problem: Problem, alike: Alike | None, ops: Sequence[str] = BUCKETED
         if node.op not in ops or (alike is not None and node.name not in alike):
             continue
         try:
-            member(draft, node.name)
+            draft.single(node.name)
         except RewriteError:
             continue
         level = before[v] if "gather" in node.op else behind[v]

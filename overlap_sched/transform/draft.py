@@ -10,6 +10,23 @@ from dataclasses import replace
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import FINISH, LAUNCH, OF_HOST, Group, Kind, Node, NodeId, Problem, Storage, StorageId
 from overlap_sched.problem.precedence import launched_on
+from overlap_sched.transform.recipes import Single, unique
+from overlap_sched.transform.rewrites import BUCKETED
+
+Alike = Mapping[str, str]
+"""Per collective, by name, what a problem does not say and members must share: ``"bfloat16"``, ``"float32 sum"``.
+
+Collectives that are not in it have ``""``: of a problem file it is not known, and taken to be alike by operator and
+group."""
+NOT_KNOWN: Alike = {}
+WHOLE = (
+    "aten._to_copy.default",
+    "aten.alias.default",
+    "aten.detach.default",
+    "aten.view.default",
+    "prims.convert_element_type.default",
+)
+"""Operators that give all elements of their one input, in their order; types and shapes a graph must compare."""
 
 
 class Draft:
@@ -22,29 +39,29 @@ class Draft:
         at: By draft id, where a node is in the order that the draft comes from: new nodes stand where they are put.
     """
 
-    def __init__(self, problem: Problem, order: Sequence[NodeId]) -> None:
+    def __init__(self, problem: Problem, order: Sequence[NodeId], alike: Alike = NOT_KNOWN) -> None:
         """Nothing is rewritten yet.
 
         Args:
             problem: What is to be rewritten; stays as it is.
             order: A valid order of it: new nodes are put into this one.
+            alike: What members of a bucket must share besides operator and group.
         """
         self.problem = problem
         self.nodes: list[Node | None] = list(problem.nodes)
         self.storages: list[Storage] = list(problem.storages)
         self.groups: dict[str, Group] = dict(problem.groups)
+        self.at: dict[NodeId, float] = {v: float(position) for position, v in enumerate(order)}
+        self._alike = alike
         self._links = dict(problem.contention.links)
-        self.at: list[float] = [0.0] * len(problem.nodes)
-        for position, v in enumerate(order):
-            self.at[v] = position
         self._ids = {node.name: v for v, node in enumerate(problem.nodes)}
-        self._after: list[list[NodeId]] = [[] for _ in problem.nodes]
-        self._users: list[list[NodeId]] = [[] for _ in problem.storages]
+        self._users: list[list[NodeId]] = [[] for _ in problem.nodes]
+        self._holders: list[list[NodeId]] = [[] for _ in problem.storages]
         for v, node in enumerate(problem.nodes):
             for u in node.deps:
-                self._after[u].append(v)
+                self._users[u].append(v)
             for s in node.use:
-                self._users[s].append(v)
+                self._holders[s].append(v)
 
     def find(self, name: str) -> NodeId:
         """The node of this name.
@@ -63,6 +80,31 @@ class Draft:
         assert node is not None, f"node {v} is gone"
         return node
 
+    def name(self, v: NodeId) -> str:
+        """The name of a node that is there."""
+        return self.node(v).name
+
+    def taken(self, v: NodeId) -> Sequence[NodeId]:
+        """The nodes that it depends on."""
+        return self.node(v).deps
+
+    def users(self, v: NodeId) -> Sequence[NodeId]:
+        """Nodes that have v among their deps."""
+        return self._users[v]
+
+    def holders(self, s: StorageId) -> Sequence[NodeId]:
+        """Nodes that use a storage."""
+        return self._holders[s]
+
+    def gives(self, v: NodeId) -> tuple[StorageId, ...]:
+        """The storages that a node makes; of a wait, those of its collective."""
+        node = self.node(v)
+        return node.alloc if node.kind is not Kind.WAIT or node.collective is None else self.node(node.collective).alloc
+
+    def readers(self, v: NodeId) -> list[NodeId]:
+        """Nodes that use what a node gives."""
+        return [w for s in self.gives(v) for w in self._holders[s]]
+
     def add(self, node: Node, at: float) -> NodeId:
         """A new node, whose deps are draft ids.
 
@@ -73,55 +115,62 @@ class Draft:
             raise RewriteError(f"a new node would be named {node.name!r}, as another one is already.")
         v = len(self.nodes)
         self.nodes.append(node)
-        self.at.append(at)
-        self._after.append([])
+        self.at[v] = at
+        self._users.append([])
         self._ids[node.name] = v
         for u in node.deps:
-            self._after[u].append(v)
+            self._users[u].append(v)
         for s in node.use:
-            self._users[s].append(v)
+            self._holders[s].append(v)
         return v
 
     def storage(self, nbytes: int) -> StorageId:
         """A new storage; whoever allocates it must say so."""
         self.storages.append(Storage(nbytes))
-        self._users.append([])
+        self._holders.append([])
         return len(self.storages) - 1
 
-    def remove(self, v: NodeId) -> None:
-        """Take a node away; those that depend on it must have been told (:meth:`redirect`)."""
-        node = self.node(v)
+    def remove(self, v: NodeId, first: NodeId | None = None, last: NodeId | None = None) -> None:
+        """Take a node away that nobody depends on any more, with the node that stands for what it takes of the host."""
+        node, host = self.node(v), self.host_node(v)
         del self._ids[node.name]
         for u in node.deps:
-            self._after[u].remove(v)
+            self._users[u].remove(v)
         for s in node.use:
-            self._users[s].remove(v)
+            self._holders[s].remove(v)
         self.nodes[v] = None
-
-    def after(self, v: NodeId) -> Sequence[NodeId]:
-        """Nodes that have v among their deps."""
-        return self._after[v]
-
-    def users(self, s: StorageId) -> Sequence[NodeId]:
-        """Nodes that use a storage."""
-        return self._users[s]
+        if host is not None:
+            self.remove(host)
 
     def redirect(self, old: NodeId, new: NodeId, who: Iterable[NodeId] | None = None) -> None:
         """Those that depend on one node (or only some of them) depend on another one instead."""
-        for w in list(self._after[old] if who is None else who):
+        for w in list(self._users[old] if who is None else who):
             node = self.node(w)
-            self.become(w, node._replace(deps=tuple(dict.fromkeys(new if u == old else u for u in node.deps))))
+            self.become(w, node._replace(deps=unique(new if u == old else u for u in node.deps)))
 
     def rehouse(self, old: StorageId, new: StorageId, who: Iterable[NodeId] | None = None) -> None:
         """Those that use one storage (or only some of them) use another one instead."""
-        for w in list(self._users[old] if who is None else who):
+        for w in list(self._holders[old] if who is None else who):
             node = self.node(w)
-            self.become(w, node._replace(use=tuple(dict.fromkeys(new if s == old else s for s in node.use))))
+            self.become(w, node._replace(use=unique(new if s == old else s for s in node.use)))
 
     def depend(self, v: NodeId, before: NodeId) -> None:
         """A node comes after another one from now on."""
         node = self.node(v)
-        self.become(v, node._replace(deps=tuple(dict.fromkeys((*node.deps, before)))))
+        self.become(v, node._replace(deps=unique((*node.deps, before))))
+
+    def become(self, v: NodeId, node: Node) -> None:
+        """A node is another one from now on: of the same name, its deps and storages those of the draft."""
+        old = self.node(v)
+        for u in set(old.deps).difference(node.deps):
+            self._users[u].remove(v)
+        for u in set(node.deps).difference(old.deps):
+            self._users[u].append(v)
+        for s in set(old.use).difference(node.use):
+            self._holders[s].remove(v)
+        for s in set(node.use).difference(old.use):
+            self._holders[s].append(v)
+        self.nodes[v] = node
 
     def set_group(self, v: NodeId, group: str) -> None:
         """A collective runs in another group of the same ranks from now on: it uses the same wires."""
@@ -131,37 +180,54 @@ class Draft:
             self._links[group] = self._links[old]
         self.nodes[v] = self.node(v)._replace(group=group)
 
-    def launch_node(self, v: NodeId) -> NodeId | None:
-        """The node that stands for what launching a collective takes of the compute stream, where there is one."""
-        return self._of_host(v, LAUNCH)
-
-    def finish_node(self, v: NodeId) -> NodeId | None:
-        """The node that stands for what a wait takes of it when its collective is done, where there is one."""
-        return self._of_host(v, FINISH)
+    def host_node(self, v: NodeId) -> NodeId | None:
+        """The node that stands for what a collective or a wait takes of the compute stream, where there is one."""
+        node = self.node(v)
+        before = self._ids.get(f"{node.name}.{LAUNCH if node.kind is Kind.COLLECTIVE else FINISH}")
+        return before if before is not None and before in node.deps else None
 
     def waits(self, v: NodeId) -> list[NodeId]:
         """List the waits of a collective; those of waits, too."""
-        found = [w for w in self._after[v] if self.node(w).collective == v]
+        found = [w for w in self._users[v] if self.node(w).collective == v]
         for one in found:
-            found += (w for w in self._after[one] if self.node(w).collective == v and w not in found)
+            found += (w for w in self._users[one] if self.node(w).collective == v and w not in found)
         return found
 
-    def _of_host(self, v: NodeId, op: str) -> NodeId | None:
-        before = self._ids.get(f"{self.node(v).name}.{op}")
-        return before if before is not None and before in self.node(v).deps else None
+    def single(self, name: str) -> Single[NodeId]:
+        """The collective of this name, where it has one result, and nothing but waits looks at that.
 
-    def become(self, v: NodeId, node: Node) -> None:
-        """A node is another one from now on: of the same name, its deps and storages those of the draft."""
-        old = self.node(v)
-        for u in set(old.deps).difference(node.deps):
-            self._after[u].remove(v)
-        for u in set(node.deps).difference(old.deps):
-            self._after[u].append(v)
-        for s in set(old.use).difference(node.use):
-            self._users[s].remove(v)
-        for s in set(node.use).difference(old.use):
-            self._users[s].append(v)
-        self.nodes[v] = node
+        Raises:
+            RewriteError: It has not, or another node does.
+        """
+        v = self.find(name)
+        node = self.node(v)
+        if node.kind is not Kind.COLLECTIVE or node.op not in BUCKETED:
+            what = node.op or node.kind.value
+            raise RewriteError(f"{name!r} is {what!r}: what can be rewritten is {', '.join(BUCKETED)}.")
+        waits = tuple(self.waits(v))
+        known = {*waits, *map(self.host_node, waits)}
+        others = [w for w in self._users[v] if w not in known and self.node(w).kind is not Kind.OUTPUT]
+        if not waits or len(node.alloc) > 1:
+            raise RewriteError(
+                f"{name!r} has {len(waits)} waits and {len(node.alloc)} results: it needs a wait and one result."
+            )
+        if others:
+            raise RewriteError(
+                f"{self.name(others[0])!r} needs the launch of {name!r} itself, not its wait: a rewrite would lose "
+                "that."
+            )
+        group, place = node.group or "", min(self.at[w] for w in waits)
+        shared = {"operator": node.op, "process group": group, "type and reduction": self._alike.get(name, "")}
+        sources = tuple(u for u in node.deps if u != self.host_node(v))
+        size = self.groups[group].size
+        return Single(v, node.op, group, size, sources, waits, node.bytes, (), self.at[v], place, shared)
+
+    def cast(self, v: NodeId) -> tuple[str, int] | None:
+        """Operator and bytes of a node of :data:`WHOLE`; what must also come after others may see what they write."""
+        node = self.node(v)
+        if node.kind is not Kind.COMPUTE or node.op not in WHOLE or len(node.deps) != 1:
+            return None
+        return node.op, sum(self.storages[s].bytes for s in node.alloc)
 
     def finished(self) -> Problem:
         """The problem that it has become, its original order as near to the one it comes from as can be.
@@ -250,7 +316,7 @@ class Draft:
         """Views that need a new launch alone: each holds all its results, so they come at once behind it."""
         if v < len(self.problem.nodes) or self.node(v).kind is not Kind.COLLECTIVE:
             return []
-        after = [(w, self.node(w)) for w in self._after[v]]
+        after = [(w, self.node(w)) for w in self._users[v]]
         return [w for w, node in after if node.kind is Kind.COMPUTE and node.deps == (v,) and node.op not in OF_HOST]
 
     def _in_a_ring(self, v: NodeId, u: NodeId) -> str:
@@ -258,8 +324,3 @@ class Draft:
             f"{self.node(v).name!r} and {self.node(u).name!r} would need each other: collectives that were merged lie "
             "on one path. Leave one of them out."
         )
-
-
-def unique(ids: Iterable[int]) -> tuple[int, ...]:
-    """Each once, in the order in which they come first."""
-    return tuple(dict.fromkeys(ids))

@@ -23,9 +23,8 @@ from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Kind, NodeId, Order, Position, Problem, StorageId
 from overlap_sched.problem.precedence import positions
 from overlap_sched.simulate.ledger import LiveRanges
-from overlap_sched.transform.again import given, looked_through
-from overlap_sched.transform.draft import Draft
-from overlap_sched.transform.members import Alike, Member, member
+from overlap_sched.transform.draft import Alike, Draft
+from overlap_sched.transform.recipes import Single, gathered
 from overlap_sched.transform.recompute import is_view
 from overlap_sched.transform.rewrites import Keep, Recompute, Regather, Rewrite
 from overlap_sched.transform.search import RewriteSearch
@@ -97,18 +96,18 @@ def gathered_twice(problem: Problem, alike: Alike | None) -> list[list[NodeId]]:
     draft = Draft(problem, problem.original_order)
     found: dict[tuple[object, ...], list[NodeId]] = {}
     for one in _gathers(draft, problem, alike):
-        label = "" if alike is None else alike[one.node.name]
-        found.setdefault((*given(draft, one), label), []).append(one.v)
+        label = "" if alike is None else alike[draft.name(one.launch)]
+        found.setdefault((*gathered(draft, one), label), []).append(one.launch)
     return [ids for ids in found.values() if len(ids) > 1]
 
 
-def _gathers(draft: Draft, problem: Problem, alike: Alike | None) -> list[Member]:
+def _gathers(draft: Draft, problem: Problem, alike: Alike | None) -> list[Single[NodeId]]:
     members = []
     for v in problem.collectives:
         node = problem.nodes[v]
         if "all_gather" in node.op and (alike is None or node.name in alike):
             try:
-                members.append(member(draft, node.name))
+                members.append(draft.single(node.name))
             except RewriteError:
                 continue
     return members
@@ -153,18 +152,18 @@ def to_gather_again(problem: Problem, order: Sequence[NodeId], alike: Alike | No
     users = LiveRanges(problem).users
     gaps = []
     for one in _gathers(draft, problem, alike):
-        gap = _longest_gap(problem, one, users, position) if one.gives is not None else None
+        gap = _longest_gap(problem, one, users, position) if draft.gives(one.launch) else None
         if gap is not None:
             gaps.append(gap)
     return gaps
 
 
 def _longest_gap(
-    problem: Problem, one: Member, users: Sequence[Sequence[NodeId]], position: Sequence[Position]
+    problem: Problem, one: Single[NodeId], users: Sequence[Sequence[NodeId]], position: Sequence[Position]
 ) -> GatherGap[Regather] | None:
     """Find the longest gap of one gathered tensor; ``None``: its uses cannot be told apart by views made again."""
-    assert one.gives is not None
-    nodes, held = problem.nodes, one.gives
+    nodes = problem.nodes
+    (held,) = nodes[one.launch].alloc
     views = [v for v in users[held] if is_view(nodes[v])]
     uses = sorted((v for v in users[held] if v not in views and v not in one.waits), key=position.__getitem__)
     if len(uses) < 2 or problem.storages[held].pinned or any(nodes[v].kind is not Kind.COMPUTE for v in uses):
@@ -177,12 +176,12 @@ def _longest_gap(
     if length < 2 or not all(takes.intersection(nodes[v].deps) for v in late):
         return None
     names = tuple(nodes[v].name for v in sorted(late))
-    rewrite = Regather(one.node.name, names, tuple(nodes[v].name for v in sorted(through)))
+    rewrite = Regather(nodes[one.launch].name, names, tuple(nodes[v].name for v in sorted(through)))
     begin, end = position[uses[k - 1]] + 1, position[late[0]]
-    return GatherGap(rewrite, begin, end, problem.storages[held].bytes, one.node.time_us)
+    return GatherGap(rewrite, begin, end, problem.storages[held].bytes, nodes[one.launch].time_us)
 
 
-def _views_of(problem: Problem, one: Member, late: Sequence[NodeId], held: StorageId) -> set[NodeId]:
+def _views_of(problem: Problem, one: Single[NodeId], late: Sequence[NodeId], held: StorageId) -> set[NodeId]:
     """Views through which the late users look at a storage."""
     nodes, found, todo = problem.nodes, set[NodeId](), list(late)
     while todo:
@@ -196,9 +195,9 @@ def _views_of(problem: Problem, one: Member, late: Sequence[NodeId], held: Stora
 def casts_of(problem: Problem, gather: str) -> tuple[str, ...]:
     """List what a gather's input is cast by, for it alone: by name, each behind what it takes."""
     draft = Draft(problem, problem.original_order)
-    one, casts = member(draft, gather), list[str]()
-    v, user = one.inputs[0], one.v
-    while looked_through(draft, v) and set(draft.after(v)) <= {user, one.launch}:
+    one, casts = draft.single(gather), list[str]()
+    v, user = one.sources[0], one.launch
+    while draft.cast(v) is not None and set(draft.users(v)) <= {user, draft.host_node(one.launch)}:
         casts.insert(0, draft.node(v).name)
         v, user = draft.node(v).deps[0], v
     return tuple(casts)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from overlap_sched.transform.members import Alike
+from overlap_sched.transform.draft import Alike
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.records import Record

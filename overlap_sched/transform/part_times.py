@@ -10,11 +10,10 @@ from collections.abc import Collection, Sequence
 from overlap_sched.cost.model import Compute
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Node, NodeId, Problem, Storage, StorageId
-from overlap_sched.transform.bucket import CAT, CLONE
 from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.prices import Prices
 
-ADD = "aten.add.Tensor"
+ADD, CAT, CLONE = "aten.add.Tensor", "aten.cat.default", "aten.clone.default"
 
 
 class PartTimes:

@@ -55,8 +55,8 @@ from overlap_sched.transform.buckets import (
     try_buckets,
     without_latency,
 )
+from overlap_sched.transform.draft import Alike
 from overlap_sched.transform.gathers import gathered_twice, try_gathering_again, try_keeping
-from overlap_sched.transform.members import Alike
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.records import Record, records
 from overlap_sched.transform.rewrites import BUCKETED, Bucket, Form, Rewrite, Stream

@@ -1,9 +1,12 @@
-"""Which nodes buckets and splits make, said once: a problem and an FX graph each have a :class:`Maker` that makes them.
+"""Which nodes each rewrite makes, said once; a problem and an FX graph each have a :class:`Maker` that makes them.
 
-So both have the same nodes, by the same names, in the same places, and an order of the one is an order of the other.
-All inputs are contiguous (a functional collective wants that). What comes out of a packed gather has a row for each
-rank, in which member i has some columns; what goes into a packed scatter has the same, and its result the members one
-after the other::
+Both get the same nodes, by the same names, in the same places, so an order of the one is an order of the other. A maker
+checks what only it can know (a graph: types, writes, layouts), and knows what a new node is worth: storages and times,
+or fake tensors. All raise ``RewriteError`` where a rewrite is not legal.
+
+**Buckets.** All inputs are contiguous (a functional collective wants that). What comes out of a packed gather has a row
+for each rank, in which member i has some columns; what goes into a packed scatter has the same, and its result the
+members one after the other::
 
     shards of rank r     a_r, b_r                          gradients    a (n rows), b (n rows)
     packed               a_r b_r                           packed       a_0 b_0 a_1 b_1 ...  (a row for each rank)
@@ -11,139 +14,551 @@ after the other::
     copied               a_0 a_1 ..., b_0 b_1 ...          parts        a_r, b_r
 
 So the parts of a reduction are contiguous views of one storage, those of a gather are copied out.
+
+**Fissions** are listed in :mod:`overlap_sched.transform.fission`, other rewrites in
+:mod:`overlap_sched.transform.rewrites`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
-from typing import Literal, Protocol, TypeVar
+from math import prod
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from overlap_sched.errors import RewriteError
+from overlap_sched.transform.dimension_graph.cut import Cut
+from overlap_sched.transform.dimension_graph.shapes import through_permute
+from overlap_sched.transform.fission import Fission, Leave, Slice
+from overlap_sched.transform.rewrites import (
+    Bucket,
+    Form,
+    Keep,
+    Offload,
+    Recompute,
+    Regather,
+    Rewrite,
+    Stream,
+    second_group,
+)
+
+V = TypeVar("V")
+"""A node, as a maker has it; it stands for the value that it gives, too."""
+Reshape = Callable[[Sequence[int]], Sequence[int]]
+"""The shape of a view, from that of what is viewed."""
 
 
-class Single(Protocol):
-    """A collective of one tensor that a recipe replaces, as its maker knows it."""
+class Single(NamedTuple, Generic[V]):
+    """A collective of one tensor, which nothing but waits uses.
 
-    @property
-    def op(self) -> str:
-        """Its operator, of :data:`overlap_sched.transform.rewrites.BUCKETED`."""
+    Attributes:
+        launch: The node. op: its operator, of :data:`overlap_sched.transform.rewrites.BUCKETED`.
+        group: The name of its process group. ranks: how many that has; ``None``: not known.
+        sources: What it takes. waits: those for it, in order; those of waits, too, where nothing tells them apart.
+        columns: Its size: for all members of a bucket in the same unit, that of the maker.
+        shape: Of its result, where the maker knows it.
+        at: The place of its launch. place: that of its first wait.
+        shared: What members of a bucket must have in common, by what it is called.
+    """
 
-    @property
-    def at(self) -> float:
-        """The place of its launch."""
-
-    @property
-    def place(self) -> float:
-        """That of its first wait."""
-
-    @property
-    def columns(self) -> int:
-        """Its size: for all members of a bucket in the same unit, that of the maker."""
-
-
-Shape = Literal["flat", "rows", "result"]
-"""All in one; a row for each rank; that of the result of the collective that a node is like."""
-Value = TypeVar("Value")
-Replaced = TypeVar("Replaced", bound=Single, contravariant=True)
-One = TypeVar("One", bound=Single)
+    launch: V
+    op: str
+    group: str
+    ranks: int | None
+    sources: tuple[V, ...]
+    waits: tuple[V, ...]
+    columns: int
+    shape: tuple[int, ...]
+    at: float
+    place: float
+    shared: Mapping[str, object]
 
 
-class Maker(Protocol[Value, Replaced]):
-    """Makes nodes of these names at these places; each is ``like`` a collective that is replaced, and made for that."""
+class Casts(Protocol[V]):
+    """Knows what is looked at and cast."""
 
-    def source(self, one: Replaced) -> Value:
-        """The input of a collective."""
+    def taken(self, v: V) -> Collection[V]:
+        """The nodes that a node takes, or comes behind."""
 
-    def view(self, name: str, of: Value, shape: Shape, at: float, like: Replaced) -> Value:
-        """``view(of, shape)``."""
+    def cast(self, v: V) -> object | None:
+        """Say what a node does to its only input, where it casts that or looks at it as a whole; equal for the same."""
 
-    def piece(self, name: str, of: Value, dim: int, columns: tuple[int, int], at: float, like: Replaced) -> Value:
-        """``slice(of, dim, from, to)``, a view."""
 
-    def copy(self, name: str, of: Value, at: float, like: Replaced, *, result: bool = False) -> Value:
-        """``clone(of, contiguous)``; ``result``: its storage is that of the result."""
+class Maker(Casts[V], Protocol[V]):
+    """Makes nodes by name, each in a place ``at``, and ``like`` one that it stands for."""
 
-    def cat(
-        self, name: str, of: Sequence[Value], dim: int, at: float, like: Replaced, *, result: bool = False
-    ) -> Value:
-        """``cat(of, dim)``, a copy; ``result``: its storage is that of the result."""
+    at: dict[V, float]
 
-    def launch(self, name: str, of: Value, members: Sequence[Replaced], at: float, columns: int | None = None) -> Value:
-        """The operator of the members on what holds them all, or on so many columns of the only one."""
+    def find(self, name: str) -> V:
+        """The node of this name; refuses where there is none."""
 
-    def coalesced(self, name: str, members: Sequence[Replaced], at: float) -> Value:
+    def name(self, v: V) -> str:
+        """Its name."""
+
+    def users(self, v: V) -> Sequence[V]:
+        """Those that take it."""
+
+    def readers(self, v: V) -> Sequence[V]:
+        """Those that take it, or a view of it."""
+
+    def is_output(self, v: V) -> bool:
+        """Tell whether it is the output of the graph."""
+
+    def is_view(self, v: V, sources: Sequence[V]) -> bool:
+        """Tell whether it is a pure view of one of these."""
+
+    def why_once(self, v: V) -> str:
+        """Why it must not run again; ``""``: it may."""
+
+    def order(self) -> Sequence[V]:
+        """All nodes in an order in which they can run."""
+
+    def single(self, name: str) -> Single[V]:
+        """The collective of this name."""
+
+    def check_member(self, one: Single[V], form: Form) -> None:
+        """Refuse what may not be in a bucket of this form."""
+
+    def check_gather(self, one: Single[V]) -> None:
+        """Refuse what may give something else when it is gathered later."""
+
+    def check_kept(self, first: Single[V], later: Single[V]) -> None:
+        """Refuse where one result may not stand for both."""
+
+    def check_same(self, old: V, new: V) -> None:
+        """Refuse a value that is laid out otherwise than the one that it stands for."""
+
+    def group(self, v: V) -> str | None:
+        """The process group of a launch that can be moved to another one; ``None``: it is none."""
+
+    def offloaded(self, name: str) -> V:
+        """The value to offload: of a collective its wait. Refuses what cannot be offloaded."""
+
+    def whole(self, name: str, one: Single[V], reshape: Reshape, at: float) -> V:
+        """A view of the input of a collective."""
+
+    def view(self, name: str, of: V, reshape: Reshape, at: float, like: V) -> V:
+        """``view(of, reshape(of.shape))``."""
+
+    def permute(self, name: str, of: V, dims: Sequence[int], at: float, like: V) -> V:
+        """``permute(of, dims)``, a view."""
+
+    def piece(
+        self, name: str, of: V, dim: int, columns: tuple[int, int], at: float, like: V, nbytes: int | None = None
+    ) -> V:
+        """``slice(of, dim, *columns)``, a view; ``nbytes``: of it, where columns do not say that."""
+
+    def copy(self, name: str, of: V, at: float, like: V, *, packed: bool = False) -> V:
+        """``clone(of)``. Of what was ``packed`` it is the result, and contiguous."""
+
+    def cat(self, name: str, of: Sequence[V], dim: int, at: float, like: V, *, packed: bool = False) -> V:
+        """``cat(of, dim)``: what is ``packed``, or the result."""
+
+    def plus(self, name: str, of: tuple[V, V], at: float, like: V, *, last: bool) -> V:
+        """``add(*of)``; the last gives the result."""
+
+    def launch(self, name: str, of: V, members: Sequence[Single[V]], at: float) -> V:
+        """The operator of the members, on what holds the inputs of all."""
+
+    def coalesced(self, name: str, members: Sequence[Single[V]], at: float) -> V:
         """One launch of all their inputs, ``<op>_coalesced``."""
 
-    def got(self, name: str, launch: Value, i: int, like: Replaced) -> Value:
-        """``getitem(launch, i)``, a view, in the place of its wait."""
+    def got(self, name: str, launch: V, i: int, at: float, like: V) -> V:
+        """``getitem(launch, i)``, a view."""
 
-    def wait(self, name: str, of: Value, at: float, like: Replaced) -> Value:
+    def relaunch(self, name: str, one: Single[V], at: float) -> V:
+        """The collective once more, on the same input."""
+
+    def wait(self, name: str, of: V, at: float, like: V) -> V:
         """``wait_tensor(of)``."""
 
+    def to_host(self, names: tuple[str, str], source: V, at: float) -> V:
+        """Launch a copy to the host, and wait for it; returns the wait, which takes the launch."""
 
-def coalesced(make: Maker[Value, One], name: str, members: Sequence[One]) -> tuple[Value, list[Value]]:
-    """Make a bucket that copies nothing: what reads the inputs, and what stands for the waits of each member."""
+    def to_device(self, names: tuple[str, str], there: V, source: V, at: float) -> V:
+        """The same, back from there."""
+
+    def again(self, v: V, name: str, new: Mapping[V, V], at: float) -> V:
+        """A copy of a node, which takes new nodes where there are such; who writes to what it reads comes behind it."""
+
+    def move(self, users: Sequence[V], new: Mapping[V, V]) -> None:
+        """Let users take new nodes in the place of old ones."""
+
+    def stand_in(self, one: Single[V], first: V, out: V) -> None:
+        """Users of a collective's waits take ``out``, and it goes; ``first`` is the new node that reads its input."""
+
+    def remove(self, v: V, first: V, last: V) -> None:
+        """Take a node away that nobody uses; ``first`` (after others) and ``last`` (before) stand for it."""
+
+    def depend(self, v: V, before: V) -> None:
+        """Let a node come behind another one, whose value it does not take."""
+
+    def set_group(self, v: V, group: str) -> None:
+        """Let a collective run in another group of the same ranks."""
+
+    def begin_parts(self, fission: Fission, nodes: Sequence[V], slices: Mapping[V, Slice], stay: Collection[V]) -> None:
+        """Check that nodes can run in parts; what follows is of this fission."""
+
+    def waits_for(self, v: V) -> V | None:
+        """The launch that a wait is for; ``None``: it is no wait."""
+
+    def in_part(self, v: V, p: int, at: float, of_part: Callable[[V], V]) -> V:
+        """A node in one part."""
+
+    def leave(self, v: V, leave: Leave, parts: Sequence[V]) -> None:
+        """Check how a value leaves, and note of what its parts are."""
+
+    def outside(self, v: V) -> Sequence[V]:
+        """Users of a node, but for those that go with it."""
+
+    def hand_out(self, v: V, out: tuple[V, ...] | None, users: Sequence[V], copies: Sequence[V]) -> None:
+        """Let users outside take what leaves: one node, or all parts; ``None``: it does not leave."""
+
+    def end_parts(self, copies: Mapping[V, Sequence[V]], stay: Collection[V]) -> None:
+        """All parts are made; the whole nodes go next, but for those that stay."""
+
+
+def rewrite(make: Maker[V], wanted: Rewrite) -> None:
+    """Do one rewrite.
+
+    Raises:
+        RewriteError: It is not legal. What is made is then of no use.
+    """
+    match wanted:
+        case Bucket():
+            _bucket(make, wanted)
+        case Stream():
+            make.set_group(*check_stream(make, wanted))
+        case Keep():
+            _keep(make, wanted)
+        case Regather():
+            _gather_again(make, wanted)
+        case Recompute():
+            _run_again(make, wanted)
+        case Offload():
+            _offload(make, wanted)
+        case Fission():
+            _InParts(make, wanted).run()
+
+
+def check(make: Maker[V], wanted: Rewrite) -> None:
+    """Refuse a rewrite as far as one can tell before anything is made; of a bucket each member alone.
+
+    Raises:
+        RewriteError: It is not legal.
+    """
+    match wanted:
+        case Bucket():
+            for name in wanted.members:
+                make.check_member(make.single(name), "copied")
+        case Stream():
+            check_stream(make, wanted)
+        case Keep():
+            check_keep(make, wanted)
+        case Regather():
+            check_regather(make, wanted)
+
+
+def _bucket(make: Maker[V], wanted: Bucket) -> None:
+    members = [make.single(name) for name in wanted.members]
+    check_alike([(make.name(one.launch), one.shared) for one in members])
+    for one in members:
+        make.check_member(one, wanted.form)
+    recipe = _coalesced if wanted.form == "coalesced" else _packed
+    first, outs = recipe(make, wanted.name, members)
+    for one, out in zip(members, outs, strict=True):
+        make.stand_in(one, first, out)
+
+
+def check_alike(members: Sequence[tuple[str, Mapping[str, object]]]) -> None:
+    """Members of a bucket must be two or more, each once, and share what is said of each: ``"process group": "0"``."""
+    names = [name for name, _ in members]
+    if len(set(names)) < max(len(names), 2):
+        raise RewriteError(f"a bucket of {', '.join(names)}: two collectives at least, each once.")
+    first, shared = members[0]
+    for name, said in members[1:]:
+        for what, here in said.items():
+            there = shared[what]
+            if here != there:
+                raise RewriteError(f"{name!r} has {what} {here!r} and {first!r} has {there!r}: a bucket has one.")
+
+
+def _coalesced(make: Maker[V], name: str, members: Sequence[Single[V]]) -> tuple[V, list[V]]:
+    """Return what reads the inputs, and what stands for the waits of each member; nothing is copied."""
     launch = make.coalesced(name, members, max(one.at for one in members))
     outs = []
     for i, one in enumerate(members):
-        got = make.got(f"{name}_get_{i}", launch, i, one)
-        outs.append(make.wait(f"{name}_out_{i}", got, one.place, one))
+        got = make.got(f"{name}_get_{i}", launch, i, one.place, one.launch)
+        outs.append(make.wait(f"{name}_out_{i}", got, one.place, one.launch))
     return launch, outs
 
 
-def copied(make: Maker[Value, One], name: str, members: Sequence[One]) -> tuple[Value, list[Value]]:
-    """Make a bucket of one buffer: what reads the inputs first, and what stands for the waits of each member."""
-    at, place, like = max(one.at for one in members), min(one.place for one in members), members[0]
-    gathers, scatters = "gather" in like.op, "scatter" in like.op
-    views = [_whole(make, name, f"_{i}", one, at) for i, one in enumerate(members)]
-    packed = make.cat(f"{name}_in", views, int(scatters), at, like)
-    launch = make.launch(name, packed, members, at)
-    done = make.wait(f"{name}_wait", launch, place, like)
+def _packed(make: Maker[V], name: str, members: Sequence[Single[V]]) -> tuple[V, list[V]]:
+    """The same by one buffer."""
+    at, place = max(one.at for one in members), min(one.place for one in members)
+    op, ranks, like = members[0].op, members[0].ranks or 1, members[0].launch
+    gathers, scatters = "gather" in op, "scatter" in op
+    end, reshape = ("rows", _rows(ranks)) if scatters else ("flat", _rows(0))
+    views = [make.whole(f"{name}_{end}_{i}", one, reshape, at) for i, one in enumerate(members)]
+    packed = make.cat(f"{name}_in", views, int(scatters), at, like, packed=True)
+    done = make.wait(f"{name}_wait", make.launch(name, packed, members, at), place, like)
     if gathers:
-        done = make.view(f"{name}_rows", done, "rows", place, like)
-    outs = []
-    for i, (one, columns) in enumerate(zip(members, _ranges(one.columns for one in members), strict=True)):
-        out = make.piece(f"{name}_part_{i}", done, int(gathers or scatters), columns, one.place, one)
+        done = make.view(f"{name}_rows", done, _rows(ranks), place, like)
+    outs, columns = [], pairwise(accumulate((one.columns for one in members), initial=0))
+    for i, (one, its) in enumerate(zip(members, columns, strict=True)):
+        out = make.piece(f"{name}_part_{i}", done, int(gathers or scatters), its, one.place, one.launch)
         if gathers:
-            out = make.copy(f"{name}_copy_{i}", out, one.place, one, result=True)
-        outs.append(make.view(f"{name}_out_{i}", out, "result", one.place, one))
+            out = make.copy(f"{name}_copy_{i}", out, one.place, one.launch, packed=True)
+        outs.append(make.view(f"{name}_out_{i}", out, _shape(one.shape), one.place, one.launch))
     return packed, outs
 
 
-def split(make: Maker[Value, One], name: str, one: One, parts: int) -> tuple[Value, Value]:
-    """Make several of one, the inverse of a copied bucket: what reads its input first, and what stands for its waits.
+def _rows(ranks: int) -> Reshape:
+    """A row for each rank; of none: flat."""
+    return lambda shape: [ranks, prod(shape) // ranks] if ranks else [prod(shape)]
 
-    Every rank cuts its shard (of a reduce_scatter: each of its n rows) at the same places, and the results are put
-    together again column by column, so that every element is back where it was.
+
+def _shape(shape: Sequence[int]) -> Reshape:
+    return lambda _: shape
+
+
+def check_stream(make: Maker[V], wanted: Stream) -> tuple[V, str]:
+    """The launch that goes to a second communicator, and the name of that."""
+    v = make.find(wanted.collective)
+    group = make.group(v)
+    if group is None:
+        raise RewriteError(f"{wanted.collective!r} does not name its process group: it must stay there.")
+    if group.endswith(second_group("")):
+        raise RewriteError(f"{wanted.collective!r} is on a second communicator already, {group!r}.")
+    return v, second_group(group)
+
+
+def _keep(make: Maker[V], wanted: Keep) -> None:
+    first, later = check_keep(make, wanted)
+    kept = first.waits[0]
+    make.stand_in(later, kept, kept)
+    for source in later.sources:
+        while make.cast(source) is not None and not make.users(source):  # made for the later gather alone
+            (before,) = make.taken(source)
+            make.remove(source, kept, kept)
+            source = before
+
+
+def check_keep(make: Maker[V], wanted: Keep) -> tuple[Single[V], Single[V]]:
+    """The first gather and the later one, where they are of the same, and one result may stand for both."""
+    first, later = _gather(make, wanted.first), _gather(make, wanted.again)
+    if first.launch == later.launch or gathered(make, first) != gathered(make, later):
+        raise RewriteError(f"{wanted.first!r} and {wanted.again!r} are not two gathers of one tensor in one group.")
+    make.check_kept(first, later)
+    return first, later
+
+
+def _gather(make: Maker[V], name: str) -> Single[V]:
+    one = make.single(name)
+    if "gather" not in one.op:
+        raise RewriteError(f"{name!r} is {one.op!r}: only gathers are kept or gathered again.")
+    make.check_gather(one)
+    return one
+
+
+def gathered(make: Casts[V], one: Single[V]) -> tuple[object, ...]:
+    """Return what a gather gives: equal for gathers of the same.
+
+    Two nodes give the same where they are the same source, looked at and cast in the same way. A parameter that is
+    gathered twice is cast twice, too, where a graph was not freed of repetitions::
+
+        w -> cast   -> gather   -> mm ...           forward
+        w -> cast_1 -> gather_1 -> mm ...           backward: `cast_1` gives what `cast` gives
     """
-    gathers, scatters = "gather" in one.op, "scatter" in one.op
-    whole = _whole(make, name, "", one, one.at)
-    results = []
-    for p, (begin, end) in enumerate(_ranges(_even(one.columns, parts))):
-        part = make.piece(f"{name}_part_{p}", whole, int(scatters), (begin, end), one.at, one)
-        if scatters:
-            part = make.copy(f"{name}_in_{p}", part, one.at, one)
-        launch = make.launch(f"{name}_{p}", part, [one], one.at, end - begin)
-        result = make.wait(f"{name}_wait_{p}", launch, one.place, one)
-        if gathers:
-            result = make.view(f"{name}_rows_{p}", result, "rows", one.place, one)
-        results.append(result)
-    copy = make.cat(f"{name}_copy", results, int(gathers or scatters), one.place, one, result=True)
-    return whole, make.view(f"{name}_out", copy, "result", one.place, one)
+    return one.op, one.group, one.ranks, tuple(_origin(make, u) for u in one.sources)
 
 
-def _whole(make: Maker[Value, One], name: str, end: str, one: One, at: float) -> Value:
-    """The input of a collective as a row, or as one row for each rank."""
-    shape: Shape = "rows" if "scatter" in one.op else "flat"
-    return make.view(f"{name}_{shape}{end}", make.source(one), shape, at, one)
+def _origin(make: Casts[V], v: V) -> tuple[V, tuple[object, ...]]:
+    steps = []
+    while (step := make.cast(v)) is not None:
+        steps.append(step)
+        (v,) = make.taken(v)
+    return v, tuple(steps)
 
 
-def _ranges(sizes: Iterable[int]) -> list[tuple[int, int]]:
-    """From and to, one behind the other: ``[2, 3]`` -> ``[(0, 2), (2, 5)]``."""
-    return list(pairwise(accumulate(sizes, initial=0)))
+def _gather_again(make: Maker[V], wanted: Regather) -> None:
+    one, views, users = check_regather(make, wanted)
+    at = min(make.at[user] for user in users)
+    wait = make.wait(f"{wanted.name}_wait", make.relaunch(wanted.name, one, at), at, one.launch)
+    make.check_same(one.waits[0], wait)
+    _move(make, views, wanted, dict.fromkeys(one.waits, wait), users)
 
 
-def _even(columns: int, parts: int) -> list[int]:
-    """As equal parts as can be, the first ones one larger: ``7, 3`` -> ``[3, 2, 2]``."""
-    each, more = divmod(columns, parts)
-    return [each + (p < more) for p in range(parts)]
+def check_regather(make: Maker[V], wanted: Regather) -> tuple[Single[V], list[V], list[V]]:
+    """The gather, the views and the users, where these use it, and others do, too."""
+    one = _gather(make, wanted.gather)
+    views = _views(make, wanted.views, one.waits, wanted.gather)
+    sources = [*one.waits, *views]
+    users = _users(make, sources, wanted.users)
+    if all(user in users or user in sources for source in sources for user in make.users(source)):
+        raise RewriteError(f"gathering {wanted.gather!r} again needs users for both: some, and not all.")
+    return one, views, users
+
+
+def _views(make: Maker[V], names: Sequence[str], sources: Sequence[V], of: str) -> list[V]:
+    views = [make.find(name) for name in names]
+    for view in views:
+        if not make.is_view(view, sources):
+            raise RewriteError(f"{make.name(view)!r} is no view of what {of!r} gives.")
+    return views
+
+
+def _users(make: Maker[V], nodes: Sequence[V], names: Sequence[str]) -> list[V]:
+    """The users, where each takes one of the nodes, and all are named once."""
+    users, of = [make.find(name) for name in names], [make.name(v) for v in nodes]
+    if not nodes or not users or len(set(users)) < len(users) or len(set(nodes)) < len(nodes):
+        raise RewriteError(f"running again wants nodes and users, each once: {', '.join(of)} for {', '.join(names)}.")
+    for user in users:
+        taken = make.taken(user)
+        if user in nodes or make.is_output(user) or not any(v in taken for v in nodes):
+            raise RewriteError(f"{make.name(user)!r} does not take {' or '.join(map(repr, of))}, or is an output.")
+    return users
+
+
+def _move(
+    make: Maker[V],
+    nodes: Sequence[V],
+    wanted: Regather | Recompute | Offload,
+    new: dict[V, V],
+    users: Sequence[V],
+) -> None:
+    """Run nodes again before the first user, and let users take them, and what else is new."""
+    at = min(make.at[user] for user in users)
+    for v in nodes:
+        new[v] = make.again(v, wanted.new_name(make.name(v)), new, at)
+    make.move(users, new)
+
+
+def _run_again(make: Maker[V], wanted: Recompute) -> None:
+    nodes = [make.find(name) for name in wanted.nodes]
+    users = _users(make, nodes, wanted.users)
+    for v in nodes:
+        if why := make.why_once(v):
+            raise RewriteError(f"{make.name(v)!r} cannot run again: it {why}.")
+    _move(make, nodes, wanted, {}, users)
+
+
+def _offload(make: Maker[V], wanted: Offload) -> None:
+    source = make.offloaded(wanted.node)
+    views = _views(make, wanted.views, [source], wanted.node)
+    users = _users(make, [source, *views], wanted.users)
+    at = min(make.at[user] for user in users)
+    last = max((make.at[user] for user in make.readers(source) if make.at[user] < at), default=make.at[source])
+    there = make.to_host((wanted.name, f"{wanted.name}_wait"), source, last)
+    back = make.to_device((wanted.back, f"{wanted.back}_wait"), there, source, at)
+    _move(make, views, wanted, {source: back}, users)
+    for user in list(make.readers(source)):
+        if user != there and user not in make.taken(there):
+            make.depend(there, user)
+
+
+class _InParts(Generic[V]):
+    """What is carried from node to node while one fission is done."""
+
+    def __init__(self, make: Maker[V], fission: Fission) -> None:
+        self.make, self.fission, self.parts = make, fission, fission.parts
+        rank = {v: k for k, v in enumerate(make.order())}  # places alone do not say what needs what
+        self.nodes = sorted(map(make.find, fission.nodes), key=rank.__getitem__)
+        self.stay = {make.find(name) for name in fission.views}
+        self.slices = {make.find(one.value): one for one in fission.slices}
+        self.copies: dict[V, list[V]] = {v: [] for v in self.nodes}
+        self.sliced: dict[tuple[V, int], V] = {}
+
+    def run(self) -> None:
+        """Copies, then what leaves, then the whole ones go."""
+        make = self.make
+        if self.parts < 2 or len(self.copies) < len(self.fission.nodes) or not self.nodes:
+            raise RewriteError(f"{self.fission.name!r} has {self.parts} parts: 2 at least, and each node once.")
+        make.begin_parts(self.fission, self.nodes, self.slices, self.stay)
+        where = places(
+            [make.at[v] for v in self.nodes], [make.waits_for(v) is not None for v in self.nodes], self.parts
+        )
+        for p in range(self.parts):
+            for v, at in zip(self.nodes, where[p], strict=True):
+                self.copies[v].append(make.in_part(v, p, at, partial(self._of_part, p=p, at=at)))
+        outs: dict[V, tuple[V, ...]] = {}
+        for leave in self.fission.leaves:
+            v = make.find(leave.value)
+            outs[v] = self._leave(v, leave)
+            launch = make.waits_for(v)
+            if launch is not None:
+                outs.setdefault(launch, outs[v])
+        for v in self.nodes:
+            users = [u for u in make.outside(v) if u not in self.copies or u in self.stay]
+            if users and v not in self.stay:
+                make.hand_out(v, outs.get(v), users, self.copies[v])
+        make.end_parts(self.copies, self.stay)
+        for v in reversed(self.nodes):
+            if v not in self.stay:
+                make.remove(v, self.copies[v][0], self.copies[v][-1])
+
+    def _of_part(self, v: V, p: int, at: float) -> V:
+        if v not in self.slices:
+            return self.copies[v][p] if v in self.copies else v
+        if (v, p) not in self.sliced:
+            self.sliced[v, p] = self._slice(v, self.slices[v], p, at)
+        return self.sliced[v, p]
+
+    def _slice(self, v: V, one: Slice, p: int, at: float) -> V:
+        make, name, cut, of = self.make, f"{self.fission.name}_{one.value}", one.cut, v
+        several = cut.outer > 1
+        if several:
+            if (v, -1) not in self.sliced:
+                self.sliced[v, -1] = make.view(f"{name}_runs", v, _runs(cut), at, v)
+            of = self.sliced[v, -1]
+        named = f"{name}_in_{p}" if one.free else f"{name}_slice_{p}"
+        rows = (p * cut.inner, (p + 1) * cut.inner)
+        part = make.piece(named, of, cut.dim + several, rows, at, v, one.bytes // self.parts)
+        if one.free:
+            return part
+        part = make.copy(f"{name}_{'copy' if several else 'in'}_{p}", part, at, v)
+        return make.view(f"{name}_in_{p}", part, _joined(cut), at, v) if several else part
+
+    def _leave(self, v: V, leave: Leave) -> tuple[V, ...]:
+        """Return what users outside take: one node, or all parts."""
+        parts = self.copies[v]
+        self.make.leave(v, leave, parts)
+        if leave.how in ("parts", "same"):
+            return tuple(parts) if leave.how == "parts" else (parts[0],)
+        out = self._sum(v, parts) if leave.how == "sum" else self._cat(v, leave, parts)
+        self.make.check_same(v, out)
+        return (out,)
+
+    def _sum(self, v: V, parts: Sequence[V]) -> V:
+        total, name = parts[0], f"{self.fission.name}_{self.make.name(v)}"
+        for p, part in enumerate(parts[1:], start=1):
+            at = self.make.at[part]
+            total = self.make.plus(f"{name}_sum_{p}", (total, part), at, v, last=p == self.parts - 1)
+        return total
+
+    def _cat(self, v: V, leave: Leave, parts: Sequence[V]) -> V:
+        make, name, cut, order = self.make, f"{self.fission.name}_{leave.value}", leave.cut, leave.order
+        at = make.at[parts[-1]]
+        if order:
+            cut = through_permute(cut, order)
+            parts = [make.permute(f"{name}_laid_{p}", u, order, at, v) for p, u in enumerate(parts)]
+        if cut.outer > 1:
+            parts = [make.view(f"{name}_runs_{p}", u, _runs(cut), at, v) for p, u in enumerate(parts)]
+        out = make.cat(f"{name}_cat", parts, cut.dim + (cut.outer > 1), at, v)
+        if cut.outer > 1:
+            out = make.view(f"{name}_whole", out, _joined(cut), at, v)
+        if order:
+            out = make.permute(f"{name}_back", out, [order.index(dim) for dim in range(len(order))], at, v)
+        return out
+
+
+def _runs(cut: Cut) -> Reshape:
+    """A shape with the dimension that is cut as runs and rows of a run."""
+    return lambda shape: [*shape[: cut.dim], cut.outer, shape[cut.dim] // cut.outer, *shape[cut.dim + 1 :]]
+
+
+def _joined(cut: Cut) -> Reshape:
+    """The inverse."""
+    return lambda shape: [*shape[: cut.dim], cut.outer * shape[cut.dim + 1], *shape[cut.dim + 2 :]]
 
 
 def places(at: Sequence[float], waits: Sequence[bool], parts: int) -> list[list[float]]:
@@ -165,3 +580,8 @@ def places(at: Sequence[float], waits: Sequence[bool], parts: int) -> list[list[
             for i in range(begin, end):
                 result[p][i] = at[begin] + (p * size + i - begin) / (parts * size + 1)
     return result
+
+
+def unique(ids: Iterable[V]) -> tuple[V, ...]:
+    """Each once, in the order in which they come first."""
+    return tuple(dict.fromkeys(ids))

@@ -9,13 +9,11 @@ from overlap_sched.transform.buckets import host_times
 from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.rewrites import (
     Bucket,
-    InPlace,
     Keep,
     Offload,
     Recompute,
     Regather,
     Rewrite,
-    Split,
     Stream,
     to_json,
 )
@@ -29,8 +27,7 @@ class Record(NamedTuple):
         stream_us: By how much less its group's stream has to do (negative: more).
         compute_us: What it adds to the compute stream: copies, smaller kernels; negative: what it takes off it.
         held_bytes: What its launch allocates, beyond the largest of what it stands for: live together from there on.
-            Of what is kept, or gathered again (negative): what is held, or is not, between two uses. Of what is
-            written in place (negative): what is not allocated.
+            Of what is kept, or gathered again (negative): what is held, or is not, between two uses.
     """
 
     rewrite: Rewrite
@@ -69,15 +66,9 @@ def _record(
             gone = [old[name] for name in rewrite.members if name in old]
             saved_us = sum(host_us.get(name, 0.0) for name in rewrite.members)
             made = [new[name] for name in _made(names, rewrite.name)]
-        case Split():
-            gone, saved_us = [old[rewrite.collective]], host_us.get(rewrite.collective, 0.0)
-            made = [new[name] for name in _made(names, rewrite.name)]
         case Keep():
             again = old[rewrite.again]
             return Record(rewrite, again.time_us, -host_us.get(rewrite.again, 0.0), _allocated(before, again))
-        case InPlace():
-            node, writes = old[rewrite.node], new[rewrite.node]
-            return Record(rewrite, 0.0, writes.time_us - node.time_us, -_allocated(before, node))
         case Regather():
             again = new[rewrite.name]
             host = [new[name] for name in _made(names, rewrite.name) if new[name].op in OF_HOST]

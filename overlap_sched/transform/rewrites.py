@@ -2,13 +2,12 @@
 
 A rewrite has two meanings that must agree: what it makes of a problem (:mod:`overlap_sched.transform.apply`) and what
 it makes of an FX graph (:mod:`overlap_sched.fx.rewrites`). Both make the same nodes by the same names, so that an order
-of the one is an order of the other: those of ``Bucket`` and ``Split`` are listed in
+of the one is an order of the other: those of ``Bucket`` are listed in
 :mod:`overlap_sched.transform.recipes`, those of ``Fission`` in :mod:`overlap_sched.transform.fission`.
 
 ``Stream`` makes no node: the collective keeps its name and runs in the group :func:`second_group`.
 ``Keep`` makes none either: ``again`` and its waits are gone, with casts that were made for it alone; users use the
 (first) wait of ``first``.
-``InPlace`` makes none: the node keeps its name, and what it gives is what it is written over.
 ``Regather`` makes ``<r>`` (the same operator on the same input), ``<r>_wait``, and ``<r>_<view>`` of each listed view,
 which the listed users use.
 
@@ -35,7 +34,7 @@ Form = Literal["copied", "coalesced"]
 """One buffer, with copies in and out on the compute stream; or one launch of several tensors, without copies."""
 
 BUCKETED = ("all_gather_into_tensor", "all_reduce", "reduce_scatter_tensor")
-"""Operators that can be bucketed and split."""
+"""Operators that can be bucketed."""
 
 
 @dataclass(frozen=True)
@@ -62,19 +61,6 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Split:
-    """One collective becomes several, of nearly equal parts; legal for :data:`BUCKETED` where only waits use it."""
-
-    collective: str
-    parts: int = 2
-
-    @property
-    def name(self) -> str:
-        """The prefix of the names of all new nodes."""
-        return f"split_{self.collective}_{self.parts}"
-
-
-@dataclass(frozen=True)
 class Stream:
     """A collective goes to a second communicator of the same ranks; legal for each once. It may be a bucket's name."""
 
@@ -86,27 +72,11 @@ class Keep:
     """The later gather of the same input is dropped; its users use the first one's result.
 
     Legal where both gather the same in one group: one node, or casts of one node that are alike
-    (:data:`overlap_sched.transform.again.WHOLE`); and where nothing writes to either result.
+    (:data:`overlap_sched.transform.draft.WHOLE`); and where nothing writes to either result.
     """
 
     first: str
     again: str
-
-
-@dataclass(frozen=True)
-class InPlace:
-    """A node writes over its first input instead of over a copy of that, which it makes first.
-
-    Legal for operators that copy their first input whole (:data:`overlap_sched.transform.in_place.COPYING`), where that
-    is a storage as large that the graph makes and nobody keeps, and where all others that look at it can come before.
-
-    Attributes:
-        node: By name.
-        over: Who makes its first input, by name: a problem does not tell which of what a node takes comes first.
-    """
-
-    node: str
-    over: str
 
 
 @dataclass(frozen=True)
@@ -195,7 +165,7 @@ def _number(copy: int) -> str:
     return "" if copy == 1 else str(copy)
 
 
-Rewrite = Bucket | Split | Stream | Keep | InPlace | Regather | Fission | Recompute | Offload
+Rewrite = Bucket | Stream | Keep | Regather | Fission | Recompute | Offload
 """They are done in the order in which they are listed; what one makes may be a ``Stream``'s collective."""
 
 
@@ -206,11 +176,7 @@ def second_group(group: str) -> str:
 
 def to_json(rewrites: Sequence[Rewrite]) -> list[dict[str, Any]]:
     """Plain data: ``{"kind": "bucket", "members": [...], "form": "copied"}``; the same for all ranks, byte for byte."""
-    return [{"kind": _kind(one)} | _fields(one) for one in rewrites]
-
-
-def _kind(one: Rewrite) -> str:
-    return "in_place" if isinstance(one, InPlace) else type(one).__name__.lower()
+    return [{"kind": type(one).__name__.lower()} | _fields(one) for one in rewrites]
 
 
 def _fields(one: Rewrite) -> dict[str, Any]:
@@ -221,10 +187,8 @@ def _fields(one: Rewrite) -> dict[str, Any]:
 
 _CLASSES: Mapping[str, Callable[..., Rewrite]] = {
     "bucket": Bucket,
-    "split": Split,
     "stream": Stream,
     "keep": Keep,
-    "in_place": InPlace,
     "regather": Regather,
     "recompute": Recompute,
     "offload": Offload,

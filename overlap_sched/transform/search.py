@@ -29,7 +29,7 @@ from overlap_sched.scheduler.runs import EARLY, FAR_AHEAD, IN_ORDER, WHILE_STALL
 from overlap_sched.scheduler.task import NO_WORK, SAME_STEP, Candidate, Reference, Task, Work
 from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.apply import NOT_KNOWN, apply
-from overlap_sched.transform.members import Alike
+from overlap_sched.transform.draft import Alike
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import BUCKETED, Rewrite
 

@@ -13,8 +13,7 @@ import torch
 from torch import fx, nn
 
 from overlap_sched import Options
-from overlap_sched.deepspeed.graph_pass import measured, order_pass
-from overlap_sched.deepspeed.values import zero3_values
+from overlap_sched.deepspeed.graph_pass import measured, order_pass, zero3_values
 from overlap_sched.fx import lift
 from overlap_sched.fx.graphs import reorder
 from overlap_sched.inductor import clear_reports, reports

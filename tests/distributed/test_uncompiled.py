@@ -14,7 +14,7 @@ from llama_repro.capture.parallelism import fake_world
 from overlap_sched.distributed import shard, uncompiled
 from overlap_sched.distributed.uncompiled import NOTHING_COMPILED, Uncompiled
 from overlap_sched.errors import OverlapSchedWarning
-from overlap_sched.sharding import access
+from overlap_sched.sharding import modules
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +22,8 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Uncompiled]:
     """A job in which nothing has been compiled or said."""
     fresh = Uncompiled()
     monkeypatch.setattr(uncompiled, "uncompiled", fresh)
-    monkeypatch.setattr(access, "uncompiled", fresh)
-    monkeypatch.setattr(access._running, "first", lambda: None)
+    monkeypatch.setattr(modules, "uncompiled", fresh)
+    monkeypatch.setattr(modules._running, "first", lambda: None)
     monkeypatch.setattr(uncompiled, "compiled", lambda: False)
     yield fresh
     uncompiled.stop_counting()

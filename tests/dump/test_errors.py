@@ -1,12 +1,23 @@
-"""What a dump must not hold is named with its line and a repair; and nothing in a dump is ever run."""
+"""What a dump must not hold is named with its line and a repair; and nothing in a dump is ever run.
 
+Groups and sizes given by names that do not occur are errors that list those which do.
+
+A short dump may ask for ten million values: it is refused before they are made.
+"""
+
+import gzip
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from overlap_sched import errors
 from overlap_sched.dump.load import load_dump
+from overlap_sched.dump.values import parts_made, run_operator
+from overlap_sched.errors import DumpError, InputTooLargeError
+from overlap_sched.problem.file import Limits
 from tests.support.dump_graphs import handwritten
 
 
@@ -28,30 +39,18 @@ def in_body(statement: str, inputs: tuple[tuple[str, str], ...] = (("x", "float3
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(
-        errors.DumpError, match=r"none\.py: cannot be read \(No such file or directory\)\. Check the path"
-    ):
+    with pytest.raises(errors.DumpError, match=r"none\.py: cannot be read"):
         load_dump(tmp_path / "none.py")
 
 
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (
-            b"",
-            "dump.py: there is no `class Repro` in it, so it is not a dump that torch wrote (it starts with 'nothing')",
-        ),
-        (
-            b"Repro is not generated due to existence of BackwardState in graph input",
-            "input'). Take `fx_graph_runnable` from tlparse (`fx_graph_readable` where torch made none), or write",
-        ),
-        (
-            b"class Repro(torch.nn.Module):\n    pass\n",
-            "dump.py, line 1: `class Repro` has no `def forward(`. Was the file cut short",
-        ),
-        (b"\x1f\x8b\x08\x00abc", "dump.py: the gzip data is cut short or damaged. Fetch the file again."),
-        (b"\xff\x00\x00", "dump.py: is not text (byte 0 is not UTF-8)"),
-        (b"\xff\xfe\x00", "dump.py: is not text (byte 0 is not UTF-8)"),
+        (b"", "there is no `class Repro` in it"),
+        (b"Repro is not generated due to existence of BackwardState", "Take `fx_graph_runnable` from tlparse"),
+        (b"class Repro(torch.nn.Module):\n    pass\n", "line 1: `class Repro` has no `def forward(`"),
+        (b"\x1f\x8b\x08\x00abc", "gzip"),
+        (b"\xff\xfe\x00", "byte 0 is not UTF-8"),
     ],
 )
 def test_files_that_are_no_dumps(tmp_path: Path, data: bytes, says: str) -> None:
@@ -61,28 +60,11 @@ def test_files_that_are_no_dumps(tmp_path: Path, data: bytes, says: str) -> None
 def test_a_file_cut_short(tmp_path: Path) -> None:
     text = in_body("mm = torch.ops.aten.mm.default(x, x)")
     short = text[: text.index("default(x, x)") + 10]
-    assert message(tmp_path, short, errors.DumpError) == (
-        "dump.py, line 22: this is not Python ('(' was never closed): 'mm = torch.ops.aten.mm.default(x,'. "
-        "Was the file cut short, or edited by hand?"
-    )
+    assert "line 22: this is not Python" in message(tmp_path, short, errors.DumpError)
     without_return = text[: text.index("        return")]
-    assert "the graph ends without `return`; was the file cut short?" in message(
-        tmp_path, without_return, errors.DumpError
-    )
+    assert "ends without `return`" in message(tmp_path, without_return, errors.DumpError)
     without_inputs = text[: text.index("def load_args")]
-    assert message(tmp_path, without_inputs, errors.DumpError) == (
-        "dump.py: forward takes 1 inputs but load_args describes 0. Was the file cut short, or edited by hand?"
-    )
-
-
-def test_the_whole_message_for_a_statement(tmp_path: Path) -> None:
-    text = in_body("mm = my_function(x, 3)")
-    assert text.split("\n")[22 - 1].strip() == "mm = my_function(x, 3)"
-    assert message(tmp_path, text, errors.DumpError) == (
-        "dump.py, line 22: this call is not of an operator of torch.ops: `my_function(x, 3)`. Only torch.ops calls, "
-        "constants, getitem and tensor metadata are read, as torch writes them; nothing in the file is run. "
-        "Write the dump again with torch, or take this statement out."
-    )
+    assert "forward takes 1 inputs but load_args describes 0" in message(tmp_path, without_inputs, errors.DumpError)
 
 
 @pytest.mark.parametrize(
@@ -105,10 +87,7 @@ def test_the_whole_message_for_a_statement(tmp_path: Path) -> None:
         ("x = torch.ops.aten.mm.default(x, x)", "'x' is already the name of a node"),
         ("mm = torch.ops.aten.mm.default(x, torch.hub)", "this is not understood: `torch.hub`"),
         ("mm = torch.ops.aten.full.default([2 ** 900], 1)", "this is not understood: `2 ** 900`"),
-        (
-            "mm = torch.ops.aten.full.default([1 // 0], 1)",
-            "this cannot be computed (integer division or modulo by zero)",
-        ),
+        ("mm = torch.ops.aten.full.default([1 // 0], 1)", "this cannot be computed"),
     ],
 )
 def test_statements_that_are_not_understood(tmp_path: Path, statement: str, says: str) -> None:
@@ -119,27 +98,17 @@ def test_statements_that_are_not_understood(tmp_path: Path, statement: str, says
 
 def test_shapes_that_cannot_be_found(tmp_path: Path) -> None:
     used = in_body("a = torch.ops.my_kernels.proj.default(x)\nmm = torch.ops.aten.mm.default(a, x)")
-    assert message(tmp_path, used, errors.DumpError) == (
-        "dump.py, line 22: node 'a' (`a = torch.ops.my_kernels.proj.default(x)`): the shape of its result cannot be "
-        "found: this torch build does not know the operator my_kernels.proj.default. Import the package that registers "
-        'it first (--import PACKAGE on the command line), or annotate it by hand (`a: "bf16[8, 4]" = ...`).'
-    )
-    text = message(
-        tmp_path,
-        in_body("a = torch.ops.aten.mm.default(x, z)", (("x", "float32 4 4"), ("z", "float32 5"))),
-        errors.DumpError,
-    )
+    text = message(tmp_path, used, errors.DumpError)
     assert "line 22: node 'a'" in text
-    text = message(
-        tmp_path, in_body("s = self.s\na = torch.ops.higher_order.invoke_subgraph(s, 'n', x)"), errors.DumpError
-    )
-    assert (
-        "the dump does not hold the body that this higher-order operator runs. Load the graph as tlparse prints it for "
-        'reading, bodies included (aot_forward_graph), or annotate it by hand (`a: "bf16[8, 4]" = ...`).' in text
-    )
+    assert "does not know the operator my_kernels.proj.default" in text
+    assert "--import PACKAGE" in text
+    misfit = in_body("a = torch.ops.aten.mm.default(x, z)", (("x", "float32 4 4"), ("z", "float32 5")))
+    assert "line 22: node 'a'" in message(tmp_path, misfit, errors.DumpError)
+    bodiless = in_body("s = self.s\na = torch.ops.higher_order.invoke_subgraph(s, 'n', x)")
+    assert "bodies included (aot_forward_graph)" in message(tmp_path, bodiless, errors.DumpError)
     wrapped = "a = torch.ops.higher_order.with_effects(x, torch.ops.my_kernels.log.default, x)\nb = a[1]"
     text = message(tmp_path, in_body(wrapped), errors.DumpError)
-    assert "this torch build does not know the operator my_kernels.log.default" in text
+    assert "does not know the operator my_kernels.log.default" in text
     assert "annotate each of its parts by hand (`b: " in text
     assert "the number does not fit" in message(tmp_path, in_body("a = 2 ** 63"), errors.DumpError)
     constant = in_body("n = self.missing\nmm = torch.ops.aten.mm.default(x, n)")
@@ -149,56 +118,32 @@ def test_shapes_that_cannot_be_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "kind", "says"),
+    ("line", "says"),
     [
-        ("reader.tensor(buf9, (4,))", errors.DumpError, "input 'x': its storage 'buf9' is not defined before it"),
-        (
-            "b = reader.storage(None, 8)\nreader.tensor(b, (4,), (-1,))",
-            errors.DumpError,
-            "do not fit its storage of 8 bytes",
-        ),
-        (
-            "b = reader.storage(None, -8)\nreader.tensor(b, (4,))",
-            errors.DumpError,
-            "do not fit its storage of -8 bytes",
-        ),
-        (
-            "b = reader.storage(None, 8)\nreader.tensor(b, (n,))",
-            errors.DumpError,
-            "the name 'n' is not defined",
-        ),
-        ("reader.symint('a')", errors.DumpError, "reader.symint takes a number"),
-        ("reader.system('rm')", errors.DumpError, "this statement of load_args is not understood"),
-        (
-            "import os\nreader.symint(3)",
-            errors.DumpError,
-            "this statement of load_args is not understood: `import os`",
-        ),
+        ("reader.tensor(buf9, (4,))", "input 'x': its storage 'buf9' is not defined before it"),
+        ("b = reader.storage(None, 8)\nreader.tensor(b, (4,), (-1,))", "do not fit its storage of 8 bytes"),
+        ("b = reader.storage(None, -8)\nreader.tensor(b, (4,))", "do not fit its storage of -8 bytes"),
+        ("b = reader.storage(None, 8)\nreader.tensor(b, (n,))", "the name 'n' is not defined"),
+        ("reader.symint('a')", "reader.symint takes a number"),
+        ("reader.system('rm')", "this statement of load_args is not understood"),
+        ("import os\nreader.symint(3)", "this statement of load_args is not understood: `import os`"),
     ],
 )
-def test_inputs_that_are_not_understood(tmp_path: Path, line: str, kind: type[errors.DumpError], says: str) -> None:
-    text = message(tmp_path, handwritten("return (x,)", [("x", line.replace("b = reader", "b = reader"))]), kind)
+def test_inputs_that_are_not_understood(tmp_path: Path, line: str, says: str) -> None:
+    text = message(tmp_path, handwritten("return (x,)", [("x", line)]), errors.DumpError)
     assert says in text
     assert ", line 2" in text
 
 
 def test_groups_that_disagree_or_are_unknown(tmp_path: Path) -> None:
     gather = in_body("a = torch.ops._c10d_functional.all_gather_into_tensor.default(x, 64, '0')")
-    assert message(tmp_path, gather, errors.DumpGroupError, groups={"0": 8}).endswith(
-        "group '0' has 64 ranks here, but 8 elsewhere (as given by the caller). Give groups={'0': 64}, or leave it out."
-    )
+    assert "Give groups={'0': 64}" in message(tmp_path, gather, errors.DumpGroupError, groups={"0": 8})
     reduce = in_body("a = torch.ops._c10d_functional.all_reduce.default(x, 'sum', '5')")
-    assert message(tmp_path, reduce, errors.DumpGroupError).endswith(
-        "the size of process group '5' is not known. Give it: groups={'5': 64} for 64 ranks "
-        "(--group 5=64 on the command line)."
-    )
-    assert message(tmp_path, reduce, errors.DumpGroupError, groups={"5": [1, 1]}) == (
-        "group '5' is given as [1, 1]: give its size, 1 or more, or its ranks, each once."
-    )
+    assert "--group 5=64" in message(tmp_path, reduce, errors.DumpGroupError)
+    assert "given as [1, 1]" in message(tmp_path, reduce, errors.DumpGroupError, groups={"5": [1, 1]})
     for size, text in (("0", "0"), ("-8", "-8"), ("2147483648", "2147483648"), ("10 ** 50", "2**166 or more")):
-        assert message(tmp_path, gather.replace("x, 64", f"x, {size}"), errors.DumpGroupError).endswith(
-            f"group '0' has {text} ranks here; it has 1 to 2147483647. Was the line edited?"
-        )
+        found = message(tmp_path, gather.replace("x, 64", f"x, {size}"), errors.DumpGroupError)
+        assert f"group '0' has {text} ranks here; it has 1 to 2147483647" in found
     assert "given as 0" in message(tmp_path, reduce, errors.DumpGroupError, groups={"5": 0})
     assert not dist.is_initialized()
 
@@ -243,3 +188,178 @@ def test_a_failing_load_leaves_no_groups_behind(tmp_path: Path) -> None:
     message(tmp_path, text, errors.DumpError, groups={"left": 4})
     with pytest.raises((RuntimeError, ValueError), match="left"):
         dist.distributed_c10d._resolve_process_group("left")
+
+
+GATHERS = """
+a = torch.ops._c10d_functional.all_gather_into_tensor.default(x, 64, '0')
+b = torch.ops._c10d_functional.all_gather_into_tensor.default(x, 8, '513')
+return (a, b)
+"""
+
+
+def said(path: Path, text: str, **options: object) -> str:
+    path.write_text(text)
+    with pytest.raises(DumpError) as caught:
+        load_dump(path, **options)  # type: ignore[arg-type]
+    return str(caught.value).removeprefix(f"{path}: ")
+
+
+def test_a_group_that_the_dump_does_not_name(tmp_path: Path) -> None:
+    text = handwritten(GATHERS, [("x", "float32 4 4")])
+    assert "'fsdp'" in (found := said(tmp_path / "d.py", text, groups={"0": 64, "fsdp": 64}))
+    assert "Its groups are '0', '513'" in found
+    alone = handwritten("neg = torch.ops.aten.neg.default(x)\nreturn (neg,)", [("x", "float32 4 4")])
+    assert "It names no group" in said(tmp_path / "d.py", alone, groups={"fsdp": [0, 1]})
+
+
+def test_a_group_that_only_the_main_block_names_may_be_given(tmp_path: Path) -> None:
+    path = tmp_path / "d.py"
+    path.write_text(handwritten(GATHERS, [("x", "float32 4 4")], groups="{'7': {'size': 2, 'rank': 0}}"))
+    assert list(load_dump(path, groups={"7": 2}).groups) == ["0", "513"]
+
+
+SIZES = handwritten(
+    "item = torch.ops.aten._local_scalar_dense.default(n)\nadd = item + u_in\nreturn (add,)",
+    [("u_in", "reader.symint(None, expr='u0')"), ("n", "int64 1"), ("old", "reader.symint(None)")],
+)
+
+
+def test_a_size_that_does_not_occur(tmp_path: Path) -> None:
+    assert "for 'u1' (--size u1=8 " in (found := said(tmp_path / "d.py", SIZES, sizes={"u1": 8}))
+    assert "Its symbols are 'u0'." in found
+    assert "symbols are 'u0'; of its nodes, 'item' may be meant" in said(tmp_path / "d.py", SIZES, sizes={"items": 8})
+
+
+@pytest.mark.parametrize("name", ["u0", "item", "old"])
+def test_symbols_and_nodes_may_be_given(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "d.py"
+    path.write_text(SIZES)
+    assert "data-dependent sizes, taken as 8192" in load_dump(path, sizes={name: 8}).notes
+
+
+def test_symbols_of_annotations(tmp_path: Path) -> None:
+    head = "class GraphModule(torch.nn.Module):\n    def forward(self, x: "
+    path = tmp_path / "d.py"
+    path.write_text(f'{head}"f32[s0, 8*u3][8*u3, 1]cuda:0"):\n        return (x,)\n')
+    assert load_dump(path, sizes={"s0": 2, "u3": 4}).notes == (
+        "inputs whose storage the file does not say, each taken to have its own",
+    )
+    path.write_text(f'{head}"f32[s0, 8*u3][8*u3, 1]cuda:0"):\n        return (x,)\n')
+    with pytest.raises(DumpError, match=r"Its symbols are 's0', 'u3'\. Correct"):
+        load_dump(path, sizes={"f32": 2})
+
+
+def test_empty_lists_of_splits_do_not_tell_the_size_of_a_group(tmp_path: Path) -> None:
+    body = "a = torch.ops._c10d_functional.all_to_all_single.default(x, [], [], '0')\nreturn (a,)"
+    path = tmp_path / "d.py"
+    path.write_text(handwritten(body, [("x", "float32 4 4")]))
+    assert load_dump(path, groups={"0": 4}).groups == {"0": (4, None)}
+
+
+MANY = "full = torch.ops.aten.full.default([10000000], 1)\nparts = torch.ops.aten.unbind.int(full)\nreturn (x,)"
+REPAIR = "Raise the limit (--max-nodes on the command line) if the graph is meant to be that large."
+
+
+def load_within(folder: Path, body: str, limit: int, nested: str = "") -> int:
+    path = folder / "dump.py"
+    path.write_text(handwritten(body, [("x", "float32 4 4")], nested=nested))
+    return len(load_dump(path, limits=Limits(nodes=limit)).gm.graph.nodes)
+
+
+def refused(folder: Path, body: str, limit: int, nested: str = "") -> str:
+    with pytest.raises(InputTooLargeError) as caught:
+        load_within(folder, body, limit, nested)
+    return str(caught.value).replace(f"{folder}/", "")
+
+
+def test_parts_are_counted_before_they_are_made(tmp_path: Path) -> None:
+    with patch("overlap_sched.dump.values.run_operator", wraps=run_operator) as ran:
+        assert refused(tmp_path, MANY, 2_000_000) == (
+            "dump.py, line 23: node 'parts' (`parts = torch.ops.aten.unbind.int(full)`): its result has 10,000,000 "
+            f"parts; with them the graph has more than 2,000,000 nodes, which is the limit. {REPAIR}"
+        )
+    assert [call.args[0] for call in ran.call_args_list] == [torch.ops.aten.full.default]
+
+
+def test_nodes_and_parts_count_alike(tmp_path: Path) -> None:
+    body = (
+        "parts = torch.ops.aten.split.Tensor(x, 2)\none = parts[0]\n"
+        "neg = torch.ops.aten.neg.default(one)\nreturn (neg,)"
+    )
+    assert load_within(tmp_path, body, 6) == 5  # x, two parts, one, neg, and the output's list of one
+    assert refused(tmp_path, body, 4).startswith("dump.py, line 24: node 'neg'")
+
+
+@pytest.mark.parametrize(
+    ("call", "parts"),
+    [
+        ("unbind.int(t)", 6),
+        ("unbind.int(t, 1)", 8),
+        ("unbind.int(t, dim=-1)", 8),
+        ("split.Tensor(t, 4)", 2),
+        ("split.Tensor(t, 4, dim=1)", 2),
+        ("split.Tensor(t, split_size=1)", 6),
+        ("split_copy.Tensor(t, 5)", 2),
+        ("unsafe_split.Tensor(t, 3)", 2),
+        ("split.sizes(t, [1, 2, 3])", 0),  # as many as the file lists
+        ("chunk.default(t, 4)", 4),
+        ("unsafe_chunk.default(t, chunks=100)", 6),
+        ("tensor_split.sections(t, 5)", 5),
+        ("neg.default(t)", 0),
+        ("add.Tensor(t, t)", 0),
+    ],
+)
+def test_parts_of_each_operator(call: str, parts: int) -> None:
+    name, _, arguments = call.rstrip(")").partition("(")
+    packet, overload = name.split(".")
+    target = getattr(getattr(torch.ops.aten, packet), overload)
+    given = eval(f"(lambda *args, **kwargs: (args, kwargs))({arguments})", {"t": torch.empty(6, 8)})
+    found = parts_made(target, *given)
+    assert found == parts
+    if parts and (packet, parts) != ("unsafe_chunk", 6):
+        made = len(target(*given[0], **given[1]))
+        assert made in (parts, parts - 1)  # a chunk may give one less
+
+
+def test_a_body_counts_each_time_that_it_is_run(tmp_path: Path) -> None:
+    steps = "".join(f"        n{k} = torch.ops.aten.neg.default(x)\n" for k in range(10))
+    nested = f"class body(torch.nn.Module):\n    def forward(self, x):\n{steps}        return (n9,)\n"
+    calls = "".join(f"c{k} = torch.ops.higher_order.invoke_subgraph(b, 'n', x)\n" for k in range(20))
+    body = f"b = self.body\n{calls}return (x,)"
+    assert load_within(tmp_path, body, 300, nested) == 23
+    assert "more than 200 nodes" in refused(tmp_path, body, 200, nested)
+
+
+def test_a_body_that_runs_another_one_is_told_not_a_crash(tmp_path: Path) -> None:
+    nested = (
+        "class inner(torch.nn.Module):\n    def forward(self, x):\n        return (x,)\n"
+        "class outer(torch.nn.Module):\n    def forward(self, x):\n        b = self.inner\n"
+        "        y = torch.ops.higher_order.invoke_subgraph(b, 'n', x)\n        return (y,)\n"
+    )
+    with pytest.raises(DumpError, match="the dump does not hold the body that this higher-order operator runs"):
+        load_within(
+            tmp_path, "b = self.outer\nout = torch.ops.higher_order.invoke_subgraph(b, 'n', x)\nreturn (x,)", 99, nested
+        )
+
+
+def test_lists_are_not_multiplied(tmp_path: Path) -> None:
+    body = "parts = torch.ops.aten.split.Tensor(x, 2)\nmany = parts * 1000000000\nreturn (x,)"
+    with pytest.raises(DumpError, match="an operator on a list"):
+        load_within(tmp_path, body, 100)
+
+
+def test_powers_of_powers_are_not_computed(tmp_path: Path) -> None:
+    power = "2 ** 63 ** 1"
+    for _ in range(6):
+        power = f"({power}) ** 64"
+    with pytest.raises(Exception, match="this is not understood"):
+        load_within(tmp_path, f"a = torch.ops.aten.full.default([{power}], 1)\nreturn (x,)", 100)
+
+
+def test_a_small_file_that_unpacks_to_a_huge_one(tmp_path: Path) -> None:
+    path = tmp_path / "dump.py.gz"
+    path.write_bytes(gzip.compress(b"\n" * 2**22))
+    with pytest.raises(InputTooLargeError) as caught:
+        load_dump(path, limits=Limits(input_bytes=2**20))
+    assert "1,048,576" in str(caught.value)
+    assert "--max-input-bytes" in str(caught.value)

@@ -1,15 +1,29 @@
-"""Ways in which dumps are saved and handed on, and what is damaged on the way."""
+"""Ways in which dumps are saved and handed on, and what is damaged on the way.
 
+Texts of graphs as users have them: logs of ``TORCH_LOGS``, coloured prints, ``str(graph)``, several in one file.
+
+``tests/data/torch_logs_*.log.gz`` is what two gloo ranks of torch 2.13.0 and 2.15.0 wrote into one terminal with
+``TORCH_LOGS=aot_graphs,post_grad_graphs,graph_code,aot_joint_graph``; paths are shortened.
+"""
+
+import gzip
 import random
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from torch import fx
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from overlap_sched import errors
-from overlap_sched.dump.load import Dump, load_dump
-from tests.support.dump_graphs import handwritten
+from overlap_sched.dump.load import NO_SHAPES, Dump, load_dump
+from overlap_sched.dump.source import graphs_in
+from overlap_sched.fx.lifting import lift
+from tests.support.command import run
+from tests.support.dump_graphs import handwritten, loaded, values
+from tests.support.fx_graphs import gather, wait
 
 BODY = """
 gather = torch.ops._c10d_functional.all_gather_into_tensor.default(x, 64, '0');  x = None
@@ -70,12 +84,8 @@ def test_accelerators_that_this_torch_has_no_name_for(tmp_path: Path) -> None:
 
 def test_a_raw_log_is_told_from_a_dump(tmp_path: Path) -> None:
     log = "V1120 {}\n" + "".join(f"\t{line}\n" for line in TEXT.split("\n"))
-    with pytest.raises(errors.DumpError) as caught:
+    with pytest.raises(errors.DumpError, match="Run tlparse on it"):
         load(tmp_path, log)
-    assert str(caught.value).endswith(
-        "dump.py: this is a log that TORCH_TRACE wrote, with dumps in it. Run tlparse on it, and take one of the files "
-        "`fx_graph_runnable` that it makes."
-    )
 
 
 TOKEN = re.compile(r"\w+|[^\w\s]")
@@ -122,3 +132,117 @@ def test_damaged_dumps_load_or_say_in_one_line_what_is_wrong(tmp_path: Path) -> 
     outcomes = {outcome(tmp_path, damaged(TEXT, chance)) for _ in range(150)}
     assert outcomes >= {"fine", "DumpError"}
     assert all(name == "fine" or name in vars(errors) for name in outcomes), outcomes
+
+
+LOGS = Path(__file__).parent.parent / "data"
+PREFIX = "[rank0]:V1126 10:00:00.000000 17 torch/_functorch/aot.py:5] [0/0] [__aot_graphs] "
+
+
+@pytest.fixture(scope="module")
+def graph() -> fx.GraphModule:
+    def step(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        full = wait(gather(w))
+        made = torch.ops.aten.empty.memory_format([2, 3], dtype=torch.bfloat16, device="cpu")
+        return [(x * 2) @ full, torch.ops.aten.split.Tensor(full, 4, 1)[0].relu(), made]
+
+    with FakeTensorMode():
+        return make_fx(step, tracing_mode="fake")(torch.empty(3, 8), torch.empty(4, 8))
+
+
+def printed(gm: fx.GraphModule, **how: bool) -> str:
+    return gm.print_readable(print_output=False, include_stride=True, include_device=True, **how)
+
+
+def nodes_of(gm: fx.GraphModule) -> list[tuple[str, str, str]]:
+    return [(node.name, str(node.target), str(node.args)) for node in gm.graph.nodes]
+
+
+def test_colours_and_prefixes_change_nothing(graph: fx.GraphModule, tmp_path: Path) -> None:
+    coloured, plain = printed(graph, colored=True), printed(graph)
+    assert "\x1b[" in coloured
+    logged = "\n".join(PREFIX + line for line in plain.splitlines())
+    texts = [coloured, coloured.replace("\x1b", "^["), logged, logged.replace("[rank0]:", ""), "[default0]:" + logged]
+    want = lift(loaded(tmp_path, plain).gm).problem
+    for text in texts:
+        dump = loaded(tmp_path, text)
+        assert lift(dump.gm).problem == want
+        assert dump.choice == ""
+
+
+def test_lists_of_nodes(graph: fx.GraphModule, tmp_path: Path) -> None:
+    dump = loaded(tmp_path, str(graph.graph))
+    assert nodes_of(dump.gm) == nodes_of(graph)
+    assert set(dump.notes) == {NO_SHAPES}
+    assert dump.groups["0"].size == 2
+    logged = "\n".join(PREFIX + line for line in [*str(graph.graph).splitlines(), "TRACED GRAPH"])
+    assert nodes_of(loaded(tmp_path, logged).gm) == nodes_of(graph)
+
+
+def test_what_a_list_of_nodes_calls_and_is_not_understood_is_named(tmp_path: Path) -> None:
+    text = "graph():\n    %x : [num_users=1] = placeholder[target=x]\n    %y : [num_users=1] = call_method[target=sin](args = (%x,), kwargs = {})\n    return (y,)"  # noqa: E501
+    with pytest.raises(errors.DumpError, match=r"line 3: this call is not of an operator of torch.ops: `call_"):
+        loaded(tmp_path, text)
+
+
+def test_modes_are_kept_and_not_switched(graph: fx.GraphModule, tmp_path: Path) -> None:
+    fence = "        fence = torch._C._set_grad_enabled(False);  fence = None\n        mul: "
+    assert torch.is_grad_enabled()
+    dump = loaded(tmp_path, printed(graph).replace("        mul: ", fence))
+    assert torch.is_grad_enabled()
+    assert values(dump)["fence"] is None
+    assert [n.name for n in dump.gm.graph.nodes if n.name != "fence"] == [n.name for n in graph.graph.nodes]
+
+
+@pytest.mark.parametrize("version", ["2.13", "2.15"])
+def test_graphs_of_two_ranks_in_one_log_are_told_apart(version: str) -> None:
+    lines = gzip.decompress((LOGS / f"torch_logs_{version}.log.gz").read_bytes()).decode().split("\n")
+    graphs = graphs_in(lines)
+    titles = ["Joint graph 0", "Forward graph 0", "Backward graph 0", "AFTER POST GRAD", "AFTER POST GRAD"]
+    for rank in (0, 1):
+        own = [graph for graph in graphs if graph.rank == rank]
+        assert own[0].title.startswith("__compiled_fn_1_")
+        assert [graph.title for graph in own[1:]] == titles
+        assert [graph.lowered for graph in own] == [False, True, True, True, True, True]
+    assert [graph.start for graph in graphs] == sorted(graph.start for graph in graphs)
+
+
+@pytest.mark.parametrize("version", ["2.13", "2.15"])
+def test_each_of_several_graphs_can_be_taken(version: str) -> None:
+    path = LOGS / f"torch_logs_{version}.log.gz"
+    first = load_dump(path)
+    joint, forward, backward = (load_dump(path, graph=number) for number in (3, 5, 6))
+    assert nodes_of(first.gm) == nodes_of(joint.gm)
+    kinds = [len(lift(dump.gm).problem.collectives) for dump in (joint, forward, backward)]
+    assert kinds == [2, 1, 1]
+    ranks = "1" if version == "2.13" else "0"
+    assert first.choice.startswith("12 graphs are in the file, graph 3 was read; --graph N (in Python graph=N) takes ")
+    assert f"3 Joint graph 0 (rank {ranks}, line 61), 4 Joint graph 0 (rank " in first.choice
+    with pytest.raises(errors.DumpError) as error:
+        load_dump(path, graph=13)
+    assert str(error.value).startswith(f"{path}: there is no graph 13: its graphs are 1 __compiled_fn_1_")
+
+
+def test_lines_that_other_ranks_write_in_between_are_left_out(graph: fx.GraphModule, tmp_path: Path) -> None:
+    lines = printed(graph).splitlines()
+    mixed = [
+        prefix + line for line in lines for prefix in (PREFIX, PREFIX.replace("rank0", "rank1").replace(" 17", " 18"))
+    ]
+    mixed.insert(7, "Traceback of something else")
+    dump = loaded(tmp_path, "\n".join(mixed))
+    assert nodes_of(dump.gm) == nodes_of(graph)
+    assert dump.choice.endswith(": 1 step (rank 0, line 1), 2 step (rank 1, line 2)")
+    nameless = loaded(tmp_path, "\n".join(mixed).replace("[rank0]:", "").replace("[rank1]:", ""))
+    assert nodes_of(nameless.gm) == nodes_of(graph)
+    assert nameless.choice.endswith(": 1 step (line 1), 2 step (line 2)")
+
+
+def test_the_command_shows_the_list_and_takes_a_number(
+    graph: fx.GraphModule, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.log"
+    path.write_text(printed(graph) + "\n" + printed(graph).replace("class step", "class other"))
+    line = len(printed(graph).split("\n")) + 1
+    assert run("plan", str(path), "--graph", "2", "--json") == 0
+    assert f"takes another: 1 step (line 1), 2 other (line {line})\n" in capsys.readouterr().err
+    assert run("plan", str(path), "--graph", "3") == 2
+    assert f"there is no graph 3: its graphs are 1 step (line 1), 2 other (line {line})" in capsys.readouterr().err

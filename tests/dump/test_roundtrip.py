@@ -1,5 +1,9 @@
-"""A graph that torch wrote to a file comes back node by node: names, targets, arguments, values, aliases."""
+"""A graph that torch wrote to a file comes back node by node: names, targets, arguments, values, aliases.
 
+A forward and a backward graph, dumped apart, as one step.
+"""
+
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from overlap_sched.dump.load import Dump, load_dump
 from overlap_sched.dump.values import Results, fake_execution
+from overlap_sched.errors import DumpError
 from overlap_sched.fx.lifting import lift
+from overlap_sched.simulate.ledger import LiveRanges
 from tests.support.dump_graphs import (
     RANKS,
     compiled,
@@ -84,7 +90,7 @@ def test_forward_of_a_sharded_layer(world: tuple[str, str], tmp_path: Path) -> N
     dump = load_dump(written(gm, inputs, tmp_path / "layer.py"))
     assert_same(dump, gm)
     assert dump.name == "layer"
-    assert dump.notes == {}
+    assert dump.notes == ()
     assert dump.groups == {"0": (RANKS, None)}
     assert dump.gm.meta["overlap_sched_groups"] == {"0": (RANKS, None)}
     assert (
@@ -186,7 +192,7 @@ def test_mixture_of_experts_splits_evenly(world: tuple[str, str], tmp_path: Path
     by_name = {node.name: node.meta.get("val") for node in dump.gm.graph.nodes}
     assert by_name["_local_scalar_dense"] == 96 // 8
     assert by_name["relu"].shape == (96, 8)
-    assert dump.notes == {"data-dependent sizes, taken as 12": 16}
+    assert set(dump.notes) == {"data-dependent sizes, taken as 12"}
     told = load_dump(tmp_path / "d.py", sizes={f"_local_scalar_dense_{i}": 5 for i in range(8, 16)})
     assert {n.name: n.meta.get("val") for n in told.gm.graph.nodes}["mm"].shape == (40, 8)
 
@@ -210,7 +216,7 @@ def test_compiled_forward_and_backward_of_experts(world: tuple[str, str], tmp_pa
         assert [node.name for node in dump.gm.graph.nodes] == [node.name for node in gm.graph.nodes]
         exchanged = [n.meta["val"] for n in dump.gm.graph.nodes if "all_to_all_single" in n.name]
         assert {tuple(value.shape) for value in exchanged} <= {(96, 8), (8,)}
-        assert dump.notes == {"data-dependent sizes, taken as 12": 16}
+        assert set(dump.notes) == {"data-dependent sizes, taken as 12"}
         assert lift(dump.gm).problem.collectives
 
 
@@ -230,6 +236,77 @@ def test_nothing_is_left_behind(world: tuple[str, str], tmp_path: Path) -> None:
     load_dump(path)
     assert not dist.is_initialized()
     dist.init_process_group("fake", rank=0, world_size=1, store=dist.HashStore())
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A layer's forward and backward graph, as torch writes them."""
+    folder = tmp_path_factory.mktemp("halves")
+    with fake_world() as world:
+        forward, backward = forward_and_backward(sharded_layer(*world), *layer_arguments(requires_grad=True))
+        return written(*forward, folder / "forward.py"), written(*backward, folder / "backward.py")
+
+
+def test_what_forward_saves_is_made_and_used_in_one_graph(halves: tuple[Path, Path]) -> None:
+    first, second, step = (load_dump(halves[0]), load_dump(halves[1]), load_dump(halves[0], backward=halves[1]))
+    inputs = [node.name for node in step.gm.graph.nodes if node.op == "placeholder"]
+    old = [node.name for node in first.gm.graph.nodes if node.op == "placeholder"]
+    tangents = [node.name for node in second.gm.graph.nodes if node.name.startswith("tangents")]
+    assert inputs == old + tangents
+    calls = [[n for n in one.gm.graph.nodes if n.op == "call_function"] for one in (first, second, step)]
+    made = [[(node.target, _shape(node)) for node in of] for of in calls]
+    assert made[2] == made[0] + made[1]
+    problem = lift(step.gm, name="step").problem
+    ends = LiveRanges(problem).profile(problem.original_order)[-1]
+    saved = max(LiveRanges(lift(first.gm).problem).profile(lift(first.gm).problem.original_order))
+    assert ends < saved  # they die in backward
+
+
+def _shape(node: fx.Node) -> object:
+    value = node.meta["val"]
+    return value.shape if isinstance(value, torch.Tensor) else None
+
+
+def test_names_that_both_have(halves: tuple[Path, Path], tmp_path: Path) -> None:
+    """Backward calls its own values as forward calls others: they get another name."""
+    forward, backward = (path.read_text() for path in halves)
+    own = re.findall(r"^        (\w+) = torch", backward, re.M)[-1]
+    of_forward = re.findall(r"^        (\w+) = torch", forward, re.M)
+    other = next(name for name in of_forward if not re.search(rf"\b{name}\b", backward))
+    (tmp_path / "backward.py").write_text(re.sub(rf"\b{own}\b", other, backward))
+    step = load_dump(halves[0], backward=tmp_path / "backward.py")
+    names = [node.name for node in step.gm.graph.nodes]
+    assert other in names
+    assert f"{other}_backward" in names
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_saved_values_by_their_places(halves: tuple[Path, Path], tmp_path: Path) -> None:
+    """Backward's inputs have other names: they are the last results of forward, in order."""
+    backward = re.sub(r"\b(?!tangents)(\w+)(?=[,)])", r"\1", halves[1].read_text())
+    signature = re.search(r"def forward\(self, (.*)\):", backward)
+    assert signature is not None
+    for name in (name.strip() for name in signature[1].split(",")):
+        if not name.startswith("tangents"):
+            backward = re.sub(rf"\b{name}\b(?!\()", f"saved_{name}", backward)
+    (tmp_path / "backward.py").write_text(backward)
+    by_name, by_place = (
+        load_dump(halves[0], backward=halves[1]),
+        load_dump(halves[0], backward=tmp_path / "backward.py"),
+    )
+    assert str(by_place.gm.graph) == str(by_name.gm.graph)
+
+
+def test_graphs_that_are_not_of_one_step(halves: tuple[Path, Path], tmp_path: Path) -> None:
+    forward, backward = halves
+    for first, second in ((backward, forward), (forward, forward), (backward, backward)):
+        with pytest.raises(DumpError, match=r"Give the forward graph first"):
+            load_dump(first, backward=second)
+    text = forward.read_text()
+    (tmp_path / "other.py").write_text(re.sub(r"return \(.*\)", "return (primals_1,)", text))
+    with pytest.raises(DumpError, match=r"is no result of .*other.py, so the two are not of one step. Give the two "):
+        load_dump(tmp_path / "other.py", backward=backward)
 
 
 def test_an_operator_that_was_run_before_gives_new_tensors_of_its_own() -> None:

@@ -1,4 +1,7 @@
-"""What real dumps hold and a CPU cannot trace: CUDA tensors, their attention, Triton kernels, unknown operators."""
+"""What real dumps hold and a CPU cannot trace: CUDA tensors, their attention, Triton kernels, unknown operators.
+
+And sizes of experts that contradict each other in one file: what is taken instead.
+"""
 # ruff: noqa: E501 - the text of dumps has long lines
 
 import gzip
@@ -9,16 +12,16 @@ import torch
 from torch import fx
 
 from overlap_sched.cost.cluster.placement import Facts
+from overlap_sched.dump import sizes_to_give
+from overlap_sched.dump.graph import UnknownOp
 from overlap_sched.dump.groups import DumpGroup
-from overlap_sched.dump.load import load_dump
-from overlap_sched.dump.loader import Loader
-from overlap_sched.dump.operators import UnknownOp
+from overlap_sched.dump.load import Loader, load_dump
 from overlap_sched.dump.source import read_source
-from overlap_sched.dump.values import Opaque
+from overlap_sched.dump.values import Opaque, Results
 from overlap_sched.errors import DumpError
 from overlap_sched.fx.lifting import carried_facts, lift
 from overlap_sched.report.words.sizes import AssumedSize
-from tests.support.dump_graphs import handwritten, values
+from tests.support.dump_graphs import handwritten, loaded, values
 from tests.support.dump_graphs import loaded as load
 
 
@@ -47,7 +50,7 @@ return (view, mul, _to_copy, random, index)
         False,
     ]
     assert val["index"].shape == (32, 8) or val["index"].shape[1] == 8
-    assert dump.notes == {"data-dependent sizes, taken as 8192": 1}
+    assert set(dump.notes) == {"data-dependent sizes, taken as 8192"}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +120,7 @@ def test_flex_attention_keeps_the_memory_order_of_the_query_as_torch_does(tmp_pa
         for order in ((0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (3, 1, 0, 2)):
             q = torch.empty(2, 3, 4, 5).permute(order)
             theirs = flex_attention_fake_impl(q, q, q, None, (), 1.0, {})  # type: ignore[arg-type]
-            from overlap_sched.dump.higher_order import hop_result
+            from overlap_sched.dump.values import hop_result
 
             ours = hop_result("flex_attention", (q, q, q, None, (), 1.0, {}), {}, lambda *_: None)
             assert [(t.shape, t.stride(), t.dtype) for t in ours] == [(t.shape, t.stride(), t.dtype) for t in theirs]
@@ -165,10 +168,10 @@ return (mul, None, saved)
     assert val["saved"].shape == (8 * (111 // 8), 8)
     assert val["mul"].shape == (96, 8)
     assert dump.groups == {"7": (2, None)}
-    assert dump.notes == {"data-dependent sizes, taken as 48": 3}
+    assert set(dump.notes) == {"data-dependent sizes, taken as 48"}
     told = load_dump(tmp_path / "dump.py", sizes={"u0": 40, "u1": 56, "old": 56})
     assert values(told)["saved"].shape == (8 * (111 // 8), 8)
-    assert told.notes == {}
+    assert told.notes == ()
 
 
 def test_a_guessed_size_that_does_not_fit_is_noted_and_not_fatal(tmp_path: Path) -> None:
@@ -184,9 +187,9 @@ return (add, view)
     dump = load(tmp_path, handwritten(body, [("x", "float32 7 4"), ("n", "int64 1")]))
     assert values(dump)["add"].shape == (10_000, 4)
     assert values(dump)["view"].shape == (5, 4)
-    assert dump.notes == {
-        "results that did not fit a data-dependent size: shaped like their largest input": 2,
-        "data-dependent sizes, taken as 10000": 1,
+    assert set(dump.notes) == {
+        "results that did not fit a data-dependent size: shaped like their largest input",
+        "data-dependent sizes, taken as 10000",
     }
 
 
@@ -206,7 +209,7 @@ return [left, right, proj]
     target = next(node.target for node in dump.gm.graph.nodes if node.name == "proj")
     assert isinstance(target, UnknownOp)
     assert target.__name__ == "my_kernels.proj.default"
-    assert dump.notes == {"results whose shape was taken from the printed annotation": 2}
+    assert set(dump.notes) == {"results whose shape was taken from the printed annotation"}
 
 
 def test_where_this_torch_gives_another_shape_or_type_the_file_is_right(tmp_path: Path) -> None:
@@ -224,7 +227,7 @@ return [same, wider, longer]
     val = values(dump)
     assert (val["wider"].dtype, val["longer"].shape) == (torch.float32, (16, 4))
     assert (val["same"].dtype, val["same"].shape) == (torch.bfloat16, (8, 4))
-    assert dump.notes == {"results whose shape is another in this torch: taken from the printed annotation": 2}
+    assert set(dump.notes) == {"results whose shape is another in this torch: taken from the printed annotation"}
 
 
 def test_a_wait_of_several_is_one_whatever_torch_reads_it(tmp_path: Path) -> None:
@@ -314,8 +317,8 @@ class sub(torch.nn.Module):
     body = "sub = self.sub\nmoved = torch.ops.higher_order.invoke_subgraph(sub, 'sub', x)\nreturn (moved,)"
     path = tmp_path / "dump.py"
     path.write_text(handwritten(body, [("x", "float32 4 4")], nested=nested))
-    loader = Loader(read_source(path), {"9": DumpGroup(2)}, {})
-    assert loader.groups_asked_by_name() == {"9": DumpGroup(2)}
+    loader = Loader(read_source(path), {"9": DumpGroup(2)}, {}, Results())
+    assert loader.asked_by_name == {"9": DumpGroup(2)}
 
 
 def test_a_dump_without_load_args_is_described_by_its_annotations(tmp_path: Path) -> None:
@@ -373,7 +376,7 @@ return (a, b, c, d)
     assert carried_facts(dump.gm.graph) == facts
     guessed = load_dump(tmp_path / "dump.py")
     assert guessed.groups["7"] == (64, None)
-    assert guessed.notes == {"process group '7': size not known, taken as 64, the largest one named": 1}
+    assert set(guessed.notes) == {"process group '7': size not known, taken as 64, the largest one named"}
 
 
 def test_a_storage_that_the_job_has_freed_stays_empty(tmp_path: Path) -> None:
@@ -429,7 +432,7 @@ return (wait_tensor, all_reduce)
     assert val["saved"].shape == val["all_reduce"].shape == (8 * (1095 // 8), 2)
     assert val["wait_tensor"].shape == (1024, 2)
     assert dump.groups == {"521": (2, None), "513": (8, None)}
-    assert dump.notes == {}
+    assert dump.notes == ()
 
 
 def test_integers_without_their_symbols(tmp_path: Path) -> None:
@@ -444,8 +447,8 @@ def test_integers_without_their_symbols(tmp_path: Path) -> None:
     ]
     dump = load(tmp_path, handwritten(body, inputs))
     assert (values(dump)["x"].shape, values(dump)["y"].shape) == ((3, 1, 500), (7, 4, 3))
-    assert dump.notes == {
-        "symbols that the file does not define, taken from the integers among its inputs, in order": 3
+    assert set(dump.notes) == {
+        "symbols that the file does not define, taken from the integers among its inputs, in order"
     }
 
 
@@ -482,7 +485,7 @@ return (part, rest, wide)
 """
     dump = load(tmp_path, handwritten(body, [("x", "float32 64 4"), ("n", "int64 1")]))
     assert {name: values(dump)[name].shape for name in sizes} == sizes
-    assert dump.notes == {f"data-dependent sizes, taken as {taken}": 1}
+    assert set(dump.notes) == {f"data-dependent sizes, taken as {taken}"}
     assert lift(dump.gm).sizes == (AssumedSize("item", "", taken, False),)
     given = load_dump(tmp_path / "dump.py", sizes={"item": 16})
     assert values(given)["part"].shape == (16, 4)
@@ -529,3 +532,76 @@ return (empty,)
     dump = load(tmp_path, handwritten(body, inputs))
     assert values(dump)["empty"].shape == (100, 10_000)
     assert dump.guessed == {"u0": 100, "old": 10_000}
+
+
+EXCHANGES = """
+index = torch.ops.aten.index.Tensor(grad, [which])
+there = torch.ops._c10d_functional.all_to_all_single.default(index, [a, b], [c, d], '7')
+wait_tensor = torch.ops._c10d_functional.wait_tensor.default(there);  there = None
+full = torch.ops.aten.full.default([rows, 8], 0, dtype = torch.float32, device = device(type='cpu'))
+index_put = torch.ops.aten.index_put.default(full, [which], wait_tensor, True)
+slice_1 = torch.ops.aten.slice.Tensor(index_put, 0, 0, some)
+back = torch.ops._c10d_functional.all_to_all_single.default(slice_1, [c, d], [a, b], '7')
+wait_tensor_1 = torch.ops._c10d_functional.wait_tensor.default(back);  back = None
+return (wait_tensor_1, saved)
+"""
+FITTING = EXCHANGES.replace("[rows, 8]", "[96, 8]").replace(", some)", ", 96)")
+CONFIG = "\ndef get_pg_config():\n    return {'7': {'size': 2, 'rank': 0}}\n"
+
+
+def experts_of(hint: int, body: str = EXCHANGES) -> str:
+    """A backward graph of two ranks whose all_to_all sends 96 rows; every size in the file is ``hint``."""
+    saved = "buf9 = reader.storage(None, 32*(u0 + u1))\nreader.tensor(buf9, (u0 + u1, 8))"
+    inputs = [
+        ("a", f"u0 = u1 = {hint}\nreader.symint({hint})"),
+        *((name, f"reader.symint({hint})") for name in ("b", "c", "d", "rows", "some")),
+        ("grad", "float32 96 8"),
+        ("which", "int64 96"),
+        ("saved", saved),
+    ]
+    return handwritten(body, inputs) + CONFIG
+
+
+def test_experts_are_balanced_where_the_file_contradicts_itself(tmp_path: Path) -> None:
+    dump = loaded(tmp_path, experts_of(hint=4))
+    val = values(dump)
+    assert {val[name] for name in "abcd"} == {48}
+    assert (val["rows"], val["some"]) == (96, 96)  # what is sent back, and what it is cut from
+    assert val["there"].shape == val["slice_1"].shape == val["back"].shape == (96, 8)
+    assert val["saved"].shape == (96, 8)  # the symbols in other inputs mean the same
+    assert "to give your own: --size u0=48 and so on for u1" in dump.notes[0]
+    assert dump.notes[1:] == tuple(f"data-dependent sizes, taken as {n}" for n in (48, 96))
+    assert sizes_to_give(dump.guessed)[0].endswith("--size u0=48 (also u1, a, b and 4 more)")
+
+
+def test_sizes_that_fit_are_left_alone(tmp_path: Path) -> None:
+    dump = loaded(tmp_path, experts_of(48, FITTING))
+    assert dump.notes == ()
+    assert dump.guessed == {}
+    assert sizes_to_give(dump.guessed) == []
+
+
+def test_sizes_of_the_caller_count_more_than_those_of_the_file(tmp_path: Path) -> None:
+    given = {"a": 40, "b": 56, "c": 40, "d": 56, "rows": 97, "some": 96, "u0": 40, "u1": 56}
+    (tmp_path / "dump.py").write_text(experts_of(hint=4))
+    dump = load_dump(tmp_path / "dump.py", sizes=given)
+    val = values(dump)
+    assert {name: val[name] for name in ("a", "b", "rows", "some")} == {"a": 40, "b": 56, "rows": 97, "some": 96}
+    assert (val["full"].shape, val["there"].shape, val["saved"].shape) == ((97, 8), (96, 8), (96, 8))
+    assert dump.notes == ()
+
+
+def test_sizes_of_the_caller_that_contradict_each_other_are_said_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "dump.py").write_text(experts_of(48, FITTING))
+    dump = load_dump(tmp_path / "dump.py", sizes=dict.fromkeys(("a", "b", "c", "d"), 1))
+    assert values(dump)["there"].shape == (2, 8)
+    assert set(dump.notes) == {
+        "all_to_all whose splits do not add to its rows (there: splits add to 2 of 96 rows); spread evenly: "
+        "--size u0=48 and so on for u1"
+    }
+
+
+@pytest.mark.parametrize(("names", "text"), [(("u0",), "--size u0=1"), (("add_3", "u0"), "--size u0=1 (also add_3)")])
+def test_symbols_are_suggested_first(names: tuple[str, ...], text: str) -> None:
+    note = f"data-dependent sizes were guessed, and peak memory rests on them; to give one: {text}"
+    assert sizes_to_give(dict.fromkeys(names, 1)) == [note]

@@ -16,8 +16,8 @@ from overlap_sched.options import Options, replayed_allocator
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
 from overlap_sched.scheduler.restrictions import needed_bytes
 from overlap_sched.simulate.ledger import LiveRanges
+from overlap_sched.transform.apply import OFFLOAD, host_bytes
 from overlap_sched.transform.host import HostLink
-from overlap_sched.transform.offload import OFFLOAD, host_bytes
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Offload, Recompute, Rewrite
 from tests.support.fit_graphs import random_step

@@ -19,8 +19,8 @@ from overlap_sched.distributed import Agreement, Digest, Verdict
 from overlap_sched.errors import AgreementError, OverlapSchedWarning, VerificationError
 from overlap_sched.fx import Lifted, lift
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report
-from overlap_sched.fx.rewrites import backends, planning
-from overlap_sched.fx.rewrites.planning import may_rewrite
+from overlap_sched.fx.rewrites import backends
+from overlap_sched.fx.rewrites.apply import may_rewrite
 from overlap_sched.inductor import caches, fx_stage, switch
 from overlap_sched.inductor.agree import launches_in
 from overlap_sched.inductor.caches import CachedOrder, with_rewrites
@@ -380,7 +380,7 @@ def test_what_rewrites_make_is_priced_as_the_graph_was() -> None:
     for cluster in (None, "dgx-h100"):
         settings = Settings(ROOMY, stage="backend", ranks_per_node=2, cluster=cluster)
         lifted = lift(GRAPHS["whole"]().graph, **settings.costs)
-        with mock.patch.object(planning, "plan_of_rewrites", return_value=None) as plan:
+        with mock.patch("overlap_sched.fx.rewrites.apply.plan_of_rewrites", return_value=None) as plan:
             assert fx_stage.choose_rewrites(lifted, settings, {}) == RewriteChoice()
         problem, prices = plan.call_args.args[:2]
         assert problem is lifted.problem

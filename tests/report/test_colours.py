@@ -8,7 +8,7 @@ import pytest
 from overlap_sched.peak_memory.peak import KINDS
 from overlap_sched.report.colours import COMPUTE, EXPOSED, MEMORY, PURPOSES, REWRITTEN
 
-STYLE = files("overlap_sched.report.html").joinpath("page_files", "style.css").read_text(encoding="utf-8")
+STYLE = files("overlap_sched.report").joinpath("page_files", "style.css").read_text(encoding="utf-8")
 GROUNDS = [colour for line in STYLE.splitlines()[:2] for colour in re.findall(r"--soft: (#\w+)", line)]
 STREAMS = [COMPUTE, EXPOSED, REWRITTEN, *(paint.colour for paint in PURPOSES.values())]
 

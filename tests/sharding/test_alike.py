@@ -13,7 +13,7 @@ from llama_repro.capture.parallelism import fake_world
 from overlap_sched.distributed import shard
 from overlap_sched.distributed.agreement import Membership
 from overlap_sched.errors import ShardingError
-from overlap_sched.sharding import alike
+from overlap_sched.sharding import modules
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning"),
@@ -45,10 +45,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     store, own = dist.HashStore(), [({}, {}) for _ in range(2)]
 
     def forward(rank: int, *reads: int, compiled: bool = False, parts_first: bool = False) -> None:
-        monkeypatch.setattr(alike, "membership_of", lambda *_: Membership(store, rank, 2))
+        monkeypatch.setattr(modules, "membership_of", lambda *_: Membership(store, rank, 2))
         first_reads, ended = own[rank]
-        monkeypatch.setattr(alike, "_first_reads", first_reads)
-        monkeypatch.setattr(alike, "_ended", ended)
+        monkeypatch.setattr(modules, "_first_reads", first_reads)
+        monkeypatch.setattr(modules, "_ended", ended)
         model, mesh = Branches(), init_device_mesh("cpu", (2,))
         for part in model.parts if parts_first else ():
             shard(part, mesh)

@@ -17,8 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from llama_repro.capture.parallelism import fake_world
 from overlap_sched.distributed import ShardedModule, shard
 from overlap_sched.errors import ShardingError
-from overlap_sched.sharding.gather import reduced
-from overlap_sched.sharding.layout import Place, layout_of, part_of
+from overlap_sched.sharding.gather import Place, layout_of, part_of, reduced
 from tests.support.sharding.decoder import UNEVEN, WIDTH, Decoder, batch, decoder
 
 RANKS = 4

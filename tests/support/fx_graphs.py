@@ -14,7 +14,7 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from overlap_sched.dump.operators import stand_in
+from overlap_sched.dump.graph import stand_in
 from overlap_sched.fx import lift
 from overlap_sched.fx.graphs import reorder
 from overlap_sched.problem import Order, Problem

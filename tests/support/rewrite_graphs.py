@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.rewrites import prepare
 from overlap_sched.problem import Problem
-from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split, Stream
+from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Stream
 from tests.support.fx_graphs import C10D, RANKS, gather, scatter, trace, wait
 from tests.support.whole_step import recomputed, whole_step
 
@@ -83,7 +83,7 @@ def tried(gm: fx.GraphModule) -> Iterator[Rewrite]:
     """Rewrites of every kind at every place of a graph, legal or not."""
     names = [node.name for node in gm.graph.nodes if node.op == "call_function" and node.target in _LAUNCHES]
     for one in names:
-        yield from (Split(one, 2), Stream(one))
+        yield Stream(one)
         users = [u.name for n in gm.graph.nodes if n.name == one for w in n.users for u in w.users if u.op != "output"]
         if len(users) > 1:
             yield Regather(one, (users[-1],))

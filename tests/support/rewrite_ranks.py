@@ -19,9 +19,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from overlap_sched.distributed import second_communicators
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.rewrites import rewrite_graph
-from overlap_sched.fx.rewrites.sites import layout
+from overlap_sched.fx.rewrites.maker import layout
 from overlap_sched.inductor.gloo import safe_gathers
-from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite, Split, Stream
+from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite, Stream
 
 C10D = torch.ops._c10d_functional
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64)
@@ -103,7 +103,6 @@ def cases() -> Iterator[tuple[str, Callable[..., list[Tensor]], int, torch.dtype
             members = (op, f"{op}_1", f"{op}_2")
             yield f"copied {label}", f, rows, dtype, [Bucket(members)]
             yield f"coalesced {label}", f, rows, dtype, [Bucket(members, "coalesced")]
-            yield f"split {label}", f, rows, dtype, [Split(op, 3), Split(f"{op}_2", 2)]
         yield f"stream {short}", gathers, 1, dtype, [Stream("all_gather_into_tensor_1")]
         two = Bucket(("all_gather_into_tensor", "all_gather_into_tensor_2"))
         yield f"bucket on a stream {short}", gathers, 1, dtype, [two, Stream(two.name)]

@@ -89,7 +89,7 @@ def test_ours_comes_behind_every_reordering_that_the_job_asks_for(config: Any, c
 
 
 def test_options_of_the_command_line(config: Any) -> None:
-    from overlap_sched.titan.chosen import settings_of
+    from overlap_sched.titan.graph_pass import settings_of
 
     assert settings_of(config).options == Options()
     given = {"headroom": "1GiB", "rewrites": ["bucket"]}
@@ -99,7 +99,7 @@ def test_options_of_the_command_line(config: Any) -> None:
 
 
 def test_options_that_are_switched_on_count_where_none_are_given(config: Any) -> None:
-    from overlap_sched.titan.chosen import settings_of
+    from overlap_sched.titan.graph_pass import settings_of
 
     with overlap_sched.enabled(Options(headroom="3%"), timeout_s=7.0):
         assert settings_of(config).options == Options(headroom="3%")
@@ -124,11 +124,11 @@ def test_a_wrong_option_is_found_when_the_job_starts(config: Any) -> None:
 
 
 def test_without_us_the_job_runs_as_well(config: Any) -> None:
-    from overlap_sched.titan import listed
+    from overlap_sched.titan import graph_pass
 
     said = "^overlap_sched leaves torchtitan's passes as they are: KeyError: 'injected'$"
     with (
-        mock.patch.object(listed, "final_inductor_compile_passes", side_effect=KeyError("injected")),
+        mock.patch.object(graph_pass, "final_inductor_compile_passes", side_effect=KeyError("injected")),
         pytest.warns(OverlapSchedWarning, match=said),
     ):
         theirs, found = both(config)
@@ -240,7 +240,7 @@ def test_the_settings_that_torchtitan_overwrites_are_made_again(config: Any) -> 
 
 
 def test_a_limit_of_the_command_line(config: Any) -> None:
-    from overlap_sched.titan.chosen import settings_of
+    from overlap_sched.titan.graph_pass import settings_of
 
     with overlap_sched.enabled(Options(headroom="3%"), max_slowdown=0.1):
         config.override.imports = [("overlap_sched.titan.options", {"memory_limit": "80%"})]

@@ -62,7 +62,7 @@ def played(gm: fx.GraphModule) -> tuple[Replay, int]:
 
 def test_a_forward_and_a_backward_hide_each_others_communication(titan: None) -> None:
     """Apart nothing can be hidden; torchtitan concatenates them, and so nothing is; interleaved nearly all is."""
-    from overlap_sched.titan.stage_graph import hold_inputs
+    from overlap_sched.titan.graph_pass import hold_inputs
 
     overlap_sched.clear_reports()
     gm, alone = multiplexed(), ordered(stage("fw"))
@@ -115,7 +115,7 @@ def local_sums(self: fx.Interpreter, target: Any, args: tuple[Any, ...], kwargs:
     ],
 )
 def test_names_of_graphs(titan: None, called: str, name: str) -> None:
-    from overlap_sched.titan.stage_graph import stage_name
+    from overlap_sched.titan.graph_pass import stage_name
 
     gm = trace(lambda x: x + 1, (4,))
     assert stage_name(gm) == ""
@@ -139,7 +139,7 @@ def test_equal_graphs_of_two_stages_are_met_apart(titan: None) -> None:
 
 def test_a_graph_that_meets_other_stages_stays(titan: None) -> None:
     from overlap_sched.inductor.settings import Settings
-    from overlap_sched.titan import stage_graph
+    from overlap_sched.titan import graph_pass
     from overlap_sched.titan.graph_pass import overlap_sched_pass
 
     gm = multiplexed()
@@ -150,7 +150,7 @@ def test_a_graph_that_meets_other_stages_stays(titan: None) -> None:
     )
     overlap_sched.clear_reports()
     with (
-        mock.patch.object(stage_graph, "live_ranks", return_value=[0, 1, 4, 5]),
+        mock.patch.object(graph_pass, "live_ranks", return_value=[0, 1, 4, 5]),
         pytest.warns(OverlapSchedWarning, match=said),
     ):
         overlap_sched_pass(gm, settings=Settings(stage="titan", ranks=[0, 1, 2, 3]))
@@ -164,7 +164,7 @@ def dims(column: list[int], own: int, world: int) -> Any:
 
 
 def test_who_holds_the_same_stages(titan: None) -> None:
-    from overlap_sched.titan.stages import ranks_of_stages
+    from overlap_sched.titan.pipeline import ranks_of_stages
 
     assert ranks_of_stages(dims([1, 5], 0, 8)) == [0, 1, 2, 3]
     assert ranks_of_stages(dims([1, 5], 1, 8)) == [4, 5, 6, 7]
@@ -225,7 +225,7 @@ def test_a_list_that_is_not_understood_stays(config: Any) -> None:
     trainer, provider = started(config, graphs=1)
     said = "^overlap_sched leaves torchtitan's passes as they are: KeyError: 'injected'$"
     with (
-        mock.patch("overlap_sched.titan.stages.with_ours", side_effect=KeyError("injected")),
+        mock.patch("overlap_sched.titan.pipeline.with_ours", side_effect=KeyError("injected")),
         pytest.warns(OverlapSchedWarning, match=said),
     ):
         trainer.pp_schedule.graph_provider.prepare_graphs(0, 0, loss_kwargs={})

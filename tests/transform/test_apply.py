@@ -11,7 +11,7 @@ from overlap_sched.errors import RewriteError
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem.contention import Contention
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split, Stream
+from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Stream
 from tests.support.oracle import peak_by_definition
 from tests.support.sharded import LATENCY_US, PRICES, RANKS, US_PER_BYTE, sharded, sharded_problems
 from tests.support.symbolic import meanings
@@ -97,17 +97,10 @@ def test_a_coalesced_bucket_of_scatters_holds_all_inputs_until_its_last_wait() -
     assert tail["output"] == 4 + 8 + 4
 
 
-def test_a_split_by_hand() -> None:
-    after = apply(TWO, [Split("gather0_1", 2)], PRICES)
-    assert [named(after, f"split_gather0_1_2_{p}").bytes for p in (0, 1)] == [6, 6]
-    assert named(after, "split_gather0_1_2_0").time_us == LATENCY_US + US_PER_BYTE * 6
-    assert dict(live(after))["split_gather0_1_2_copy"] == 20 + 4 + 12 + 12
-
-
 def test_groups_of_what_communicates_itself_stay() -> None:
     nodes = [n._replace(launches=("tp",)) if n.kind is Kind.COMPUTE else n for n in TWO.nodes]
     problem = replace(TWO, nodes=tuple(nodes), groups=TWO.groups | {"tp": Group(2, True), "gone": Group(2, True)})
-    assert apply(problem, [Split("gather0_1", 2)], PRICES).groups == TWO.groups | {"tp": Group(2, True)}
+    assert apply(problem, [Bucket(("gather0_0", "gather0_1"))], PRICES).groups == TWO.groups | {"tp": Group(2, True)}
 
 
 def test_a_second_stream_has_the_same_ranks() -> None:
@@ -140,7 +133,7 @@ def test_a_gather_kept_and_gathered_again() -> None:
 
 @st.composite
 def problem_and_rewrites(draw: st.DrawFn) -> tuple[Problem, list[Rewrite]]:
-    """Any partition of the gathers, of the scatters and of the reductions, in both forms; some splits and streams."""
+    """Any partition of the gathers, of the scatters and of the reductions, in both forms; some streams."""
     problem = draw(sharded_problems())
     rewrites: list[Rewrite] = []
     singles: list[str] = []
@@ -151,8 +144,6 @@ def problem_and_rewrites(draw: st.DrawFn) -> tuple[Problem, list[Rewrite]]:
             del names[: len(taken)]
             if len(taken) > 1:
                 rewrites.append(Bucket(tuple(taken), draw(st.sampled_from(("copied", "coalesced")))))
-            elif draw(st.booleans()):
-                rewrites.append(Split(taken[0], draw(st.integers(2, 3))))
             else:
                 singles += taken
     launches = [one.name for one in rewrites if isinstance(one, Bucket)] + singles
@@ -167,7 +158,6 @@ def test_every_node_computes_what_it_did(made: tuple[Problem, list[Rewrite]]) ->
     assert violation(after, after.original_order) is None
     before, now = meanings(problem), meanings(after)
     gone = {name for one in rewrites for name in (one.members if isinstance(one, Bucket) else ())}
-    gone |= {one.collective for one in rewrites if isinstance(one, Split)}
     for node in problem.nodes:
         if node.name not in gone and node.name.removesuffix("_wait") not in gone:
             assert now[node.name] == before[node.name]
@@ -191,47 +181,27 @@ def test_bytes_are_neither_lost_nor_found(made: tuple[Problem, list[Rewrite]]) -
 
 
 REFUSED: list[tuple[list[Rewrite], str]] = [
-    ([Bucket(("gather0_0",))], "a bucket of gather0_0: two collectives at least, each once."),
-    ([Bucket(("gather0_0", "gather0_0"))], "a bucket of gather0_0, gather0_0: two collectives at least, each once."),
-    (
-        [Bucket(("gather0_0", "scatter0_0"))],
-        "'scatter0_0' has operator 'reduce_scatter_tensor' and 'gather0_0' has 'all_gather_into_tensor': a bucket has "
-        "one.",
-    ),
-    (
-        [Bucket(("gather0_0", "nothing"))],
-        "there is no node 'nothing' to rewrite: it is not in the graph, or gone by now.",
-    ),
-    (
-        [Bucket(("gather0_0", "gather0_1")), Split("gather0_0")],
-        "there is no node 'gather0_0' to rewrite: it is not in the graph, or gone by now.",
-    ),
-    (
-        [Split("dgrad0")],
-        "'dgrad0' is 'aten.mm.default': what can be rewritten is all_gather_into_tensor, all_reduce, "
-        "reduce_scatter_tensor.",
-    ),
-    ([Split("gather0_0", 1)], "'gather0_0' in 1 parts: two at least."),
-    ([Stream("dgrad0")], "'dgrad0' is no collective: it has no stream to leave."),
-    (
-        [Stream("gather0_0"), Stream("gather0_0")],
-        "'gather0_0' is on the second communicator 'fsdp/2' already.",
-    ),
-    ([Keep("gather0_0", "gather0_1")], "'gather0_0' and 'gather0_1' do not gather the same input in the same group."),
-    (
-        [Keep("scatter0_0", "scatter0_1")],
-        "'scatter0_0' is 'reduce_scatter_tensor': only what is gathered is kept or gathered again.",
-    ),
-    ([Regather("gather0_0", ("x0",))], "'x0' does not use a wait of 'gather0_0'."),
-    ([Regather("gather0_0", ("dgrad0",))], "gathering 'gather0_0' again needs users for both: some, and not all."),
+    ([Bucket(("gather0_0",))], "gather0_0: two collectives at least"),
+    ([Bucket(("gather0_0", "gather0_0"))], "gather0_0, gather0_0: two collectives at least"),
+    ([Bucket(("gather0_0", "scatter0_0"))], "'scatter0_0' has operator 'reduce_scatter_tensor'"),
+    ([Bucket(("gather0_0", "nothing"))], "'nothing'"),
+    ([Bucket(("gather0_0", "gather0_1")), Stream("gather0_0")], "'gather0_0'"),
+    ([Bucket(("dgrad0", "gather0_0"))], "'dgrad0' is 'aten.mm.default'"),
+    ([Stream("dgrad0")], "'dgrad0' does not name its process group"),
+    ([Stream("gather0_0"), Stream("gather0_0")], "second communicator already, 'fsdp/2'"),
+    ([Keep("gather0_0", "gather0_1")], "'gather0_0' and 'gather0_1' are not two gathers of one tensor"),
+    ([Keep("gather0_0", "gather0_0")], "'gather0_0' and 'gather0_0' are not two gathers of one tensor"),
+    ([Keep("scatter0_0", "scatter0_1")], "'scatter0_0' is 'reduce_scatter_tensor': only gathers"),
+    ([Regather("gather0_0", ("x0",))], "'x0' does not take 'gather0_0_wait'"),
+    ([Regather("gather0_0", ("dgrad0",))], "'gather0_0' again needs users for both"),
 ]
 
 
-@pytest.mark.parametrize(("rewrites", "message"), REFUSED)
+@pytest.mark.parametrize(("rewrites", "message"), REFUSED, ids=str)
 def test_what_is_refused_and_why(rewrites: list[Rewrite], message: str) -> None:
     with pytest.raises(RewriteError) as caught:
         apply(TWO, rewrites, PRICES)
-    assert str(caught.value) == message
+    assert message in str(caught.value)
 
 
 def test_types_and_groups_must_be_alike() -> None:

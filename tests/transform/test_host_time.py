@@ -10,14 +10,12 @@ from overlap_sched.cost.model import Collective
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem import FINISH, LAUNCH, OF_HOST
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.bucket import bucketed
 from overlap_sched.transform.buckets import BucketSearch
-from overlap_sched.transform.draft import Draft
 from overlap_sched.transform.plan import most_gain_us, plan, wanted_of
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.recompute import refusal, writes
 from overlap_sched.transform.records import records
-from overlap_sched.transform.rewrites import BUCKETED, Bucket, Keep, Regather, Rewrite, Split
+from overlap_sched.transform.rewrites import BUCKETED, Bucket, Keep, Regather, Rewrite
 from overlap_sched.transform.search import RewriteSearch
 from tests.support.examples import examples
 from tests.support.gathered_twice import whole_step
@@ -95,7 +93,6 @@ def test_a_plan_keeps_its_promises(problem: Problem) -> None:
     ("plain", "rewrite", "launches"),
     [
         (sharded([[1, 1, 1]] * 4), Bucket(("gather0_0", "gather0_1")), -1),
-        (sharded([[1, 1, 1]] * 4), Split("gather0_0", 3), 2),
         (whole_step([1, 2]), Keep("gather0f", "gather0b"), -1),
         (whole_step([1, 2], again=False), Regather("gather0f", ("backward0",)), 1),
     ],
@@ -112,9 +109,7 @@ def test_what_a_rewrite_costs_is_with_launches_and_waits(plain: Problem, rewrite
 def test_a_finish_node_stands_right_before_its_wait() -> None:
     """In an order with something between launches and waits, too."""
     order = schedule(HIDDEN, Options(headroom="200%", allocator="none")).order
-    draft = Draft(HIDDEN, order)
-    bucketed(draft, Bucket(("gather1_0", "gather1_1")), PRICES, {})
-    after = draft.finished()
+    after = apply(HIDDEN, [Bucket(("gather1_0", "gather1_1"))], PRICES, order=order)
     launch, wait = (after.names(after.original_order).index(f"bucket_gather1_0_2{part}") for part in ("", "_wait"))
     assert wait > launch + 2
     assert after.nodes[wait - 1].name == f"bucket_gather1_0_2_wait.{FINISH}"

@@ -14,7 +14,6 @@ from overlap_sched.transform.rewrites import (
     Recompute,
     Regather,
     Rewrite,
-    Split,
     Stream,
     from_json,
     second_group,
@@ -23,7 +22,6 @@ from overlap_sched.transform.rewrites import (
 
 ALL: tuple[Rewrite, ...] = (
     Bucket(("a", "b"), "coalesced"),
-    Split("c", 3),
     Stream("bucket_a_2"),
     Keep("d", "e"),
     Regather("f", ("g", "h")),
@@ -55,9 +53,8 @@ def test_json_that_is_none(broken: dict[str, object]) -> None:
 
 
 def test_names_come_from_what_they_stand_for() -> None:
-    assert [one.name for one in ALL if isinstance(one, Bucket | Split | Regather | Fission)] == [
+    assert [one.name for one in ALL if isinstance(one, Bucket | Regather | Fission)] == [
         "bucket_a_2",
-        "split_c_3",
         "again_f_g",
         "fission_i_2",
     ]

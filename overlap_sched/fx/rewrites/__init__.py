@@ -6,7 +6,6 @@ What they make is listed in :mod:`overlap_sched.transform.rewrites`; the same re
 make the problem of the rewritten graph.
 """
 
-from overlap_sched.fx.rewrites.apply import Pending, alike_of, prepare, rewrite_graph
-from overlap_sched.fx.rewrites.recompute import rerunnable
+from overlap_sched.fx.rewrites.apply import Pending, alike_of, prepare, rerunnable, rewrite_graph
 
 __all__ = ["Pending", "alike_of", "prepare", "rerunnable", "rewrite_graph"]

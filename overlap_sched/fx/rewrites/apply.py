@@ -7,23 +7,28 @@ Between the two ranks can agree: what may fail on one of them has been done. All
 rewrite raises ``RewriteError`` where it is not legal.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import fx
 
+from overlap_sched.cost import Collective
 from overlap_sched.errors import RewriteError
-from overlap_sched.fx.graphs import graph_of, link, with_ends
-from overlap_sched.fx.rewrites.again import keep, regather, stream
-from overlap_sched.fx.rewrites.backends import check_exact
-from overlap_sched.fx.rewrites.bucket import bucket, split
+from overlap_sched.fx.graphs import graph_of, link, marks_of, with_ends
+from overlap_sched.fx.lifting import Lifted
+from overlap_sched.fx.rewrites.backends import forms_for
 from overlap_sched.fx.rewrites.draft import GraphDraft
-from overlap_sched.fx.rewrites.fission import fission
-from overlap_sched.fx.rewrites.in_place import in_place
-from overlap_sched.fx.rewrites.recompute import offload, recompute
-from overlap_sched.fx.rewrites.sites import LAUNCHES, Site, check_offsets, site
-from overlap_sched.transform.fission import Fission
-from overlap_sched.transform.rewrites import Bucket, InPlace, Keep, Offload, Recompute, Regather, Rewrite, Split, Stream
+from overlap_sched.fx.rewrites.facts import GraphFacts
+from overlap_sched.fx.rewrites.maker import LAUNCHES, GraphMaker, arguments
+from overlap_sched.options import Options, on_devices
+from overlap_sched.problem import Group
+from overlap_sched.transform.draft import Alike
+from overlap_sched.transform.plan import Plan, plan, plan_of_rewrites, refused, wanted_of
+from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.recipes import Maker, check, rewrite
+from overlap_sched.transform.rewrites import BUCKETED, Rewrite
+from overlap_sched.transform.search import Refuses
 
 
 @dataclass(frozen=True)
@@ -82,13 +87,14 @@ def prepare(gm: fx.GraphModule | fx.Graph, rewrites: Sequence[Rewrite], names: S
     Raises:
         RewriteError: One of them is not legal, or the order is not; the graph is as it was.
     """
-    draft = GraphDraft(graph_of(gm))
+    draft = GraphMaker(graph_of(gm))
+    make: Maker[fx.Node] = draft
     try:
         for one in rewrites:
-            since = draft.made
-            _do(draft, one)
+            since = len(draft.made)
+            rewrite(make, one)
             draft.owned_by(getattr(one, "name", ""), since)
-        order = draft.sorted() if names is None else draft.in_order(names)
+        order = draft.order() if names is None else draft.in_order(names)
         inputs = [node for node in draft.graph.nodes if node.op == "placeholder"]
         return Pending(gm, draft, with_ends(order, inputs), draft.gone())
     except BaseException:
@@ -96,47 +102,115 @@ def prepare(gm: fx.GraphModule | fx.Graph, rewrites: Sequence[Rewrite], names: S
         raise
 
 
-def _do(draft: GraphDraft, rewrite: Rewrite) -> None:
-    match rewrite:
-        case Bucket():
-            bucket(draft, rewrite)
-        case Split():
-            split(draft, rewrite)
-        case Stream():
-            stream(draft, rewrite)
-        case Keep():
-            keep(draft, rewrite)
-        case InPlace():
-            in_place(draft, rewrite)
-        case Regather():
-            regather(draft, rewrite)
-        case Fission():
-            fission(draft, rewrite)
-        case Recompute():
-            recompute(draft, rewrite)
-        case Offload():
-            offload(draft, rewrite)
-
-
 def alike_of(gm: fx.GraphModule | fx.Graph) -> dict[str, str]:
     """Per collective that can be bucketed, by name, what members of a bucket must share: ``"bfloat16 sum"``.
 
     Besides operator and group; what else must be seen by who chooses are paths between members.
     """
-    draft = GraphDraft(graph_of(gm))
+    make = GraphMaker(graph_of(gm))
     kinds: dict[str, str] = {}
-    for node in draft.graph.nodes:
+    for node in make.graph.nodes:
         if node.op == "call_function" and node.target in LAUNCHES:
             try:
-                kinds[node.name] = check_member(draft, node.name).kind
+                one = make.single(node.name)
+                make.check_member(one, "copied")
             except RewriteError:
                 continue
+            kinds[node.name] = str(one.shared["type and reduction"])
     return kinds
 
 
-def check_member(draft: GraphDraft, name: str) -> Site:
-    """The collective of this name, where it can be a member of a bucket."""
-    one = site(draft, name)
-    check_exact(name, one.op, one.reduction, one.taken.dtype, one.ranks)
-    check_offsets(draft, [one])
-    return one
+def rerunnable(gm: fx.GraphModule | fx.Graph) -> frozenset[str]:
+    """Names of the nodes that may run again: pure functions, nothing of whose values is written to."""
+    graph = graph_of(gm)
+    facts = GraphFacts(graph)
+    return frozenset(node.name for node in graph.nodes if not facts.impure(node))
+
+
+def may_rewrite(launches: Sequence[fx.Node], options: Options) -> bool:
+    """Tell whether there may be anything to rewrite, by launches alone: the same on all ranks that launch alike.
+
+    What they take is not looked at: where one rank casts otherwise, it would not come where another asks for it.
+
+    Args:
+        launches: All nodes that communicate.
+        options: What may be tried.
+    """
+    if launches and any(marks_of(node.meta) for node in launches[0].graph.nodes):
+        return False  # pins say nothing of other nodes
+    sites = [node for node in launches if node.target in LAUNCHES]
+    wanted = wanted_of(options, forms_for(sites))
+    mates = sum(LAUNCHES[node.target] in wanted.ops for node in sites) if wanted.forms else 0
+    return mates > 1 or (wanted.keeps and _two_in_one_group(sites)) or (wanted.beyond_bound and bool(sites))
+
+
+def _two_in_one_group(sites: Sequence[fx.Node]) -> bool:
+    """Tell whether two gathers might be of the same."""
+    gathers = [node for node in sites if LAUNCHES[node.target] == "all_gather_into_tensor"]
+    return len({arguments(node)[1:] for node in gathers}) < len(gathers)
+
+
+def refusals_in(lifted: Lifted) -> Refuses:
+    """Why rewrites are not legal in the graph that was lifted.
+
+    What is found once it is asked for is kept: the graph must stay as it is meanwhile.
+    """
+    makers: list[Maker[fx.Node]] = []
+
+    def refuses(rewrite: Rewrite) -> str:
+        if not makers:
+            makers.append(GraphMaker(lifted.nodes[0].graph))
+        try:
+            check(makers[0], rewrite)
+        except RewriteError as error:
+            return str(error)
+        return ""
+
+    return refuses
+
+
+def prices_of(lifted: Lifted) -> Prices:
+    """Return the prices of what rewrites make, by the model that has priced the graph.
+
+    Times that were given say nothing of new nodes. A new collective takes so many times what the model says as all
+    collectives of its operator and group together do.
+    """
+    given, modelled = defaultdict[tuple[str, Group], float](float), defaultdict[tuple[str, Group], float](float)
+    for v in lifted.problem.collectives:
+        node = lifted.problem.nodes[v]
+        group = lifted.problem.groups[node.group or ""]
+        op = node.op.removesuffix("_coalesced")
+        if op in BUCKETED:
+            given[op, group] += node.time_us
+            modelled[op, group] += lifted.model.collective_us(Collective(node.op, node.bytes, group))
+    return Prices(lifted.model, scales={key: us / modelled[key] for key, us in given.items() if modelled[key] > 0})
+
+
+def plan_lifted(lifted: Lifted, options: Options, alike: Alike) -> Plan:
+    """Rewrites and an order; new nodes are priced by the model that has priced the others.
+
+    Args:
+        lifted: The graph.
+        options: What may be tried.
+        alike: What members of a bucket must share, see :func:`overlap_sched.fx.rewrites.alike_of`.
+
+    Raises:
+        VerificationError: With ``options.strict``, see :func:`overlap_sched.transform.plan.plan`.
+    """
+    forms = forms_for(lifted.nodes[v] for v in lifted.problem.collectives)
+    return plan(
+        lifted.problem, prices_of(lifted), on_devices(options, lifted.devices), alike, forms, refusals_in(lifted)
+    )
+
+
+def refused_in(lifted: Lifted, options: Options, alike: Alike) -> tuple[str, ...]:
+    """Why collectives are not rewritten, see :func:`overlap_sched.transform.plan.refused`."""
+    wanted = wanted_of(options, forms_for(lifted.nodes[v] for v in lifted.problem.collectives))
+    return refused(lifted.problem, alike, wanted, refusals_in(lifted))
+
+
+def plan_rewrites(lifted: Lifted, options: Options, alike: Alike) -> Plan | None:
+    """The same where nothing is wanted but a rewritten graph; ``None``: none is shorter, which is soon known."""
+    problem, prices, options = lifted.problem, prices_of(lifted), on_devices(options, lifted.devices)
+    forms = forms_for(lifted.nodes[v] for v in problem.collectives)
+    return plan_of_rewrites(problem, prices, options, alike, forms, refusals_in(lifted))

@@ -22,7 +22,6 @@ from torch import fx
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.calls import name_and_group
-from overlap_sched.fx.rewrites.sites import Site
 from overlap_sched.transform.plan import FORMS
 from overlap_sched.transform.rewrites import Form
 
@@ -62,16 +61,16 @@ def keeps_bits(op: str, reduction: str, dtype: torch.dtype, ranks: int | None) -
     return op == "reduce_scatter_tensor" or ranks == 2
 
 
-def check_coalesced(name: str, one: Site) -> None:
-    """Gloo's coalesced all_gather must not be used.
+def check_coalesced(name: str, group: Any) -> None:
+    """Refuse a coalesced all_gather over gloo.
 
     Several of them in flight damage memory: four ranks abort within some hundred rounds in torch 2.13 and 2.15
     (:mod:`overlap_sched.inductor.gloo` says the same of plain gathers, which go that way too and are led around it).
 
     Raises:
-        RewriteError: The collective is one, and its group is of gloo.
+        RewriteError: The group is of gloo.
     """
-    if one.op == "all_gather_into_tensor" and one.taken.device.type == "cpu" and over_gloo(one.group):
+    if over_gloo(group):
         raise RewriteError(
             f"{name!r} would be a coalesced all_gather over gloo, where several in flight damage memory. "
             "Use form='copied'."

@@ -4,52 +4,137 @@
 
     make new nodes, tell users of them -> sort -> commit: the old nodes go, the order is set
                                        -> undo:   the new nodes go, users take what they took
+
+New nodes are worth what their operators give on fake tensors. Sizes that depend on data are symbols. A call whose
+result has one is run as it was when the graph was traced, so that what counts its own rows gets symbols of its own::
+
+    whole     _local_scalar_dense(counts[0]) -> u0       all_to_all(rows, [u0, u1], ..) -> (u0 + u1, 8)
+    part 0    _local_scalar_dense(..)        -> u7       all_to_all(rows, [u7, u8], ..) -> (u7 + u8, 8)
+
+Of such a symbol is known what is known of that of the whole, as far as it is true of a part: that it is a size and not
+negative; not how large it is at most, or at least. Its hint is that of the whole, divided by the number of parts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
+from torch.fx.experimental.symbolic_shapes import constrain_range
+from torch.utils._pytree import key_get, tree_leaves, tree_map
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.graphs import own_meta
 from overlap_sched.fx.operators import Arg
-from overlap_sched.fx.rewrites.hazards import Hazards, as_named, in_places, users_first
-from overlap_sched.fx.rewrites.known import Known, shares_storage
-from overlap_sched.fx.rewrites.values import meta_in_part, value_of
+from overlap_sched.fx.rewrites.facts import GraphFacts
+from overlap_sched.fx.sizes import Sizes
 
 _KEPT_META = ("stack_trace", "nn_module_stack", "seq_nr", "custom", "autograd_backward", "partitioner_tag")
 """What new nodes take over from the collective that they stand for, where it has it."""
-KEPT_WHOLE = "should_fallback"
-"""Metadata with which Inductor calls a node's operator instead of generating code (``GraphLowering.call_function``).
+BINDINGS = "unbacked_bindings"
+"""Metadata with which torch's compilers find where a symbol is first seen."""
 
-It would read a copy's source in whatever uses the copy. Then sums over it run in another order, since the source has
-other strides, and round otherwise; and the source lives until the last of those uses.
-"""
-
-
-def kept_whole(copy: fx.Node) -> fx.Node:
-    """The node, which copies, marked so that Inductor leaves it as it is: see :data:`KEPT_WHOLE`."""
-    copy.meta[KEPT_WHOLE] = True
-    return copy
+_CONCLUDED = "_unbacked_replacements"
+"""Where a ``ShapeEnv`` remembers which sizes are equal, once it has been asked for a hint."""
+Place = Callable[[fx.Node], tuple[float, int]]
 
 
-class GraphDraft(Known):
+Before = Callable[[fx.Node], Iterable[fx.Node]]
+"""All that a node must come after."""
+
+
+class Hazards:
+    """Order with no data between."""
+
+    def __init__(
+        self, after: Mapping[fx.Node, Sequence[fx.Node]], gone: Mapping[fx.Node, tuple[fx.Node, fx.Node]]
+    ) -> None:
+        """As a graph had them.
+
+        Args:
+            after: Per node, the earlier ones.
+            gone: Of nodes that go, what stands for them: after others, and before others. It is filled meanwhile.
+        """
+        self._after = {node: list(before) for node, before in after.items()}
+        self._gone = gone
+
+    def has(self, node: fx.Node) -> bool:
+        """Tell whether a node must come after one whose value it does not take."""
+        return bool(self._after.get(node))
+
+    def add(self, node: fx.Node, *before: fx.Node) -> None:
+        """A node comes after other ones, whose values it does not take."""
+        self._after.setdefault(node, []).extend(before)
+
+    def copy(self, node: fx.Node, made: fx.Node) -> None:
+        """Let a copy come after whatever its original must come after."""
+        if node in self._after:
+            self._after[made] = list(self._after[node])
+
+    def in_parts(self, copies: Mapping[fx.Node, Sequence[fx.Node]], stay: Collection[fx.Node] = ()) -> None:
+        """Nodes run once per part from now on: what came after another one without taking its value, still does.
+
+        Within a part where both run in parts; else every copy comes after, or before, the one that stays whole.
+
+        Args:
+            copies: Per node that runs in parts, one node per part.
+            stay: Those of them that also run whole.
+        """
+        runs = {node: (*parts, node) if node in stay else tuple(parts) for node, parts in copies.items()}
+        before, self._after = self._after, {}
+        for node, earlier in before.items():
+            later, whole = self._stands_for(node, 0), [self._stands_for(u, 1) for u in earlier]
+            for u in whole:
+                if later in copies and u in copies:
+                    for copy, first in zip(copies[later], copies[u], strict=True):
+                        self.add(copy, first)
+                    continue
+                for one in runs.get(later, (later,)):
+                    self.add(one, *runs.get(u, (u,)))
+
+    def before(self) -> Before:
+        """Return, for every node that stays, what it takes, and what else it must come after."""
+        later: dict[fx.Node, set[fx.Node]] = {}
+        for node, earlier in self._after.items():
+            stands = self._stands_for(node, 0)
+            later.setdefault(stands, set()).update({self._stands_for(u, 1) for u in earlier} - {stands})
+
+        def before(node: fx.Node) -> Iterable[fx.Node]:
+            hazards = later.get(node)
+            return node.all_input_nodes if hazards is None else [*node.all_input_nodes, *hazards]
+
+        return before
+
+    def _stands_for(self, node: fx.Node, side: int) -> fx.Node:
+        while node in self._gone:
+            node = self._gone[node][side]
+        return node
+
+
+class GraphDraft:
     """A graph with rewrites that are not yet committed.
 
     Attributes:
+        graph: It.
+        facts: About the nodes that it had.
         hazards: Who must come after whom without taking its value.
+        at: Per node, where it is to stand: the position of an old node, as near as can be.
+        made: New nodes.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
         """Nothing is rewritten yet."""
-        super().__init__(graph)
+        self.graph, self.facts = graph, GraphFacts(graph)
+        self.at: dict[fx.Node, float] = dict(self.facts.at)
+        self.made: list[fx.Node] = []
+        self._gone: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}  # what stands for them where order matters
+        self._originals: dict[fx.Node, tuple[fx.Node, ...]] = {}  # of new nodes, the old ones that they do the same as
         self.hazards = Hazards(self.facts.after, self._gone)
         self._by_name = {node.name: node for node in graph.nodes}
-        self._values: dict[fx.Node, Any] = {}
         self._took: dict[fx.Node, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self._number = dict(self.facts.at)
-        self._made: list[fx.Node] = []
         self._made_by: dict[fx.Node, str] = {}
 
     def find(self, name: str) -> fx.Node:
@@ -62,6 +147,43 @@ class GraphDraft(Known):
         if node is None:
             raise RewriteError(f"there is no node {name!r} to rewrite: it is not in the graph, or gone by now.")
         return node
+
+    def users(self, node: fx.Node) -> list[fx.Node]:
+        """Those that take what a node gives."""
+        return [user for user in node.users if user not in self._gone]
+
+    def readers(self, node: fx.Node) -> list[fx.Node]:
+        """Those that take what a node gives, or a view of it."""
+        found, todo = dict.fromkeys(self.users(node)), self.users(node)
+        while todo:
+            user = todo.pop()
+            more = [] if not shares_storage(user, node) else [one for one in self.users(user) if one not in found]
+            found.update(dict.fromkeys(more))
+            todo += more
+        return list(found)
+
+    def originals(self, node: fx.Node) -> tuple[fx.Node, ...]:
+        """The nodes that the graph had which do what this one does: what is known of them is true of it."""
+        return self._originals.get(node, (node,))
+
+    def why_once(self, node: fx.Node) -> str:
+        """Why a node must not run a second time; ``""``: it may."""
+        return next(filter(None, map(self.facts.impure, self.originals(node))), "")
+
+    def written(self, node: fx.Node) -> bool:
+        """Tell whether anything writes to what a node gives."""
+        return any(map(self.facts.written, self.originals(node)))
+
+    def next_writers(self, node: fx.Node) -> list[fx.Node]:
+        """Who writes next to what a node reads, or to what that reads of which it is a copy or a part; per storage."""
+        return list(dict.fromkeys(w for one in self.originals(node) for w in self.facts.next_writers(one)))
+
+    def read_after_a_write(self, node: fx.Node, readers: Collection[fx.Node]) -> fx.Node | None:
+        """The first of some nodes that may read what a node gave after something has written to that."""
+        if node in self.facts.at:
+            return self.facts.read_after_a_write(node, readers)
+        # where a new node stands is not known yet
+        return next((user for user in node.users if user in readers), None) if self.written(node) else None
 
     def call(
         self,
@@ -102,7 +224,7 @@ class GraphDraft(Known):
         """
         node = self.call_giving(name, whole.target, args, at, whole, None, kwargs)
         node.meta.update(meta_in_part(node.target, node.args, node.kwargs, whole, parts))
-        self.stands_beside(node, whole)
+        self._originals[node] = self.originals(whole)
         return node
 
     def call_giving(
@@ -121,35 +243,26 @@ class GraphDraft(Known):
         node.meta["val"] = value
         return node
 
-    def copy(self, node: fx.Node, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], at: float) -> fx.Node:
+    def copy_node(
+        self, node: fx.Node, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], at: float
+    ) -> fx.Node:
         """A second call of a node's function, with its metadata; what it must come after, the copy must, too."""
         made = self._new(name, node.target, args, dict(kwargs), at)
         made.meta.update(own_meta(node.meta))
-        self.stands_beside(made, node)
+        self._originals[made] = self.originals(node)
         self.hazards.copy(node, made)
         return made
 
-    def write_over(self, node: fx.Node, target: Any, over: fx.Node) -> None:
-        """A node calls what writes to its first argument, and gives that; views of the old result look at it."""
-        views = [reader for reader in self.readers(node) if shares_storage(reader, node)]
-        self._copied[node] = node.target
-        node.target = target
-        self._values.setdefault(node, node.meta["val"])
-        node.meta["val"] = over.meta["val"]
-        for view in views:
-            self._values.setdefault(view, view.meta["val"])
-            view.meta["val"] = value_of(view.target, view.args, view.kwargs)
-
-    def add_hazard(self, node: fx.Node, before: fx.Node) -> None:
-        """A node comes after another one, whose value it does not take."""
-        self.hazards.add(node, before)
+    def depend(self, v: fx.Node, before: fx.Node) -> None:
+        """Let a node come after another one, whose value it does not take."""
+        self.hazards.add(v, before)
 
     def _new(self, name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], at: float) -> fx.Node:
         if name in self._by_name:
             raise RewriteError(f"a new node would be named {name!r}, as another one is already.")
         node = self.graph.create_node("call_function", target, args, kwargs, name)
         node.name = name  # also where an earlier node had it that is gone
-        self._made.append(node)
+        self.made.append(node)
         self._by_name[name] = node
         self.at[node], self._number[node] = at, len(self._number)
         return node
@@ -175,16 +288,7 @@ class GraphDraft(Known):
         self._gone[node] = (first, last)
         del self._by_name[node.name]
 
-    def owned_by(self, rewrite: str, since: int) -> None:
-        """The nodes made since then belong to a rewrite: for messages."""
-        self._made_by.update(dict.fromkeys(self._made[since:], rewrite))
-
-    @property
-    def made(self) -> int:
-        """How many nodes have been made."""
-        return len(self._made)
-
-    def sorted(self) -> list[fx.Node]:
+    def order(self) -> list[fx.Node]:
         """All nodes that stay: each where its place is, what it needs is pulled ahead of it."""
         stay = (node for node in self.at if node not in self._gone)
         return in_places(stay, self._place, self.hazards.before(), self._made_by)
@@ -192,6 +296,10 @@ class GraphDraft(Known):
     def in_order(self, names: Sequence[str]) -> list[fx.Node]:
         """All nodes that stay, in an order of the rewritten problem, by names: see :func:`as_named`."""
         return as_named(names, self._by_name, self.hazards.before())
+
+    def owned_by(self, rewrite: str, since: int) -> None:
+        """The nodes made since then belong to a rewrite: for messages."""
+        self._made_by.update(dict.fromkeys(self.made[since:], rewrite))
 
     def _place(self, node: fx.Node) -> tuple[float, int]:
         return self.at[node], self._number[node]
@@ -204,12 +312,172 @@ class GraphDraft(Known):
         """The graph as it was."""
         for user, (args, kwargs) in self._took.items():
             user.args, user.kwargs = args, kwargs
-        for node, target in self._copied.items():
-            node.target = target
-        for view, value in self._values.items():
-            view.meta["val"] = value
-        for node in reversed(self._made):
+        for node in reversed(self.made):
             self.graph.erase_node(node)
 
     def _remember(self, node: fx.Node) -> None:
         self._took.setdefault(node, (node.args, dict(node.kwargs)))
+
+
+def shares_storage(one: fx.Node, other: fx.Node) -> bool:
+    """Tell whether two values are tensors on one storage, and the first is computed."""
+    values = [node.meta.get("val") for node in (one, other)]
+    if one.op != "call_function" or not all(isinstance(value, FakeTensor) for value in values):
+        return False
+    here, there = (value.untyped_storage()._cdata for value in values)
+    return bool(here == there)
+
+
+def in_places(nodes: Iterable[fx.Node], place: Place, before: Before, made_by: Mapping[fx.Node, str]) -> list[fx.Node]:
+    """All nodes: each in its place, what it needs pulled ahead of it; ``made_by``: rewrites, for the message."""
+    done: set[fx.Node] = set()
+    open_: set[fx.Node] = set()
+    order: list[fx.Node] = []
+    for start in sorted(nodes, key=place):
+        stack = [start]
+        while stack:
+            node = stack[-1]
+            missing = [u for u in before(node) if u not in done]
+            if node in done or not missing:
+                stack.pop()
+                open_.discard(node)
+                if node not in done:
+                    done.add(node)
+                    order.append(node)
+                continue
+            open_.add(node)
+            if any(u in open_ for u in missing):
+                raise RewriteError(_ring([n for n in stack if n in open_], missing, made_by))
+            stack.extend(sorted(missing, key=place, reverse=True))
+    return order
+
+
+def _ring(open_: Sequence[fx.Node], missing: Sequence[fx.Node], made_by: Mapping[fx.Node, str]) -> str:
+    again = next(u for u in missing if u in set(open_))
+    ring = open_[open_.index(again) :]
+    buckets = list(dict.fromkeys(made_by[node] for node in ring if node in made_by))
+    named = " and ".join(map(repr, buckets)) or repr(again.name)
+    through = next((node.name for node in ring if node not in made_by), again.name)
+    return f"{named} would need itself, through {through!r}: merged collectives lie on one path. Leave one out."
+
+
+def as_named(names: Sequence[str], by_name: Mapping[str, fx.Node], before: Before) -> list[fx.Node]:
+    """All nodes, in an order of the rewritten problem; names with a dot stand for no node of a graph."""
+    order = [by_name[name] for name in names if name in by_name]
+    unknown = [name for name in names if name not in by_name and "." not in name]
+    if unknown or len(order) != len(by_name) or len(set(order)) != len(order):
+        missing = sorted(by_name.keys() - set(names))
+        raise RewriteError(
+            f"the order has {len(order)} of the {len(by_name)} nodes of the rewritten graph: it lacks "
+            f"{missing[:3]} and has {unknown[:3]} that are not there."
+        )
+    done: set[fx.Node] = set()
+    for node in order:
+        late = [u for u in before(node) if u not in done]
+        if late:
+            raise RewriteError(f"the order has {node.name!r} before {late[0].name!r}, which it needs.")
+        done.add(node)
+    return order
+
+
+def users_first(nodes: Collection[fx.Node], place: Place) -> list[fx.Node]:
+    """Nodes that go, each before what it takes: places do not say that where a rewrite undoes another's."""
+    users = {node: len(node.users) for node in nodes}  # all of them go, too
+    free = [node for node in sorted(nodes, key=place) if not users[node]]
+    order = []
+    while free:
+        order.append(node := free.pop())
+        for taken in node.all_input_nodes:
+            if taken in users:
+                users[taken] -= 1
+                if not users[taken]:
+                    free.append(taken)
+    return order
+
+
+def value_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Compute what a call gives, straight from the meta kernels: a tenth of what a ``FakeTensorMode`` takes.
+
+    Args:
+        target: What it calls.
+        args: With nodes.
+        kwargs: With nodes.
+    """
+    values, named = _values(args), _values(kwargs)
+    if target is operator.getitem:
+        return target(*values)
+    like = next(leaf for leaf in tree_leaves((values, named)) if isinstance(leaf, FakeTensor))
+    mode, device = like.fake_mode, like.fake_device
+    if named.get("device") is not None:  # what makes tensors would make real ones
+        device, named = torch.device(named["device"]), {**named, "device": "meta"}
+    with in_kernel_invocation_manager(mode), torch.no_grad():
+        result = target(*values, **named)
+    return tree_map(lambda one: FakeTensor(mode, one, device) if type(one) is torch.Tensor else one, result)
+
+
+def meta_in_part(
+    target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], whole: fx.Node, parts: int
+) -> dict[str, Any]:
+    """The value of a call in one of several parts, as metadata; with where new symbols are, where the whole says that.
+
+    Args:
+        target: What it calls.
+        args: With nodes.
+        kwargs: With nodes.
+        whole: The call that it is a part of.
+        parts: How many there are.
+
+    Raises:
+        RuntimeError: The operator does not work on these values.
+    """
+    values, named, of = _values(args), _values(kwargs), whole.meta["val"]
+    taken, given = tree_leaves((values, named)), tree_leaves(of)
+    fakes = [leaf for leaf in taken if isinstance(leaf, FakeTensor)]
+    if target is operator.getitem or (fakes and not any(map(_is_symbolic, (*taken, *given)))):
+        return {"val": value_of(target, args, kwargs)}
+    mode = next(leaf for leaf in (*fakes, *given) if isinstance(leaf, FakeTensor)).fake_mode
+    env = mode.shape_env
+    pending = [] if env is None else env.pending_fresh_unbacked_symbols
+    before = len(pending)
+    with mode, torch.no_grad():
+        value = target(*values, **named)
+    if getattr(env, _CONCLUDED, None) is not None:  # the call may have shown that some sizes are equal
+        setattr(env, _CONCLUDED, None)
+    fresh = set(pending[before:])
+    del pending[before:]  # torch would look for them in the next value that it makes
+    for new, old in zip(_sizes(value), _sizes(of), strict=True):
+        if isinstance(new, torch.SymInt) and isinstance(old, torch.SymInt) and new.node.expr in fresh:
+            _liken(new, old, parts)
+    bindings = whole.meta.get(BINDINGS)
+    if not bindings:
+        return {"val": value}
+    return {"val": value, BINDINGS: {key_get(value, path).node.expr: path for path in bindings.values()}}
+
+
+def _values(arguments: Any) -> Any:
+    return fx.node.map_arg(arguments, lambda node: node.meta.get("val", ""))  # kernels look at no process group
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not all(type(size) is int for size in value.shape)
+    return isinstance(value, torch.SymInt)
+
+
+def _sizes(value: Any) -> list[Any]:
+    """All sizes in a value, in order: numbers, and shapes of tensors."""
+    return [size for leaf in tree_leaves(value) for size in (leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,))]
+
+
+def _liken(new: torch.SymInt, old: torch.SymInt, parts: int) -> None:
+    """Tell of a symbol what is known of the whole's."""
+    env, symbol, of = new.node.shape_env, new.node.expr, old.node._expr  # as it was made, not what it is known to be
+    if of in env.size_like:
+        env.size_like.add(symbol)
+    known = env.var_to_range.get(of)
+    if known is not None and known.lower >= 0:
+        constrain_range(new, min=0)
+    hints = getattr(env, "var_to_hint_override", None)  # torch 2.11 has none
+    sizes = Sizes((), env)
+    if hints is not None and not sizes.follows(of):
+        hints[symbol] = -(-sizes.largest(of) // parts)

@@ -52,8 +52,6 @@ class GraphFacts:
         self._live = {name: name if live is None else live for name, live in groups.values()}
         self._not_pure = {v: why for v in range(len(nodes)) if (why := _why_impure(reading, v))}
         self._takes = reading.takes
-        self._own = {v for v, traits in enumerate(reading.traits) if traits.comm is None}
-        self._ends, self._launches = reading.ends, reading.launches
         self._nodes = nodes
         writers: dict[int, list[int]] = {}
         for v, roots in reading.writes.items():
@@ -102,27 +100,6 @@ class GraphFacts:
         """Who takes or gives what a node gives, or a view of it, where anything writes to that."""
         found = sorted({v for root in self._roots.get(node, ()) for v in self._sharers.get(root, ())})
         return [self._nodes[v] for v in found]
-
-    def makes_one(self, node: fx.Node) -> bool:
-        """Tell whether a node computes, and gives one storage that is none of its inputs'."""
-        v, roots = self.at.get(node), self._roots.get(node, frozenset())
-        return v in self._own and node.op == "call_function" and len(roots) == 1 and roots.isdisjoint(self._takes[v])
-
-    def share(self, one: fx.Node, other: fx.Node) -> bool:
-        """Tell whether two nodes give one storage."""
-        return not self._roots.get(one, frozenset()).isdisjoint(self._roots.get(other, frozenset()))
-
-    def lookers(self, node: fx.Node) -> list[fx.Node]:
-        """Those that take what a node gives or a view of it, and waits of collectives that read that."""
-        roots = self._roots[node]
-        found = {v for v, takes in enumerate(self._takes) if not roots.isdisjoint(takes)}
-        found.update(w for w, launches in self._ends.items() if not found.isdisjoint(launches))
-        return [self._nodes[v] for v in sorted(found)]
-
-    def left_in_flight(self, node: fx.Node) -> bool:
-        """Tell whether a collective that nothing waits for reads what a node gives."""
-        waited = {launch for launches in self._ends.values() for launch in launches}
-        return any(v not in waited and not self._roots[node].isdisjoint(self._takes[v]) for v in self._launches)
 
     def by_address(self, node: fx.Node) -> bool:
         """Tell whether anything looks at what a node gives by its place in the storage."""

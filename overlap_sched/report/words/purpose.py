@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from overlap_sched.problem import Kind, NodeId, Problem
 from overlap_sched.report.units import printable
-from overlap_sched.transform.offload import OFFLOAD, RELOAD
+from overlap_sched.transform.apply import OFFLOAD, RELOAD
 from overlap_sched.transform.rewrites import second_group
 
 Purpose = Literal["FSDP", "data", "tensor", "expert", "host", "other"]

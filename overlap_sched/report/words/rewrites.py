@@ -10,7 +10,7 @@ from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.left_out import Left
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.records import Record, records_json
-from overlap_sched.transform.rewrites import Bucket, InPlace, Keep, Offload, Recompute, Regather, Rewrite, Split, Stream
+from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Recompute, Regather, Rewrite, Stream
 from overlap_sched.transform.search import Trial
 
 _SHOWN = 12
@@ -89,8 +89,6 @@ def record_text(one: Record) -> str:
     what = what_text(one.rewrite)
     if isinstance(one.rewrite, Keep):
         return f"{what}: {duration(one.stream_us)} less on its stream, {size(one.held_bytes)} held until then"
-    if isinstance(one.rewrite, InPlace):
-        return f"{what}: {duration(-one.compute_us)} less compute, {size(-one.held_bytes)} not allocated"
     if isinstance(one.rewrite, Regather):
         return f"{what}: {duration(-one.stream_us)} more on its stream, {size(-one.held_bytes)} not held until then"
     if isinstance(one.rewrite, Recompute | Fission | Offload | Stream):
@@ -115,14 +113,10 @@ def what_text(rewrite: Rewrite) -> str:
     match rewrite:
         case Bucket(members, form):
             return f"{len(members)} together from {members[0]} on, {form}"
-        case Split(collective, parts):
-            return f"{collective} in {parts} parts"
         case Fission(nodes, parts):
             return f"{parts} parts of {len(nodes)} nodes from {nodes[0]}"
         case Keep(first, again):
             return f"{first} kept instead of {again}"
-        case InPlace(node, over):
-            return f"{node} written over {over}"
         case Recompute(nodes):
             others = f" and {count(len(nodes) - 1, 'node')} behind it" if len(nodes) > 1 else ""
             return f"{nodes[0]}{others} computed again"

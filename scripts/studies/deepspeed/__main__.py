@@ -18,7 +18,7 @@ from torch._subclasses import FakeTensorMode
 
 from overlap_sched import Options
 from overlap_sched.cost.cluster.file import read_cluster
-from overlap_sched.deepspeed.values import called, zero3_values
+from overlap_sched.deepspeed.graph_pass import called, zero3_values
 from overlap_sched.fx.lifting import Lifted, lift
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.judge.replay import replay

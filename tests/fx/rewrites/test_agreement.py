@@ -9,16 +9,14 @@ from torch import fx
 from overlap_sched.cost import Collective, Roofline
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx import lift
-from overlap_sched.fx.operators import traits_of
-from overlap_sched.fx.rewrites import again, alike_of, rewrite_graph
-from overlap_sched.fx.rewrites.planning import plan_lifted, refusals_in
+from overlap_sched.fx.rewrites import alike_of, rewrite_graph
+from overlap_sched.fx.rewrites.apply import plan_lifted, refusals_in
 from overlap_sched.options import Options
 from overlap_sched.problem import OF_HOST, Group, Problem
-from overlap_sched.transform.again import WHOLE
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.gathers import gathered_twice
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite, Split, Stream
+from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite, Stream
 from tests.support.fx_graphs import gather, trace, wait
 from tests.support.rewrite_graphs import GRAPHS, ancestors, by_name, check_equal, legal, refusal
 
@@ -27,7 +25,6 @@ SEVERAL: dict[str, list[Rewrite]] = {
     "mixed": [
         Bucket(("all_gather_into_tensor", "all_gather_into_tensor_1")),
         Stream("bucket_all_gather_into_tensor_2"),
-        Split("all_gather_into_tensor_3"),
         Bucket(("all_reduce", "all_reduce_1"), "coalesced"),
         Stream("bucket_all_reduce_2"),
     ],
@@ -36,8 +33,7 @@ SEVERAL: dict[str, list[Rewrite]] = {
         Bucket(("reduce_scatter_tensor", "reduce_scatter_tensor_1")),
     ],
     "recomputed": [
-        Split("all_gather_into_tensor_1", 2),
-        Stream("split_all_gather_into_tensor_1_2_1"),
+        Stream("all_gather_into_tensor_1"),
         Regather("all_gather_into_tensor", ("mm_again",)),
     ],
     "cast": [
@@ -117,8 +113,8 @@ def check(name: str, rewrites: list[Rewrite], model: Roofline = MODELS["device"]
 def test_every_site(name: str, model: str) -> None:
     sites = legal(GRAPHS[name]())
     agreed = [check(name, [one], MODELS[model]) for one in sites]
-    assert len(sites) >= 11
-    assert sum(agreed) >= (5 if name == "hazards" else len(sites))
+    assert len(sites) >= 8
+    assert sum(agreed) >= (4 if name == "hazards" else len(sites))
 
 
 @pytest.mark.slow
@@ -166,7 +162,6 @@ def test_only_casts_that_a_graph_knows_to_be_alike_are_the_same() -> None:
     gm = GRAPHS["cast"]()
     pairs = [(a, b) for k, a in enumerate(names) for b in names[k + 1 :] if refusal(gm, [Keep(a, b)]) is None]
     assert pairs == [("all_gather_into_tensor", "all_gather_into_tensor_2")]
-    assert {traits_of(target).op for target in again._WHOLE} == set(WHOLE)
 
 
 def rounded(a: torch.Tensor) -> list[torch.Tensor]:
@@ -190,9 +185,7 @@ def test_casts_by_way_of_other_types_are_not_the_same() -> None:
 def test_all_that_may_be_bucketed_is_told() -> None:
     gm = GRAPHS["mixed"]()
     told = alike_of(gm)
-    for one, kind in told.items():
-        assert refusal(gm, [Split(one)]) is None
-        assert kind in ("float32", "float32 sum", "int32 sum")
+    assert set(told.values()) == {"float32", "float32 sum", "int32 sum"}
     assert told["all_reduce"] == "int32 sum"
     assert told["all_gather_into_tensor"] == "float32"
     hazards = alike_of(GRAPHS["hazards"]())

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from overlap_sched.fx.rewrites import rewrite_graph
 from overlap_sched.inductor.partitioning import _apart
 from overlap_sched.joint.graphs import copy_of, joined
-from overlap_sched.transform.rewrites import Bucket, Recompute, Regather, Rewrite, Split
+from overlap_sched.transform.rewrites import Bucket, Recompute, Regather, Rewrite
 from tests.fx.rewrites.test_results import GATHERS
 from tests.joint.test_joint import joint_graph, torchs
 from tests.support.fx_graphs import gather, trace, wait
@@ -47,7 +47,6 @@ def used_twice(a: Tensor, b: Tensor) -> list[Tensor]:
     [
         Bucket(GATHERS[:2]),
         Bucket(GATHERS[:2], "coalesced"),
-        Split(GATHERS[0], 2),
         Regather(GATHERS[0], ("mul",)),
         Recompute(("mul",), ("mm",)),
     ],

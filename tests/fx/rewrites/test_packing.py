@@ -47,8 +47,8 @@ def test_as_parameters_are_listed_and_not_as_they_are_launched() -> None:
 
 def test_also_in_what_rewrites_make_of_a_problem() -> None:
     _, graph = of()
-    launches = graph.problem.collectives
-    asked = replace(graph.asked, budget_bytes=2**40).after(graph.rewrites([launches[:3]], ("copied",)), range(0))
+    gathers = graph.rewrites([graph.problem.collectives[:3]], ("copied",))
+    asked = replace(graph.asked, budget_bytes=2**40).after(gathers, graph.problem.original_order)
     assert names(BucketSearch(asked), "scatter")[0] == "reduce_scatter_tensor_2"
 
 

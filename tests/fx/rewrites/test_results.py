@@ -12,9 +12,9 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx import schedule_graph
 from overlap_sched.fx.rewrites import prepare, rewrite_graph
-from overlap_sched.fx.rewrites.sites import layout
+from overlap_sched.fx.rewrites.maker import layout
 from overlap_sched.options import Options
-from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Split, Stream
+from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Stream
 from tests.support.examples import examples
 from tests.support.fx_graphs import RANKS, TIMINGS, gather, outcome, reordered, same, scatter, trace, wait
 from tests.support.rewrite_graphs import GRAPHS, described, legal, reduce, tried
@@ -114,7 +114,6 @@ GATHERS = ("all_gather_into_tensor", "all_gather_into_tensor_1", "all_gather_int
     "rewrite",
     [
         Bucket(GATHERS[:2]),
-        Split(GATHERS[0], 2),
         Stream(GATHERS[0]),
         Stream(GATHERS[1]),
         Keep(GATHERS[0], GATHERS[2]),
@@ -138,16 +137,6 @@ def test_names_that_were_undone_are_free_again() -> None:
     assert "bucket_all_gather_into_tensor_2_flat_0" in names
     assert len(set(names)) == len(names)
     check_results(GRAPHS["whole"](), gm, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.private
-def test_an_uneven_split_puts_every_element_back() -> None:
-    for parts in (2, 3, 5, 8):
-        gm = GRAPHS["mixed"]()
-        rewrite_graph(gm, [Split("reduce_scatter_tensor", parts), Split("all_gather_into_tensor", parts)])
-        assert sum(n.target is torch.ops.aten.slice.Tensor for n in gm.graph.nodes) == 2 * parts
-        check_results(GRAPHS["mixed"](), gm, parts)
 
 
 @st.composite

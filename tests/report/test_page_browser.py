@@ -1,6 +1,6 @@
 """The page in a real browser: no error, nothing asked of the network, the figures of the JSON, and everything works.
 
-Needs bokeh, playwright (``pip install playwright``; none of its own browsers) and a Chromium (Debian: ``chromium``).
+Needs playwright (``pip install playwright``; none of its own browsers) and a Chromium (Debian: ``chromium``).
 """
 
 import json
@@ -16,8 +16,8 @@ import pytest
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.problem.file import read_problem, write_problem
-from overlap_sched.report.html.beside import ExtraOrder, Extras
-from overlap_sched.report.html.page import write_page
+from overlap_sched.report.page import write_page
+from overlap_sched.report.page_data import ExtraOrder, Extras
 from overlap_sched.report.units import duration, size
 from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.transform.plan import plan
@@ -27,14 +27,13 @@ from tests.support.command import Command, run
 from tests.support.oracle import INSTANCES
 from tests.support.sharded import PRICES, sharded
 
-pytest.importorskip("bokeh", reason="bokeh is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 if CHROMIUM is None:
     pytest.skip("no Chromium is installed", allow_module_level=True)
 
-SCRIPTS = Path(__file__).parents[3] / "overlap_sched" / "report" / "html" / "page_files"
+SCRIPTS = Path(__file__).parents[2] / "overlap_sched" / "report" / "page_files"
 WIDE, DESK, NARROW, ZOOMED = 1500, 1400, 400, 640
 """Pixels of width; a window of 1,280 pixels at 200 % zoom has 640."""
 

@@ -1,6 +1,5 @@
 // What is live at an instant, and the table of collectives.
 const ROWS = 100, STORAGES = 40;
-const $ = (id) => document.getElementById(id);
 
 function element(name, text, attributes = {}) {
   const made = document.createElement(name);
@@ -42,12 +41,11 @@ function legend() {
   });
 }
 
-let instant = { r: SCHEDULED, p: 0 };
 function showLive(r, p) {
   const run = runs[r], { nodes, storages } = run;
   p = Math.min(Math.max(p, 0), run.order.length - 1);
   instant = { r, p };
-  memories.forEach(({ here }, other) => here.setv({ visible: other === r, location: run.at_us[p] / unitUs }));
+  drawSoon();
   $("live-where").textContent = `${size(run.live[p])} live in ${named(run)} while ${nodes.name[run.order[p]]} runs ` +
     `(position ${count(p)} of ${count(run.order.length)}, at ${duration(run.at_us[p])})`;
   const kinds = data.memory_kinds.map((name, kind) => {
@@ -155,11 +153,12 @@ function choose(c) {
   runs.forEach((run, r) => {
     const ends = idsIn(run, c).flatMap((v) => {
       const y = 1 + run.nodes.group[v], launch = run.at_us[run.position[v]];
-      return [[launch, 0, run.start_us[v], y], [run.start_us[v], y, run.finish_us[v], y],
+      return [[[launch, 0], [run.start_us[v], y]], [[run.start_us[v], y], [run.finish_us[v], y]],
         ...(run.waitsOf.get(v) || []).map((w) => link(run, v, w))];
     });
-    streams[r].chosen.data = segments(ends);
+    chosenLinks[r] = ends;
   });
+  drawSoon();
   const { exposed_us, original_exposed_us, why, more } = rowOf.get(c);
   const times = runs.map((run) => [run, ...span(run, c)]).filter(([, from]) => from < Infinity)
     .map(([run, from, to]) => `${duration(from)} to ${duration(to)} (${run.title})`).join(", ");
@@ -171,7 +170,7 @@ function choose(c) {
 // The collective of the scheduled graph that is, or stands for, what is under a point of a timeline, or for which a stall
 // there waits; -1: none.
 function collectiveAt(run, us, y) {
-  const slack = ((time.end - time.start) * unitUs) / 300;
+  const slack = (view.to - view.from) / 300;
   const near = (spans) => spans.find((span) => span.start - slack <= us && us <= span.end + slack);
   const spans = run.rows[y];
   if (!spans) return -1;

@@ -1,4 +1,4 @@
-// The embedded data (overlap_sched/report/html/data.py), and what is counted from it once, when the page opens.
+// The embedded data (overlap_sched/report/page_data.py), and what is counted from it once, when the page opens.
 const data = JSON.parse(document.getElementById("data").textContent);
 const SCHEDULED = 1; // the run that the tables are of
 const nodes = data.graphs[data.runs[SCHEDULED].graph].nodes;

@@ -2,7 +2,7 @@
 function setTheme(dark) {
   document.documentElement.dataset.theme = dark ? "dark" : "light";
   $("theme").textContent = dark ? "switch to light" : "switch to dark";
-  paint();
+  drawSoon();
 }
 
 const wanted = window.matchMedia("(prefers-color-scheme: dark)");
@@ -51,25 +51,18 @@ function find(c) {
 }
 
 runs.forEach((run, r) => {
-  streams[r].figure.on_event("tap", ({ x, y }) => {
-    const c = collectiveAt(run, x * unitUs, Math.round(y));
+  follow(streams[r], (us, y) => {
+    const c = collectiveAt(run, us, y);
     if (c >= 0) choose(c);
   });
-  memories[r].figure.on_event("tap", ({ x }) => showLive(r, positionAt(run, x * unitUs)));
+  follow(memories[r], (us) => showLive(r, positionAt(run, us)));
 });
-time.properties.start.change.connect(drawSoon);
-time.properties.end.change.connect(drawSoon);
-window.addEventListener("resize", () => { drawn = [NaN, NaN]; drawSoon(); });
+new ResizeObserver(drawSoon).observe(document.querySelector("main"));
 
 legend();
 causesTable();
 drawTable();
-showLive(instant.r, runs[instant.r].peak_at);
+showLive(instant.r, instant.p);
 setTheme(wanted.matches);
 show(0, endUs);
-const shared = new Bokeh.Document();  // one for all pictures: they share the time axis
-const places = runs.flatMap((_, r) => [[streams[r], `streams-${r}`], [memories[r], `memory-${r}`]]);
-if (frontier) places.push([frontier, "frontier-plot"]);
-for (const [{ figure }] of places) shared.add_root(figure);
-Bokeh.embed.add_document_standalone(shared, document.body, places.map(([, id]) => $(id)))
-  .then(() => { document.documentElement.dataset.ready = "true"; });
+requestAnimationFrame(() => requestAnimationFrame(() => { document.documentElement.dataset.ready = "true"; }));

@@ -1,0 +1,448 @@
+# ruff: noqa: D102  # methods without a docstring have theirs in ``overlap_sched.transform.recipes.Maker``
+"""The nodes of :mod:`overlap_sched.transform.recipes`, made on an FX graph; what a rewrite must leave alone there.
+
+**Collectives**: functional ones of one tensor, which nothing but waits uses. To keep a gathered tensor, or to gather it
+again, needs that it and the shard stay as they are. A second communicator must be there, on all ranks, before a graph
+is rewritten: :func:`overlap_sched.distributed.second_communicators`.
+
+**Copies** have their node's own value as metadata: the storages of a copied node are new, as
+:meth:`overlap_sched.fx.reading.Storages.copy_for` reads them. On CUDA devices values go to the host by torch's own
+operators for activation offloading, ``torch.ops.ao`` (2.13 and 2.15:
+``torch/_functorch/_activation_offloading/offload_ops.py``), whose wait frees the device's storage. Elsewhere by plain
+copies, which stand for them: nothing is freed sooner there.
+
+**Parts**: how each node is cut is asked again of the rules here, and not believed of the rewrite: a fission that does
+not fit the graph is refused.
+"""
+
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensor
+
+from overlap_sched.errors import RewriteError, UnsupportedError
+from overlap_sched.fx.calls import GROUPS_KEY, live_ranks, name_and_group
+from overlap_sched.fx.dimensions.region import Region, followed
+from overlap_sched.fx.operators import Arg, Role, traits_of
+from overlap_sched.fx.rewrites.backends import check_coalesced, check_exact
+from overlap_sched.fx.rewrites.draft import GraphDraft, shares_storage
+from overlap_sched.transform.dimension_graph.cut import Uncut, is_cut_of
+from overlap_sched.transform.draft import WHOLE
+from overlap_sched.transform.fission import Fission, How, Leave, Slice
+from overlap_sched.transform.recipes import Reshape, Single
+from overlap_sched.transform.rewrites import BUCKETED, Form, second_group
+
+_C10D, _ATEN = torch.ops._c10d_functional, torch.ops.aten
+_WAIT = _C10D.wait_tensor.default
+LAUNCHES: dict[Any, str] = {getattr(_C10D, op).default: op for op in BUCKETED}
+ALIGNMENT = 16
+"""Bytes: kernels read vectors of up to so many, and libraries pick another kernel where a tensor starts elsewhere."""
+KEPT_WHOLE = "should_fallback"
+"""Metadata with which Inductor calls a node's operator instead of generating code (``GraphLowering.call_function``).
+
+It would read a copy's source in whatever uses the copy. Then sums over it run in another order, since the source has
+other strides, and round otherwise; and the source lives until the last of those uses.
+"""
+_GIVES: Mapping[How, Uncut] = {"sum": Uncut.PARTIAL, "same": Uncut.SAME}
+
+
+class GraphMaker(GraphDraft):
+    """Makes nodes on a graph; columns are elements per rank."""
+
+    _region: Region
+
+    def name(self, v: fx.Node) -> str:
+        return v.name
+
+    def taken(self, v: fx.Node) -> list[fx.Node]:
+        return v.all_input_nodes
+
+    def is_output(self, v: fx.Node) -> bool:
+        return v.op == "output"
+
+    def is_view(self, v: fx.Node, sources: Sequence[fx.Node]) -> bool:
+        return not self.why_once(v) and any(shares_storage(v, source) for source in sources)
+
+    def cast(self, v: fx.Node) -> object | None:
+        if v.op != "call_function" or len(v.all_input_nodes) != 1 or traits_of(v.target).op not in WHOLE:
+            return None
+        return v.target, v.args[1:], v.kwargs, self.next_writers(v)
+
+    def single(self, name: str) -> Single[fx.Node]:
+        node = self.find(name)
+        op = LAUNCHES.get(node.target)
+        args = arguments(node) if op is not None else ()
+        if op is None or len(args) != len(node.target._schema.arguments):
+            what = str(node.target) if node.op == "call_function" else node.op
+            raise RewriteError(f"{name!r} is {what!r}: what can be rewritten is {', '.join(BUCKETED)}.")
+        waits = self._waits(node)
+        source = args[0]
+        assert isinstance(source, fx.Node)
+        group, _ = name_and_group(node)
+        taken, given = _plain(f"the input of {name!r}", source), _plain(f"the result of {name!r}", waits[0])
+        if self.facts.written(waits[0]):
+            raise RewriteError(f"something writes to the result of {name!r}: it must stay a tensor of its own.")
+        if self.facts.sends(group):
+            raise RewriteError(f"process group {group!r} of {name!r} also sends or receives: its order must stay.")
+        ranks = self.facts.ranks(group) if op == "all_reduce" else int(args[2 if "scatter" in op else 1])
+        where = "" if taken.device.type in ("cpu", "cuda") else f" on {taken.device.type}"
+        shared = {
+            "operator": op,
+            "process group": group,
+            "type and reduction": f"{_dtype(taken)} {_reduction(node)}".rstrip() + where,
+            "device": str(taken.device),
+            "number of ranks": ranks,
+        }
+        columns = (given if "scatter" in op else taken).numel()
+        places = self.at[node], self.at[waits[0]]
+        return Single(node, op, group, ranks, (source,), waits, columns, tuple(given.shape), *places, shared)
+
+    def _waits(self, node: fx.Node) -> tuple[fx.Node, ...]:
+        users = self.users(node)
+        waits = [user for user in users if user.target is _WAIT]
+        others = [user for user in users if user.target is not _WAIT]
+        if others:
+            raise RewriteError(
+                f"{others[0].name!r} needs the launch of {node.name!r} itself, not its wait: a rewrite would lose that."
+            )
+        if not waits:
+            raise RewriteError(f"{node.name!r} has 0 waits: it needs one.")
+        return tuple(sorted(waits, key=self.at.__getitem__))
+
+    def check_member(self, one: Single[fx.Node], form: Form) -> None:
+        name, taken = one.launch.name, one.sources[0].meta["val"]
+        check_exact(name, one.op, _reduction(one.launch), taken.dtype, one.ranks)
+        if "gather" in one.op:
+            if form == "coalesced" and taken.device.type == "cpu":
+                check_coalesced(name, arguments(one.launch)[-1])
+        elif form == "copied":  # results become parts of one storage
+            nbytes = one.waits[0].meta["val"].nbytes
+            if self.facts.by_address(one.waits[0]):
+                raise RewriteError(
+                    f"the result of {name!r} is looked at by its address: it must stay a tensor of its own."
+                )
+            if nbytes % ALIGNMENT:
+                raise RewriteError(
+                    f"the result of {name!r} has {nbytes} bytes, no multiple of {ALIGNMENT}: packed, the next one "
+                    "would start where kernels do not expect it."
+                )
+
+    def check_gather(self, one: Single[fx.Node]) -> None:
+        if self.written(one.sources[0]):
+            raise RewriteError(
+                f"something writes to the input of {one.launch.name!r}: a later gather of it may give something else."
+            )
+
+    def check_kept(self, first: Single[fx.Node], later: Single[fx.Node]) -> None:
+        names = f"{first.launch.name!r} and {later.launch.name!r}"
+        if first.at > later.at:
+            raise RewriteError(f"{later.launch.name!r} is gathered before {first.launch.name!r}: name them in order.")
+        if self.facts.returned(first.waits[0]) and self.facts.returned(later.waits[0]):
+            raise RewriteError(f"the graph returns the results of {names}: one tensor must not stand for both.")
+        for wait in later.waits:
+            self.check_same(wait, first.waits[0])
+
+    def check_same(self, old: fx.Node, new: fx.Node) -> None:
+        """Shape, type, device, and strides where there is more than one step."""
+        was, now = layout(old.meta["val"]), layout(new.meta["val"])
+        if was != now:
+            raise RewriteError(f"{old.name!r} would be {now} and was {was}.")
+
+    def group(self, v: fx.Node) -> str | None:
+        argument = _group_argument(v)
+        group = None if argument is None else argument.of(v.args, v.kwargs)
+        if not isinstance(group, str):
+            return None
+        if self.facts.sends(group):
+            raise RewriteError(f"process group {group!r} also sends or receives: its order must stay.")
+        second, ranks = second_group(group), live_ranks(group)
+        known = group.endswith(second_group("")) or group in self._carried() or ranks is None
+        if not known and live_ranks(second) != ranks:
+            raise RewriteError(
+                f"there is no second communicator {second!r}. Make it on all ranks before compiling: "
+                "overlap_sched.distributed.second_communicators()."
+            )
+        return group
+
+    def set_group(self, v: fx.Node, group: str) -> None:
+        argument, carried = _group_argument(v), self._carried()
+        assert argument is not None
+        old = argument.of(v.args, v.kwargs)
+        if old in carried:
+            carried[group] = carried[old]
+        self.set_argument(v, argument, group)
+
+    def _carried(self) -> dict[str, Any]:
+        """The groups that the graph of a dump carries along."""
+        return getattr(self.graph.owning_module, "meta", {}).get(GROUPS_KEY) or {}
+
+    def _aten(self, name: str, packet: Any, args: tuple[Any, ...], at: float, like: fx.Node) -> fx.Node:
+        return self.call(name, packet.default, args, at, like)
+
+    def whole(self, name: str, one: Single[fx.Node], reshape: Reshape, at: float) -> fx.Node:
+        return self.view(name, one.sources[0], reshape, at, one.launch)
+
+    def view(self, name: str, of: fx.Node, reshape: Reshape, at: float, like: fx.Node) -> fx.Node:
+        return self._aten(name, _ATEN.view, (of, list(reshape(tuple(of.meta["val"].shape)))), at, like)
+
+    def permute(self, name: str, of: fx.Node, dims: Sequence[int], at: float, like: fx.Node) -> fx.Node:
+        return self._aten(name, _ATEN.permute, (of, list(dims)), at, like)
+
+    def piece(
+        self,
+        name: str,
+        of: fx.Node,
+        dim: int,
+        columns: tuple[int, int],
+        at: float,
+        like: fx.Node,
+        nbytes: int | None = None,
+    ) -> fx.Node:
+        return self.call(name, _ATEN.slice.Tensor, (of, dim, *columns), at, like)
+
+    def copy(self, name: str, of: fx.Node, at: float, like: fx.Node, *, packed: bool = False) -> fx.Node:
+        if not packed:  # dense, its dimensions in memory as those of the whole
+            return self._aten(name, _ATEN.clone, (of,), at, like)
+        contiguous = {"memory_format": torch.contiguous_format}
+        return _keep_whole(self.call(name, _ATEN.clone.default, (of,), at, like, contiguous))
+
+    def cat(
+        self, name: str, of: Sequence[fx.Node], dim: int, at: float, like: fx.Node, *, packed: bool = False
+    ) -> fx.Node:
+        made = self._aten(name, _ATEN.cat, (list(of), dim), at, like)
+        return _keep_whole(made) if packed else made
+
+    def plus(self, name: str, of: tuple[fx.Node, fx.Node], at: float, like: fx.Node, *, last: bool) -> fx.Node:
+        return self.call(name, _ATEN.add.Tensor, of, at, like)
+
+    def launch(self, name: str, of: fx.Node, members: Sequence[Single[fx.Node]], at: float) -> fx.Node:
+        like = members[0].launch
+        return self.call(name, like.target, (of, *arguments(like)[1:]), at, like)
+
+    def coalesced(self, name: str, members: Sequence[Single[fx.Node]], at: float) -> fx.Node:
+        like, sources = members[0].launch, [one.sources[0] for one in members]
+        return self._aten(name, getattr(_C10D, f"{members[0].op}_coalesced"), (sources, *arguments(like)[1:]), at, like)
+
+    def got(self, name: str, launch: fx.Node, i: int, at: float, like: fx.Node) -> fx.Node:
+        return self.call(name, operator.getitem, (launch, i), at, like)
+
+    def relaunch(self, name: str, one: Single[fx.Node], at: float) -> fx.Node:
+        return self.launch(name, one.sources[0], [one], at)
+
+    def wait(self, name: str, of: fx.Node, at: float, like: fx.Node) -> fx.Node:
+        return self.call(name, _WAIT, (of,), at, like)
+
+    def offloaded(self, name: str) -> fx.Node:
+        node = self.find(name)
+        waits = [user for user in self.users(node) if user.target is _WAIT]
+        if len(waits) > 1:
+            raise RewriteError(f"{name!r} has {len(waits)} waits: what has one can be offloaded.")
+        source = waits[0] if waits else node
+        if not waits and any(shares_storage(source, taken) for taken in source.all_input_nodes):
+            raise RewriteError(f"{name!r} is no node that makes a storage of its own: what makes one can be offloaded.")
+        value = _known_value(repr(name), source)
+        if value.untyped_storage().nbytes() != value.nbytes:
+            raise RewriteError(f"{name!r} is a part of its storage: what is whole can be offloaded.")
+        if self.facts.written(source):
+            raise RewriteError(f"something writes to {name!r}: its copy would not know.")
+        return source
+
+    def to_host(self, names: tuple[str, str], source: fx.Node, at: float) -> fx.Node:
+        value = source.meta["val"]
+        with value.fake_mode:
+            host = torch.empty(value.shape, dtype=value.dtype, device="cpu")
+        if value.device.type == "cuda":
+            ao = _offload_operators()
+            out = self.call_giving(names[0], ao.offload.default, (source,), at, source, host)
+            return self.call_giving(names[1], ao.wait_tensor.default, (out, source), at, source, host)
+        return self._copied_to(torch.device("cpu"), names, source, at, source, host)
+
+    def to_device(self, names: tuple[str, str], there: fx.Node, source: fx.Node, at: float) -> fx.Node:
+        value = source.meta["val"]
+        sizes = list(value.shape), list(value.stride())
+        with value.fake_mode:
+            back = torch.empty_strided(*sizes, dtype=value.dtype, device=value.device)
+        if value.device.type == "cuda":
+            ao = _offload_operators()
+            load = self.call_giving(names[0], ao.reload.default, (there, value.device, *sizes), at, source, back)
+            return self.call_giving(names[1], ao.wait_tensor.default, (load, there), at, source, back)
+        return self._copied_to(value.device, names, there, at, source, back)
+
+    def _copied_to(
+        self, device: torch.device, names: tuple[str, str], of: fx.Node, at: float, like: fx.Node, value: Any
+    ) -> fx.Node:
+        copy = self.call_giving(names[0], _ATEN._to_copy.default, (of,), at, like, value, {"device": device})
+        return self.call_giving(names[1], _ATEN.alias.default, (copy,), at, like, value)
+
+    def again(self, v: fx.Node, name: str, new: Mapping[fx.Node, fx.Node], at: float) -> fx.Node:
+        args, kwargs = fx.node.map_arg((v.args, v.kwargs), lambda one: new.get(one, one))
+        made = self.copy_node(v, name, args, kwargs, at)
+        for writer in self.next_writers(v):
+            if self.at[writer] < at:
+                raise RewriteError(f"{v.name!r} cannot run again: {writer.name!r} writes to what it reads before that.")
+            self.depend(writer, made)
+        return made
+
+    def move(self, users: Sequence[fx.Node], new: Mapping[fx.Node, fx.Node]) -> None:
+        for old, made in new.items():
+            self.replace(old, made, [user for user in users if old in user.all_input_nodes])
+
+    def stand_in(self, one: Single[fx.Node], first: fx.Node, out: fx.Node) -> None:
+        for wait in one.waits:
+            self.check_same(wait, out)
+            self.replace(wait, out)
+            self.remove(wait, first, out)
+        self.remove(one.launch, first, out)
+
+    def begin_parts(
+        self,
+        fission: Fission,
+        nodes: Sequence[fx.Node],
+        slices: Mapping[fx.Node, Slice],
+        stay: Collection[fx.Node],
+    ) -> None:
+        """Every part writes to what is its own, and what enters is read as it was at any time."""
+        for node in (*nodes, *slices):
+            if self.facts.by_address(node):
+                raise RewriteError(f"{node.name!r} is looked at by its address: it stays whole.")
+        inside, parts = set(nodes), fission.parts
+        for node, one in slices.items():
+            sizes, reader = tuple(node.meta["val"].shape), self.read_after_a_write(node, inside)
+            if reader is not None and not one.free:  # a view is read when a part's reader runs; a copy, when it is made
+                raise RewriteError(f"{node.name!r} is written to before {reader.name!r} reads it: it stays whole.")
+            if not is_cut_of(one.cut, sizes, parts):
+                raise RewriteError(f"{one.value!r} of shape {sizes} cannot be cut as {one.cut} into {parts} parts.")
+        for node in nodes:
+            sharers = (u for known in self.originals(node) for u in self.facts.sharers(known))
+            outside = next((u for u in sharers if u not in inside), None)
+            if outside is not None:
+                raise RewriteError(
+                    f"{node.name!r} is written to, and {outside.name!r}, which does not run in parts, shares its "
+                    "memory: it stays whole."
+                )
+        self._fission, self._region = fission, followed(nodes, {v: one.cut for v, one in slices.items()}, parts)
+        for node in nodes:
+            why = self._region.ends.get(node, "none of its inputs is cut")
+            if node in self._region.gives:
+                more = [u for u in node.all_input_nodes if u in self._region.slices and u not in slices]
+                if not more:
+                    continue
+                why = f"{more[0].name!r} would have to be cut, too"
+            raise RewriteError(f"{node.name!r} cannot run in {parts} parts: {why}.")
+
+    def waits_for(self, v: fx.Node) -> fx.Node | None:
+        return v.all_input_nodes[0] if v.target is _WAIT else None
+
+    def in_part(self, v: fx.Node, p: int, at: float, of_part: Callable[[fx.Node], fx.Node]) -> fx.Node:
+        args, kwargs = fx.node.map_arg((list(v.args), dict(v.kwargs)), of_part)
+        args, kwargs = list(args), dict(kwargs)
+        changes = self._region.told[v].changes if v in self._region.told else {}
+        names = [a.name for a in v.target._schema.arguments] if changes else []
+        for name, value in changes.items():
+            position = names.index(name)
+            if position < len(args):
+                args[position] = value
+            else:
+                kwargs[name] = value
+        parts = self._fission.parts
+        try:
+            return self.call_in_part(self._fission.part(v.name, p), tuple(args), kwargs, at, v, parts)
+        except RuntimeError as error:  # a view of what lies otherwise in memory for a part; no symbol for a size
+            why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].rstrip('.')}"
+            raise RewriteError(f"{v.name!r} cannot run in {parts} parts: {why}.") from None
+
+    def leave(self, v: fx.Node, leave: Leave, parts: Sequence[fx.Node]) -> None:
+        given = self._region.gives[v]
+        if given != _GIVES.get(leave.how, leave.cut):
+            said = repr(leave.how) if leave.how in _GIVES else f"{leave.how!r} of {leave.cut}"
+            raise RewriteError(f"{v.name!r} comes out of its parts as {given}: it does not leave as {said}.")
+
+    def outside(self, v: fx.Node) -> list[fx.Node]:
+        return self.users(v)
+
+    def hand_out(
+        self, v: fx.Node, out: tuple[fx.Node, ...] | None, users: Sequence[fx.Node], copies: Sequence[fx.Node]
+    ) -> None:
+        if out is None:
+            raise RewriteError(f"{users[0].name!r} uses {v.name!r}, which runs in parts and does not leave.")
+        if len(out) == 1:
+            self.replace(v, out[0], users)
+            return
+        for user in users:
+            if user.op != "output":
+                raise RewriteError(f"{user.name!r} uses {v.name!r}, which leaves in parts: only the output may.")
+            returned = fx.node.map_arg(user.args[0], lambda u: out if u is v else u)
+            self.set_argument(user, Arg((0, "result")), returned)
+
+    def end_parts(self, copies: Mapping[fx.Node, Sequence[fx.Node]], stay: Collection[fx.Node]) -> None:
+        self.hazards.in_parts(copies, stay)
+
+
+def arguments(node: fx.Node) -> tuple[Any, ...]:
+    """The arguments of a call in the order of its schema, however they are given; those left out are not there."""
+    behind = [argument.name for argument in node.target._schema.arguments[len(node.args) :]]
+    return (*node.args, *(node.kwargs[name] for name in behind if name in node.kwargs))
+
+
+def _reduction(node: fx.Node) -> str:
+    """``"sum"``; ``""`` of a gather."""
+    return "" if "gather" in LAUNCHES[node.target] else str(arguments(node)[1])
+
+
+def _dtype(value: FakeTensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _plain(what: str, node: fx.Node) -> FakeTensor:
+    value = _known_value(what, node)
+    if not value.is_contiguous():
+        raise RewriteError(f"{what} is not contiguous, its strides are {tuple(value.stride())}.")
+    if not value.numel():
+        raise RewriteError(f"{what} is empty.")
+    return value
+
+
+def _known_value(what: str, node: fx.Node) -> FakeTensor:
+    """The value of a node, where it is one tensor of known sizes; ``what`` it is called in messages."""
+    value = node.meta.get("val")
+    if type(value) is not FakeTensor:
+        raise RewriteError(f"{what} is no fake tensor: its shape is not known.")
+    if not all(type(size) is int for size in value.shape):
+        raise RewriteError(f"{what} has a symbolic shape, {tuple(value.shape)}.")
+    return value
+
+
+def layout(value: torch.Tensor) -> tuple[Any, ...]:
+    """Return the layout of a tensor, but for the strides of dimensions of size 1, which mean nothing."""
+    strides = tuple(stride if size > 1 else 1 for size, stride in zip(value.shape, value.stride(), strict=True))
+    return tuple(value.shape), strides, value.dtype, value.device
+
+
+def _group_argument(node: fx.Node) -> Arg | None:
+    """Where a functional collective takes its group; ``None``: it is none."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return None
+    comm = traits_of(node.target).comm
+    if comm is None or comm.role is not Role.LAUNCH or comm.point_to_point:
+        return None
+    names = [argument.name for argument in node.target._schema.arguments]
+    return Arg((names.index("group_name"), "group_name")) if "group_name" in names else None
+
+
+def _keep_whole(copy: fx.Node) -> fx.Node:
+    copy.meta[KEPT_WHOLE] = True
+    return copy
+
+
+def _offload_operators() -> Any:
+    try:
+        import torch._functorch._activation_offloading.offload_ops  # registers them
+    except ImportError:
+        raise UnsupportedError(
+            f"torch {torch.__version__} has no operators for offloading (torch.ops.ao). Use 2.13 or newer."
+        ) from None
+    return torch.ops.ao

@@ -1,0 +1,361 @@
+"""What the HTML page of a schedule shows, as data for its scripts (page_files/model.js): the page adds nothing.
+
+Times are microseconds, rounded to nanoseconds where they are drawn; the figures are those of ``plan --json``,
+unrounded. Columns of nodes are indexed by node id, columns of storages by row (storages that are ever live);
+operators, groups and modules count in lists of their own (-1: none, not known). A storage is live from position
+``first`` to ``last`` of an order, both included (:mod:`overlap_sched.judge.validate`); ``flights`` are (row, first,
+last) where a collective holds it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+from overlap_sched.fit.answer import Fit, FitPoint
+from overlap_sched.judge.replay import Replay, replay
+from overlap_sched.judge.validate import measure
+from overlap_sched.options import Options
+from overlap_sched.problem import Order, Problem
+from overlap_sched.report.causes import WORDS, causes, last_compute_us, stalls_by_cause
+from overlap_sched.report.colours import (
+    AFTER,
+    BEFORE,
+    BESIDE,
+    COMPUTE,
+    EXPOSED,
+    MEMORY,
+    PURPOSES,
+    REWRITTEN,
+    stream_legend,
+)
+from overlap_sched.report.memory_kinds import IN_FLIGHT, MEMORY_KINDS, flights, memory_kinds
+from overlap_sched.report.units import printable
+from overlap_sched.report.words.contention import with_contention_line
+from overlap_sched.report.words.fit import answer_line, costs
+from overlap_sched.report.words.purpose import by_purpose, group_names, group_purposes
+from overlap_sched.report.words.reserved import (
+    reserved_figures,
+    reserved_for,
+    reserved_of,
+    reserved_rows,
+    settings_for,
+    short_text,
+)
+from overlap_sched.report.words.rewrites import left_rows, left_title, outcome_text, record_text, rewrites_figures
+from overlap_sched.report.words.schedule import (
+    blocked_by,
+    budget_words,
+    figures,
+    launched_because,
+    most_exposed,
+    refusal,
+    summary_rows,
+)
+from overlap_sched.report.words.verdict import verdict
+from overlap_sched.scheduler.driver import Figures, Schedule
+from overlap_sched.scheduler.explain import Decision, decisions
+from overlap_sched.scheduler.task import NO_WORK, Candidate, Task
+from overlap_sched.simulate.ledger import LiveRanges
+from overlap_sched.transform.left_out import Left
+from overlap_sched.transform.plan import Plan
+from overlap_sched.transform.records import Record
+from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Regather, Rewrite, Stream
+
+COLUMNS: tuple[str, ...] = ("original", "scheduled", "change", "limit")
+FIGURES = ("peak_bytes", "step_us", "exposed_us")
+Page = dict[str, Any]
+
+
+class ExtraOrder(NamedTuple):
+    """One more order of the graph as it was (torch's, say): what it is called, node ids."""
+
+    title: str
+    order: Order
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a page shows beyond a schedule; ``None``: nothing of the kind.
+
+    Attributes:
+        made: The plan that the schedule is of.
+        beside: Another order of the graph as it was.
+        frontier: The plans of a fit, by ascending peak.
+        answer: What a search for a memory limit has found, in a sentence; it says what the allocator lacks, too.
+        left: The step without each of the rewrites of ``made``, where that was asked for.
+        command: That made the page; ``""``: a program did.
+        times: Where its times come from (``"predicted for dgx-h100"``); ``""``: not known.
+        fits: Does it fit into the memory limit of a search? ``None``: that was not asked.
+    """
+
+    made: Plan | None = None
+    beside: ExtraOrder | None = None
+    frontier: tuple[FitPoint, ...] | None = None
+    answer: str | None = None
+    left: tuple[Left, ...] = ()
+    command: str = ""
+    times: str = ""
+    fits: bool | None = None
+
+
+NOTHING_ELSE = Extras()
+
+
+def extras_of_fit(found: Fit) -> tuple[Schedule, Extras]:
+    """The schedule that the page of a fit is of, and what else is on it; the budget is the limit, or the peak found.
+
+    Why the search has launched a collective where it did is not known: what is shown is what binds it there.
+    """
+    base_bytes = found.original.peak_bytes
+    limit_bytes = found.best.peak_bytes if found.limit_bytes is None else found.limit_bytes
+    original, _ = _measure(found.original.problem, found.original.order)
+
+    def schedule_of(point: FitPoint, headroom_bytes: int) -> Schedule:
+        scheduled, timeline = _measure(point.problem, point.order)
+        options = Options(memory_model=point.problem.memory_model)
+        order = Candidate(tuple(point.order), scheduled.step_us, scheduled.peak_bytes)
+        task = Task(point.problem, options, base_bytes + headroom_bytes)
+        return Schedule(
+            problem=point.problem,
+            options=options,
+            order=order.order,
+            original=original,
+            scheduled=scheduled,
+            headroom_bytes=headroom_bytes,
+            base_bytes=base_bytes,
+            decisions=decisions(point.problem, timeline, order, task),
+            fell_back=None,
+            work=NO_WORK,
+            schedule_s=0.0,
+        )
+
+    best = schedule_of(found.best, limit_bytes - base_bytes)
+    records = tuple(
+        Record(rewrite, -cost.copy_us, cost.compute_us, -cost.bytes)  # longer on the streams to the host; kept no more
+        for rewrite, cost in zip(found.best.rewrites, costs(found), strict=True)
+    )
+    return best, Extras(
+        Plan(found.best.rewrites, best, schedule_of(found.without, 0), records),
+        frontier=found.points,
+        answer=answer_line(found),
+        fits=None if found.limit_bytes is None else found.fits,
+    )
+
+
+def _measure(problem: Problem, order: Order) -> tuple[Figures, Replay]:
+    """The figures of an order by the judges, and its replay."""
+    measured = measure(problem, order)
+    peak, timeline = max(measured.profile), measured.timeline
+    return Figures(timeline.step_us, timeline.exposed_us, peak, list(measured.profile).index(peak)), timeline
+
+
+def page_data(schedule: Schedule, more: Mapping[str, Any] | None = None, extras: Extras = NOTHING_ELSE) -> Page:
+    """Collect what the page of a schedule shows; ``more``: figures beyond those that a schedule has."""
+    made = extras.made
+    original = schedule.problem if made is None else made.without.problem
+    problems = (original,) if original is schedule.problem else (original, schedule.problem)
+    reserved = reserved_of(schedule, original)
+    ops = tuple(dict.fromkeys(node.op for problem in problems for node in problem.nodes))
+    modules = tuple(dict.fromkeys(node.module for problem in problems for node in problem.nodes if node.module))
+    purposes = {**group_purposes(schedule.problem), **group_purposes(original)}
+    called, sizes = group_names(purposes), _group_sizes(problems)
+    groups = by_purpose(sizes, purposes)
+    ranges = [LiveRanges(problem) for problem in problems]
+    runs = [
+        _run(ranges[0], 0, "original", original.original_order, schedule.original),
+        _run(ranges[-1], len(problems) - 1, "scheduled", schedule.order, schedule.scheduled),
+    ]
+    columns, summary = COLUMNS, [*summary_rows(schedule), *reserved_rows(reserved, schedule.memory_limit_bytes)]
+    if extras.beside is not None:
+        order, title = extras.beside.order, printable(extras.beside.title)
+        beside = replace(schedule, problem=original, order=order, scheduled=_measure(original, order)[0], decisions=())
+        also = reserved_for(original, order, settings_for(original, schedule.options))
+        runs.append(_run(ranges[0], 0, title, order, beside.scheduled))
+        cells = {row[0]: row[2] for row in (*summary_rows(beside), *reserved_rows(also))}
+        columns = (*COLUMNS, title)
+        summary = [(*row, *[""] * (1 + len(COLUMNS) - len(row)), cells.get(row[0], "")) for row in summary]
+    return {
+        "figures": {
+            **figures(schedule),
+            **({} if made is None else rewrites_figures(made)),
+            **(more or {}),
+            **reserved_figures(reserved),
+        },
+        "verdict": asdict(verdict(schedule, original, reserved, extras.fits)),
+        "columns": columns,
+        "summary": [(*row, *[""] * (1 + len(columns) - len(row))) for row in summary],
+        "remarks": _remarks(schedule, extras.answer),
+        "budget_bytes": schedule.budget_bytes,
+        "ops": [printable(op) for op in ops],
+        "modules": [printable(module) for module in modules],
+        "groups": [f"{called[name]} ({sizes[name]} ranks)" if sizes[name] > 1 else called[name] for name in groups],
+        "colours": {
+            "compute": COMPUTE,
+            "exposed": EXPOSED,
+            "rewritten": REWRITTEN,
+            "orders": [BEFORE, AFTER, BESIDE],
+            "groups": [PURPOSES[purposes[name]].colour for name in groups],
+            "memory": [MEMORY[kind] for kind in MEMORY_KINDS],
+        },
+        "legend": stream_legend(purposes.values(), rewritten=bool(made and made.rewrites)),
+        "memory_kinds": MEMORY_KINDS,
+        "in_flight": MEMORY_KINDS.index(IN_FLIGHT),
+        "causes": [(WORDS[cause.name], cause.exposed_us, cause.collectives) for cause in causes(schedule)],
+        "graphs": [
+            {
+                "nodes": _nodes(problem, ops, groups, modules),
+                "storages": _storages(live),
+                "marked": _marked(problem, other, made),
+            }
+            for problem, other, live in zip(problems, problems[::-1], ranges, strict=True)
+        ],
+        "runs": runs,
+        "collectives": _collectives(schedule, original, made),
+        "rewrites": _rewrites(schedule, made),
+        "tried": [] if made is None else [(printable(one.what), outcome_text(one)) for one in made.trials],
+        "frontier": _frontier(extras, runs),
+        "left_title": left_title(extras.left) if extras.left else "",
+        "left": [(printable(what), printable(worth)) for what, worth in left_rows(extras.left)] if extras.left else [],
+    }
+
+
+def _group_sizes(problems: Sequence[Problem]) -> dict[str, int]:
+    """Ranks of each process group that has a collective in one of the graphs."""
+    return {
+        name: group.size
+        for problem in problems
+        for name, group in problem.groups.items()
+        if any(problem.nodes[v].group == name for v in problem.collectives)
+    }
+
+
+def _remarks(schedule: Schedule, answer: str | None) -> list[str]:
+    """The conditions of the table of figures, then the answer, or what went otherwise than wished."""
+    problem = schedule.problem
+    simulated = (
+        f"Every figure on this page is simulated, in the {problem.memory_model} memory model: one compute stream, one "
+        "stream per process group. Limits: a lower bound on any order's step; the memory budget, "
+        f"{budget_words(schedule)}."
+    )
+    kept = "" if schedule.fell_back is None else f"The original order was kept: {printable(schedule.fell_back)}."
+    said = short_text(schedule) if answer is None else answer
+    return [line for line in (*with_contention_line(simulated, problem.contention).splitlines(), kept, said) if line]
+
+
+def _nodes(problem: Problem, ops: Sequence[str], groups: Sequence[str], modules: Sequence[str]) -> Page:
+    nodes = problem.nodes
+    op_at, group_at, module_at = ({name: at for at, name in enumerate(names)} for names in (ops, groups, modules))
+    return {
+        "name": [printable(node.name) for node in nodes],
+        "kind": [node.kind.value for node in nodes],
+        "op": [op_at[node.op] for node in nodes],
+        "group": [-1 if node.group is None else group_at[node.group] for node in nodes],
+        "module": [module_at.get(node.module, -1) for node in nodes],
+        "collective": [-1 if node.collective is None else node.collective for node in nodes],
+    }
+
+
+def _storages(ranges: LiveRanges) -> Page:
+    problem = ranges.problem
+    shown = [live.storage for live in ranges.of(problem.original_order)]
+    kinds = memory_kinds(problem)
+    return {
+        "bytes": [problem.storages[s].bytes for s in shown],
+        "kind": [MEMORY_KINDS.index(kinds[s]) for s in shown],
+        "maker": [problem.maker[s] for s in shown],
+    }
+
+
+def _run(ranges: LiveRanges, graph: int, title: str, order: Order, measured: Figures) -> Page:
+    """One order in time; ``graph``: its number among the graphs."""
+    problem = ranges.problem
+    run, live = replay(problem, order), ranges.of(order)
+    row = {span.storage: at for at, span in enumerate(live)}
+    return {
+        "title": title,
+        "graph": graph,
+        **{key: getattr(measured, key) for key in (*FIGURES, "peak_at")},
+        "order": list(order),
+        "at_us": [round(run.at_us[v], 3) for v in order],
+        "start_us": [round(us, 3) for us in run.start_us],
+        "finish_us": [round(us, 3) for us in run.finish_us],
+        "first": [span.first for span in live],
+        "last": [span.last for span in live],
+        "flights": [(row[s], *flight) for s, found in flights(problem, order).items() for flight in found],
+    }
+
+
+def _frontier(extras: Extras, runs: Sequence[Page]) -> Page | None:
+    """Points on the frontier, and the orders of this page."""
+    if extras.frontier is None:
+        return None
+    return {
+        "points": [{"name": "", **{key: getattr(point, key) for key in FIGURES}} for point in extras.frontier],
+        "others": [{"name": run["title"], **{key: run[key] for key in FIGURES}} for run in runs],
+    }
+
+
+def _collectives(schedule: Schedule, original: Problem, made: Plan | None) -> list[Page]:
+    """The rows of the table, the most exposed first; ``before``: ids in the original graph of what each stands for."""
+    problem = schedule.problem
+    before, after = replay(original, original.original_order), replay(problem, schedule.order)
+    number = {cause.name: at for at, cause in enumerate(causes(schedule))}
+    last_us = last_compute_us(problem, after)
+    ids = {original.nodes[v].name: v for v in original.collectives}
+    rewrites = () if made is None else made.rewrites
+    members = {one.name: one.members for one in rewrites if isinstance(one, Bucket)}
+    rows = []
+    for d in most_exposed(schedule):
+        node = problem.nodes[d.collective]
+        stood_for = [ids[name] for name in members.get(node.name, (node.name,)) if name in ids]
+        stalls = stalls_by_cause(problem, after, d, last_us)
+        rows.append(
+            {
+                "node": d.collective,
+                "before": stood_for,
+                "bytes": node.bytes,
+                "time_us": node.time_us,
+                "earlier": d.original_position - d.position,
+                "original_exposed_us": sum(before.stall_us[w] for c in stood_for for w in original.waits.get(c, ())),
+                "exposed_us": d.exposed_us,
+                "hidden_us": d.hidden_us,
+                "causes": [(number[name], us) for name, us in stalls.items() if us > 0],
+                "why": f"blocked by {blocked_by(problem, d)}",
+                "more": _more(problem, d),
+            }
+        )
+    return rows
+
+
+def _more(problem: Problem, decision: Decision) -> str:
+    refused = "" if decision.over_position is None else f"; {refusal(problem, decision, decision.over_position)}"
+    return f"launched there because: {launched_because(decision)}{refused}"
+
+
+def _rewrites(schedule: Schedule, made: Plan | None) -> list[tuple[str, int]]:
+    """In words, and the collective that is launched for each (-1: none), in the order in which they are done."""
+    if made is None:
+        return []
+    ids = {schedule.problem.nodes[v].name: v for v in schedule.problem.collectives}
+    return [(printable(record_text(one)), ids.get(_launch(one.rewrite), -1)) for one in made.records]
+
+
+def _launch(rewrite: Rewrite) -> str:
+    """The name of (the first of) the collectives that stand for what was rewritten."""
+    match rewrite:
+        case Bucket() | Regather() | Offload():
+            return rewrite.name
+        case Keep():
+            return rewrite.first
+        case Stream():
+            return rewrite.collective
+    return ""
+
+
+def _marked(problem: Problem, other: Problem, made: Plan | None) -> list[int]:
+    """Nodes that are not in the other graph, and collectives that went to another communicator."""
+    if made is None:
+        return []
+    moved = {one.collective for one in made.rewrites if isinstance(one, Stream)}
+    marked = {node.name for node in problem.nodes} - {node.name for node in other.nodes} | moved
+    return [v for v, node in enumerate(problem.nodes) if node.name in marked]

@@ -238,7 +238,8 @@ def decide(graph: Graph, settings: Settings, options: Options | None = None) -> 
                 draft = _settle_for_less(graph, draft, agreement, mine)
                 settled = draft.how.follows is not None
             verdict = agreement.verdict
-            entry = draft.entry(mine, (verdict.agreed or verdict.launches_alike) and not verdict.missing)
+            alike = (verdict.agreed or verdict.launches_alike) and not verdict.missing
+            entry = draft.entry(mine, alike or settled)  # on what was chosen all have agreed, whoever was late before
             known = put_in_force(replace(entry, again=compiled_otherwise(entry.launches)), settings)
             if known is None:
                 refuse(draft.report.name, PART_OF_OTHERS)

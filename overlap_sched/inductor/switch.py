@@ -318,8 +318,8 @@ class _Watch:
             if obstacle is not None:
                 warn_of_obstacle(obstacle)
             if obstacle is None and cached:
-                if not asks(settings):  # else each is recorded when the ranks have agreed
-                    record_cached(name_graph("graph" if graphs else "backward"), settings.stage)
+                name = name_graph("graph" if graphs else "backward")
+                record_cached(name, settings.stage, communicates=not asks(settings))  # else it has come to us
             elif graphs:
                 tally.miss(graphs)
         except Exception as error:

@@ -510,7 +510,7 @@ def test_ranks_that_found_different_orders_keep_their_launches(jobs: Found) -> N
         again = "overlap_sched has torch compile 'forward 0/0 of Swapped' again, which it found in a cache: "
         warned = [line for line in rank["options, odd"]["warned"] if "the ranks differ" in line]  # once, by rank 0
         assert [line.startswith(f"{again}{differ}") for line in warned] == [True] * (rank is jobs[0])
-        alone, kept = (rank[step]["events"] for turn in ("torch alone", "options, odd"))
+        alone, kept = (rank[turn]["events"] for turn in ("torch alone", "options, odd"))
         for before, after in zip(alone, kept, strict=True):
             assert [e for e in before if e[0] == "launch"] == [e for e in after if e[0] == "launch"]
     assert of(jobs, "options, odd again", "hits") == [2, 2]
@@ -560,7 +560,7 @@ def test_where_ranks_differ_by_then_nothing_is_rewritten(jobs: Found) -> None:
     """One rank finds rewritten code, the other has other options: neither rewrites, both keep their launches."""
     assert of(jobs, "buckets, options", "hits") == [0, 0]
     for rank in jobs:
-        alone, kept = (rank[step]["events"] for turn in ("torch alone", "buckets, options"))
+        alone, kept = (rank[turn]["events"] for turn in ("torch alone", "buckets, options"))
         for before, after in zip(alone, kept, strict=True):
             assert [e for e in before if e[0] == "launch"] == [e for e in after if e[0] == "launch"]
     warned = jobs[0]["buckets, options"]["warned"]

@@ -15,9 +15,5 @@ class CheckpointError(OverlapSchedError, ValueError):
     """A training checkpoint cannot be written or read, or is of another configuration."""
 
 
-class RecordError(OverlapSchedError, ValueError):
-    """A benchmark record cannot be read."""
-
-
 class TitanError(OverlapSchedError, RuntimeError):
     """torchtitan is missing, or one of its models cannot be traced."""

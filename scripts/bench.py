@@ -7,12 +7,10 @@
     scripts/bench.py --no-sizes               without graphs of growing size; --no-contention: without contention
     scripts/bench.py --full                   more graphs, a million nodes
     scripts/bench.py --record docs/records/bench    also bench-DATE.json and .md there, with hardware and versions
-    scripts/bench.py compare OLD NEW          two records side by side
 
 Steps, peaks and gaps are simulated (in the runtime memory model, if no other is named). Run times are wall clock,
 measured side by side in one run: quote the ratio, not the seconds. Exit status 1 where a promise is broken: an order
-that is not valid, a peak above the budget, a step above the original one; of ``compare``, where an order of ours is
-slower.
+that is not valid, a peak above the budget, a step above the original one.
 """
 
 import argparse
@@ -29,12 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is n
 
 from llama_repro.bench import tables
 from llama_repro.bench.cases import CONTENTION, Case, Tell, cases, slower_network
-from llama_repro.bench.compare import changes, comparison
 from llama_repro.bench.rows import TorchOrders, measured
 from llama_repro.bench.scale import Size, growth, sizes
 from llama_repro.harness.console import guarded, verdict
 from llama_repro.harness.judge import Row
-from llama_repro.harness.record import provenance, read_record, write_record
+from llama_repro.harness.record import provenance, write_record
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.report.files import write_file
@@ -48,23 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     console = Console(width=None if sys.stdout.isatty() else 170)
-    if given[:1] == ["compare"]:
-        return guarded("bench", lambda: compare(given[1:], console))
     return guarded("bench", lambda: run(given, console))
-
-
-def compare(arguments: Sequence[str], console: Console) -> int:
-    """Two records; exit status 1 where an order of ours is slower."""
-    parser = argparse.ArgumentParser("bench.py compare")
-    parser.add_argument("old", type=Path)
-    parser.add_argument("new", type=Path)
-    parser.add_argument("--all", action="store_true", help="also what is as it was")
-    options = parser.parse_args(arguments)
-    old, new = read_record(options.old), read_record(options.new)
-    table, lines = comparison(old, new, options.all)
-    console.print(table)
-    verdict(console, lines, ())
-    return 1 if any(change.worse for change in changes(old, new)) else 0
 
 
 def run(arguments: Sequence[str], console: Console) -> int:

@@ -12,7 +12,7 @@ from overlap_sched import EXAMPLE, schedule
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, OverlapSchedError
 from overlap_sched.fit import fit
-from overlap_sched.fit.question import Question
+from overlap_sched.fit.answer import Question
 from overlap_sched.options import Options, check_names, headroom_bytes, on_devices, replayed_allocator
 from overlap_sched.problem.sizes import EXPANDABLE, PLAIN
 from overlap_sched.transform.prices import Prices

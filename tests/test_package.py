@@ -133,6 +133,20 @@ def test_arrows_point_one_way() -> None:
                 assert level[there] <= level[here], f"{module} imports {other}, which stands above it"
 
 
+def test_the_judge_shares_no_code_with_what_it_judges() -> None:
+    """Times, memory and rules are counted twice: by ``simulate`` and the scheduler, and by the judge.
+
+    The judge knows the problem alone; of the scheduler only its driver knows the judge.
+    """
+    shared = ("overlap_sched.problem", "overlap_sched.errors")
+    for module in MODULES:
+        for other in imports_of(module):
+            if module.startswith("overlap_sched.judge."):
+                assert other.startswith((*shared, "overlap_sched.judge.")), f"{module} imports {other}"
+            elif module.startswith(("overlap_sched.simulate", "overlap_sched.scheduler")):
+                assert not other.startswith("overlap_sched.judge") or module.endswith("scheduler.driver"), module
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_an_import_gives_the_module(module: str) -> None:
     """``import a.b as c`` looks ``b`` up in ``a``: nothing else there may have the name of a module."""

@@ -9,7 +9,7 @@ from llama_repro.harness.console import markdown_table
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.scheduler.driver import ALL, schedule
-from overlap_sched.scheduler.task import Candidate, Context, Stage
+from overlap_sched.scheduler.task import Candidate, Reference, Stage, Task
 
 SAME = 1e-5
 """Relative: steps closer than this are the same."""
@@ -37,9 +37,9 @@ def run(row: str, problem: Problem, without: str = "") -> Run:
     seconds = dict[str, float]()
 
     def timed(stage: Stage) -> Stage:
-        def step(context: Context, found: Candidate) -> Candidate:
+        def step(task: Task, reference: Reference, found: Candidate) -> Candidate:
             began = time.process_time()
-            after = stage.run(context, found)
+            after = stage.run(task, reference, found)
             seconds[stage.name] = seconds.get(stage.name, 0.0) + time.process_time() - began
             return after
 

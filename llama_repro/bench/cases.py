@@ -8,8 +8,8 @@ from pathlib import Path
 from llama_repro import CLUSTER, INSTANCES
 from llama_repro.generate.models import MODELS, parse_mesh
 from llama_repro.titan.models import MODELS as TITAN_MODELS
-from overlap_sched.cost.cluster.file import read_cluster
-from overlap_sched.cost.cluster.repricing import placed_on, priced_on
+from overlap_sched.cost.cluster import read_cluster
+from overlap_sched.cost.repricing import placed_on, priced_on
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.file import read_problem

@@ -23,7 +23,7 @@ import overlap_sched.fx
 from llama_repro import CLUSTER, ROOT
 from llama_repro.capture.configs import LlamaConfig
 from llama_repro.capture.trace import captured
-from overlap_sched.cost.cluster.file import cluster_text, read_cluster
+from overlap_sched.cost.cluster import cluster_text, read_cluster
 from overlap_sched.errors import OutputError, OverlapSchedError
 from overlap_sched.problem import MemoryModel, Problem
 from overlap_sched.problem.file import read_problem, write_problem

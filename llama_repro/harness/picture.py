@@ -8,9 +8,7 @@ import numpy as np
 from llama_repro.harness.judge import DEFAULT_CAPS, ORIGINAL
 from llama_repro.harness.measure import HEAPS, OURS, Measured
 from overlap_sched.report.colours import AFTER, BEFORE, EXPOSED, INK, LIMIT
-from overlap_sched.report.pictures.picture import new_figure, write_picture
-from overlap_sched.report.pictures.raster import highest
-from overlap_sched.report.pictures.schedule import BINS, plot_schedule
+from overlap_sched.report.pictures import BINS, highest, new_figure, plot_schedule, write_picture
 from overlap_sched.report.timeline import timeline
 from overlap_sched.report.units import change, duration, size
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from llama_repro import ROOT
-from llama_repro.errors import RecordError
 from overlap_sched.report.files import write_file
 
 
@@ -50,23 +49,6 @@ def machine() -> dict[str, Any]:
         "memory_gib": round(memory, 1),
         "load": round(os.getloadavg()[0], 2),
     }
-
-
-def read_record(path: Path) -> Mapping[str, Any]:
-    """A record that this or an earlier version wrote.
-
-    Raises:
-        RecordError: It is not there, or is none.
-    """
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise RecordError(
-            f"{path}: cannot be read as a record ({error}). scripts/bench.py --record writes one."
-        ) from None
-    if not isinstance(data, dict) or not isinstance(data.get("rows"), list):
-        raise RecordError(f"{path}: holds no rows. scripts/bench.py --record writes one.")
-    return data
 
 
 def _version(name: str) -> str:

@@ -1,7 +1,7 @@
 """``python -m llama_repro.titan``: write a whole training step of one of torchtitan's models as a problem file.
 
     python -m llama_repro.titan --model titan-llama3-8b-fsdp64 --out step.json.gz
-    python -m llama_repro.titan --model titan-deepseek3-16b-fsdp64-ep8 --ep 64 --out step.json.gz --fissions f.json.gz
+    python -m llama_repro.titan --model titan-deepseek3-16b-fsdp64-ep8 --ep 64 --out step.json.gz
     python -m llama_repro.titan --all
 
 Needs torch 2.15.0, torchtitan==0.3.0 and spmd_types; no GPU and no second process.
@@ -31,7 +31,7 @@ def _run(options: argparse.Namespace) -> int:
         return max(_in_a_process(model) for model in MODELS.values())
     model = MODELS[options.model]
     model = model.shortened(options.layers) if options.layers else model
-    _write(model.spread(options.ep) if options.ep else model, options.out, options.fissions)
+    _write(model.spread(options.ep) if options.ep else model, options.out)
     return 0
 
 
@@ -41,21 +41,16 @@ def _in_a_process(model: TitanModel) -> int:
     return subprocess.run(command, check=False).returncode
 
 
-def _write(model: TitanModel, path: Path, fissions: Path | None) -> None:
-    from llama_repro.titan.fissions import write_fissions
+def _write(model: TitanModel, path: Path) -> None:
     from llama_repro.titan.trace import whole_step
     from overlap_sched.fx import lift
-    from overlap_sched.fx.dimensions.candidates import expert_fissions
 
     started = time.perf_counter()
     with whole_step(model) as graph_module:
         traced_s = time.perf_counter() - started
-        lifted = lift(graph_module, name=model.name)
-        problem, found = lifted.problem, expert_fissions(lifted) if fissions else []
+        problem = lift(graph_module, name=model.name).problem
     try:
         write_problem(problem, path)
-        if fissions:
-            write_fissions(found, fissions)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror}). Check the path.") from None
     lift_s = time.perf_counter() - started - traced_s
@@ -75,7 +70,6 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--all", action="store_true", help="write the files of all of them, in llama_repro/titan/graphs")
     parser.add_argument("--layers", type=int, default=0, help="how many of its layers (default: all)")
     parser.add_argument("--ep", type=int, default=0, help="ranks that experts are spread over (default: the model's)")
-    parser.add_argument("--fissions", type=Path, metavar="FILE", help="write how layers with experts run in parts")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", default=Path("titan.json.gz"), help="problem file (default: titan.json.gz)"
     )

@@ -42,11 +42,6 @@ class TitanModel:
         """Where its problem file is kept."""
         return GRAPHS / f"{self.name}.json.gz"
 
-    @property
-    def fissions_file(self) -> Path:
-        """Where its fissions along the tokens of its experts are kept, of a model that has some."""
-        return GRAPHS / f"{self.name}.fissions.json.gz"
-
     def shortened(self, layers: int) -> "TitanModel":
         """The same with fewer layers."""
         return replace(self, name=f"{self.name}-{layers}-layers", layers=layers)

@@ -8,9 +8,8 @@ import torch
 
 from llama_repro.training.world import World
 from overlap_sched.cost import Device, Link, Network, Roofline
-from overlap_sched.cost.measured.calibrated import calibrated
-from overlap_sched.cost.measured.table import Tables
-from overlap_sched.cost.measured.tabled import TableModel
+from overlap_sched.cost.cluster import calibrated
+from overlap_sched.cost.table import TableModel, Tables
 from overlap_sched.distributed.calibration import (
     Division,
     Grid,

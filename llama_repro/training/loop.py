@@ -29,7 +29,7 @@ from llama_repro.training.tracing import record, traceable
 from llama_repro.training.trainer import DTYPES, Trainer, identity, make_trainer
 from llama_repro.training.world import World, world_of
 from overlap_sched.cost import Roofline
-from overlap_sched.cost.measured.tabled import TableModel
+from overlap_sched.cost.table import TableModel
 from overlap_sched.errors import OptionsError
 from overlap_sched.report.files import check_writable, write_file
 

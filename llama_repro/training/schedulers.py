@@ -13,7 +13,7 @@ from torch._inductor import config as inductor
 import overlap_sched
 from llama_repro.training.calibrate import device_of
 from overlap_sched.cost import Collective, Roofline
-from overlap_sched.cost.measured.tabled import TableModel
+from overlap_sched.cost.table import TableModel
 from overlap_sched.errors import OptionsError
 from overlap_sched.inductor.gloo import safe_gathers
 from overlap_sched.options import Options

@@ -24,9 +24,8 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from llama_repro.training.calibrate import with_link
 from llama_repro.training.link import LATENCY_US
 from overlap_sched.cost import Collective, Link, Roofline
-from overlap_sched.cost.measured.table import Tables
-from overlap_sched.cost.measured.tabled import TableModel
-from overlap_sched.cost.price import Price
+from overlap_sched.cost.model import Price
+from overlap_sched.cost.table import TableModel, Tables
 from overlap_sched.inductor.gloo import safe_gathers
 from overlap_sched.problem import Group
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from overlap_sched.cli.input import is_dump, load, torch_for
 from overlap_sched.cli.source import Source
-from overlap_sched.cost.cluster.file import cluster_text
-from overlap_sched.cost.measured.calibrated import calibrated
+from overlap_sched.cost.cluster import calibrated, cluster_text
 from overlap_sched.errors import DumpGroupError
 from overlap_sched.problem.sizes import size_bytes
 from overlap_sched.report.files import check_writable, write_file

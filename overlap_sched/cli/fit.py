@@ -13,7 +13,7 @@ from overlap_sched.cli.source import BATCH, FISSION, Loaded
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, UnreachableError
 from overlap_sched.fit import Fit, fit
-from overlap_sched.fit.questions import KINDS
+from overlap_sched.fit.planner import KINDS
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.report.files import write_order

@@ -13,10 +13,9 @@ from dataclasses import replace
 from overlap_sched.cli.contention import notes_on, with_contention
 from overlap_sched.cli.source import Loaded, Source
 from overlap_sched.cost import FREE, H100, Device, Price, Roofline, device_named
-from overlap_sched.cost.cluster.cost_model import model_of
-from overlap_sched.cost.cluster.description import Cluster
-from overlap_sched.cost.cluster.file import ASSUMED, read_cluster
-from overlap_sched.cost.cluster.placement import ranks_along
+from overlap_sched.cost.cluster import ASSUMED, Cluster, read_cluster
+from overlap_sched.cost.collectives import model_of
+from overlap_sched.cost.placement import ranks_along
 from overlap_sched.cost.plausible import doubt
 from overlap_sched.cost.profile import RankTrace, profiled, read_traces
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemError

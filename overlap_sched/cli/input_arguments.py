@@ -3,7 +3,7 @@
 import argparse
 
 from overlap_sched.cli.sizes import shortened
-from overlap_sched.cost.cluster.description import MeshDimension
+from overlap_sched.cost.cluster import MeshDimension
 from overlap_sched.problem.file import DEFAULT_LIMITS
 from overlap_sched.problem.sizes import size_bytes
 

@@ -113,7 +113,7 @@ def answer(
     if options.out:
         write_order(options.out, problem, plan.order)
     if options.plot:
-        from overlap_sched.report.pictures.curves import plot_memory
+        from overlap_sched.report.pictures import plot_memory
 
         tell(f"drawing {options.plot}")
         plot_memory(plan, options.plot)

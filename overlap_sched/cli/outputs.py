@@ -8,7 +8,7 @@ from pathlib import Path
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem.file import nameable
 from overlap_sched.report.files import check_writable
-from overlap_sched.report.pictures.picture import check_plot
+from overlap_sched.report.pictures import check_plot
 
 _OUTPUTS = {
     "out": "--out",

@@ -13,14 +13,24 @@ from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.source import Source
 from overlap_sched.errors import OptionsError, PipelineError
 from overlap_sched.options import Options
-from overlap_sched.pipeline.compare import PlannedPipeline, compare_schedules, named, named_schedules, plan_pipeline
+from overlap_sched.pipeline.best import FOUND, FoundPipeline, find_pipeline
+from overlap_sched.pipeline.compare import (
+    UNCHANGED,
+    ChangedJob,
+    PlannedPipeline,
+    changes,
+    compare_schedules,
+    left_bytes,
+    named,
+    named_schedules,
+    plan_pipeline,
+    read_axes,
+    with_room,
+)
 from overlap_sched.pipeline.csv_file import CsvFormat, schedule_csv
 from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.job_file import read_job
-from overlap_sched.pipeline.room import left_bytes, with_room
-from overlap_sched.pipeline.search.best import FOUND, FoundPipeline, find_pipeline
-from overlap_sched.pipeline.vary import UNCHANGED, ChangedJob, changes, read_axes
 from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.file import Limits
 from overlap_sched.report.files import write_file

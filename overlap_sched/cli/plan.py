@@ -16,7 +16,7 @@ from overlap_sched.problem.file import Limits
 from overlap_sched.report import figures, summary, write_trace
 from overlap_sched.report.files import write_order
 from overlap_sched.report.memory_snapshot import write_memory_snapshot
-from overlap_sched.report.trace.measured import MeasuredStep, read_measured_steps
+from overlap_sched.report.trace_measured import MeasuredStep, read_measured_steps
 from overlap_sched.report.units import count
 from overlap_sched.report.words.pins import pins_text
 from overlap_sched.report.words.reserved import reserved_figures, reserved_of, reserved_rows, short_text
@@ -151,7 +151,7 @@ def answer(
         tell(f"writing {options.out}")
         write_order(options.out, result.problem, result.order)
     if options.plot:
-        from overlap_sched.report.pictures.schedule import plot_schedule
+        from overlap_sched.report.pictures import plot_schedule
 
         tell(f"drawing {options.plot}")
         plot_schedule(result, options.plot)

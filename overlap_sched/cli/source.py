@@ -9,10 +9,9 @@ from typing import Literal, cast, get_args
 from overlap_sched.cli.contention import contention_given
 from overlap_sched.cli.parser import in_flags
 from overlap_sched.cost import CostModel, Price
-from overlap_sched.cost.cluster.description import Cluster, MeshDimension
-from overlap_sched.cost.cluster.file import read_cluster
-from overlap_sched.cost.cluster.repricing import MACHINE
+from overlap_sched.cost.cluster import Cluster, MeshDimension, read_cluster
 from overlap_sched.cost.profile import Profile
+from overlap_sched.cost.repricing import MACHINE
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options, RewriteKind, close_to
 from overlap_sched.problem import MemoryModel, Problem

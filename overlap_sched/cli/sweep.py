@@ -18,13 +18,13 @@ from rich.console import RenderableType
 from overlap_sched.cli.schemas import as_json
 from overlap_sched.cli.source import Loaded, cluster_named, options_for, options_of
 from overlap_sched.cost import H100
-from overlap_sched.cost.cluster.file import ASSUMED
-from overlap_sched.cost.cluster.repricing import MACHINE, on_machine
+from overlap_sched.cost.cluster import ASSUMED
+from overlap_sched.cost.repricing import MACHINE, on_machine
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import broken_promise, measure
 from overlap_sched.options import Options
-from overlap_sched.pipeline.vary import read_axes
+from overlap_sched.pipeline.compare import read_axes
 from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.sizes import size_given
 from overlap_sched.report.colours import AFTER, BEFORE, LIMIT
@@ -299,7 +299,7 @@ def _table(found: SweepAnswer, problem: Problem) -> RenderableType:
 
 def _plot(found: SweepAnswer, path: str) -> None:
     """Draw the step over what is varied first; a set of curves for each combination of the others."""
-    from overlap_sched.report.pictures.curves import StepCurve, plot_steps
+    from overlap_sched.report.pictures import StepCurve, plot_steps
 
     first, *others = found.points[0].varied
     last = max(point.varied[first] for point in found.points)

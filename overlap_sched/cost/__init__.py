@@ -5,22 +5,29 @@
 115.689
 """
 
-from overlap_sched.cost.device import (
+from overlap_sched.cost.model import (
     A100,
     DEVICES,
+    FREE,
     H100,
     H200,
     HGX,
     RTX_3090,
     RTX_3090_TF32,
     XEON_8480,
+    Collective,
+    Compute,
+    CostModel,
     Device,
+    ExplainingModel,
     Link,
     Network,
+    Price,
+    Pricer,
+    Roofline,
+    Source,
     device_named,
 )
-from overlap_sched.cost.model import Collective, Compute, CostModel, ExplainingModel, Pricer, Roofline
-from overlap_sched.cost.price import FREE, Price, Source
 
 __all__ = [
     "A100",

@@ -1,14 +1,136 @@
-"""The small protocol behind which cost models stand, and the first of them: a roofline."""
+"""Prices, devices and networks, and the small protocol behind which cost models stand; the first is a roofline."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from overlap_sched.cost.device import H100, HGX, Device, Network
-from overlap_sched.cost.price import FREE, Price
-from overlap_sched.errors import CostError, OverlapSchedError
+from overlap_sched.errors import CostError, OptionsError, OverlapSchedError
 from overlap_sched.problem import Group
+
+Source = Literal["roofline", "fusion", "nccl", "table", "profile", "user", "file", "free"]
+"""Where a time comes from.
+
+``roofline``: the device's rates (:class:`overlap_sched.cost.Roofline`); ``fusion``: the same, of the kernel that a
+compiler makes of several nodes; ``nccl``: a model of NCCL's algorithms; ``table``: interpolated between measurements;
+``profile``: a trace of a real step; ``user``: a cost function or a cost model of the user's own; ``file``: a problem
+file; ``free``: nothing is computed or moved.
+"""
+
+
+class Price(NamedTuple):
+    """The time of a node, and why it is what it is.
+
+    Attributes:
+        time_us: Microseconds, finite, 0 or more.
+        source: See :data:`Source`.
+        bound: What limits it: ``"flops"``, ``"bytes"``, ``"kernel"`` (the shortest that a kernel takes),
+            ``"latency"``, ``"bandwidth"``; ``""`` where the source does not know.
+        part_of: Of a node that is compiled into one kernel with others, the name of that group; ``""`` else. The
+            group's time is on one of its nodes, the others have 0.
+    """
+
+    time_us: float
+    source: Source
+    bound: str = ""
+    part_of: str = ""
+
+
+FREE = Price(0.0, "free")
+"""Views, inputs, waits, outputs."""
+
+
+class Device(NamedTuple):
+    """What one accelerator (or CPU socket) can do.
+
+    Attributes:
+        name: For people and for :func:`device_named`.
+        peak_flops_per_s: Dense matrix rate in 16 bits, without sparsity.
+        peak_bytes_per_s: Memory bandwidth.
+        flops_efficiency: Part of ``peak_flops_per_s`` that a large matmul reaches (0 to 1).
+        bytes_efficiency: Part of ``peak_bytes_per_s`` that a streaming kernel reaches (0 to 1).
+        kernel_us: No kernel takes less: launch and tail of an empty one.
+        memory_bytes: What it has, for reports; 0: not known.
+    """
+
+    name: str
+    peak_flops_per_s: float
+    peak_bytes_per_s: float
+    flops_efficiency: float = 0.6
+    bytes_efficiency: float = 0.8
+    kernel_us: float = 2.0
+    memory_bytes: int = 0
+
+    @property
+    def flops_per_s(self) -> float:
+        """Rate that a large matmul reaches."""
+        return self.peak_flops_per_s * self.flops_efficiency
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bandwidth that a streaming kernel reaches."""
+        return self.peak_bytes_per_s * self.bytes_efficiency
+
+
+H100 = Device("H100", 990e12, 3.35e12, memory_bytes=80 * 10**9)
+"""H100 SXM5. NVIDIA H100 data sheet: BF16 1,979 TFLOPS with sparsity, so 990 dense; 3.35 TB/s. With the default
+efficiencies, 594 TFLOPS and 2.68 TB/s. 80 GB."""
+
+H200 = Device("H200", 990e12, 4.8e12, memory_bytes=141 * 10**9)
+"""H200 SXM. NVIDIA H200 data sheet: the H100's tensor cores; 4.8 TB/s, 141 GB."""
+
+A100 = Device("A100", 312e12, 2.039e12, memory_bytes=80 * 10**9)
+"""A100 SXM 80 GB. NVIDIA A100 data sheet: BF16 312 TFLOPS dense; 2,039 GB/s."""
+
+XEON_8480 = Device("Xeon-8480+", 7.168e12, 307.2e9)
+"""One socket Xeon Platinum 8480+, without AMX. Intel's product page: 56 cores, base 2.0 GHz; two 512-bit FMA units make
+64 single-precision operations a cycle and core; eight channels of DDR5-4800 are 307.2 GB/s."""
+
+RTX_3090 = Device("RTX-3090", 71e12, 936e9, memory_bytes=24 * 10**9)
+"""GeForce RTX 3090 24 GB, in bfloat16. NVIDIA Ampere GA102 whitepaper V2, appendix A: BF16 with FP32 accumulate 71
+TFLOPS dense; 936 GB/s."""
+
+RTX_3090_TF32 = Device("RTX-3090-TF32", 35.6e12, 936e9, memory_bytes=24 * 10**9)
+"""The same with float32 tensors, whose matmuls and convolutions run in TF32: 35.6 TFLOPS dense (the same table)."""
+
+DEVICES = (H100, H200, A100, RTX_3090, RTX_3090_TF32, XEON_8480)
+
+
+def device_named(name: str) -> Device:
+    """The device of the table with this name, in any case; ``"cpu"`` is the Xeon.
+
+    Raises:
+        OptionsError: There is none.
+    """
+    wanted = name.lower()
+    for device in DEVICES:
+        if wanted == device.name.lower() or (wanted == "cpu" and device is XEON_8480):
+            return device
+    known = ", ".join(device.name for device in DEVICES)
+    raise OptionsError(f"no device is named {name!r}; known are {known} and cpu. Or make your own: cost.Device(...).")
+
+
+class Link(NamedTuple):
+    """What a collective gets: ``latency_us`` to start it, ``bytes_per_s`` while it runs."""
+
+    latency_us: float
+    bytes_per_s: float
+
+
+class Network(NamedTuple):
+    """Two links: inside a node (NVLink and the like), and across nodes."""
+
+    intra_node: Link
+    across_nodes: Link
+
+    def link(self, group: Group) -> Link:
+        """The link that a group's collectives run over."""
+        return self.intra_node if group.intra_node else self.across_nodes
+
+
+HGX = Network(intra_node=Link(12.0, 370e9), across_nodes=Link(30.0, 180e9))
+"""Nodes of eight H100: the network of the shared problem files. NVLink 4 has 450 GB/s in each direction, of
+which a large collective reaches 370; across nodes a group that uses all the node's network cards reaches 180."""
 
 
 class Compute(NamedTuple):
@@ -167,3 +289,35 @@ class Roofline(PricedModel):
         sending_us = rounds * work.bytes * (ranks - 1) / ranks / link.bytes_per_s * 1e6
         bound = "latency" if link.latency_us > sending_us else "bandwidth"
         return Price(link.latency_us + sending_us, "roofline", bound)
+
+
+def check_model(model: Any) -> None:
+    """Refuse what cannot price nodes; ``None`` is no model, and fine.
+
+    Raises:
+        OptionsError: The name of a device, a class, or something else without the methods of
+            :class:`overlap_sched.cost.CostModel`.
+    """
+    if model is None:
+        return
+    if not isinstance(model, type) and all(callable(getattr(model, name, None)) for name in _METHODS):
+        return
+    raise OptionsError(
+        f"model is {model!r}; it is an object with compute_us and collective_us, such as overlap_sched.cost.Roofline()."
+        f"{_meant(model)}"
+    )
+
+
+_METHODS = ("compute_us", "collective_us")
+
+
+def _meant(model: Any) -> str:
+    if isinstance(model, type):
+        return f" Did you mean {model.__name__}()?" if all(hasattr(model, name) for name in _METHODS) else ""
+    if not isinstance(model, str):
+        return ""
+    try:
+        device = device_named(model)
+    except OptionsError:
+        return ""
+    return f" Did you mean Roofline(device_named({device.name!r})), from overlap_sched.cost?"

@@ -2,7 +2,7 @@
 
 Nodes are found by operator and shapes, and among equals by order: the k-th multiplication of these shapes is the k-th
 in the trace. Of several runs, the median. A collective holds the time that a rank waits for others: of several ranks of
-one group the least duration counts. Fused kernels: :mod:`overlap_sched.cost.fusion.fused_names`.
+one group the least duration counts. Fused kernels: :mod:`overlap_sched.cost.fused_names`.
 
 Traces are what ``torch.profiler.profile.export_chrome_trace`` writes: JSON, plain or gzipped, with a list of events in
 the Chrome trace format under ``traceEvents`` (times in microseconds), and what Kineto says of the job beside it.
@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard
 
-from overlap_sched.cost.fusion.fused_names import PredictedKernel, fused_ops, shared
+from overlap_sched.cost.fused_names import PredictedKernel, fused_ops, shared
 from overlap_sched.errors import CostError
 from overlap_sched.problem import Kind, Node, Problem
 from overlap_sched.problem.file import DEFAULT_LIMITS, Limits, read_json_text

@@ -39,8 +39,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from overlap_sched.cost.measured.table import KINDS, CollectiveTime, KernelTime, Tables, kind_of
-from overlap_sched.cost.measured.tabled import COPY
+from overlap_sched.cost.table import COPY, KINDS, CollectiveTime, KernelTime, Tables, kind_of
 from overlap_sched.errors import CostError
 from overlap_sched.fx import Lifted, lift
 from overlap_sched.problem import Kind, Problem
@@ -367,7 +366,7 @@ def time_collective(
 ) -> CollectiveTime:
     """Time a collective: alone, and the wait for it once it is long done; all ranks call this.
 
-    ``kind`` is one of :data:`overlap_sched.cost.measured.table.KINDS`, ``division`` says which groups communicate, and
+    ``kind`` is one of :data:`overlap_sched.cost.table.KINDS`, ``division`` says which groups communicate, and
     ``nbytes`` is the larger of input and output, cut down to what divides evenly. Process groups are made once, and
     kept in ``groups``; all ranks ask for the same divisions in the same order.
     """
@@ -409,7 +408,7 @@ class KernelCall(NamedTuple):
     """An operator with arguments that are not made yet.
 
     Attributes:
-        op, shapes, flops, bytes: As in :class:`overlap_sched.cost.measured.table.KernelTime`.
+        op, shapes, flops, bytes: As in :class:`overlap_sched.cost.table.KernelTime`.
         target: The operator.
         args, kwargs: Its arguments; fake tensors stand for real ones.
     """

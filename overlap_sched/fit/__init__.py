@@ -7,6 +7,6 @@ Simulated, as all of the package: one compute stream, one stream per process gro
 """
 
 from overlap_sched.fit.answer import Fit, FitPoint
-from overlap_sched.fit.questions import fit
+from overlap_sched.fit.planner import fit
 
 __all__ = ["Fit", "FitPoint", "fit"]

@@ -5,21 +5,26 @@ left by (bytes above the limit taken away, summed over places) / (microseconds i
 others worth less, so that a value is only looked at again when it comes first (Minoux, "Accelerated greedy algorithms
 for maximizing submodular set functions", 1978); where all get worse together, the best of a few is enough. Costs can
 fall, too, where values share what runs again: so there are rounds, each with all values anew.
+
+What is chosen becomes rewrites (:func:`rewrites_of`): each copy and each reload is one, the latest in the step first,
+so that whatever uses a copy is there, by its name, when that copy is made.
 """
 
+import heapq
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from overlap_sched.fit.choices import AboveHigh, Choice, Gap, Queue, chosen_for, until_of
-from overlap_sched.fit.link_time import LinkTime
-from overlap_sched.fit.remake import FREE, Remake, RemakePrice, place
-from overlap_sched.fit.state import Again, LiveState, Part, Reload, User
+from overlap_sched.fit.state import FREE, Again, Bytes, LinkTime, LiveState, Part, Reload, Remake, User
 from overlap_sched.judge.replay import replay
-from overlap_sched.problem import Kind, Position
+from overlap_sched.problem import Kind, NodeId, Position, StorageId
+from overlap_sched.transform.rewrites import Offload, Recompute
 
 ROUNDS = 6
 """Of all values anew."""
@@ -29,6 +34,79 @@ SMALLEST = 1e-5
 """A value of less than this part of the limit is not worth a choice."""
 LONGER = 0.1
 """Of what a choice takes away, what a longer life of one input may give back before that rather is made again."""
+PATIENCE, PATIENT_NODES = 16, 40_000
+"""In graphs of more nodes than this, so many choices are priced for one that is made: where all get worse together, as
+a link fills, the best of these is made."""
+LEAST_US = 0.5
+"""No choice costs less."""
+LITTLE = 8
+"""What is not high counts this part of its bytes."""
+
+
+class Gap(NamedTuple):
+    """Between two users of a storage's part; ``until``: where the storage is needed next."""
+
+    storage: StorageId
+    part: Part
+    after: User
+    until: Position
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way not to keep a value through a gap.
+
+    Attributes:
+        gap: It. score: bytes above the limit taken away per microsecond. us: those microseconds.
+        copy: Runs again already, for another value of the same maker; ``None``: not that way.
+        slots: Of copies to the host and back, and the places between which it is gone.
+        spare: See :class:`Remake`.
+    """
+
+    gap: Gap
+    score: float
+    us: float
+    copy: Again | None = None
+    slots: tuple[float, float, Position, Position] | None = None
+    spare: int = 0
+
+
+Entry = tuple[float, int, Choice]
+"""Minus the score, the number of the gap, and what was thought of it when it was last priced."""
+
+
+class Above:
+    """Bytes above the limit, of the places alone that are above it: asked many times between two changes.
+
+    Attributes:
+        most: Above it anywhere.
+    """
+
+    def __init__(self, excess: Bytes) -> None:
+        """Sum up the bytes above the limit of all places."""
+        over = excess > 0
+        self._bytes = excess[over]
+        self._rank = _summed(over)
+        self._sums = _summed(self._bytes)
+        self.most = int(self._bytes.max()) if len(self._bytes) else 0
+
+    def any(self, begin: Position, end: Position) -> bool:
+        """Tell whether a place from one to before another is above."""
+        return begin < end and bool(self._rank[begin] < self._rank[end])
+
+    def taken(self, begin: Position, end: Position, nbytes: int) -> int:
+        """Return what so many bytes less from one place to before another take away, in bytes times places."""
+        if not self.any(begin, end):
+            return 0
+        first, last = self._rank[begin], self._rank[end]
+        if nbytes >= self.most:
+            return int(self._sums[last] - self._sums[first])
+        return int(np.minimum(self._bytes[first:last], nbytes).sum())
+
+
+def _summed(values: npt.NDArray[Any]) -> Bytes:
+    """Sums of the first 0, 1, 2, ... of them."""
+    return np.concatenate(([0], np.cumsum(values, dtype=np.int64)))
 
 
 class Greedy:
@@ -47,7 +125,7 @@ class Greedy:
         host_weight: float,
         high: float = 0.0,
     ) -> None:
-        """Nothing is chosen.
+        """Start with nothing chosen.
 
         Args:
             state: Changed as values are chosen.
@@ -62,34 +140,30 @@ class Greedy:
         self.host = np.zeros(len(state.problem.nodes), dtype=np.int64)
         self.at_us = replay(state.problem, state.problem.original_order).at_us
         self.chosen = self.looked = 0
-        self._above: AboveHigh | None = None
+        self._above: Above | None = None
+        self._high: Above | None = None
 
     @property
-    def smallest(self) -> float:
-        """Bytes of the smallest value that is looked at."""
-        return SMALLEST * max(self.state.limit_bytes, 1)
-
-    def lowered(self, limit_bytes: int) -> bool:
-        """Choose on from where things are, to a lower limit; whether the state fits now."""
-        self.state.limit_bytes, self._above = limit_bytes, None
-        return self.run()
-
-    @property
-    def above(self) -> AboveHigh:
+    def above(self) -> Above:
         """Places above the limit, as things are."""
         if self._above is None:
-            self._above = AboveHigh(self.state.excess, self.high)
+            excess = self.state.excess
+            self._above = Above(excess)
+            high = int(self.high * self._above.most)
+            self._high = Above(np.maximum(excess - high, 0)) if self.high else None
         return self._above
 
-    def run(self) -> bool:
-        """Choose; whether the state fits now."""
+    def run(self, limit_bytes: int | None = None) -> bool:
+        """Choose on from where things are, to another limit where one is given; tell whether the state fits now."""
+        state = self.state
+        state.limit_bytes, self._above = state.limit_bytes if limit_bytes is None else limit_bytes, None
         for _ in range(ROUNDS):
-            if self.state.fits or not self._round():
+            if state.fits or not self._round():
                 break
-        if self.state.fits:
+        if state.fits:
             self._take_back()
         self._above = None
-        return self.state.fits
+        return state.fits
 
     def _take_back(self) -> None:
         """Undo early choices that are no longer needed: values that fit after all are kept, the dearest first."""
@@ -105,101 +179,99 @@ class Greedy:
                 copy.parts = {}
 
     def _round(self) -> int:
-        queue, chosen = Queue(len(self.state.problem.nodes)), 0
-        for k, gap in enumerate(self._gaps()):
-            choice = self._choice(gap)
-            if choice is not None:
-                queue.push(k, choice, choice.score)
-        while len(queue) and self.above.all.most:
-            ready = queue.take()
-            if ready is not None:
-                chosen += self._do(ready)
+        """Make choices, the best first; all but the ``fresh``, priced since the last one, may be worse by now."""
+        patience = PATIENCE if len(self.state.problem.nodes) > PATIENT_NODES else math.inf
+        priced = ((k, self._choice(gap)) for k, gap in enumerate(self._gaps()))
+        stale: list[Entry] = [(-choice.score, k, choice) for k, choice in priced if choice is not None]
+        heapq.heapify(stale)
+        fresh: list[Entry] = []
+        chosen = 0
+
+        def is_behind(score: float) -> bool:
+            return bool(stale) and score < -stale[0][0] * (1 - 1e-9)
+
+        while (stale or fresh) and self.above.most:
+            best = min(fresh, key=lambda one: one[:2], default=None)
+            if best is not None and (len(fresh) >= patience or not is_behind(-best[0])):
+                for one in fresh:
+                    if one is not best:
+                        heapq.heappush(stale, one)
+                fresh = []
+                self._do(best[2])
+                chosen += 1
                 continue
-            k, old = queue.pop()
+            _, k, old = heapq.heappop(stale)
             gap = old.gap
             if not gap.part.users or gap.after not in gap.part.users[:-1]:
                 continue
-            most = self._most(old)
-            if queue.is_behind(most):  # at what it cost before: its price need not be looked at
-                queue.push(k, old, most)
-                continue
-            choice = self._choice(gap)
-            if choice is not None:
-                queue.priced(k, choice)
+            most = self._taken(gap.after.last + 1, _until(gap), self.state.size[gap.storage]) / old.us
+            if is_behind(most):  # at what it cost before: its price need not be looked at
+                heapq.heappush(stale, (-most, k, old))
+            elif (choice := self._choice(gap)) is not None:
+                fresh.append((-choice.score, k, choice))
         self.chosen += chosen
         return chosen
 
+    def _taken(self, begin: Position, end: Position, nbytes: int) -> int:
+        """Bytes times places above the limit that so many bytes less take away; what is not high counts little."""
+        above = self.above
+        if self._high is None:
+            return above.taken(begin, end, nbytes)
+        return self._high.taken(begin, end, nbytes) or above.taken(begin, end, nbytes) // LITTLE
+
     def _gaps(self) -> Iterator[Gap]:
         """Gaps of storages that may be cut, where something is above the limit."""
-        state, smallest, above = self.state, self.smallest, self.above.all
+        state, smallest, above = self.state, SMALLEST * max(self.state.limit_bytes, 1), self.above
         for s, parts in enumerate(state.parts):
             if state.fixed[s] or state.size[s] < smallest:
                 continue
             for part in list(parts):
                 if not above.any(part.begin, part.end + 1):
                     continue
-                for user, following in zip(part.users, part.users[1:], strict=False):
+                for user, following in pairwise(part.users):
                     begin, end = user.last, following.at
                     if end - begin >= SHORTEST and above.any(begin + 1, end) and self._legal(part, following):
                         yield Gap(s, part, user, end)
 
     def _legal(self, part: Part, following: User) -> bool:
-        """No collective in flight across the gap holds the storage."""
-        nodes, k = self.state.problem.nodes, part.users.index(following)
-        for user in part.users[k:]:
-            node = nodes[user.node]
-            if node.kind is Kind.WAIT and (node.collective is None or node.collective < following.at):
-                return False
-        return True
+        """Tell whether no collective in flight across the gap holds the storage."""
+        nodes = (self.state.problem.nodes[user.node] for user in part.users[part.users.index(following) :])
+        waits = (node for node in nodes if node.kind is Kind.WAIT)
+        return all(node.collective is not None and node.collective >= following.at for node in waits)
 
     def _choice(self, gap: Gap) -> Choice | None:
         """The better way through a gap, as things are; ``None``: there is none, or it takes nothing away."""
-        state, s = self.state, gap.storage
-        until = until_of(gap)
+        state, s, until = self.state, gap.storage, _until(gap)
         gap = gap._replace(until=until)
         self.looked += 1
-        begin = gap.after.last + 1
-        taken = self.above.taken(begin, until, state.size[s])
+        taken = self._taken(gap.after.last + 1, until, state.size[s])
         if taken <= 0:
             return None
         best: Choice | None = None
         if "offload" in self.kinds and self.link is not None and gap.part.source is None:
-            best = self._offload(gap, begin)
-        if "recompute" in self.kinds:
-            spare = int(LONGER * taken)
-            copy = self._copy_there(gap)
-            most_us = math.inf if best is None else taken / best.score
-            price = FREE if copy is not None else Remake(state, spare, most_us).again(state.problem.maker[s], until)
-            if price is not None:
-                price = price._replace(excess=price.excess + self._beside(until, price.peak - state.size[s]))
-            if price is not None and taken > price.excess:
-                again = replace(chosen_for(gap, taken, price), copy=copy, spare=spare)
-                if best is None or again.score >= best.score:
-                    best = again
-        return best
-
-    def _most(self, old: Choice) -> float:
-        """The score of a choice at the price that it had."""
-        gap = old.gap
-        return self.above.taken(gap.after.last + 1, until_of(gap), self.state.size[gap.storage]) / old.us
+            best = self._offload(gap, self.link)
+        if "recompute" not in self.kinds:
+            return best
+        spare, v = int(LONGER * taken), state.problem.maker[s]
+        copies = state.copies.get(v, ())  # one in the gap makes this storage, too
+        copy = next((one for one in copies if gap.after.last < one.at <= until and s not in one.parts), None)
+        most_us = math.inf if best is None else taken / best.score
+        price = FREE if copy is not None else Remake(state, spare, most_us).again(v, until)
+        if price is None:
+            return best
+        excess, us = price.excess + self._beside(until, price.peak - state.size[s]), max(price.us, LEAST_US)
+        again = Choice(gap, (taken - excess) / us, us, copy=copy, spare=spare)
+        return again if taken > excess and (best is None or again.score >= best.score) else best
 
     def _beside(self, at: Position, nbytes: int) -> int:
-        """Return what copies that need so many bytes before a place add above the limit there."""
+        """Bytes that copies which need so many before a place add above the limit there."""
         state = self.state
-        more = nbytes - state.alloc_bytes[at]
-        if more <= int(state.beside[at]):
-            return 0
+        more, beside = nbytes - state.alloc_bytes[at], int(state.beside[at])
         there = int(state.profile[at]) - state.limit_bytes
-        return max(there + more, 0) - max(there + int(state.beside[at]), 0)
+        return max(there + more, 0) - max(there + beside, 0) if more > beside else 0
 
-    def _copy_there(self, gap: Gap) -> Again | None:
-        """A copy of the maker in the gap, which makes this storage, too."""
-        copies = self.state.copies.get(self.state.problem.maker[gap.storage], ())
-        return next((c for c in copies if gap.after.last < c.at <= gap.until and gap.storage not in c.parts), None)
-
-    def _offload(self, gap: Gap, begin: Position) -> Choice | None:
-        state, s, link = self.state, gap.storage, self.link
-        assert link is not None
+    def _offload(self, gap: Gap, link: LinkTime) -> Choice | None:
+        state, s, begin = self.state, gap.storage, gap.after.last + 1
         maker = state.problem.nodes[state.problem.maker[s]]
         waits = state.problem.waits.get(state.problem.maker[s], ())
         if len(maker.alloc) != 1 or (maker.kind is Kind.COLLECTIVE and len(waits) != 1):
@@ -213,16 +285,13 @@ class Greedy:
         back = bisect_right(self.at_us, slots[1]) - 1
         if gone + 1 >= back or back > gap.until:
             return None
-        if self.host_limit_bytes is not None:
-            there = self.host[begin : gap.until + 1]
-            if int(there.max()) + nbytes > self.host_limit_bytes:
-                return None
-        taken = self.above.taken(gone + 1, back, nbytes)
-        if taken <= 0:
+        most_bytes = math.inf if self.host_limit_bytes is None else self.host_limit_bytes
+        if int(self.host[begin : gap.until + 1].max()) + nbytes > most_bytes:
             return None
-        return replace(chosen_for(gap, taken, RemakePrice(self.host_weight * us, 0)), slots=(*slots, gone, back))
+        taken, us = self._taken(gone + 1, back, nbytes), max(self.host_weight * us, LEAST_US)
+        return Choice(gap, taken / us, us, slots=(*slots, gone, back)) if taken > 0 else None
 
-    def _do(self, choice: Choice) -> bool:
+    def _do(self, choice: Choice) -> None:
         gap, state, self._above = choice.gap, self.state, None
         s, part = gap.storage, gap.part
         if choice.slots is not None:
@@ -233,17 +302,98 @@ class Greedy:
             reload = Reload(s, gap.until, out_us, in_us)
             state.reloads.append(reload)
             state.cut(s, part, gap.after, reload, gone, back)
-            return True
+            return
         if choice.copy is not None:
             rest = state.cut(s, part, gap.after, choice.copy, gap.after.last, choice.copy.at)
             choice.copy.parts[s] = rest
-            return True
+            return
         v = state.problem.maker[s]
         rest = state.cut(s, part, gap.after, None, gap.after.last, gap.until)
         price = Remake(state, choice.spare, commit=True).again(v, gap.until)
         assert price is not None, "what has been priced cannot be done"
         more = price.peak - state.size[s] - state.alloc_bytes[gap.until]
         state.beside[gap.until] = max(int(state.beside[gap.until]), more)
-        copy = place(state, v, gap.until)
+        copy = state.place(v, gap.until)
         rest.source, copy.parts[s] = copy, rest
-        return True
+
+
+def _until(gap: Gap) -> Position:
+    """Where the storage is needed next, as things are."""
+    users = gap.part.users
+    return users[users.index(gap.after) + 1].at
+
+
+def rewrites_of(state: LiveState) -> list[Recompute | Offload]:
+    """Return the rewrites that make the chosen parts, in the order in which they are to be done."""
+    return _Emitter(state).run()
+
+
+class _Emitter:
+    def __init__(self, state: LiveState) -> None:
+        self.state = state
+        self.nodes = state.problem.nodes
+        self.names: dict[Again, str] = {}
+        self.numbers: dict[tuple[str, NodeId], int] = {}
+
+    def run(self) -> list[Recompute | Offload]:
+        state = self.state
+        copies = [(copy.at, copy.node, copy) for of_one in state.copies.values() for copy in of_one]
+        reloads = [(reload.at, state.problem.maker[reload.storage], reload) for reload in state.reloads]
+        made: list[Recompute | Offload] = []
+        events: list[tuple[int, NodeId, Again | Reload]] = [*copies, *reloads]
+        for _, _, one in sorted(events, key=lambda it: it[:2], reverse=True):
+            found = self._recompute(one) if isinstance(one, Again) else self._offload(one)
+            if found is not None:
+                made.append(found)
+        return made
+
+    def _recompute(self, copy: Again) -> Recompute | None:
+        needed: dict[NodeId, None] = {copy.node: None}
+        users: dict[str, None] = {}
+        for s, part in copy.parts.items():
+            self._collect(s, part, needed, users)
+        if not users:
+            return None
+        nodes = sorted(needed)
+        number = self._number("again", nodes)
+        made = Recompute(tuple(self.nodes[v].name for v in nodes), tuple(users), number)
+        self.names[copy] = made.new_name(self.nodes[copy.node].name)
+        return made
+
+    def _offload(self, reload: Reload) -> Offload | None:
+        s, maker = reload.storage, self.state.problem.maker[reload.storage]
+        part = next(part for part in self.state.parts[s] if part.source is reload)
+        needed: dict[NodeId, None] = {maker: None}
+        users: dict[str, None] = {}
+        self._collect(s, part, needed, users)
+        if not users:
+            return None
+        views = [v for v in sorted(needed) if v != maker and self.nodes[v].kind is not Kind.WAIT]
+        number = self._number("offload", [maker, *views])
+        return Offload(self.nodes[maker].name, tuple(users), tuple(self.nodes[v].name for v in views), number)
+
+    def _collect(self, s: StorageId, part: Part, needed: dict[NodeId, None], users: dict[str, None]) -> None:
+        """Who takes the new storage, and through which views that must be made again, too."""
+        inside = {user.node for user in part.users if user.copy is None}
+        for user in part.users:
+            name = self.nodes[user.node].name if user.copy is None else self.names.get(user.copy, "")
+            outside = [c for c in self.nodes[user.node].deps if c not in inside and self.state.gives(c, s)]
+            if name and outside:
+                users[name] = None
+                for c in outside:
+                    needed.update(dict.fromkeys(self._through(c, s)))
+
+    def _through(self, v: NodeId, s: StorageId) -> Iterable[NodeId]:
+        """A view, and the views that it looks through, to the maker."""
+        found, todo = {v: None}, [v]
+        while todo:
+            for c in self.nodes[todo.pop()].deps:
+                if c not in found and self.state.gives(c, s):
+                    found[c] = None
+                    todo.append(c)
+        return found
+
+    def _number(self, what: str, nodes: Iterable[NodeId]) -> int:
+        number = 1 + max(self.numbers.get((what, v), 0) for v in nodes)
+        self.numbers.update({(what, v): number for v in nodes})
+        return number

@@ -1,56 +1,175 @@
-"""Plans within a limit: values chosen along an order, the problem rewritten, ordered by the scheduler, judged.
+"""The two questions, answered: the shortest step within a memory limit, the lowest peak within a step limit.
 
-::
+Plans within a limit are values chosen along an order, the problem rewritten, ordered by the scheduler, judged::
 
-    orders to start from     the original; the best found without rewrites; the one with the lowest peak
+    orders to start from     the original; the one with the lowest peak
       -> choices             what need not be kept, by several weights          greedy
-      -> rewrites            recompute and offload, as values                   emit, transform.apply
-      -> runs                a few policies of the list scheduler               scheduler
-      -> phases              all that the scheduler does, on the best           scheduler.pipeline
+      -> rewrites            recompute and offload, as values                   greedy, transform.apply
+      -> runs                a few policies of the list scheduler               transform.search
+      -> finish              all that the scheduler does, on the best           transform.search
       -> judged              valid, peak, step                                  judge
 
 The original graph in its best order is a plan, too. What is tried is counted, nothing timed.
+
+Some plans begin with a fission. Where nothing communicates, what runs in parts is the shortest that a plan which begins
+so can be: recomputation and copies only add to it. And it takes what its nodes take, one after the other, so that is
+known before any is made. So a fission is left out that is slower than what is found, or too slow already::
+
+    step asked for, or found      |
+    without a fission    ---------+            +0.2 %
+    2 parts              -----------           +0.3 %    not made: it cannot be the answer
+    4 parts              ---------------       +0.9 %
+
+Live bytes within a limit are not enough where they leave holes: what torch's caching allocator makes of plans counts.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
-import numpy as np
-
-from overlap_sched.errors import ProblemError, RewriteError, VerificationError
-from overlap_sched.fit.answer import FitPoint
-from overlap_sched.fit.emit import rewrites_of
-from overlap_sched.fit.greedy import Greedy
-from overlap_sched.fit.link_time import LinkTime
-from overlap_sched.fit.state import LiveState
+from overlap_sched.errors import OptionsError, OverlapSchedWarning, ProblemError, RewriteError, VerificationError
+from overlap_sched.fit.answer import Effect, Faster, Fit, FitPoint, Held, Question
+from overlap_sched.fit.greedy import Greedy, rewrites_of
+from overlap_sched.fit.state import LinkTime, LiveState
 from overlap_sched.judge.validate import measure, violation
-from overlap_sched.options import Options
+from overlap_sched.options import Options, options_given, replayed_allocator
 from overlap_sched.peak_memory.best import best_order
-from overlap_sched.problem import Order, Problem
-from overlap_sched.scheduler.driver import phases, schedule
-from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.task import Candidate, Reference, Task
+from overlap_sched.problem import Node, Order, Problem
+from overlap_sched.scheduler.driver import schedule
+from overlap_sched.scheduler.restrictions import needed_bytes
+from overlap_sched.scheduler.task import SAME_STEP, Reference, Task
+from overlap_sched.simulate.allocator import Requests, requests_of
+from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.apply import apply, host_bytes
 from overlap_sched.transform.fission import Fission
+from overlap_sched.transform.part_times import fissioned_us
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Rewrite
-from overlap_sched.transform.search import POLICIES, undominated
+from overlap_sched.transform.search import Limit, finish, halve, run_policies, undominated
 
+KINDS = ("recompute", "offload")
+"""What may be done to values."""
 AIMS = (1.0, 0.97, 0.92)
 """Parts of the limit that choices aim at: what is left is room for the scheduler to hide what is in flight."""
+OVERSHOOT = 3
+"""How often choices are made anew, lower, where what they make is above the limit after all."""
 WEIGHTS = (0.05, 0.5)
 """What a hidden microsecond of a copy to the host counts as, beside one of compute."""
+HIGH = (0.0, 0.5)
+"""What counts little: see :class:`overlap_sched.fit.greedy.Greedy`. Which is better shows afterwards."""
 LARGE = 4_000
 """Graphs of more nodes are not searched for the lowest peak, only ordered by the simple ways, and only where needed;
 and fewer plans are made of them."""
-HIGH = (0.0, 0.5)
-"""What counts little: see :class:`overlap_sched.fit.greedy.Greedy`. Which is better shows afterwards."""
+SEARCHED = (0, 1, 2)
+"""By effort: behind how many fissions other rewrites are searched for."""
+HALVINGS, HALVED_NODES = 7, 175_000
+"""Halvings of the range between the lowest peak that could be and the one that is enough: so many, fewer where their
+graphs have more nodes than this together, one at least."""
+MISSES, CLOSE = 3, 0.995
+"""So often in a row nothing is found below the middle, or the range is as narrow as this: then that is all."""
+LOWERED, LOWERED_BY = 3, 0.95
+"""Where no plan within a memory limit runs on a device of that memory, plans within so many lower limits are looked
+for: lower by what was lacking, and by this part at least; once one runs, halfway back to what did not."""
 FOUND = "a plan keeps the limit"
-"""What is told of each."""
-OVERSHOOT = 3
-"""How often choices are made anew, lower, where what they make is above the limit after all."""
+"""The progress line of each plan that does."""
+
+
+def fit(
+    problem: Problem,
+    prices: Prices,
+    options: Options | None = None,
+    *,
+    memory_limit: int | str | None = None,
+    max_slowdown: float | None = None,
+    kinds: Collection[str] = KINDS,
+    rerun: Collection[str] | None = None,
+    host_limit_bytes: int | None = None,
+    extra: Sequence[Rewrite | tuple[Rewrite, ...]] = (),
+    fissions: Sequence[Fission] = (),
+    effort: int = 2,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Fit:
+    """Answer one of two questions: give ``memory_limit`` for one, ``max_slowdown`` for the other.
+
+    Nothing gets worse: the graph as it was, in its best order, is always among the plans. Where nothing that was found
+    keeps to the limit, the answer is the plan nearest to it, and ``fits`` is false.
+
+    Args:
+        problem: In the ``runtime`` memory model.
+        prices: Of new nodes; ``prices.host`` of copies to the host.
+        options: Of the scheduler; ``None``: the defaults.
+        memory_limit: The device on which the step is to run, as of :class:`~overlap_sched.options.Options`: the
+            shortest step is looked for.
+        max_slowdown: How much longer than the best order without rewrites a step may be (0.05: five percent): the
+            lowest peak is looked for.
+        kinds: What may be done, of :data:`KINDS`.
+        rerun: Names of nodes that may run again, of a graph about which that is known
+            (:func:`overlap_sched.fx.rewrites.rerunnable`); ``None``: by operator, and attention, which may draw random
+            numbers, does not.
+        host_limit_bytes: Pinned host memory at most; ``None``: no limit.
+        extra: Further rewrites, each a candidate of its own (a fission); tried one after
+            the other, and kept where the answer gets better.
+        fissions: Ways to run much of the graph in parts, of which a plan begins with at most one
+            (:func:`overlap_sched.fx.rewrites.batches.batch_fissions`). Other rewrites are searched for behind those
+            that promise most.
+        effort: How much is tried: 0, 1 or 2.
+        tell: Hears what is being done.
+
+    Raises:
+        OptionsError: Both questions or none, or a value that cannot be.
+        RewriteError: The problem is in another memory model.
+        VerificationError: With ``options.strict``: what would otherwise be the reason for falling back.
+    """
+    question = Question(memory_limit, max_slowdown, "what the original order needs")
+    unknown = sorted(set(kinds) - set(KINDS))
+    if unknown:
+        raise OptionsError(f"kinds has {', '.join(map(repr, unknown))}; known are {', '.join(map(repr, KINDS))}.")
+    if host_limit_bytes is not None and host_limit_bytes < 0:
+        raise OptionsError(f"host_limit_bytes is {host_limit_bytes}; it is 0 or more.")
+    if effort not in (0, 1, 2):
+        raise OptionsError(f"effort is {effort}; it is 0, 1 or 2.")
+    if problem.memory_model != "runtime":
+        raise RewriteError(
+            f"problem {problem.name!r} is in the {problem.memory_model!r} memory model: rewrites want 'runtime'."
+        )
+    options = options_given(options)
+    ordered, names = tuple(kind for kind in KINDS if kind in kinds), None if rerun is None else frozenset(rerun)
+    search = FitSearch(FitContext(problem, prices, options, ordered, names, host_limit_bytes, effort), tell)
+    needed = needed_bytes(LiveRanges(problem), problem.original_order, replayed_allocator(options))
+    limit, fell_back = question.limit(needed, search.start.without.step_us), None
+    ways = Ways(search, fissions, limit)
+    start = search.start
+    try:
+        start = _search(search, ways, extra)
+    except Exception as error:  # what fails here must not take the training job with it
+        fell_back = f"{type(error).__name__}: {error}"
+        if options.strict:
+            raise VerificationError(f"fitting {problem.name!r} failed: {fell_back}") from error
+        message = f"overlap_sched fits nothing in {problem.name!r}: {fell_back}"
+        warnings.warn(message, OverlapSchedWarning, stacklevel=2)
+        search.points = [start.without]
+    best, held = held_best(search.points, limit, options)
+    if held is not None and held.over_bytes and ways.left and fell_back is None:  # slower, and perhaps without holes
+        ways.make(all_=True)
+        best, held = held_best(search.points, limit, options)
+    if held is not None and held.over_bytes and fell_back is None:
+        _lower(start, limit)
+        best, held = held_best(search.points, limit, options)
+    return Fit(
+        best=best,
+        original=search.original,
+        without=search.start.without,
+        limit_bytes=limit.bytes,
+        limit_us=limit.us,
+        points=tuple(search.points),
+        tried=search.tried,
+        fell_back=fell_back,
+        held=held,
+        effects=_effects(search, best, ways.found),
+    )
 
 
 @dataclass(frozen=True)
@@ -74,218 +193,347 @@ class FitContext:
     effort: int
 
 
-class _Ran(NamedTuple):
-    """A plan: rewrites, the problem that they make, and the best of a few runs of it."""
-
-    rewrites: tuple[Rewrite, ...]
-    problem: Problem
-    run: Candidate
-
-
-class Planner:
-    """Plans for one problem, and the frontier of all that were found.
+class FitSearch:
+    """All plans for one problem.
 
     Attributes:
-        original, without: See :class:`overlap_sched.fit.answer.Fit`.
+        asked: What is asked for.
+        original: The graph as it was. start: plans of that begin here.
         points: The frontier: by ascending peak and descending step.
         tried: How many plans were made.
+    """
+
+    def __init__(self, asked: FitContext, tell: Callable[[str], None] = lambda text: None) -> None:
+        """Measure the graph as it is; ``tell`` hears what is being done."""
+        self.asked, self.tell = asked, tell
+        self.points: list[FitPoint] = []
+        self.tried = 0
+        self.original = self.begin_with(())
+        self.start = Start(self, self.original)
+
+    def begin_with(self, rewrites: Sequence[Rewrite]) -> FitPoint:
+        """Return rewrites alone as a plan, in the order in which they leave the graph.
+
+        Raises:
+            RewriteError: They cannot be done.
+        """
+        asked = self.asked
+        problem = apply(asked.problem, rewrites, asked.prices) if rewrites else asked.problem
+        return self.keep(tuple(rewrites), problem, problem.original_order)
+
+    def keep(self, rewrites: tuple[Rewrite, ...], problem: Problem, order: Order) -> FitPoint:
+        """Judge a plan, and put it on the frontier, where it belongs there."""
+        new, limit = point(rewrites, problem, order), self.asked.host_limit_bytes
+        if limit is None or new.host_bytes <= limit:
+            self.points = undominated([*self.points, new])
+        return new
+
+    def within(self, limit_bytes: int) -> FitPoint | None:
+        """Return the shortest step known within a limit."""
+        fitting = [found for found in self.points if found.peak_bytes <= limit_bytes]
+        return min(fitting, key=lambda found: (found.step_us, found.peak_bytes), default=None)
+
+
+class Start:
+    """A graph that plans begin with.
+
+    Attributes:
+        before: Rewrites that it comes of. problem: it.
+        rerun: As of :class:`FitContext`, with parts of what may run again.
+        without: It in the best order without more rewrites.
 
     Where nothing communicates, what runs in parts stays in the order in which it is emitted.
     """
 
-    def __init__(
-        self,
-        asked: FitContext,
-        begin: FitPoint | None = None,
-        tell: Callable[[str], None] = lambda text: None,
-        known: "Planner | None" = None,
-    ):
-        """Measure the graph as it is.
-
-        Args:
-            asked: What is asked for.
-            begin: What every plan begins with, of :func:`begun_with`; ``None``: the graph as it is.
-            tell: Hears what is being done.
-            known: Another planner for the same, whose plans count, too.
-        """
-        begin = begun_with(asked, ()) if begin is None else begin
-        self.asked, self.before, self.tell = asked, begin.rewrites, tell
-        self.problem = begin.problem
-        self.rerun = None if asked.rerun is None else _with_parts(asked.rerun, self.before)
+    def __init__(self, search: FitSearch, begun: FitPoint) -> None:
+        """Schedule it."""
+        self.search, self.before, self.problem = search, begun.rewrites, begun.problem
+        asked, fissions = search.asked, [one for one in begun.rewrites if isinstance(one, Fission)]
+        self.rerun = asked.rerun
+        for one in fissions if asked.rerun is not None else ():
+            assert self.rerun is not None
+            again = {one.part(name, p) for name in one.nodes if name in self.rerun for p in range(one.parts)}
+            self.rerun = self.rerun | again
         self.options = replace(asked.options, rewrites=(), memory_limit=None, memory_model=asked.problem.memory_model)
-        self.points: list[FitPoint] = [] if known is None else known.points
-        self.tried = 0
-        self.original = self.keep(begin)
-        parts = any(isinstance(one, Fission) for one in self.before)
-        self._laid_out = parts and not self.problem.collectives
+        self._laid_out = bool(fissions) and not self.problem.collectives
+        self._large = len(self.problem.nodes) > LARGE
+        self.without = begun
         if not self._laid_out:
-            self.without = self.keep(point(self.before, self.problem, schedule(self.problem, self.options).order))
-        else:
-            self.without = self.original
+            self.without = search.keep(self.before, self.problem, schedule(self.problem, self.options).order)
 
     @cached_property
     def lowest(self) -> Order:
         """The order with the lowest peak that is found."""
-        self.tell("looking for the order with the lowest peak")
-        effort = min(self.asked.effort, 1) if len(self.problem.nodes) <= LARGE else 0
-        order = best_order(self.problem, effort=effort).order
-        self.keep(point(self.before, self.problem, order))
+        self.search.tell("looking for the order with the lowest peak")
+        order = best_order(self.problem, effort=0 if self._large else min(self.search.asked.effort, 1)).order
+        self.search.keep(self.before, self.problem, order)
         return order
 
-    def within(self, limit_bytes: int) -> FitPoint | None:
-        """The shortest step known within a limit."""
-        fitting = [found for found in self.points if found.peak_bytes <= limit_bytes]
-        return min(fitting, key=lambda found: (found.step_us, found.peak_bytes), default=None)
+    def answer(self, limit: Limit) -> None:
+        """Look for plans that answer the question."""
+        if limit.bytes is not None:
+            self.at(limit.bytes)
+            return
+        low = sum(storage.bytes for storage in self.problem.storages if storage.pinned)
+        most = max(1, min(HALVINGS, HALVED_NODES // len(self.problem.nodes)))
+
+        def reach(middle: int) -> int:
+            self.at(middle, limit.us or 0.0)
+            return limit.best(self.search.points).peak_bytes
+
+        halve(low, limit.best(self.search.points).peak_bytes, reach, most, CLOSE, MISSES)
 
     def at(
         self, limit_bytes: int, enough_us: float = 0.0, otherwise: Callable[[], None] = lambda: None
     ) -> FitPoint | None:
-        """Look for plans within a limit; the shortest known then. The graph as it is comes first, within the limit.
+        """Look for plans within a limit; return the shortest known then. The graph as it is comes first.
 
         Args:
             limit_bytes: It.
             enough_us: Where a plan is as short as this, no other one is looked for.
             otherwise: Done where the original order gives no plan, before other orders are tried.
         """
-        self._unrewritten(limit_bytes)
-        best: _Ran | None = None
-        for ran in self._plans(limit_bytes, otherwise):
-            self.tell(FOUND)
-            if best is None or ran.run.step_us < best.run.step_us:
-                best = ran
-            if best.run.step_us <= enough_us:
+        self._order_alone(limit_bytes)
+        best: tuple[float, tuple[Rewrite, ...], Problem] | None = None
+        for found in self._plans(limit_bytes, otherwise):
+            self.search.tell(FOUND)
+            if best is None or found[0] < best[0]:
+                best = found
+            if best[0] <= enough_us:
                 break
         if best is not None:
-            self._phased(best.rewrites, best.problem, limit_bytes)
-        return self.within(limit_bytes)
+            self._finish(best[1], best[2], limit_bytes)
+        return self.search.within(limit_bytes)
 
-    def _phased(self, rewrites: tuple[Rewrite, ...], problem: Problem, limit_bytes: int) -> None:
-        """A plan as all that the scheduler does leaves it."""
-        task = Task(problem, replace(self.options, headroom=0, base="original"), limit_bytes)
-        start = problem.original_order
-        self.keep(point(rewrites, problem, phases(task, start, task.measured(start)).order))
-
-    def _plans(self, limit_bytes: int, otherwise: Callable[[], None]) -> Iterator["_Ran"]:
-        """Plans within the limit, from each start by each recipe; of large graphs from one start alone."""
-        some = False
-        for order in self._starts():
-            problem = relabelled(self.problem, order)
-            for greedy in self._recipes(problem, limit_bytes):
-                for aim in self._aims():
-                    found = self._chosen(greedy, limit_bytes, int(limit_bytes * aim))
-                    if found is None:  # what cannot be brought to the limit cannot be brought below it
-                        break
-                    rewrites, rewritten = (*self.before, *found[0]), found[1]
-                    run, some = self._ran(rewritten, limit_bytes), True
-                    self.tried += 1
-                    self.keep(point(rewrites, rewritten, run.order))
-                    yield _Ran(rewrites, rewritten, run)
-            if not some:
-                otherwise()
-            elif len(self.problem.nodes) > LARGE:
-                break
-
-    def _unrewritten(self, limit_bytes: int) -> None:
+    def _order_alone(self, limit_bytes: int) -> None:
         """The graph as it is, in an order within the limit, where there is one."""
-        if self.within(limit_bytes) is not None or limit_bytes >= self.without.peak_bytes:
+        if self.search.within(limit_bytes) is not None or limit_bytes >= self.without.peak_bytes:
             return
-        if self._laid_out or (len(self.problem.nodes) > LARGE and self.asked.kinds):
+        if self._laid_out or (self._large and self.search.asked.kinds):
             return
         if point(self.before, self.problem, self.lowest).peak_bytes <= limit_bytes:
-            self._phased(self.before, relabelled(self.problem, self.lowest), limit_bytes)
+            self._finish(self.before, relabelled(self.problem, self.lowest), limit_bytes)
 
-    def _starts(self) -> Iterator[Order]:
+    def _finish(self, rewrites: tuple[Rewrite, ...], problem: Problem, limit_bytes: int) -> None:
+        self.search.keep(rewrites, problem, finish(problem, problem.original_order, self.options, limit_bytes)[1].order)
+
+    def _plans(
+        self, limit_bytes: int, otherwise: Callable[[], None]
+    ) -> Iterator[tuple[float, tuple[Rewrite, ...], Problem]]:
+        """Plans within the limit and their steps, from each order by each recipe; of large graphs from one alone."""
+        asked, some = self.search.asked, False
+        aims = AIMS[: asked.effort + 1] if self.problem.collectives or "offload" in asked.kinds else AIMS[:1]
+        for order in self._orders():
+            problem = relabelled(self.problem, order)
+            for greedy in self._recipes(problem, limit_bytes):
+                for aim in aims:  # what has been chosen for one stays for the next
+                    found = self._choose(greedy, limit_bytes, int(limit_bytes * aim))
+                    if found is None:  # what cannot be brought to the limit cannot be brought below it
+                        break
+                    some = True
+                    self.search.tried += 1
+                    yield found
+            if not some:
+                otherwise()
+            elif self._large:
+                break
+
+    def _orders(self) -> Iterator[Order]:
         """Orders to choose along: the original, the one with the lowest peak where that is another."""
         yield self.problem.original_order
         if not self._laid_out and self.lowest != self.problem.original_order:
             yield self.lowest
 
-    def _aims(self) -> tuple[float, ...]:
-        """Parts of the limit to aim at, one after the other: what has been chosen for one stays for the next."""
-        some = self.problem.collectives or "offload" in self.asked.kinds
-        return AIMS[: self.asked.effort + 1] if some else AIMS[:1]
-
     def _recipes(self, problem: Problem, limit_bytes: int) -> Iterator[Greedy]:
         """Ways to choose: by what a copy's time counts as, and by what is high."""
-        asked, large = self.asked, len(self.problem.nodes) > LARGE
-        both = set(asked.kinds) >= {"recompute", "offload"} and not large
+        asked = self.search.asked
+        both = set(asked.kinds) >= set(KINDS) and not self._large
         for weight in WEIGHTS if both else WEIGHTS[:1]:
-            for high in HIGH[:1] if large else HIGH:
+            for high in HIGH[:1] if self._large else HIGH:
                 link = LinkTime(asked.prices.host, 0.0) if "offload" in asked.kinds else None
                 state = LiveState(problem, limit_bytes, self.rerun)
                 yield Greedy(state, link, asked.host_limit_bytes, asked.kinds, weight, high)
 
-    def _chosen(self, greedy: Greedy, limit_bytes: int, aim_bytes: int) -> tuple[tuple[Rewrite, ...], Problem] | None:
-        """Rewrites that bring an order within the limit, and the problem that they make; ``None``: none do."""
+    def _choose(
+        self, greedy: Greedy, limit_bytes: int, aim_bytes: int
+    ) -> tuple[float, tuple[Rewrite, ...], Problem] | None:
+        """Rewrites that bring an order within the limit, what they make, its best step; ``None``: none do."""
         state = greedy.state
         for _ in range(OVERSHOOT):
-            greedy.lowered(min(aim_bytes, state.limit_bytes))
-            rewrites = tuple(rewrites_of(state))
+            greedy.run(min(aim_bytes, state.limit_bytes))
+            made = rewrites_of(state)
             try:
-                rewritten = apply(state.problem, rewrites, self.asked.prices)
+                problem = apply(state.problem, made, self.search.asked.prices)
             except RewriteError:
                 return None
-            peak = max(measure(rewritten, rewritten.original_order).profile)
-            if peak <= limit_bytes:
-                return rewrites, rewritten
-            self.keep(point((*self.before, *rewrites), rewritten, rewritten.original_order))
-            if not rewrites or int(state.profile.max()) > limit_bytes:
+            rewrites, task = (*self.before, *made), Task(problem, self.options, limit_bytes)
+            best = task.measured(problem.original_order)
+            if best.peak_bytes <= limit_bytes:
+                if problem.collectives:
+                    reference = Reference(problem, problem.original_order, task.live_ranges)
+                    best = run_policies(reference, limit_bytes, best).best or best
+                self.search.keep(rewrites, problem, best.order)
+                return best.step_us, rewrites, problem
+            self.search.keep(rewrites, problem, problem.original_order)
+            if not made or int(state.profile.max()) > limit_bytes:
                 return None
-            aim_bytes = state.limit_bytes - (peak - limit_bytes)
+            aim_bytes = state.limit_bytes - (best.peak_bytes - limit_bytes)
         return None
 
-    def _ran(self, problem: Problem, limit_bytes: int) -> Candidate:
-        """The best of a few runs within the limit."""
-        task = Task(problem, self.options, limit_bytes)
-        best = task.measured(problem.original_order)
-        if not problem.collectives:
-            return best
-        reference = Reference(problem, problem.original_order, task.live_ranges)
-        for policy in POLICIES:
-            run = list_schedule(reference, np.array(limit_bytes, dtype=np.int64), policy, (), best.step_us)
-            if run.made is not None and run.made.peak_bytes <= limit_bytes and run.made.beats(best):
-                best = run.made
-        return best
 
-    def keep(self, new: FitPoint) -> FitPoint:
-        """Put a plan on the frontier, where it belongs there."""
-        limit = self.asked.host_limit_bytes
-        if limit is not None and new.host_bytes > limit:
-            return new
-        self.points = undominated([*self.points, new])
-        return new
+class Ways:
+    """Fissions that a plan may begin with, and what those that have been made make of the step.
 
-
-def begun_with(asked: FitContext, rewrites: Sequence[Rewrite]) -> FitPoint:
-    """Rewrites alone, in the order in which they leave the graph.
-
-    Raises:
-        RewriteError: They cannot be done.
+    Attributes:
+        found: Per fission that has been made, its plan.
+        bound: Whether no plan that begins with one is shorter than it.
     """
-    problem = apply(asked.problem, rewrites, asked.prices) if rewrites else asked.problem
-    return point(tuple(rewrites), problem, problem.original_order)
+
+    def __init__(self, search: FitSearch, fissions: Sequence[Fission], limit: Limit) -> None:
+        """Time them, where that can be known; none is made yet."""
+        self.search, self.limit, asked = search, limit, search.asked
+        self.bound = not asked.problem.collectives
+        self.found: list[FitPoint] = []
+        self._left = [(0.0, one) for one in fissions]
+        if self.bound:
+            self._left = []
+            for one in fissions:
+                with suppress(RewriteError):
+                    self._left.append((fissioned_us(asked.problem, one, asked.prices), one))
+            self._left.sort(key=lambda pair: pair[0])
+
+    @property
+    def left(self) -> tuple[Fission, ...]:
+        """Those that have not been made."""
+        return tuple(one for _, one in self._left)
+
+    def make(self, all_: bool = False) -> None:
+        """Make those that may answer, or all, the fastest first."""
+        limit, search, waiting, self._left = self.limit, self.search, self._left, []
+        for step_us, one in waiting:
+            best, longest_us = limit.best(search.points), limit.us
+            if longest_us is None:
+                longest_us = best.step_us if best.peak_bytes <= (limit.bytes or 0) else math.inf
+            if not all_ and step_us * (1 - 1e-9) > longest_us:  # sums of the same times in another order
+                self._left.append((step_us, one))
+                continue
+            with suppress(RewriteError):
+                plan = search.begin_with((one,))
+                search.tried += 1
+                self.found.append(plan)
+                if limit.bytes is not None and plan.peak_bytes <= limit.bytes:
+                    search.tell(FOUND)
+
+    def promising(self, points: Sequence[FitPoint]) -> list[FitPoint]:
+        """Return behind which of them to search, the most promising first.
+
+        Within a memory limit: the fastest of those that do not yet keep it, or all where there is communication to
+        hide. Within a step limit: those with the lowest peaks.
+        """
+        limit, best = self.limit, self.limit.best(points)
+
+        def may_win(plan: FitPoint) -> bool:
+            if limit.bytes is None:
+                return plan.step_us <= (limit.us or 0.0)
+            shorter = best.peak_bytes > limit.bytes or plan.step_us < best.step_us * (1 - SAME_STEP)
+            return plan.peak_bytes > limit.bytes and shorter  # one that keeps it is a plan as it is
+
+        kept = [plan for plan in self.found if not self.bound or may_win(plan)]
+        by_step = limit.bytes is not None
+        kept.sort(key=lambda one: (one.step_us, one.peak_bytes) if by_step else (one.peak_bytes, one.step_us))
+        return kept[: SEARCHED[self.search.asked.effort]]
 
 
-def _with_parts(rerun: frozenset[str], before: Sequence[Rewrite]) -> frozenset[str]:
-    """Parts of what may run again may, too."""
-    for one in before:
-        if isinstance(one, Fission):
-            rerun |= {one.part(name, p) for name in one.nodes if name in rerun for p in range(one.parts)}
-    return rerun
+def _search(search: FitSearch, ways: Ways, extra: Sequence[Rewrite | tuple[Rewrite, ...]]) -> Start:
+    """Look for plans from the graph as it is, then from what others begin with; return where the best begin."""
+    limit, start = ways.limit, search.start
+    if limit.bytes is not None:
+        start.at(limit.bytes, otherwise=ways.make)
+    ways.make()
+    for begun in ways.promising(search.points):
+        start = _better_start(start, begun, limit, limit.key(limit.best(search.points)))
+    if limit.us is not None:  # what is in parts is quickly found, and leaves less to look for
+        search.start.answer(limit)
+    for more in extra:
+        best = limit.key(limit.best(search.points))
+        try:
+            begun = search.begin_with((*start.before, *(more if isinstance(more, tuple) else (more,))))
+        except RewriteError:
+            continue
+        start = _better_start(start, begun, limit, best)
+    return start
 
 
-def point(rewrites: tuple[Rewrite, ...], problem: Problem, order: Order) -> FitPoint:
-    """A plan as the judges see it.
+def _better_start(start: Start, begun: FitPoint, limit: Limit, best: tuple[bool, float, float]) -> Start:
+    """Look for plans with other rewrites to begin with; return that start where the answer is better with them."""
+    other = Start(start.search, begun)
+    other.answer(limit)
+    return other if limit.key(limit.best(start.search.points)) < best else start
 
-    Raises:
-        VerificationError: Its order is not valid: a bug.
+
+def _lower(start: Start, limit: Limit) -> None:
+    """Look for plans of fewer live bytes, until one runs on a device of the limit."""
+    assert limit.bytes is not None
+    search, lacks, below = start.search, limit.bytes, limit.bytes
+    for _ in range(LOWERED):
+        held = held_best(search.points, limit, search.asked.options)[1]
+        over_bytes = 0 if held is None else held.over_bytes
+        if over_bytes:
+            lacks, below = below, below - max(over_bytes, int(below * (1 - LOWERED_BY)))
+        elif below < lacks * LOWERED_BY:
+            below = (below + lacks) // 2
+        else:
+            break
+        search.tell(f"looking for a plan of {below:,} bytes, which the allocator may hold within the limit")
+        start.at(below)
+
+
+def held_best(points: Sequence[FitPoint], limit: Limit, options: Options) -> tuple[FitPoint, Held | None]:
+    """Return the point that answers a question best, and what the allocator makes of it.
+
+    Within a memory limit: the shortest plan that runs on a device of so much memory, with retries where it needs them.
+    Where none does: the one that lacks least, and how much.
+
+    Args:
+        points: All plans.
+        limit: The question.
+        options: ``allocator`` says how it is set up; ``"none"``: live bytes alone count.
     """
-    broken = violation(problem, order)
-    if broken is not None:
-        raise VerificationError(f"a plan for {problem.name!r} is not valid: {broken}. This is a bug: please report it.")
-    measured = measure(problem, order)
-    line, host = measured.timeline, host_bytes(problem, order)
-    return FitPoint(rewrites, problem, tuple(order), line.step_us, line.exposed_us, max(measured.profile), host)
+    best, settings = limit.best(points), replayed_allocator(options)
+    if settings is None:
+        return best, None
+    if limit.bytes is None or best.peak_bytes > limit.bytes:
+        return best, Held(_requests(best).replayed(settings).peak_reserved_bytes)
+    within = sorted((one for one in points if one.peak_bytes <= limit.bytes), key=lambda one: one.step_us)
+    lacking, faster = [], None
+    for one in within:
+        requests = _requests(one)
+        if requests.fits(limit.bytes, settings):
+            return one, Held(requests.replayed(settings).peak_reserved_bytes, 0, faster)
+        lacking.append((requests.smallest_capacity(settings, limit.bytes) - limit.bytes, one, requests))
+        faster = faster or Faster(one.step_us, lacking[0][0])
+    over_bytes, best, requests = min(lacking, key=lambda each: each[0])
+    reserved = requests.replayed(settings).peak_reserved_bytes
+    return best, Held(reserved, over_bytes, None if best is within[0] else faster)
+
+
+def _requests(plan: FitPoint) -> Requests:
+    return requests_of(LiveRanges(plan.problem), plan.order)
+
+
+def _effects(search: FitSearch, best: FitPoint, begun: Sequence[FitPoint]) -> tuple[Effect, ...]:
+    """Return what the fissions do that a plan begins with, one after the other."""
+    known, before = {plan.rewrites: plan for plan in begun}, search.original
+    found: list[Effect] = []
+    for k, one in enumerate(best.rewrites):
+        if not isinstance(one, Fission):
+            break
+        rewrites = best.rewrites[: k + 1]
+        after = known[rewrites] if rewrites in known else search.begin_with(rewrites)
+        more_us = sum(after.problem.compute_us) - sum(before.problem.compute_us)
+        found.append(Effect(one, before.peak_bytes - after.peak_bytes, more_us))
+        before = after
+    return tuple(found)
 
 
 def relabelled(problem: Problem, order: Sequence[int]) -> Problem:
@@ -298,14 +546,23 @@ def relabelled(problem: Problem, order: Sequence[int]) -> Problem:
     if broken is not None:
         raise ProblemError(f"{problem.name!r} cannot be listed in this order: {broken}.")
     place = {v: at for at, v in enumerate(order)}
-    nodes = (problem.nodes[v] for v in order)
-    return replace(
-        problem,
-        nodes=tuple(
-            node._replace(
-                deps=tuple(sorted(place[u] for u in node.deps)),
-                collective=None if node.collective is None else place[node.collective],
-            )
-            for node in nodes
-        ),
-    )
+
+    def moved(node: Node) -> Node:
+        collective = None if node.collective is None else place[node.collective]
+        return node._replace(deps=tuple(sorted(place[u] for u in node.deps)), collective=collective)
+
+    return replace(problem, nodes=tuple(moved(problem.nodes[v]) for v in order))
+
+
+def point(rewrites: tuple[Rewrite, ...], problem: Problem, order: Order) -> FitPoint:
+    """Return a plan as the judges see it.
+
+    Raises:
+        VerificationError: Its order is not valid: a bug.
+    """
+    broken = violation(problem, order)
+    if broken is not None:
+        raise VerificationError(f"a plan for {problem.name!r} is not valid: {broken}. This is a bug: please report it.")
+    measured = measure(problem, order)
+    line, host = measured.timeline, host_bytes(problem, order)
+    return FitPoint(rewrites, problem, tuple(order), line.step_us, line.exposed_us, max(measured.profile), host)

@@ -7,21 +7,34 @@ maker to its last use. Each choice cuts a part in two at an idle gap::
     parts       [=====]                 [=====]          again: its maker runs again before w
     parts       [=======]            [========]          offload: with the time of the copies
 
-What runs again uses what its maker used: those parts get a use more.
+What runs again uses what its maker used: those parts get a use more. What it takes to have a storage again at a place
+is nothing, a longer life, or its maker run again, and so on back::
+
+    need(s, q)    s is live at q               nothing
+                  its part before could last   where that is not over the limit: it does
+                  its part behind is a copy's  that copy may run sooner, at q
+                  its maker may run again      at q, if all that it reads can be there: need(x, q) for each
 """
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+import math
+from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from overlap_sched.problem import Kind, NodeId, Position, Problem, StorageId
 from overlap_sched.simulate.ledger import LiveRanges
+from overlap_sched.transform.host import HostLink
 from overlap_sched.transform.recompute import is_view, refusal, writes
 
 Bytes = npt.NDArray[np.int64]
+LONGEST = 60
+"""Nodes that run again for one value, at most."""
+DEEPEST = 30
+"""How far back they go."""
 
 
 @dataclass(eq=False)
@@ -64,9 +77,6 @@ class User:
     def key(self) -> tuple[Position, int, NodeId]:
         """Copies run before the node at whose place they are, those of earlier nodes first."""
         return (self.node, 1, self.node) if self.copy is None else (self.copy.at, 0, self.node)
-
-
-_KEY: Callable[[User], tuple[Position, int, NodeId]] = lambda user: user.key  # noqa: E731
 
 
 @dataclass(eq=False)
@@ -194,32 +204,195 @@ class LiveState:
         before.users += part.users
         self.parts[s].remove(part)
 
-    def extend(self, s: StorageId, part: Part, at: Position) -> None:
-        """A part lives on until a copy just before a place."""
-        self.profile[part.end + 1 : at] += self.size[s]
-        part.end = at - 1
-
-    def pull(self, s: StorageId, part: Part, to: Position) -> None:
-        """A part begins sooner."""
-        self.profile[to : part.begin] += self.size[s]
-        part.begin = to
-
     def use(self, s: StorageId, copy: Again) -> None:
         """A copy uses the part that is live where it runs."""
         part = self.covers(s, copy.at)
         assert part is not None, f"storage {s} is not live at {copy.at}"
         part.users.append(User(copy.node, copy))
-        part.users.sort(key=_KEY)
+        part.users.sort(key=attrgetter("key"))
 
     def unuse(self, s: StorageId, copy: Again) -> None:
         """Take that back; the part stays as long as it is."""
         for part in self.parts[s]:
             part.users = [user for user in part.users if user.copy is not copy]
 
-    def add_part(self, s: StorageId, source: Again) -> Part:
-        """A storage is made again where it was not live."""
-        part = Part(source.at, source.at - 1, [], source)
-        parts = self.parts[s]
-        parts.insert(bisect_left(parts, source.at, key=lambda other: other.begin), part)
-        source.parts[s] = part
-        return part
+    def added(self, first: Position, last: Position, nbytes: int) -> int:
+        """Return what so many more bytes at each of these places add above the limit, in bytes times places."""
+        if first > last or not nbytes:
+            return 0
+        if first == last:
+            one = int(self.profile[first]) - self.limit_bytes
+            return max(one + nbytes, 0) - max(one, 0)
+        there: Bytes = self.profile[first : last + 1] - self.limit_bytes
+        if int(there.max()) + nbytes <= 0:
+            return 0
+        return int((np.maximum(there + nbytes, 0) - np.maximum(there, 0)).sum())
+
+    def place(self, v: NodeId, at: Position) -> Again:
+        """Place a copy of a node; what it reads is live there."""
+        copy = Again(v, at)
+        for s in self.problem.nodes[v].use:
+            self.use(s, copy)
+        self.copies.setdefault(v, []).append(copy)
+        return copy
+
+
+class RemakePrice(NamedTuple):
+    """What it takes.
+
+    Attributes:
+        us: Compute.
+        excess: What it adds above the limit, in bytes times places.
+        held: Bytes that are made for it, and held until it is used. peak: the most at once on the way.
+    """
+
+    us: float
+    excess: int
+    held: int = 0
+    peak: int = 0
+
+
+FREE = RemakePrice(0.0, 0)
+
+
+class Remake:
+    """One question to a state; ``commit`` does what the answer says."""
+
+    def __init__(self, state: LiveState, spare: int, most_us: float = math.inf, commit: bool = False) -> None:
+        """Ask, or do.
+
+        Args:
+            state: Changed only where ``commit``.
+            spare: Bytes times places above the limit that a longer life may cost before its maker rather runs again.
+            most_us: What takes longer is not asked for any further.
+            commit: Do it.
+        """
+        self.state, self.spare, self.most_us, self.commit = state, spare, most_us, commit
+        self._seen: dict[StorageId, None] = {}
+        self._nodes, self._us = 0, 0.0
+
+    def again(self, v: NodeId, at: Position, depth: int = 0) -> RemakePrice | None:
+        """Return what it takes to run a node again just before a place; ``None``: it cannot be."""
+        state = self.state
+        self._nodes += 1
+        node = state.problem.nodes[v]
+        self._us += node.time_us
+        if not state.may_run_again[v]:
+            return None
+        if not self.commit and (depth > DEEPEST or self._nodes > LONGEST or self._us > self.most_us):
+            return None
+        us, excess, held, peak = node.time_us, 0, 0, 0
+        for s in node.use:
+            if state.written_between(s, v, at):
+                return None
+            price = self.need(s, at, depth + 1)
+            if price is None:
+                return None
+            peak = max(peak, held + price.peak)
+            us, excess, held = us + price.us, excess + price.excess, held + price.held
+        return RemakePrice(us, excess, held, max(peak, held + sum(state.size[s] for s in node.alloc)))
+
+    def need(self, s: StorageId, at: Position, depth: int) -> RemakePrice | None:
+        """Return what it takes to have a storage at a place."""
+        state = self.state
+        if state.covers(s, at) is not None or s in self._seen:
+            return FREE
+        before, behind = state.around(s, at)
+        longer = state.added(before.end + 1, at - 1, state.size[s])
+        if not longer:
+            return self._extend(s, before, at, 0)
+        if behind is not None and isinstance(behind.source, Again):
+            price = self._pull(behind.source, at, depth)
+            if price is not None:
+                self._seen[s] = None
+                return price
+        if longer > self.spare or state.fixed[s]:
+            price = None if state.fixed[s] else self._make(s, at, depth)
+            if price is not None:
+                self._seen[s] = None
+                return price
+        return self._extend(s, before, at, longer)
+
+    def _extend(self, s: StorageId, before: Part, at: Position, longer: int) -> RemakePrice:
+        self._seen[s] = None
+        if self.commit:
+            self.state.profile[before.end + 1 : at] += self.state.size[s]
+            before.end = at - 1
+        return RemakePrice(0.0, longer)
+
+    def _make(self, s: StorageId, at: Position, depth: int) -> RemakePrice | None:
+        v = self.state.problem.maker[s]
+        if self.commit and Remake(self.state, self.spare).again(v, at, depth) is None:
+            return None
+        price = self.again(v, at, depth)
+        if price is not None and self.commit:
+            copy, parts = self.state.place(v, at), self.state.parts[s]
+            copy.parts[s] = Part(at, at - 1, [], copy)
+            parts.insert(bisect_left(parts, at, key=attrgetter("begin")), copy.parts[s])
+        return None if price is None else price._replace(held=self.state.size[s])
+
+    def _pull(self, copy: Again, at: Position, depth: int) -> RemakePrice | None:
+        """A copy that is there runs sooner."""
+        state = self.state
+        node = state.problem.nodes[copy.node]
+        if self.commit and Remake(state, self.spare)._pull(copy, at, depth) is None:
+            return None
+        us, excess = 0.0, 0
+        for x in node.use:
+            price = self.need(x, at, depth + 1) if depth < DEEPEST else None
+            if price is None:
+                return None
+            us, excess = us + price.us, excess + price.excess
+        for s, part in copy.parts.items():
+            excess += state.added(at, part.begin - 1, state.size[s])
+        if self.commit:
+            for x in node.use:
+                state.unuse(x, copy)
+            copy.at = at
+            for x in node.use:
+                state.use(x, copy)
+            for s, part in copy.parts.items():
+                state.profile[at : part.begin] += state.size[s]
+                part.begin = at
+        return RemakePrice(us, excess)
+
+
+class LinkTime:
+    """Slots that are taken, per stream, in microseconds of the order."""
+
+    def __init__(self, link: HostLink, end_us: float) -> None:
+        """All is free, to the end of the order."""
+        self.link, self.end_us = link, end_us
+        out: list[tuple[float, float]] = []
+        self._taken = {"out": out, "in": out if link.streams == 1 else []}
+
+    def slots(self, nbytes: int, from_us: float, to_us: float) -> tuple[float, float] | None:
+        """Begin of a copy out, as soon as may be, and of one back, as late as may be; ``None``: not both between."""
+        us = self.link.copy_us(nbytes)
+        out = self._soonest(from_us, us)
+        back = self._latest(to_us, us)
+        return (out, back) if back is not None and out + us <= back else None
+
+    def take(self, nbytes: int, out_us: float, in_us: float) -> None:
+        """Both slots are taken."""
+        us = self.link.copy_us(nbytes)
+        insort(self._taken["out"], (out_us, out_us + us))
+        insort(self._taken["in"], (in_us, in_us + us))
+
+    def _soonest(self, from_us: float, us: float) -> float:
+        at = from_us
+        taken = self._taken["out"]
+        for begin, end in taken[max(bisect_left(taken, (from_us,)) - 1, 0) :]:
+            if at + us <= begin:
+                return at
+            at = max(at, end)
+        return at
+
+    def _latest(self, to_us: float, us: float) -> float | None:
+        end_at = to_us
+        taken = self._taken["in"]
+        for begin, end in reversed(taken[: bisect_left(taken, (to_us,))]):
+            if end <= end_at - us:
+                break
+            end_at = min(end_at, begin)
+        return end_at - us if end_at - us >= 0 else None

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from overlap_sched.cost.checked import check_model
+from overlap_sched.cost.model import check_model
 from overlap_sched.errors import OverlapSchedWarning, RewriteError, SequenceError, VerificationError
 from overlap_sched.fx.graphs import graph_of, reorder
 from overlap_sched.fx.lifting import LIFTING, lift

@@ -9,9 +9,8 @@ from torch import fx
 from torch._ops import OpOverload
 
 from overlap_sched.cost import FREE, Collective, Compute, CostModel, Price, Pricer
-from overlap_sched.cost.fusion.kernels import KernelShare, parts_of_kernels, shared_prices
-from overlap_sched.cost.model import asked
-from overlap_sched.cost.price import Source
+from overlap_sched.cost.fusion import KernelShare, parts_of_kernels, shared_prices
+from overlap_sched.cost.model import Source, asked
 from overlap_sched.errors import CostError, OptionsError
 from overlap_sched.fx.calls import call_of, name_and_group
 from overlap_sched.fx.catalogue import HOST_COPIES
@@ -40,7 +39,7 @@ Cost = Callable[[fx.Node], float | None]
 
 Fusion = Literal["none", "inductor"]
 """Whether nodes are priced one by one, as where a graph runs as it is (``none``), or by the kernels that TorchInductor
-would make of them (:mod:`overlap_sched.cost.fusion.kernels`)."""
+would make of them (:mod:`overlap_sched.cost.fusion`)."""
 
 
 class Costs(NamedTuple):

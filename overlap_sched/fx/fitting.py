@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import fx
 
-from overlap_sched.cost.checked import check_model
+from overlap_sched.cost.model import check_model
 from overlap_sched.errors import OptionsError, OverlapSchedWarning
 from overlap_sched.fit import Fit, fit
+from overlap_sched.fit.planner import KINDS as OF_VALUES
 from overlap_sched.fit.planner import point
-from overlap_sched.fit.questions import KINDS as OF_VALUES
 from overlap_sched.fx.dimensions.candidates import expert_fissions, fission_candidates
 from overlap_sched.fx.lifting import LIFTING, Lifted, lift
 from overlap_sched.fx.rewrites import alike_of, prepare, rerunnable

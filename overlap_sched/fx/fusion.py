@@ -17,7 +17,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from overlap_sched.cost.fusion.steps import CPP, TRITON, FusionRules, FusionStep, Read
+from overlap_sched.cost.fusion import CPP, TRITON, FusionRules, FusionStep, Read
 from overlap_sched.fx.operators import NO_CALL, Role, arguments_of
 from overlap_sched.fx.reading import Reading
 

@@ -41,13 +41,10 @@ import torch.distributed as dist
 from torch import fx
 
 from overlap_sched.cost import Collective, CostModel, Price, Roofline
-from overlap_sched.cost.cluster.contention import contention_of
-from overlap_sched.cost.cluster.cost_model import model_of
-from overlap_sched.cost.cluster.description import Cluster, MeshDimension
-from overlap_sched.cost.cluster.file import cluster_given
-from overlap_sched.cost.cluster.placement import Facts, Nodes, Placement, nodes_of_ranks, place
-from overlap_sched.cost.cluster.sharding_groups import DataflowNode, sharding_groups
+from overlap_sched.cost.cluster import Cluster, MeshDimension, cluster_given, contention_of
+from overlap_sched.cost.collectives import model_of
 from overlap_sched.cost.model import FinishingModel, LaunchingModel
+from overlap_sched.cost.placement import DataflowNode, Facts, Nodes, Placement, nodes_of_ranks, place, sharding_groups
 from overlap_sched.errors import OptionsError
 from overlap_sched.fx.calls import GROUPS_KEY, _argument, _listed_ranks, live_ranks, name_and_group
 from overlap_sched.fx.costs import Cost, Costs, Fusion, costs_of
@@ -118,7 +115,7 @@ def groups_of(
     A group's size is the one in ``given`` or ``carried``; else that in its collectives' arguments; else that of the
     live process group; else the ratio of output to input; else that of the world (counted in the notes as
     ``group_size_guessed``). Where it is: as ``given`` says, else by its ranks where they can be known, else by
-    :func:`overlap_sched.cost.cluster.placement.place`.
+    :func:`overlap_sched.cost.placement.place`.
 
     Raises:
         CostError: A group does not fit the ranks.
@@ -458,7 +455,7 @@ def lift(
         contention: Whether the cluster's contention goes into the problem.
         device_filter: Which storages count, by device type; by default all that are not on a CPU, or all where all are.
         fusion: ``"inductor"`` where TorchInductor will compile the graph: nodes are priced by the kernels that it would
-            make of them. The graph stays one of single nodes. See :mod:`overlap_sched.cost.fusion.kernels`.
+            make of them. The graph stays one of single nodes. See :mod:`overlap_sched.cost.fusion`.
 
     Raises:
         CostError, OptionsError, ProblemError: The arguments do not fit the graph.

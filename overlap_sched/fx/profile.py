@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from overlap_sched.cost import CostModel, Price
-from overlap_sched.cost.price import Source
+from overlap_sched.cost.model import Source
 from overlap_sched.cost.profile import Profile, RankTrace, Shapes, profiled, read_traces
 from overlap_sched.errors import CostError, OverlapSchedWarning
 from overlap_sched.fx.lifting import Lifted, lift

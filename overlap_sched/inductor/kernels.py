@@ -33,8 +33,8 @@ from torch._inductor.utils import contains_collective, contains_wait, is_nonfree
 from torch._inductor.virtualized import V
 
 from overlap_sched.cost import Compute, CostModel
-from overlap_sched.cost.cluster.placement import Nodes
 from overlap_sched.cost.model import asked
+from overlap_sched.cost.placement import Nodes
 from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.costs import Cost, Costs, costs_of
 from overlap_sched.fx.lifting import groups_of

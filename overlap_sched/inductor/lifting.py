@@ -20,10 +20,9 @@ from torch._inductor.utils import is_collective
 from torch._inductor.virtualized import V
 
 from overlap_sched.cost import CostModel, Roofline
-from overlap_sched.cost.cluster.contention import contention_of
-from overlap_sched.cost.cluster.cost_model import model_of
-from overlap_sched.cost.cluster.description import Cluster
-from overlap_sched.cost.cluster.placement import nodes_of_ranks
+from overlap_sched.cost.cluster import Cluster, contention_of
+from overlap_sched.cost.collectives import model_of
+from overlap_sched.cost.placement import nodes_of_ranks
 from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.calls import Communication, joined
 from overlap_sched.fx.costs import Cost

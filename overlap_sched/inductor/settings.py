@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from overlap_sched.cost import CostModel, Roofline
-from overlap_sched.cost.checked import check_model
-from overlap_sched.cost.cluster.description import Cluster
-from overlap_sched.cost.cluster.file import cluster_given, read_cluster
+from overlap_sched.cost.cluster import Cluster, cluster_given, read_cluster
+from overlap_sched.cost.model import check_model
 from overlap_sched.distributed import TIMEOUT_S
 from overlap_sched.errors import OptionsError
-from overlap_sched.fit.question import Question
+from overlap_sched.fit.answer import Question
 from overlap_sched.fx.costs import Cost
 from overlap_sched.inductor.reporting import Stage
 from overlap_sched.options import Options, options_given

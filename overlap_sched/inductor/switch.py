@@ -39,7 +39,7 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from overlap_sched.cost import CostModel
-from overlap_sched.cost.cluster.description import Cluster
+from overlap_sched.cost.cluster import Cluster
 from overlap_sched.distributed.uncompiled import stop_counting, uncompiled, watch_optimizers
 from overlap_sched.errors import OptionsError, UnsupportedError
 from overlap_sched.fx.apply import Report

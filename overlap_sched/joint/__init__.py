@@ -7,7 +7,7 @@ torch's partitioner makes every cut; here it is told which operators are to run 
 priced by our judges. :mod:`overlap_sched.inductor.partitioning` makes a plug-in of it.
 """
 
-from overlap_sched.fit.question import Question
+from overlap_sched.fit.answer import Question
 from overlap_sched.joint.cut import JointCut, Judge, Marks
 from overlap_sched.joint.search import JointSearchResult, fit_joint
 

@@ -6,9 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from overlap_sched.cost.fusion.loop_nests import loop_nests
-from overlap_sched.cost.fusion.merging import merged
-from overlap_sched.cost.fusion.steps import FusionRules, FusionStep
+from overlap_sched.cost.fusion import FusionRules, FusionStep, loop_nests, merged
 from overlap_sched.fx import lift
 from overlap_sched.fx.calls import name_and_group
 from overlap_sched.fx.costs import Fusion, is_free

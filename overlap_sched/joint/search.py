@@ -17,9 +17,8 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from overlap_sched.fit.emit import rewrites_of
-from overlap_sched.fit.greedy import Greedy
-from overlap_sched.fit.question import Question
+from overlap_sched.fit.answer import Question
+from overlap_sched.fit.greedy import Greedy, rewrites_of
 from overlap_sched.fit.state import LiveState
 from overlap_sched.joint.cut import JointCut, Judge, Marks, Partitioner, Whole, cut, whole
 from overlap_sched.joint.graphs import runs_again

@@ -43,7 +43,6 @@ from typing import NamedTuple
 
 from overlap_sched.errors import ProblemError
 from overlap_sched.judge.replay import Replay, replay
-from overlap_sched.options import Concurrent, Options, headroom_bytes
 from overlap_sched.problem import ANY_GROUP, Kind, Node, Order, Problem
 from overlap_sched.problem.file import nameable
 from overlap_sched.problem.precedence import Preserve
@@ -110,7 +109,7 @@ def together(problem: Problem, timeline: Replay) -> int:
 
 
 def together_violation(
-    problem: Problem, order: Sequence[int], concurrent: Concurrent, as_originally: bool = True
+    problem: Problem, order: Sequence[int], concurrent: str, as_originally: bool = True
 ) -> str | None:
     """The first launch of a valid order while a collective is in flight that it must stay apart from, or ``None``.
 
@@ -155,7 +154,7 @@ def _groups_of(node: Node) -> tuple[str, ...]:
     return (node.group or "",) if node.kind is Kind.COLLECTIVE else tuple(dict.fromkeys(node.launches))
 
 
-def _meeting(problem: Problem, concurrent: Concurrent) -> Callable[[int, int], bool]:
+def _meeting(problem: Problem, concurrent: str) -> Callable[[int, int], bool]:
     """Return a test of whether what two nodes launch must not be in flight together."""
     nodes = problem.nodes
     ranks = {name: frozenset(group.ranks) for name, group in problem.groups.items()}
@@ -321,38 +320,48 @@ def measure(problem: Problem, order: Sequence[int]) -> JudgedOrder:
     return JudgedOrder(order, replay(problem, order), memory_profile(problem, order))
 
 
-def broken_promise(
-    problem: Problem, original: JudgedOrder, scheduled: JudgedOrder, options: Options, base_bytes: int | None = None
-) -> str | None:
-    """The first promise of the options that a valid order breaks against the original one, or ``None``.
+@dataclass(frozen=True)
+class Promise:
+    """What an order is held to, besides being valid and no slower than the original.
 
-    Peak (or every position of the profile) within the original plus headroom; step not longer than the
-    original; launch order kept where asked for, process groups apart, and pins kept.
+    Attributes:
+        base_bytes: The peak that headroom is counted from.
+        headroom_bytes: How far above that, or above the original profile, memory may go.
+        budget: ``"peak"`` or ``"profile"``.
+        preserve: Whose launch order is kept.
+        concurrent: Collectives of which groups may be in flight together.
+        pins: Lines of text.
+    """
 
-    Args:
-        problem: What was scheduled.
-        original: The original order.
-        scheduled: The one that came out.
-        options: What was asked for.
-        base_bytes: The peak that headroom is counted from, where that is not the original's.
+    base_bytes: int
+    headroom_bytes: int = 0
+    budget: str = "peak"
+    preserve: Preserve = "none"
+    concurrent: str = "any"
+    pins: tuple[str, ...] = ()
+
+
+def broken_promise(problem: Problem, original: JudgedOrder, scheduled: JudgedOrder, promise: Promise) -> str | None:
+    """The first promise that a valid order breaks against the original one, or ``None``.
+
+    Peak (or every position of the profile) within the budget; step not longer than the original; launch order kept
+    where asked for, process groups apart, and pins kept.
     """
     order, reference = scheduled.order, original.profile
-    peak = max(reference) if base_bytes is None else base_bytes
-    headroom = headroom_bytes(options.headroom, peak)
     for at, live in enumerate(scheduled.profile):
-        limit = (peak if options.budget == "peak" else reference[at]) + headroom
+        limit = (promise.base_bytes if promise.budget == "peak" else reference[at]) + promise.headroom_bytes
         if live > limit:
             name = problem.nodes[order[at]].name
-            return f"{live} bytes are live at position {at} ({name}), {live - limit} above the {options.budget} budget"
+            return f"{live} bytes are live at position {at} ({name}), {live - limit} above the {promise.budget} budget"
 
     before_us, after_us = original.timeline.step_us, scheduled.timeline.step_us
     if after_us > before_us * (1 + REPLAY_TOLERANCE):
         return f"the step takes {after_us} us, longer than the original's {before_us} us"
 
     return (
-        launch_violation(problem, order, options.preserve_collective_order)
-        or together_violation(problem, order, options.concurrent_groups)
-        or pin_violation(problem, order, options.pins)
+        launch_violation(problem, order, promise.preserve)
+        or together_violation(problem, order, promise.concurrent)
+        or pin_violation(problem, order, promise.pins)
     )
 
 

@@ -1,20 +1,19 @@
 """Named schedules of one job side by side: judged, replayed, and held against their bounds and each rank's memory."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from math import prod
 
-from overlap_sched.errors import PipelineError
+from overlap_sched.errors import OptionsError, PipelineError
 from overlap_sched.options import close_to
-from overlap_sched.pipeline.action import Item
-from overlap_sched.pipeline.durations import inside_us
-from overlap_sched.pipeline.job import PipelineJob
-from overlap_sched.pipeline.judge.bound import pipeline_bound_us
-from overlap_sched.pipeline.judge.validate import violation
+from overlap_sched.pipeline.action import Item, PipelineSchedule
+from overlap_sched.pipeline.job import PipelineJob, PipelineLink
+from overlap_sched.pipeline.judge import pipeline_bound_us, violation
 from overlap_sched.pipeline.layout import Cut
-from overlap_sched.pipeline.memory import RankPeak, pipeline_peaks
-from overlap_sched.pipeline.named.catalogue import NAMED, NamedSchedule, cut_for, interleaved_in, laid_out
-from overlap_sched.pipeline.replay import PipelineReplay, replay_pipeline
-from overlap_sched.pipeline.schedule import PipelineSchedule
+from overlap_sched.pipeline.named import NAMED, NamedSchedule, cut_for, interleaved_in, laid_out
+from overlap_sched.pipeline.replay import PipelineReplay, RankPeak, inside_us, pipeline_peaks, replay_pipeline
 
 INTERLEAVED = "interleaved"
 FEW = 4
@@ -127,3 +126,141 @@ def compare_schedules(
         except PipelineError as error:
             cannot[one.name] = str(error).removeprefix(f"{job.name}: ")
     return tuple(planned), cannot
+
+
+LEAST = 2**24
+"""Bytes: for less nothing is ordered anew."""
+
+
+def left_bytes(planned: PlannedPipeline) -> int:
+    """The bytes that no rank of a schedule needs of its limit; 0 without limits.
+
+    A power of two, so that schedules of one job ask for few headrooms.
+    """
+    limits = planned.job.memory_limit_bytes
+    if limits is None:
+        return 0
+    least = min(limit - peak.bytes for limit, peak in zip(limits, planned.peaks, strict=True))
+    return 1 << (least.bit_length() - 1) if least >= LEAST else 0
+
+
+def with_room(
+    planned: PlannedPipeline, job_with: Callable[[int], PipelineJob], plan: Callable[[PipelineJob], PlannedPipeline]
+) -> PlannedPipeline:
+    """The same schedule with its graphs ordered in what it leaves, where that is shorter and fits; else as it was.
+
+    Args:
+        planned: With its graphs ordered in no more than their peaks.
+        job_with: The job with its graphs ordered with so many bytes above their peaks.
+        plan: Makes the schedule for a job.
+    """
+    room = left_bytes(planned)
+    if not room:
+        return planned
+    more = plan(job_with(room))
+    shorter = more.shortage is None and more.replay.step_us < planned.replay.step_us
+    return more if shorter else planned
+
+
+WHOLE = ("micro_batches", "ranks")
+AXES = (*WHOLE, "links")
+MOST_CHANGES = 64
+_LEAST, _MOST = 2.0**-20, 2.0**60
+
+
+@dataclass(frozen=True)
+class ChangedJob:
+    """What is changed: by name, in the order in which it was asked for."""
+
+    values: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def instead(self) -> dict[str, int]:
+        """Values that take the place of those in the file."""
+        return {name: int(value) for name, value in self.values if name in WHOLE}
+
+    def linked(self, job: PipelineJob) -> PipelineJob:
+        """The job with links of another bandwidth."""
+        factor = dict(self.values).get("links", 1.0)
+        links = {ends: _times(link, factor) for ends, link in job.links.items()}
+        return replace(job, link=_times(job.link, factor), links=links)
+
+
+UNCHANGED = ChangedJob()
+
+
+def _times(link: PipelineLink, factor: float) -> PipelineLink:
+    return replace(link, bytes_per_s=link.bytes_per_s * factor)
+
+
+def read_axes(
+    texts: Iterable[str],
+    axes: Collection[str] = AXES,
+    whole: Collection[str] = WHOLE,
+    example: str = "micro_batches=8,16,32 links=0.5,2",
+    most: int = MOST_CHANGES,
+    read: Callable[[str, str], float] = lambda name, text: float(text),
+    from_zero: Collection[str] = (),
+) -> dict[str, tuple[float, ...]]:
+    """Read what ``--vary`` was given: ``micro_batches=8,16,32``, ``links=0.25..4``, ``headroom=0..2GiB``.
+
+    Args:
+        texts: One per axis.
+        axes: Names that may be varied.
+        whole: Those whose values are whole numbers.
+        example: For messages.
+        most: Combinations.
+        read: Reads a value of an axis; raises ``ValueError`` where it is none.
+        from_zero: Names whose values may be 0.
+
+    Raises:
+        OptionsError: One is not written so, something is varied twice, or there are more than ``most`` combinations.
+    """
+    found: dict[str, tuple[float, ...]] = {}
+    for text in texts:
+        shown = text if len(text) <= 40 else text[:37] + "..."
+        name, _, values = (part.strip() for part in text.partition("="))
+        if name not in axes or not values:
+            near = "" if name in axes else close_to(name, axes)
+            raise OptionsError(f"--vary {shown}: is not WHAT=VALUES, WHAT one of {', '.join(axes)}: {example}.{near}")
+        if name in found:
+            raise OptionsError(f"--vary {shown}: {name} is varied already. Give it once.")
+        found[name] = _values(shown, name, values, most, partial(read, name), 0.0 if name in from_zero else _LEAST)
+        if name in whole and not all(value == int(value) for value in found[name]):
+            raise OptionsError(f"--vary {shown}: {name} are whole numbers.")
+    if (count := prod(map(len, found.values()))) > most:
+        raise OptionsError(f"--vary: that makes {count} combinations, {most} at most. Give fewer values.")
+    return found
+
+
+def _values(
+    shown: str, name: str, text: str, most: int, read: Callable[[str], float], least: float
+) -> tuple[float, ...]:
+    first, dots, last = text.partition("..")
+    if last.startswith("."):
+        raise OptionsError(f"--vary {shown}: has three dots. Did you mean {name}={first}..{last.lstrip('.')}?")
+    found: list[float] = []
+    try:
+        low, *others = [read(value.strip()) for value in ([first, last] if dots else text.split(","))]
+        if dots and others[0] > low == least == 0:
+            found = [0.0, *(others[0] / 2**k for k in range(4, -1, -1))]
+        elif dots:
+            found = [value for value in (low * 2**k for k in range(most + 1)) if value <= others[0] * (1 + 1e-9)]
+        else:
+            found = [low, *others]
+    except OptionsError:  # says more
+        raise
+    except ValueError:
+        pass
+    if not found or not all(least <= value <= _MOST for value in found) or len(set(found)) != len(found):
+        above = "0 or more" if least == 0 else "above 0"
+        raise OptionsError(
+            f"--vary {shown}: values are numbers {above}, each once: FIRST..LAST in powers of two, or A,B,C."
+        )
+    return tuple(found)
+
+
+def changes(found: Mapping[str, tuple[float, ...]]) -> list[ChangedJob]:
+    """List all combinations of values."""
+    combined = product(*found.values()) if found else ()
+    return [ChangedJob(tuple(zip(found, values, strict=True))) for values in combined]

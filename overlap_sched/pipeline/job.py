@@ -12,14 +12,26 @@ Memory of a rank, in bytes; what is written ``[a, b)`` is live from the instant 
 Between stages of one rank nothing is sent: an output is live, as what is sent, until the action that needs it starts,
 and belongs to that action from then on. What an action without duration holds is live at its instant; a buffer that is
 needed by nobody for any time is not.
+
+Stages that run forward again in their backward (activation checkpointing), and so save little until then.
+
+While it runs, and again in backward, all that the stage would save is live; in between only what it says it saves, by
+default what its forward has received::
+
+    saved    F [ all ]---- what is received ----[ F again, B: all ]
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations
+from typing import NamedTuple
 
+from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import Action, ActionKind
-from overlap_sched.pipeline.check import check_job
+from overlap_sched.problem import MAX_TOTAL_BYTES
+from overlap_sched.problem.sizes import show_number
 
 
 @dataclass(frozen=True)
@@ -134,7 +146,7 @@ class PipelineJob:
     pairs: Mapping[tuple[int, int], PipelineBlock] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_job(self)
+        _check_job(self)
 
     @cached_property
     def route_of(self) -> tuple[Route, ...]:
@@ -181,3 +193,158 @@ class PipelineJob:
     def micro_batches(self) -> int:
         """The number of those of all routes."""
         return sum(len(route.micro_batches) for route in self.routes)
+
+
+MAX_ACTIONS = 1_000_000
+"""Of a job: three per stage and micro-batch."""
+
+
+def _check_job(job: PipelineJob) -> None:
+    """Raise :class:`PipelineError` for the first rule that is broken; linear in stages."""
+    _check_ranks(job)
+    _check_routes(job)
+    runs = sum(len(route.stages) * len(route.micro_batches) for route in job.routes)
+    check_actions(job.name, len(job.stages), job.micro_batches, runs)
+    for number, stage in enumerate(job.stages):
+        where = f"{job.name}: stage {number}"
+        blocks = ("forward", "backward", "input_gradient", "weight_gradient", "reduce", "step")
+        for name in blocks:
+            block = getattr(stage, name)
+            if block is not None:
+                _check_block(f"{where}, {name},", block)
+        if (stage.input_gradient is None) != (stage.weight_gradient is None):
+            raise PipelineError(
+                f"{where} has one half of its backward alone: give both input_gradient and weight_gradient, or neither."
+            )
+        for name in ("saved_bytes", "kept_bytes", "static_bytes"):
+            _check_bytes(where, name, getattr(stage, name))
+    for link in (job.link, *job.links.values()):
+        _check_link(job.name, link)
+    if not (math.isfinite(job.pair_factor) and job.pair_factor >= 0):
+        raise PipelineError(f"{job.name}: a pair takes {show_number(job.pair_factor)}: factors are finite, 0 or more.")
+    for (ahead, back), block in job.pairs.items():
+        _check_block(f"{job.name}: the forward of stage {ahead} beside the backward of stage {back}", block)
+
+
+def check_actions(name: str, stages: int, micro_batches: int, runs: int) -> None:
+    """Raise :class:`PipelineError` for too many; ``runs``: of stages with micro-batches."""
+    if 3 * runs > MAX_ACTIONS:
+        raise PipelineError(
+            f"{name}: {stages} stages and {micro_batches} micro-batches make {3 * runs:,} actions, more than "
+            f"{MAX_ACTIONS:,}. Plan fewer micro-batches: the steady state repeats."
+        )
+
+
+def _check_ranks(job: PipelineJob) -> None:
+    if job.ranks < 1 or not job.stages:
+        raise PipelineError(
+            f"{job.name}: {len(job.stages)} stages on {job.ranks} ranks; there is at least one of each."
+        )
+    if len(job.rank_of) != len(job.stages):
+        raise PipelineError(
+            f"{job.name}: {len(job.stages)} stages, but ranks for {len(job.rank_of)}: give each stage a rank."
+        )
+    for stage, rank in enumerate(job.rank_of):
+        if not 0 <= rank < job.ranks:
+            raise PipelineError(f"{job.name}: stage {stage} is on rank {rank}; ranks are 0 to {job.ranks - 1}.")
+    idle = set(range(job.ranks)) - set(job.rank_of)
+    if idle:
+        raise PipelineError(f"{job.name}: rank {min(idle)} has no stage. Take fewer ranks, or more stages.")
+    limits = job.memory_limit_bytes
+    if limits is not None and len(limits) != job.ranks:
+        raise PipelineError(
+            f"{job.name}: {job.ranks} ranks, but {len(limits)} memory limits: give one, or one per rank."
+        )
+    for limit in limits or ():
+        _check_bytes(job.name, "memory_limit_bytes", limit)
+
+
+def _check_routes(job: PipelineJob) -> None:
+    seen: set[int] = set()
+    for route in job.routes:
+        for stage in route.stages:
+            if not 0 <= stage < len(job.stages):
+                raise PipelineError(f"{job.name}: a route names stage {stage}; stages are 0 to {len(job.stages) - 1}.")
+            if stage in seen:
+                raise PipelineError(f"{job.name}: stage {stage} comes twice on its way: stages form no cycle.")
+            seen.add(stage)
+        batches = route.micro_batches
+        if not batches or batches.step != 1 or batches.start < 0:
+            raise PipelineError(f"{job.name}: a route has no micro-batch; there is at least one.")
+    if len(seen) < len(job.stages):
+        missing = min(set(range(len(job.stages))) - seen)
+        raise PipelineError(f"{job.name}: no micro-batch comes through stage {missing}. Put it on a route.")
+    for one, other in combinations(sorted(job.routes, key=lambda route: route.micro_batches.start), 2):
+        if one.micro_batches.stop > other.micro_batches.start:
+            raise PipelineError(f"{job.name}: micro-batch {other.micro_batches.start} is on two routes.")
+
+
+def _check_block(where: str, block: PipelineBlock) -> None:
+    if not (math.isfinite(block.time_us) and block.time_us >= 0):
+        raise PipelineError(f"{where} takes {show_number(block.time_us)} us: times are finite and 0 or more.")
+    for name in ("transient_bytes", "output_bytes", "buffer_bytes"):
+        _check_bytes(where, name, getattr(block, name))
+
+
+def _check_bytes(where: str, name: str, count: int) -> None:
+    if not 0 <= count <= MAX_TOTAL_BYTES:
+        raise PipelineError(
+            f"{where} has {name} {show_number(count)}: sizes are 0 or more, in bytes, and 2**60 at most."
+        )
+
+
+def _check_link(where: str, link: PipelineLink) -> None:
+    if not (math.isfinite(link.latency_us) and link.latency_us >= 0 and link.bytes_per_s > 0):
+        raise PipelineError(
+            f"{where}: a link has latency {show_number(link.latency_us)} us and {show_number(link.bytes_per_s)} "
+            "bytes/s: latencies are finite and 0 or more, bandwidths above 0."
+        )
+
+
+class Recomputation(NamedTuple):
+    """How a file says it: microseconds that are added to backward, bytes that are saved; ``None``: by default."""
+
+    time_us: float | None = None
+    saved_bytes: int | None = None
+
+
+def with_recomputation(
+    stages: Sequence[PipelineStage], ways: Sequence[Recomputation | None]
+) -> tuple[PipelineStage, ...]:
+    """Give stages, in the order of forward, their other way to run. By default F runs again and its input is saved."""
+    received = [0, *(stage.forward.output_bytes for stage in stages)]
+    return tuple(
+        stage if way is None else replace(stage, recomputed=_recomputed(stage, way, size))
+        for stage, way, size in zip(stages, ways, received, strict=False)
+    )
+
+
+def _recomputed(stage: PipelineStage, way: Recomputation, received_bytes: int) -> PipelineStage:
+    more_us = stage.forward.time_us if way.time_us is None else way.time_us
+    saved = min(stage.saved_bytes, received_bytes if way.saved_bytes is None else way.saved_bytes)
+
+    def holding(block: PipelineBlock, us: float) -> PipelineBlock:
+        """With what is not saved live while it runs."""
+        transient = block.transient_bytes + stage.saved_bytes - saved
+        part = us / stage.forward.time_us if stage.forward.time_us else 0.0
+        exposed_us = block.exposed_us + part * stage.forward.exposed_us
+        return replace(block, time_us=block.time_us + us, transient_bytes=transient, exposed_us=exposed_us)
+
+    half = stage.input_gradient
+    return replace(
+        stage,
+        forward=replace(holding(stage.forward, 0.0), sent_bytes=None),
+        backward=holding(stage.backward, more_us),
+        input_gradient=None if half is None else holding(half, more_us),
+        saved_bytes=saved,
+    )
+
+
+def recomputing(job: PipelineJob, units: Iterable[int]) -> PipelineJob:
+    """The job with some stages run the other way, those that have one. What pairs take is known of the first way."""
+    again = {unit for unit in units if job.stages[unit].recomputed is not None}
+    if not again:
+        return job
+    stages = [(one.recomputed or one) if unit in again else one for unit, one in enumerate(job.stages)]
+    kept = {both: block for both, block in job.pairs.items() if again.isdisjoint(both)}
+    return replace(job, stages=tuple(stages), pairs=kept)

@@ -19,14 +19,14 @@ import difflib
 import errno
 import gzip
 import os
-import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar
 
 import msgspec
+import msgspec.inspect
 
 from overlap_sched.errors import InputTooLargeError, OptionsError, ProblemError
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
@@ -212,29 +212,53 @@ def _changed(one: Node | Group, required: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name, value in one._asdict().items() if name in required or value != defaults[name]}
 
 
-def decode(data: bytes | Mapping[str, Any], kind: type[T], where: str | Path, error: type[Exception]) -> T:
-    """Turn JSON, or what TOML holds, into a value of a type.
+def decode(
+    data: bytes | Mapping[str, Any],
+    kind: type[T],
+    where: str | Path,
+    error: type[Exception],
+    hook: Callable[[type, Any], Any] | None = None,
+) -> T:
+    """Turn JSON, or what TOML holds, into a value of a type; ``hook`` makes those that msgspec does not know.
 
     Raises:
         error: It is no JSON, or not of that type; the message begins with ``where``, and names the path inside.
     """
     try:
-        return msgspec.json.decode(data, type=kind) if isinstance(data, bytes) else msgspec.convert(data, kind)
+        if isinstance(data, bytes):
+            return msgspec.json.decode(data, type=kind, dec_hook=hook)
+        return msgspec.convert(data, kind, dec_hook=hook)
     except msgspec.ValidationError as fault:
         what, _, at = str(fault).partition(" - at `$")
-        place, hint = at.rstrip("`").lstrip("."), ""
-        if unknown := re.search(r"unknown field `(.*)`", what, re.DOTALL):
-            what = f"unknown key {unknown[1]!r:.60}"
-            structs = msgspec.json.schema(kind).get("$defs", {}).values()
-            known = [key for one in structs for key in one.get("properties", ())]
-            near = difflib.get_close_matches(unknown[1], known, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else " Leave it out."
-        what = what[:1].lower() + what[1:].replace("`", "")
-        raise error(f"{where}: {place}{': ' if place else ''}{what}.{hint}") from None
+        place, what = at.rstrip("`").lstrip("."), what.replace("`", "").rstrip(".")
+        hint = _hint(kind, what, place)
+        raise error(f"{where}: {place}{': ' if place else ''}{what[:1].lower()}{what[1:150]}.{hint}") from None
     except UnicodeDecodeError:
         raise error(f"{where}: is not text in UTF-8.") from None
     except (msgspec.DecodeError, RecursionError) as fault:
         raise error(f"{where}: is not JSON ({fault}). Was it cut short?") from None
+
+
+def _hint(kind: Any, what: str, place: str) -> str:
+    fields = dict(_fields_inside(msgspec.inspect.type_info(kind)))
+    if what.startswith("Object contains unknown field "):
+        near = difflib.get_close_matches(what.rpartition(" ")[2], fields, 1)
+        return f" Did you mean {near[0]!r}?" if near else " Leave it out."
+    if not what.startswith("Invalid enum value"):
+        return ""
+    found = fields.get(place.rpartition(".")[2])
+    allowed = found.cls if isinstance(found, msgspec.inspect.EnumType) else getattr(found, "values", ())
+    return f" It is one of {', '.join(repr(str(one)) for one in allowed if one)}."
+
+
+def _fields_inside(info: Any) -> Iterator[tuple[str, Any]]:
+    for one in getattr(info, "fields", ()):
+        yield one.encode_name, one.type
+        yield from _fields_inside(one.type)
+    inside = [getattr(info, name, None) for name in ("type", "item_type", "value_type")]
+    for one in (*inside, *getattr(info, "types", ())):
+        if one is not None:
+            yield from _fields_inside(one)
 
 
 def read_json_text(path: str | Path, limits: Limits, error: type[Exception]) -> bytes:

@@ -23,7 +23,7 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Order, Problem
 from overlap_sched.problem.sizes import PLAIN
 from overlap_sched.report.files import write_file
-from overlap_sched.report.memory_kinds import memory_kinds
+from overlap_sched.report.timeline import memory_kinds
 from overlap_sched.report.units import printable
 from overlap_sched.scheduler.driver import Schedule
 from overlap_sched.simulate.allocator import SMALL_BASE, Address, Block, CachingAllocator, requests_of

@@ -28,7 +28,7 @@ from overlap_sched.report.colours import (
     REWRITTEN,
     stream_legend,
 )
-from overlap_sched.report.memory_kinds import IN_FLIGHT, MEMORY_KINDS, flights, memory_kinds
+from overlap_sched.report.timeline import IN_FLIGHT, MEMORY_KINDS, flights, memory_kinds
 from overlap_sched.report.units import printable
 from overlap_sched.report.words.contention import with_contention_line
 from overlap_sched.report.words.fit import answer_line, costs

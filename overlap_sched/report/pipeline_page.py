@@ -1,74 +1,76 @@
 """The picture of a pipelined job that everybody draws: ranks by time, micro-batches by number, memory below.
 
-One HTML file, without scripts: a picture (SVG) per schedule, all on one axis of time::
+One HTML file, without scripts: a verdict, a table, and per schedule a picture (SVG), all on one axis of time. Places
+are percent of the width, so that a page of 500 pixels has letters as large as one of 1,500::
 
     rank 0  |0|1|2|      |0|3|1|...      a box per action, in the colour of its kind; lighter for later stages of a rank
     rank 1    |0|1|2|0|1|
-            ~~~~~~~~~~~~~~~~~~~~~        the bytes that are live, beside the limit
+            ~~~~~~~~~~~~~~~~~~~~~        the bytes that are live, beside the limit: red where they are above it
+            0    100    200 ms
 """
 
 from collections.abc import Iterator, Sequence
 from datetime import date
 from html import escape
 from itertools import groupby
+from math import log10
 
 from overlap_sched import __version__
 from overlap_sched.pipeline.action import Item, parts
 from overlap_sched.pipeline.compare import PlannedPipeline
-from overlap_sched.pipeline.durations import inside_us
-from overlap_sched.pipeline.memory import memory_curves
-from overlap_sched.pipeline.replay import RunItem
+from overlap_sched.pipeline.replay import RunItem, inside_us, memory_curves
 from overlap_sched.report.colours import EXPOSED, PIPELINE
-from overlap_sched.report.units import duration, size
+from overlap_sched.report.units import duration, size, time_unit
 from overlap_sched.report.words.schedule import gap_percent
 
-WIDTH, LEFT = 1280, 70
-"""Of a picture, and of what stands beside its rows (pixels)."""
-ROW, BELOW, GAP = 22, 16, 6
-"""Heights of a rank's actions, and of its memory below."""
-WAITS, SEEN = 4, 0.5
-"""Height of what waits for collectives inside of an action, at its foot; narrower it is not drawn."""
-NUMBERED = 12.0
-"""A box of so many pixels shows the number of its micro-batch."""
+ROW, BELOW = 22, 16
+"""Heights of a rank's actions, and of its memory below (pixels)."""
+WAITS, SEEN = 4, 0.04
+"""Height of what waits for collectives inside of an action, at its foot; narrower (percent) it is not drawn."""
+NUMBERED, NUMBERED_NARROW = 1.0, 3.2
+"""A box of so many percent shows the number of its micro-batch on a wide page, and on a narrow one."""
 MOST_BOXES = 60_000
 """Of more actions in all, only some schedules are drawn."""
 Curve = tuple[tuple[float, int], ...]
 STYLE = """
-:root { color-scheme: light dark; --ink: #222; --ground: #fff; --idle: #f1f1f1; --memory: #8a8a8a; }
-@media (prefers-color-scheme: dark) { :root { --ink: #ddd; --ground: #181818; --idle: #262626; --memory: #777; } }
-body { font: 14px system-ui, sans-serif; color: var(--ink); background: var(--ground); margin: 1.5em; }
-svg { display: block; } svg text { font-size: 10px; fill: var(--ink); } svg .on { fill: #fff; text-anchor: middle; }
-.idle { fill: var(--idle); } .waits { fill: EXPOSED; } .memory { fill: var(--memory); }
-h2 { font-size: 1.05em; margin: 1.4em 0 .3em; } .legend span { margin-right: 1.2em; white-space: nowrap; }
+:root { color-scheme: light dark; --ink: #222; --ground: #fff; --idle: #f1f1f1; --memory: #8a8a8a; --line: #ccc; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #ddd; --ground: #181818; --idle: #262626; --memory: #777; --line: #444; } }
+body { font: 14px/1.4 system-ui, sans-serif; color: var(--ink); background: var(--ground); margin: 1rem auto;
+  padding: 0 1rem; max-width: 1500px; }
+h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1.05rem; margin: 1.4em 0 .3em; }
+#verdict { padding: .5rem .9rem; border-radius: 4px; color: #fff; background: #00694b; font-size: 1.1rem; }
+#verdict.fails, .badge.fails { background: #b3261e; }
+.badge { padding: 0 .5em; border-radius: 4px; color: #fff; background: #00694b; white-space: nowrap; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th:first-child { text-align: left; } tr.fails td, .label .fails { color: #d9534f; font-weight: 600; }
+.rank { display: grid; grid-template-columns: 5rem minmax(0, 1fr); margin-bottom: 6px; }
+.label { font-size: 11px; line-height: 1.35; } svg { display: block; overflow: visible; }
+svg text { font-size: 11px; fill: var(--ink); text-anchor: middle; } svg .on { fill: #fff; font-size: 10px; }
+.idle { fill: var(--idle); } .waits { fill: EXPOSED; } .memory { fill: var(--memory); } .memory.fails { fill: #d9534f; }
+section.fails .box { opacity: .55; } svg line { stroke: EXPOSED; } svg .tick { stroke: var(--line); }
+.legend span { margin-right: 1.2em; white-space: nowrap; }
 .legend i { display: inline-block; width: .9em; height: .9em; margin-right: .35em; vertical-align: -.1em; }
-footer { margin-top: 2em; opacity: .75; }
+footer { margin-top: 2em; opacity: .75; overflow-wrap: anywhere; }
+@media (max-width: 900px) { svg .narrow { display: none; } }
 """
 
 
 def pipeline_page(title: str, planned: Sequence[PlannedPipeline], command: str) -> str:
     """Return the page of some schedules of a job; the footer names the command, this version and the date."""
     drawn = list(_drawn(planned))
-    most_us = max((one.replay.step_us for one in drawn), default=0.0)
-    letters = dict.fromkeys(a.kind.value for one in drawn for run in _runs(one) for a in parts(run.item))
-    words: dict[str, list[str]] = {}
-    for letter, (colour, what) in PIPELINE.items():
-        if letter in letters:
-            words.setdefault(colour, []).append(what)
-    legend = "".join(f'<span><i style="background:{c}"></i>{", ".join(what)}</span>' for c, what in words.items())
-    waits = f'<span><i style="background:{EXPOSED}"></i>compute waits for collectives inside</span>'
-    inside = any(inside_us(one.job, run.item) for one in drawn for run in _runs(one))
-    limit = f'<span><i style="background:{EXPOSED}"></i>memory limit</span>'
-    limited = any(one.job.memory_limit_bytes for one in drawn)
+    most_us = max((one.replay.step_us for one in drawn), default=0.0) or 1.0
     left_out = len(planned) - len(drawn)
-    notes = [f"<p>{left_out} more schedules are not drawn: too many actions.</p>"] if left_out else []
     return "\n".join([
         "<!doctype html><html lang='en' data-ready='true'><meta charset='utf-8'>",
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<title>{escape(title)}</title><style>{STYLE.replace('EXPOSED', EXPOSED)}</style>",
         f"<main><h1>{escape(title)}</h1>",
-        f"<p class='legend'>{legend}<span><i class='memory' style='background:var(--memory)'></i>live bytes</span>"
-        f"{waits if inside else ''}{limit if limited else ''}</p>",
+        *([_verdict(planned), _table(planned)] if planned else []),
+        _legend(drawn),
         *(_section(one, most_us) for one in drawn),
-        *notes,
+        *([f"<p>{left_out} more schedules are not drawn: too many actions.</p>"] if left_out else []),
         f"</main><footer>Simulated. Numbers are micro-batches. Made by <code>{escape(command)}</code>, "
         f"overlap_sched {__version__}, {date.today()}.</footer></html>",
     ])  # fmt: skip
@@ -83,29 +85,68 @@ def _drawn(planned: Sequence[PlannedPipeline]) -> Iterator[PlannedPipeline]:
             yield one
 
 
-def _runs(one: PlannedPipeline) -> Iterator[RunItem]:
-    for items in one.replay.items:
-        yield from items
+def _verdict(planned: Sequence[PlannedPipeline]) -> str:
+    """The shortest schedule that fits, and shorter ones that do not."""
+    by_step = sorted(planned, key=lambda one: one.replay.step_us)
+    best = next((one for one in by_step if one.shortage is None), None)
+    lacking = [f"{one.name} lacks {size(one.shortage.bytes)}" for one in by_step if one.shortage is not None]
+    if best is None:
+        return f"<p id='verdict' class='fails'>None fits: {escape('; '.join(lacking))}.</p>"
+    shorter = [one for one in by_step if one.replay.step_us < best.replay.step_us and one.shortage is not None]
+    limited = " of those that fit" if lacking else ""
+    said = (
+        f"The shortest step{limited}: {best.name}, {duration(best.replay.step_us)}, "
+        f"{gap_percent(best.replay.step_us, best.bound_us):.2f} % above the bound."
+    )
+    if shorter:
+        said += f" Shorter, but too large: {'; '.join(lacking[: len(shorter)])}."
+    return f"<p id='verdict'>{escape(said)}</p>"
+
+
+def _table(planned: Sequence[PlannedPipeline]) -> str:
+    limited = any(one.job.memory_limit_bytes for one in planned)
+    heads = ["schedule", "step", *(["fits"] if limited else []), "bubble", "peak", "bound", "above it"]
+    rows = []
+    for one in planned:
+        us, lack = one.replay.step_us, one.shortage
+        cells = [duration(us)]
+        if limited:
+            cells.append("yes" if lack is None else f"rank {lack.rank} lacks {size(lack.bytes)}")
+        cells += [f"{100 * one.replay.bubble:.1f} %", size(max(peak.bytes for peak in one.peaks))]
+        cells += [duration(one.bound_us), f"{gap_percent(us, one.bound_us):.2f} %"]
+        shown = "".join(f"<td>{cell}</td>" for cell in cells)
+        rows.append(f"<tr{' class=fails' * (lack is not None)}><th>{escape(one.name)}</th>{shown}</tr>")
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    return f"<div class='scroll'><table><tr>{head}</tr>{''.join(rows)}</table></div>"
+
+
+def _legend(drawn: Sequence[PlannedPipeline]) -> str:
+    runs = [(one, run) for one in drawn for items in one.replay.items for run in items]
+    letters = dict.fromkeys(action.kind.value for _, run in runs for action in parts(run.item))
+    words: dict[str, list[str]] = {}
+    for letter, (colour, what) in PIPELINE.items():
+        if letter in letters:
+            words.setdefault(colour, []).append(what)
+    entries = [(colour, ", ".join(what)) for colour, what in words.items()] + [("var(--memory)", "live bytes")]
+    if any(inside_us(one.job, run.item) for one, run in runs):
+        entries.append((EXPOSED, "compute waits for collectives inside"))
+    if any(one.job.memory_limit_bytes for one in drawn):
+        entries += [(EXPOSED, "memory limit"), ("#d9534f", "a rank above it")]
+    shown = "".join(f'<span><i style="background:{colour}"></i>{what}</span>' for colour, what in entries)
+    return f"<p class='legend'>{shown}</p>"
 
 
 def _section(one: PlannedPipeline, most_us: float) -> str:
-    replay = one.replay
-    peak = max(peak.bytes for peak in one.peaks)
-    said = (
-        f"{one.name}: {duration(replay.step_us)}, bubble {100 * replay.bubble:.1f} %, peak {size(peak)}, "
-        f"{gap_percent(replay.step_us, one.bound_us):.2f} % above the bound"
-    )
+    said = f"{one.name}: {duration(one.replay.step_us)}"
     if len(set(one.cut)) > 1 or one.recomputed:
         said += f"; {cut_words(one)}"
     lack = one.shortage
-    if lack is not None:
-        said += f"; rank {lack.rank} lacks {size(lack.bytes)}"
-    height = one.job.ranks * (ROW + BELOW + GAP)
-    curves = memory_curves(one.job, replay)
-    shapes = "".join(_rank(one, rank, curve, most_us) for rank, curve in enumerate(curves))
+    badge = "" if lack is None else f" <span class='badge fails'>does not fit: rank {lack.rank}</span>"
+    curves = memory_curves(one.job, one.replay)
+    ranks = "".join(_rank(one, rank, curve, 100 / most_us) for rank, curve in enumerate(curves))
     return (
-        f"<h2>{escape(said)}</h2><svg width='{WIDTH}' height='{height}' viewBox='0 0 {WIDTH} {height}' role='img' "
-        f"aria-label='{escape(one.name)}'>{shapes}</svg>"
+        f"<section{' class=fails' * (lack is not None)}><h2>{escape(said)}{badge}</h2>{ranks}"
+        f"<div class='rank'><span></span>{_axis(most_us)}</div></section>"
     )
 
 
@@ -120,41 +161,72 @@ def cut_words(one: PlannedPipeline) -> str:
     return joined + (f"; recomputed: {again}" if again else "")
 
 
-def _rank(one: PlannedPipeline, rank: int, curve: Curve, most_us: float) -> str:
-    top, scale = rank * (ROW + BELOW + GAP), (WIDTH - LEFT) / (most_us or 1.0)
-    width = one.replay.step_us * scale
+def _axis(most_us: float) -> str:
+    """Round times below the ranks."""
+    unit_us, unit = time_unit(most_us)
+    least = most_us / unit_us / 6
+    power = 10 ** int(log10(least) // 1)
+    step = next(part * power for part in (1, 2, 5, 10) if part * power >= least)
+    marks = []
+    for k in range(int(most_us / unit_us / step) + 1):
+        x = 100 * k * step * unit_us / most_us
+        text = f"{k * step:,.6g} {unit}"
+        marks.append(f"<line class='tick' x1='{x:.2f}%' x2='{x:.2f}%' y1='0' y2='5'/>")
+        marks.append(f"<text x='{x:.2f}%' y='17'>{text}</text>" if x < 96 else "")
+    return f"<svg width='100%' height='20' role='img' aria-label='time'>{''.join(marks)}</svg>"
+
+
+def _rank(one: PlannedPipeline, rank: int, curve: Curve, scale: float) -> str:
+    """A rank's actions and memory; ``scale``: percent per microsecond."""
+    limits, peak = one.job.memory_limit_bytes, one.peaks[rank].bytes
+    fails = " fails" if limits is not None and peak > limits[rank] else ""
+    end = one.replay.step_us * scale
+    shapes = [f"<rect class='idle' x='0' width='{end:.2f}%' height='{ROW}'/>"]
     first = one.job.stages_of[rank][0]
-    shapes = [
-        f"<text x='0' y='{top + 15}'>rank {rank}</text>",
-        f"<rect class='idle' x='{LEFT}' y='{top}' width='{width:.1f}' height='{ROW}'/>",
-    ]
     for run in one.replay.items[rank]:
-        x, wide = LEFT + run.start_us * scale, (run.end_us - run.start_us) * scale
-        shapes.append(_box(run, x, wide, top, first))
+        x, wide = run.start_us * scale, (run.end_us - run.start_us) * scale
+        shapes.append(_box(run, x, wide, first))
         inside = inside_us(one.job, run.item) * scale
         if inside >= SEEN:
-            y = top + ROW - WAITS
-            shapes.append(f"<rect class='waits' x='{x:.1f}' y='{y}' width='{inside:.1f}' height='{WAITS}'/>")
-    return "".join([*shapes, _memory(one, rank, curve, top + ROW + BELOW, scale)])
+            shapes.append(
+                f"<rect class='waits' x='{x:.2f}%' y='{ROW - WAITS}' width='{inside:.2f}%' height='{WAITS}'/>"
+            )
+    most = max([*(peak.bytes for peak in one.peaks), *(limits or ()), 1])
+    points, last = ["0,1"], 0.0
+    for time_us, live in curve:
+        x = time_us * scale
+        points += [f"{x:.2f},{1 - last:.3f}", f"{x:.2f},{1 - live / most:.3f}"]
+        last = live / most
+    points += [f"{end:.2f},{1 - last:.3f}", f"{end:.2f},1"]
+    area = f"<polygon class='memory{fails}' points='{' '.join(points)}'/>"
+    shapes.append(
+        f"<svg y='{ROW}' width='100%' height='{BELOW}' viewBox='0 0 100 1' preserveAspectRatio='none'>{area}</svg>"
+    )
+    if limits is not None:
+        y = ROW + BELOW * (1 - limits[rank] / most)
+        shapes.append(f"<line x1='0' x2='{end:.2f}%' y1='{y:.1f}' y2='{y:.1f}'/>")
+    return (
+        f"<div class='rank'><span class='label'>rank {rank}<br><span class='{fails.strip()}'>{size(peak)}</span></span>"
+        f"<svg width='100%' height='{ROW + BELOW}' role='img' aria-label='{escape(one.name)}, rank {rank}'>"
+        f"{''.join(shapes)}</svg></div>"
+    )
 
 
-def _box(run: RunItem, x: float, width: float, top: int, first: int) -> str:
+def _box(run: RunItem, x: float, width: float, first: int) -> str:
     height, boxes = ROW // len(parts(run.item)), list[str]()
+    told = f"{_name(run.item)}, {duration(run.start_us)} to {duration(run.end_us)}"
     for k, action in enumerate(parts(run.item)):
-        opacity, y = 1.0 if action.stage == first else 0.62, top + k * height
+        opacity, y = 1.0 if action.stage == first else 0.62, k * height
         colour, _ = PIPELINE[action.kind.value]
         boxes.append(
-            f"<rect x='{x:.1f}' y='{y}' width='{max(width - 0.5, 0.3):.1f}' height='{height}' fill='{colour}' "
-            f"fill-opacity='{opacity}'><title>{escape(_told(run))}</title></rect>"
+            f"<rect class='box' x='{x:.2f}%' y='{y}' width='{max(width - 0.04, 0.02):.2f}%' height='{height}' "
+            f"fill='{colour}' fill-opacity='{opacity}'><title>{escape(told)}</title></rect>"
         )
         if width >= NUMBERED and action.micro_batch is not None:
+            narrow = " narrow" if width < NUMBERED_NARROW else ""
             middle, line = x + width / 2, y + height / 2 + 4
-            boxes.append(f"<text class='on' x='{middle:.1f}' y='{line:.0f}'>{action.micro_batch}</text>")
+            boxes.append(f"<text class='on{narrow}' x='{middle:.2f}%' y='{line:.0f}'>{action.micro_batch}</text>")
     return "".join(boxes)
-
-
-def _told(run: RunItem) -> str:
-    return f"{_name(run.item)}, {duration(run.start_us)} to {duration(run.end_us)}"
 
 
 def _name(item: Item) -> str:
@@ -163,22 +235,3 @@ def _name(item: Item) -> str:
         + ("" if action.micro_batch is None else f", micro-batch {action.micro_batch}")
         for action in parts(item)
     )
-
-
-def _memory(one: PlannedPipeline, rank: int, curve: Curve, base: int, scale: float) -> str:
-    """The live bytes of a rank as an area, as high as the most of any rank or limit."""
-    limits = one.job.memory_limit_bytes
-    most = max([*(peak.bytes for peak in one.peaks), *(limits or ()), 1])
-    points, last = [f"{LEFT},{base}"], 0
-    for time_us, live in curve:
-        x = LEFT + time_us * scale
-        points += [f"{x:.1f},{base - last / most * BELOW:.1f}", f"{x:.1f},{base - live / most * BELOW:.1f}"]
-        last = live
-    end = f"{LEFT + one.replay.step_us * scale:.1f}"
-    points += [f"{end},{base - last / most * BELOW:.1f}", f"{end},{base}"]
-    area = f"<polygon class='memory' points='{' '.join(points)}'/>"
-    text = f"<text x='0' y='{base}'>{escape(size(one.peaks[rank].bytes))}</text>"
-    if limits is None:
-        return area + text
-    y = base - limits[rank] / most * BELOW
-    return area + text + f"<line x1='{LEFT}' x2='{end}' y1='{y:.1f}' y2='{y:.1f}' stroke='{EXPOSED}'/>"

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -17,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from overlap_sched.scheduler.driver import ALL
-from overlap_sched.scheduler.task import Candidate, Context, Stage, Stages
+from overlap_sched.scheduler.task import Candidate, Stage, Stages
 
 _COUNTED = re.compile(r"\b([\d,]+) of ([\d,]+)\b")
 
@@ -81,9 +82,9 @@ def told_stages(tell: Callable[[str], None], what: str, stages: Stages = ALL) ->
     def telling(stage: Stage) -> Stage:
         at = next(count)
 
-        def run(context: Context, found: Candidate) -> Candidate:
+        def run(*given: Any) -> Candidate:
             tell(f"{what}: stage {at}/{of}, {stage.name}")
-            return stage.run(context, found)
+            return stage.run(*given)
 
         return replace(stage, run=run)
 

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from overlap_sched.problem import Kind
 from overlap_sched.problem.precedence import Pair, neighbours
 from overlap_sched.scheduler.runs import close_enough, lowest_peak, simple_bound_us
-from overlap_sched.scheduler.task import SAME_STEP, Candidate, Context, Reason, Reference, Work
+from overlap_sched.scheduler.task import SAME_STEP, Candidate, Reason, Reference, Task, Work
 
 MANY = 1_000_000
 
@@ -280,20 +280,20 @@ class BeamSearchResult:
     looked: int
 
 
-def search_small(context: Context, best: Candidate) -> Candidate:
+def search_small(task: Task, reference: Reference, best: Candidate) -> Candidate:
     """The stage: what searches find on a graph so small that they are worth it, else the candidate given."""
-    task, widest = context.task, context.task.options.effort * LOOKS // len(context.reference.order)
+    widest = task.options.effort * LOOKS // len(reference.order)
     if widest < FEWEST or task.problem.contention:
         return best
-    enough_us = simple_bound_us(task.problem, context.reference.priorities()) * close_enough(task)
+    enough_us = simple_bound_us(task.problem, reference.priorities()) * close_enough(task)
     for search in SEARCHES:
         if best.step_us <= enough_us:
             break
-        reference = _reference(context, best, search)
-        if reference is None or (not search.falls_back and widest < search.width):
+        start = _start(task, reference, best, search)
+        if start is None or (not search.falls_back and widest < search.width):
             continue
         found = beam_search(
-            reference,
+            start,
             task.limit,
             task.pairs,
             best.step_us * (1 - SAME_STEP),
@@ -308,15 +308,14 @@ def search_small(context: Context, best: Candidate) -> Candidate:
     return best
 
 
-def _reference(context: Context, best: Candidate, search: Beam) -> Reference | None:
+def _start(task: Task, base: Reference, best: Candidate, search: Beam) -> Reference | None:
     """The order that a search starts from; ``None``: it is not within the budget, or no other than the base."""
-    task, base = context.task, context.reference
     if search.start == "base":
         return base
     order = best.order if search.start == "best" else lowest_peak(task).order
     if list(order) == base.order or not task.within_budget(order):
         return None
-    return Reference(task.problem, order, base.live_ranges)
+    return base.reordered(order)
 
 
 def beam_search(

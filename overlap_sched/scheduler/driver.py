@@ -15,7 +15,7 @@ Where anything goes wrong on the way: the original order, and why.
 import gc
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,14 +24,22 @@ from itertools import pairwise, product
 from overlap_sched.errors import OverlapSchedWarning, PinError, ProblemError, VerificationError
 from overlap_sched.judge.budget_bound import raised_by_budget_us
 from overlap_sched.judge.lower_bound import lower_bound_us
-from overlap_sched.judge.validate import JudgedOrder, broken_promise, measure, pin_violation, together, violation
+from overlap_sched.judge.validate import (
+    JudgedOrder,
+    Promise,
+    broken_promise,
+    measure,
+    pin_violation,
+    together,
+    violation,
+)
 from overlap_sched.options import Options, headroom_bytes, options_given
 from overlap_sched.problem import NodeId, Order, Problem
 from overlap_sched.problem.pins import pin_pairs, pinned
 from overlap_sched.problem.precedence import by_key
 from overlap_sched.scheduler.beam_search import search_small
 from overlap_sched.scheduler.explain import Decision, decisions
-from overlap_sched.scheduler.polish import relinked, shift_best, stalls_filled
+from overlap_sched.scheduler.polish import WORTH_FIRST, count_rounds, fill_stalls, relink, shift_best
 from overlap_sched.scheduler.restrictions import (
     DeviceLimit,
     Proposal,
@@ -42,7 +50,7 @@ from overlap_sched.scheduler.restrictions import (
     on_one_stream,
 )
 from overlap_sched.scheduler.runs import first_run, lowest_peak, more_runs, of_chains
-from overlap_sched.scheduler.task import NO_WORK, Candidate, Context, Reference, Stage, Stages, Task, Work
+from overlap_sched.scheduler.task import NO_WORK, Candidate, Reference, Stage, Stages, Task, Work
 from overlap_sched.simulate.ledger import LiveRanges
 
 
@@ -115,6 +123,18 @@ class Schedule:
         return self.base_bytes + self.headroom_bytes
 
 
+def relink_far_from_bound(task: Task, reference: Reference, best: Candidate) -> Candidate:
+    """The stage: :func:`~overlap_sched.scheduler.polish.relink`, unless the best order is near the bound of any.
+
+    A first round is taken if it gains 2 %: below twice that, half of what lies between is too much to ask for.
+    """
+    if not best.reasons or not count_rounds(task):
+        return best
+    if best.step_us <= lower_bound_us(task.problem) * (1 + 2 * WORTH_FIRST):
+        return best
+    return relink(task, reference, best)
+
+
 ALL = Stages(
     (
         Stage("first run", "a list scheduler that hides what it can", first_run),
@@ -122,8 +142,8 @@ ALL = Stages(
         Stage("second runs", "which policy suits a graph is known only afterwards", more_runs),
         Stage("beam search", "small graphs: all that looks promising, beside one greedy choice", search_small),
         Stage("shift", "waits later and launches sooner: robust against wrong predictions", shift_best),
-        Stage("relink", "far from the bound: what a run moves too far, moved part of the way", relinked),
-        Stage("fill stalls", "compute goes behind what is waited for at once, or that skips the queue", stalls_filled),
+        Stage("relink", "far from the bound: what a run moves too far, moved part of the way", relink_far_from_bound),
+        Stage("fill stalls", "compute goes behind what is waited for at once, or that skips the queue", fill_stalls),
     )
 )
 
@@ -160,8 +180,13 @@ def schedule(problem: Problem, options: Options | None = None, *, stages: Stages
     options = options_given(options)
     _check_memory_model(problem, options)
     pin_pairs(problem, options.pins)  # what contradicts itself is the user's error, no reason to fall back
-    before = measure(problem, problem.original_order)
-    return _judged(problem, options, before, lambda original: best_order(problem, options, original, stages), stages)
+    began, before = time.perf_counter(), measure(problem, problem.original_order)
+    found: tuple[Candidate, int] | Exception
+    try:
+        found = best_order(problem, options, _original(problem, before), stages)
+    except Exception as error:
+        found = error
+    return _judge_found(problem, options, before, found, stages, began)
 
 
 def follow(problem: Problem, proposal: Proposal, options: Options | None = None) -> Schedule | None:
@@ -181,9 +206,10 @@ def follow(problem: Problem, proposal: Proposal, options: Options | None = None)
     """
     options = options_given(options)
     _check_memory_model(problem, options)
-    before = measure(problem, problem.original_order)
-    found = best_like(Task(problem, options, max(before.profile)), proposal, ALL)
-    return None if found is None else _judged(problem, options, before, lambda _: (found, max(before.profile)))
+    began, before = time.perf_counter(), measure(problem, problem.original_order)
+    base_bytes = max(before.profile)
+    found = best_like(Task(problem, options, base_bytes), proposal, ALL)
+    return None if found is None else _judge_found(problem, options, before, (found, base_bytes), ALL, began)
 
 
 def follow_launches(problem: Problem, launches: Sequence[NodeId], options: Options) -> Schedule | None:
@@ -230,20 +256,22 @@ def follow_launches(problem: Problem, launches: Sequence[NodeId], options: Optio
     )
 
 
-def _judged(
+def _judge_found(
     problem: Problem,
     options: Options,
     before: JudgedOrder,
-    find: Callable[[Candidate], tuple[Candidate, int]],
-    stages: Stages = ALL,
+    found: tuple[Candidate, int] | Exception,
+    stages: Stages,
+    began: float,
 ) -> Schedule:
-    """Return what was found from the original order, once the judges have looked at it, or the original order."""
-    began = time.perf_counter()
+    """Return what was found, once the judges have looked at it; where they or the search fail, the original order."""
     after = before
     original = _original(problem, before)
     best, base_bytes, fell_back, unrestricted_us = original, original.peak_bytes, None, original.step_us
     try:
-        best, base_bytes = find(original)
+        if isinstance(found, Exception):
+            raise found
+        best, base_bytes = found
         task, unrestricted_us = Task(problem, options, base_bytes), best.step_us
         best = close_up(task, keep_groups_apart(task, best, original, stages))
         if best.order == original.order and not task.within_budget(best.order):
@@ -297,7 +325,15 @@ def _verified(
     if broken is not None:
         return before, broken
     after = measure(problem, best.order)
-    return after, broken_promise(problem, before, after, options, base_bytes)
+    promise = Promise(
+        base_bytes,
+        headroom_bytes(options.headroom, base_bytes),
+        options.budget,
+        options.preserve_collective_order,
+        options.concurrent_groups,
+        options.pins,
+    )
+    return after, broken_promise(problem, before, after, promise)
 
 
 def _check_memory_model(problem: Problem, options: Options) -> None:
@@ -332,18 +368,16 @@ def best_order(problem: Problem, options: Options, original: Candidate, stages: 
     """
     default = Task(problem, options, original.peak_bytes)
     start = _with_pins(default, original)
-    best, work = start, NO_WORK
-    contexts = [
-        Context(task, Reference(task.problem, base, task.live_ranges)) for task, base in _tasks(default, start.order)
-    ]
-    for context in contexts:
-        found = _made(context, start, stages)
+    best, work, tasks = start, NO_WORK, _tasks(default, start.order)
+    references = [task.reference(base) for task, base in tasks]
+    for (task, _), reference in zip(tasks, references, strict=True):
+        found = stages.run(task, reference, start)
         work = work.plus(found.work)
         if found.beats(best):
             best = found
-    best, asked, device = replace(best, work=work), contexts[0].task, DeviceLimit.of(default)
+    best, asked, device = replace(best, work=work), tasks[0][0], DeviceLimit.of(default)
     if device is not None and problem.collectives:
-        best = best_that_runs(device, contexts[0], start, best)
+        best = best_that_runs(device, asked, references[0], start, best)
     kept = best.order == start.order and not asked.within_budget(best.order)
     return best, original.peak_bytes if kept else asked.base_bytes
 
@@ -384,19 +418,9 @@ def _tasks(default: Task, original: Order) -> list[tuple[Task, Order]]:
     return [(asked, plan.order), (replace(default, options=same_budget), original)]
 
 
-def phases(task: Task, base: Order, original: Candidate) -> Candidate:
-    """All that moves nodes, from one base; what no stage improves stays as it is."""
-    reference = Reference(task.problem, base, task.live_ranges)
-    return _made(Context(task, reference), original, ALL)
-
-
-def _made(context: Context, original: Candidate, stages: Stages) -> Candidate:
-    """Return the best order by live bytes from the reference order; the original one where none is better."""
-    task, base = context.task, tuple(context.reference.order)
-    best = original
-    if base != original.order and (start := task.measured(base)).beats(original):
-        best = start
-    return stages.run(context, replace(best, work=NO_WORK)) if task.problem.collectives else best
+def run_stages(task: Task, base: Order, original: Candidate) -> Candidate:
+    """Return the best order that all stages find from a base; the original one where none is better."""
+    return ALL.run(task, task.reference(base), original)
 
 
 def keep_groups_apart(task: Task, best: Candidate, original: Candidate, stages: Stages) -> Candidate:

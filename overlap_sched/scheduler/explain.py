@@ -3,16 +3,18 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.judge.replay import Replay
 from overlap_sched.problem import Kind, Order, Position, Problem
 from overlap_sched.problem.precedence import Pair
 from overlap_sched.scheduler.restrictions import clashes
 from overlap_sched.scheduler.task import Candidate, Reason, Task
+
+if TYPE_CHECKING:
+    from overlap_sched.judge.replay import Replay
 
 _ROUNDING = 1e-9  # relative: less than this is not exposed but rounded
 
@@ -59,7 +61,7 @@ class Decision:
     over_position: int | None
 
 
-def decisions(problem: Problem, timeline: Replay, best: Candidate, task: Task | None = None) -> tuple[Decision, ...]:
+def decisions(problem: Problem, timeline: "Replay", best: Candidate, task: Task | None = None) -> tuple[Decision, ...]:
     """One record per collective, in the order of launches.
 
     Args:
@@ -121,7 +123,7 @@ def decisions(problem: Problem, timeline: Replay, best: Candidate, task: Task | 
 
 
 def _holder(
-    problem: Problem, timeline: Replay, best: Candidate, v: int, exposed_us: float, previous: int | None
+    problem: Problem, timeline: "Replay", best: Candidate, v: int, exposed_us: float, previous: int | None
 ) -> tuple[Holder, int | None]:
     """Find what kept v from being hidden better, and which node, where it is one."""
     if exposed_us <= _ROUNDING * timeline.step_us:
@@ -141,7 +143,7 @@ def _holder(
 class _Bars:
     """What a task lets no launch pass: its budget, launches and pins in their order, groups kept apart."""
 
-    def __init__(self, task: Task, timeline: Replay, order: Order) -> None:
+    def __init__(self, task: Task, timeline: "Replay", order: Order) -> None:
         self._task, self._timeline, self._order = task, timeline, order
         self._clash = clashes(task.problem, task.options.concurrent_groups)
 
@@ -170,7 +172,7 @@ class _Bars:
         return ("choice" if fits else "memory"), None
 
 
-def _last_dependency(problem: Problem, timeline: Replay, v: int) -> int | None:
+def _last_dependency(problem: Problem, timeline: "Replay", v: int) -> int | None:
     """The node of some length, before v, that finished last; views and the like are looked through."""
     while True:
         before = [u for u in problem.predecessors[v] if problem.nodes[u].kind is not Kind.INPUT]

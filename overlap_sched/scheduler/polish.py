@@ -60,13 +60,11 @@ from itertools import islice, takewhile
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.judge.lower_bound import lower_bound_us
-from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, NodeId, Order, Problem
 from overlap_sched.problem.precedence import Pair, launch_pairs, moving_with, neighbours, positions, with_sooner
 from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.runs import FAR_AHEAD, IN_ORDER, RUN_NODES
-from overlap_sched.scheduler.task import SAME_STEP, Candidate, Context, Reason, Reference, Task
+from overlap_sched.scheduler.task import SAME_STEP, Candidate, Reason, Reference, Task
 from overlap_sched.simulate.clock import StepTrail
 from overlap_sched.simulate.ledger import LiveRanges
 
@@ -77,9 +75,8 @@ _MANY = 20
 """Of more users than this the last is found by vector operations."""
 
 
-def shift_best(context: Context, best: Candidate) -> Candidate:
+def shift_best(task: Task, reference: Reference, best: Candidate) -> Candidate:
     """The stage: what runs have made, shifted; any other order is as good as it gets."""
-    task = context.task
     return shift(task, best, best.order, task.limit_after(best)) if best.reasons else best
 
 
@@ -250,33 +247,28 @@ BETWEEN_POLICIES = (IN_ORDER, FAR_AHEAD)
 WORTH_FIRST, WORTH_MORE = 0.02, 0.002
 """A first round that gains less of the step is not taken and the last one, a later one that gains less than the second
 is the last."""
-NEAR_BOUND = 1 + 2 * WORTH_FIRST
-"""Nothing is tried where the step is below this part of the bound of any order: half of what lies between is too much
-to ask for."""
 
 
-def relinked(context: Context, best: Candidate) -> Candidate:
-    """The stage: the best order, or a shorter one found between it and the reference, round by round.
+def count_rounds(task: Task) -> int:
+    """How many rounds effort is worth: one a unit on a graph of up to 15,000 nodes, less on a larger one."""
+    return task.options.effort * RUN_NODES // max(len(task.problem.nodes), RUN_NODES)
 
-    A unit of effort is a round on a graph of up to 15,000 nodes, less on a larger one.
-    """
-    rounds = context.task.options.effort * RUN_NODES // max(len(best.order), RUN_NODES)
-    if not best.reasons or not rounds or best.step_us <= lower_bound_us(context.task.problem) * NEAR_BOUND:
-        return best
-    found = _round(context, best)
+
+def relink(task: Task, reference: Reference, best: Candidate) -> Candidate:
+    """Return the best order, or a shorter one found between it and the reference, round by round."""
+    found = _round(task, reference, best)
     if found.step_us >= best.step_us * (1 - WORTH_FIRST):
         return replace(best, work=found.work)
-    for _ in range(1, rounds):
+    for _ in range(1, count_rounds(task)):
         before_us = found.step_us
-        found = _round(context, found)
+        found = _round(task, reference, found)
         if found.step_us > before_us * (1 - WORTH_MORE):
             break
     return found
 
 
-def _round(context: Context, best: Candidate) -> Candidate:
+def _round(task: Task, reference: Reference, best: Candidate) -> Candidate:
     """Return the best of the shortest order in between, of runs that start from it, and of the one given."""
-    task, reference = context.task, context.reference
     limit = task.limit_after(best)
     orders = [
         order for percent in BETWEEN_PARTS if task.within_budget(order := between(reference.order, best.order, percent))
@@ -287,7 +279,7 @@ def _round(context: Context, best: Candidate) -> Candidate:
     start = shift(task, best, shortest, limit)
     if start.beats(best):
         best = start
-    begin = Reference(task.problem, start.order, reference.live_ranges)
+    begin = reference.reordered(start.order)
     for policy in BETWEEN_POLICIES:
         run = list_schedule(begin, task.limit, policy, task.pairs, best.step_us * (1 + SAME_STEP))
         found = best if run.made is None else shift(task, run.made, run.made.order, limit)
@@ -317,24 +309,24 @@ MOST_IN_VAIN = 300
 """So many in turn that make no step shorter are the last: where the network binds, compute stands still elsewhere."""
 
 
-def stalls_filled(context: Context, best: Candidate) -> Candidate:
+def fill_stalls(task: Task, reference: Reference, best: Candidate) -> Candidate:
     """The stage: the order with its stalls filled, the first one first, over and over until nothing is gained."""
     if not best.reasons:
         return best
-    filler = _StallFiller(context, best, context.task.options.effort * TRIED_NODES // len(best.order))
+    filler = _StallFiller(task, best, task.options.effort * TRIED_NODES // len(best.order))
     while filler.fill_all():
         pass
     if filler.order is best.order:
         return best
     reasons: dict[NodeId, Reason] = {**best.reasons, **dict.fromkeys(filler.deferred, "deferred")}
-    return replace(context.task.remeasured(best, filler.order), reasons=reasons)
+    return replace(task.remeasured(best, filler.order), reasons=reasons)
 
 
 class _StallFiller:
     """The best order so far, its step, and the collectives that went behind another."""
 
-    def __init__(self, context: Context, best: Candidate, tries: int) -> None:
-        self._task, self._nodes = context.task, context.task.problem.nodes
+    def __init__(self, task: Task, best: Candidate, tries: int) -> None:
+        self._task, self._nodes = task, task.problem.nodes
         self._before, self._after = neighbours(self._task.problem, self._task.pairs)
         self._tries, self._in_vain = tries, 0
         self.step_us, self.deferred = best.step_us, set[NodeId]()
@@ -357,7 +349,7 @@ class _StallFiller:
 
     def _take(self, order: Order) -> None:
         self.order, self._position = order, positions(order)
-        self._timeline = replay(self._task.problem, order)
+        self._timeline = self._task.step_times.trace(order)
         self._trail = StepTrail(self._task.step_times, order)
 
     def _movable(self, launch: NodeId, stall_us: float) -> list[frozenset[NodeId]]:

@@ -57,7 +57,7 @@ from overlap_sched.problem.precedence import Pair, by_key, launched_on, position
 from overlap_sched.problem.sizes import AllocatorSettings, size_bytes
 from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
 from overlap_sched.scheduler.runs import FAR_AHEAD, WHILE_STALLED
-from overlap_sched.scheduler.task import Candidate, Context, Reference, Stages, Task
+from overlap_sched.scheduler.task import Candidate, Reference, Stages, Task
 from overlap_sched.simulate.allocator import requests_of
 from overlap_sched.simulate.ledger import LiveRanges
 
@@ -107,9 +107,10 @@ def needed_bytes(live_ranges: LiveRanges, order: Order, settings: AllocatorSetti
     return requests.live_bytes if settings is None else requests.smallest_capacity(settings, fails_in)
 
 
-def best_that_runs(device: DeviceLimit, context: Context, original: Candidate, best: Candidate) -> Candidate:
+def best_that_runs(
+    device: DeviceLimit, task: Task, reference: Reference, original: Candidate, best: Candidate
+) -> Candidate:
     """Return the shortest order found that runs on a device, at least as short as the original one."""
-    task, reference = context.task, context.reference
 
     def runs(found: Candidate) -> bool:
         return device.runs(task.live_ranges, found.order)
@@ -403,8 +404,7 @@ def _within_budget(task: Task, order: Order, stages: Stages) -> Candidate | None
     for low in _lower(task.problem.renumbered(order, task.pairs), int(task.limit.min())):
         start = tuple(order[k] for k in low)
         if task.within_budget(start):
-            context = Context(task, Reference(task.problem, start, task.live_ranges))
-            return stages.run(context, task.measured(start))
+            return stages.run(task, task.reference(start), task.measured(start))
     return None
 
 

@@ -17,7 +17,7 @@ from overlap_sched.peak_memory.best import MemoryPlan, best_order
 from overlap_sched.problem import Problem
 from overlap_sched.scheduler.chains import has_chains, interleaved
 from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
-from overlap_sched.scheduler.task import SAME_STEP, Candidate, Context, Priorities, Reference, Task
+from overlap_sched.scheduler.task import SAME_STEP, Candidate, Priorities, Reference, Task
 
 FAR, NEAR, NEXT = 8_000, 1_000, 250
 """How many positions ahead compute is looked for: in large graphs all of them would be most of the work."""
@@ -103,20 +103,19 @@ MEMORY_EFFORT = 2
 """Most effort that goes into the order with the lowest peak (:func:`overlap_sched.peak_memory.best_order`)."""
 
 
-def first_run(context: Context, best: Candidate) -> Candidate:
+def first_run(task: Task, reference: Reference, best: Candidate) -> Candidate:
     """The stage: one run; an order that is at the bound itself is left alone."""
-    task, reference = context.task, context.reference
-    if not _count(task) or best.step_us <= _bound_us(context):
+    if not _count(task) or best.step_us <= _bound_us(task, reference):
         return best
     return _run(task, reference, _policies(task)[0], best)[0]
 
 
-def of_chains(context: Context, best: Candidate) -> Candidate:
+def of_chains(task: Task, reference: Reference, best: Candidate) -> Candidate:
     """The stage: the best of as many runs from an order that goes from chain to chain, until a step is short enough."""
-    task, reference, count, enough_us = context.task, context.reference, _count(context.task), _enough_us(context)
+    count, enough_us = _count(task), _enough_us(task, reference)
     if count < 2 or best.step_us <= enough_us or not has_chains(task.problem):
         return best
-    start = Reference(task.problem, interleaved(task, reference), reference.live_ranges)
+    start = reference.reordered(interleaved(task, reference))
     for policy in INTERLEAVED[: 1 if best.step_us <= near_us(task, reference) else count]:
         best, _ = _run(task, start, policy, best)
         if best.step_us <= enough_us:
@@ -124,20 +123,19 @@ def of_chains(context: Context, best: Candidate) -> Candidate:
     return best
 
 
-def more_runs(context: Context, best: Candidate) -> Candidate:
+def more_runs(task: Task, reference: Reference, best: Candidate) -> Candidate:
     """The stage: runs with other policies, from other orders, as many as effort is worth."""
-    task, reference = context.task, context.reference
-    problem, options, policies, start = task.problem, task.options, _policies(task), reference
-    enough_us, enough_for_one_us = _enough_us(context), near_us(task, reference)
+    options, policies, start = task.options, _policies(task), reference
+    enough_us, enough_for_one_us = _enough_us(task, reference), near_us(task, reference)
     for k in range(1, _count(task)):
         if best.step_us <= enough_us:
             break
         if k == len(policies) and options.base == "original" and options.budget == "peak":
-            start = Reference(problem, lowest_peak(task).order, reference.live_ranges)
+            start = reference.reordered(lowest_peak(task).order)
         elif k > len(policies) and k % len(policies) == 0 and best.reasons:
-            start = Reference(problem, best.order, reference.live_ranges)
+            start = reference.reordered(best.order)
         policy, made_by_us = policies[k % len(policies)], bool(best.reasons)
-        begin = Reference(problem, best.order, reference.live_ranges) if policy.again and made_by_us else start
+        begin = reference.reordered(best.order) if policy.again and made_by_us else start
         best, as_long = _run(task, begin, policy, best)
         if as_long and made_by_us and best.step_us <= enough_for_one_us:
             break
@@ -148,13 +146,12 @@ def _count(task: Task) -> int:
     return runs(task.options.effort, len(task.problem.nodes))
 
 
-def _bound_us(context: Context) -> float:
-    priorities = context.reference.priorities(_policies(context.task)[0].prepares)
-    return simple_bound_us(context.task.problem, priorities)
+def _bound_us(task: Task, reference: Reference) -> float:
+    return simple_bound_us(task.problem, reference.priorities(_policies(task)[0].prepares))
 
 
-def _enough_us(context: Context) -> float:
-    return _bound_us(context) * close_enough(context.task)
+def _enough_us(task: Task, reference: Reference) -> float:
+    return _bound_us(task, reference) * close_enough(task)
 
 
 def _policies(task: Task) -> tuple[Policy, ...]:

@@ -182,15 +182,21 @@ class Reference:
     """A valid order; runs are scheduled from it and fall back on it.
 
     Attributes:
-        live_ranges: What its memory shares with all other orders.
+        live_ranges, times: What its memory and its time share with all other orders.
         problem: What is scheduled.
         order: Node ids. position: its inverse, per node id.
         users: Per storage, the positions of the nodes that use it, ascending.
     """
 
-    def __init__(self, problem: Problem, order: Sequence[int], live_ranges: LiveRanges | None = None) -> None:
-        """Index an order that is known to be valid; ``live_ranges``: those of the problem, if already made."""
-        self.live_ranges = live_ranges or LiveRanges(problem)
+    def __init__(
+        self,
+        problem: Problem,
+        order: Sequence[int],
+        live_ranges: LiveRanges | None = None,
+        times: StepTimes | None = None,
+    ) -> None:
+        """Index an order that is known to be valid; ``live_ranges``, ``times``: of the problem, if already made."""
+        self.live_ranges, self.times = live_ranges or LiveRanges(problem), times or StepTimes(problem)
         self.problem = problem
         self.order = list(order)
         self.position = [0] * len(self.order)
@@ -201,6 +207,10 @@ class Reference:
             for s in problem.nodes[v].use:
                 self.users[s].append(at)
         self._priorities: dict[bool, Priorities] = {}
+
+    def reordered(self, order: Sequence[int]) -> "Reference":
+        """Return another valid order of the same problem."""
+        return Reference(self.problem, order, self.live_ranges, self.times)
 
     @cached_property
     def profile(self) -> npt.NDArray[np.int64]:
@@ -388,6 +398,10 @@ class Task:
         """The budget of what only polishes an order: no more than its peak, or that of the base, needs anyway."""
         return np.minimum(self.limit, max(best.peak_bytes, self.base_bytes))
 
+    def reference(self, order: Order) -> Reference:
+        """Return a valid order within the budget, for runs to start from."""
+        return Reference(self.problem, order, self.live_ranges, self.step_times)
+
     def measured(self, order: Order) -> Candidate:
         """A valid order as it is."""
         return Candidate(order, self.step_times.of(order), int(self.live_ranges.profile(order).max()))
@@ -422,12 +436,12 @@ class Stage:
     Attributes:
         name: By which it is left out.
         purpose: What it is for, in one line.
-        run: The step: what it cannot improve stays as it was.
+        run: The step, from a reference order and the best so far; what it cannot improve stays as it was.
     """
 
     name: str
     purpose: str
-    run: Callable[["Context", Candidate], Candidate]
+    run: Callable[[Task, Reference, Candidate], Candidate]
 
 
 @dataclass(frozen=True)
@@ -456,20 +470,15 @@ class Stages:
         """With another in the place of each."""
         return Stages(tuple(map(change, self.all)))
 
-    def run(self, context: "Context", found: Candidate) -> Candidate:
-        """Return what comes of a candidate behind all of them."""
-        for stage in self.all:
-            found = stage.run(context, found)
-        return found
+    def run(self, task: Task, reference: Reference, best: Candidate) -> Candidate:
+        """Return the best order that they find, one after the other, from a valid reference order within the budget.
 
-
-@dataclass(frozen=True)
-class Context:
-    """What stages are given besides a candidate.
-
-    Attributes:
-        task: What is asked for. reference: a valid order within the budget, which runs start from.
-    """
-
-    task: Task
-    reference: Reference
+        ``best``: an order that stays where none is better; its work does not count.
+        """
+        base = tuple(reference.order)
+        if base != best.order and (start := task.measured(base)).beats(best):
+            best = start
+        best = replace(best, work=NO_WORK)
+        for stage in self.all if task.problem.collectives else ():
+            best = stage.run(task, reference, best)
+        return best

@@ -1,10 +1,13 @@
-"""The scheduler's clock: what it is now, and when collectives are expected to be finished.
+"""The fast clock: when the compute stream and every communication stream are done, node by node.
 
-Without contention every stream does its collectives one after the other, at full speed. The clock under contention
-shares nothing with the judges' (:mod:`overlap_sched.judge.replay`), and works another way: each link has a
-time of its own, *alone time*, that passes at 1 / k while k groups are on it, and slower still while several collectives
-of a group are in flight (``Contention.crowding``). A collective that starts at alone time t and takes d alone is
-finished at alone time t + d, whoever comes and goes in between::
+Its rules are those of the judge (:mod:`overlap_sched.judge.replay`), with which it shares no code. The main loop asks a
+clock as it goes; :class:`StepTimes` says how long whole orders take, thousands of one problem; and orders that begin
+alike are looked at from where they begin to differ (:class:`StepTrail`).
+
+Without contention every stream does its collectives one after the other, at full speed (:class:`PlainClock`). Under
+contention (:class:`SharedClock`) each link has a time of its own, *alone time*, that passes at 1 / k while k groups are
+on it, and slower still while several collectives of a group are in flight (``Contention.crowding``). A collective that
+starts at alone time t and takes d alone is finished at alone time t + d, whoever comes and goes in between::
 
     clock         0    10   20   30   40   50   60
     fsdp          |========= 40 alone ==========|       started at alone time 0, finished at 40
@@ -12,211 +15,20 @@ finished at alone time t + d, whoever comes and goes in between::
     alone time    0    10   15   20   25   30   40
 
 So a launch or a finish touches one link, and all that is kept is right at any time. (Processor sharing by virtual
-time: Parekh and Gallager, A generalized processor sharing approach to flow control, 1993.)
-
-What compute does to collectives (``Contention.stretch``) is left out: alone time would pass at another rate for each of
-them. What is found without it is judged with it.
-
-How long the step of an order takes, and nothing else of it: what is asked of thousands of orders of one problem.
-
-The rules are those of the judge (:mod:`overlap_sched.judge.replay`), which keeps all that a report shows. Orders that
-begin alike are looked at from where they begin to differ (:class:`StepTrail`).
+time: Parekh and Gallager, A generalized processor sharing approach to flow control, 1993.) Collectives that compute
+stretches alike (``Contention.stretch``) have an alone time of their own, which passes at another rate while compute
+runs. A forecast leaves that out: it cannot know how long compute will run.
 """
 
+import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, Self
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol, Self
 
-from overlap_sched.judge.replay import ContendedClock
 from overlap_sched.problem import Kind, Node, NodeId, Problem
 from overlap_sched.problem.contention import beside
 from overlap_sched.problem.precedence import alike
-
-
-class FifoStreams:
-    """One stream per process group; see :class:`overlap_sched.scheduler.list_scheduler.StreamTimes`."""
-
-    def __init__(self, problem: Problem) -> None:
-        """Nothing has been launched."""
-        self.finish_us: dict[int, float] = {}
-        self._nodes = problem.nodes
-        self._free_us = dict.fromkeys(problem.groups, 0.0)
-
-    def free_us(self, group: str) -> float:
-        """When the group's stream is free."""
-        return self._free_us[group]
-
-    def completes_us(self, v: NodeId) -> float:
-        """When collective v is finished."""
-        return self.finish_us[v]
-
-    def launch(self, v: NodeId, clock_us: float) -> None:
-        """Collective v is launched now."""
-        node = self._nodes[v]
-        group = node.group or ""
-        self.finish_us[v] = self._free_us[group] = max(clock_us, self._free_us[group]) + node.time_us
-
-    def compute(self, time_us: float, clock_us: float, share: float = 1.0) -> float:
-        """The clock after compute that takes so long."""
-        return clock_us + time_us
-
-    def wait(self, v: NodeId, clock_us: float) -> float:
-        """The clock once collective v is finished."""
-        return max(clock_us, self.finish_us[v])
-
-    def end_us(self, clock_us: float) -> float:
-        """When all that was launched is finished, and the compute stream is done."""
-        return max([clock_us, *self._free_us.values()])
-
-
-@dataclass
-class _Link:
-    """Collectives in flight by the alone time at which they are finished, and what that time was when last looked.
-
-    ``pace``: how much time passes in one of alone time. ``of_group``: how many are in flight of each group.
-    """
-
-    in_flight: dict[int, float] = field(default_factory=dict)
-    of_group: dict[str, int] = field(default_factory=dict)
-    pace: float = 1.0
-    alone_us: float = 0.0
-    clock_us: float = 0.0
-
-    def at(self, clock_us: float) -> float:
-        """The alone time then, if nothing starts or is finished before."""
-        return self.alone_us + (clock_us - self.clock_us) / self.pace
-
-    def look(self, clock_us: float) -> None:
-        self.alone_us, self.clock_us = self.at(clock_us), clock_us
-
-    def next_us(self) -> float:
-        """When the first of those in flight is finished, if nothing starts before."""
-        if not self.in_flight:
-            return math.inf
-        return self.clock_us + (min(self.in_flight.values()) - self.alone_us) * self.pace
-
-
-class SharedStreams:
-    """One compute stream, one stream per process group, links that groups share.
-
-    See :class:`overlap_sched.scheduler.list_scheduler.StreamTimes`.
-
-    Attributes:
-        finish_us: Of each collective launched, when it was finished, or is expected to be: exact unless a group of the
-            same link starts or ends something before then.
-    """
-
-    def __init__(self, problem: Problem) -> None:
-        """Nothing has been launched."""
-        self.finish_us: dict[int, float] = {}
-        self._clock_us = 0.0  # the compute stream's, as last told or returned
-        contention = problem.contention
-        self._nodes = problem.nodes
-        self._slowdown = {v: contention.slowdown_of(problem.nodes[v].op) for v in problem.collectives}
-        links: dict[str, _Link] = {}
-        self._link = {name: links.setdefault(contention.link_of(name), _Link()) for name in problem.groups}
-        self._links = tuple(links.values())
-        self._lanes, self._crowded = contention.lanes, contention.crowded
-        # per group what is launched and not finished, in that order: the first ``lanes`` of it are in flight
-        self._queue: dict[str, list[int]] = {name: [] for name in problem.groups}
-        self._done: set[int] = set()
-
-    def free_us(self, group: str) -> float:
-        """When the group's stream, or a lane of it, is expected to be free."""
-        queue = self._queue[group]
-        if len(queue) < self._lanes:
-            return 0.0
-        if self._lanes == 1:
-            return self.finish_us[queue[-1]]
-        return sorted(self.finish_us[v] for v in queue)[-self._lanes]
-
-    def completes_us(self, v: NodeId) -> float:
-        """When collective v was finished, or is expected to be: never by now, as long as it is not."""
-        if v in self._done:
-            return self.finish_us[v]
-        return max(self.finish_us[v], math.nextafter(self._clock_us, math.inf))
-
-    def launch(self, v: NodeId, clock_us: float) -> None:
-        """Collective v is launched now."""
-        self._clock_us = clock_us
-        group = self._nodes[v].group or ""
-        queue = self._queue[group]
-        self.finish_us[v] = max(self.free_us(group), self._clock_us) + self._nodes[v].time_us * self._link[group].pace
-        queue.append(v)
-        if len(queue) <= self._lanes:
-            self._start(v)
-
-    def compute(self, time_us: float, clock_us: float, share: float = 1.0) -> float:
-        """The clock after compute that takes so long alone, and such a part of a slowdown."""
-        self._clock_us = clock_us
-        while True:
-            factor = beside(
-                max([self._slowdown[v] for link in self._links for v in link.in_flight], default=1.0), share
-            )
-            event_us = min(link.next_us() for link in self._links) if self._links else math.inf
-            if self._clock_us + time_us * factor < event_us:
-                self._clock_us += time_us * factor
-                return self._clock_us
-            time_us = max(time_us - (event_us - self._clock_us) / factor, 0.0)
-            self._finish(event_us)
-
-    def wait(self, v: NodeId, clock_us: float) -> float:
-        """The clock once collective v is finished; the compute stream stalls until then."""
-        self._clock_us = clock_us
-        while v not in self._done:
-            self._finish(min(link.next_us() for link in self._links))
-        return self._clock_us
-
-    def end_us(self, clock_us: float) -> float:
-        """When all that was launched is finished, and the compute stream is done, if nothing else is launched."""
-        self._clock_us = clock_us
-        while any(link.in_flight for link in self._links):
-            self._finish(min(link.next_us() for link in self._links))
-        return self._clock_us
-
-    def _start(self, v: NodeId) -> None:
-        group = self._nodes[v].group or ""
-        link = self._link[group]
-        link.look(self._clock_us)
-        link.in_flight[v] = link.alone_us + self._nodes[v].time_us
-        self._count(link, group, 1)
-        self._expect(link)
-
-    def _count(self, link: _Link, group: str, change: int) -> None:
-        """One more or less of a group is in flight."""
-        link.of_group[group] = link.of_group.get(group, 0) + change
-        flying = [count for count in link.of_group.values() if count]
-        link.pace = len(flying) * self._crowded(max(flying)) if flying else 1.0
-
-    def _finish(self, event_us: float) -> None:
-        """The clock comes to the next finish; what stands behind it on its stream starts."""
-        self._clock_us = max(event_us, self._clock_us)
-        for link in self._links:
-            if link.next_us() > event_us:
-                continue
-            first = min(link.in_flight.values())
-            ended = [v for v, end in link.in_flight.items() if end == first]
-            link.look(self._clock_us)
-            link.alone_us = first  # without rounding
-            groups = [self._nodes[v].group or "" for v in ended]
-            for v, group in zip(ended, groups, strict=True):
-                del link.in_flight[v]
-                self._queue[group].remove(v)
-                self._count(link, group, -1)
-                self._done.add(v)
-                self.finish_us[v] = self._clock_us
-            for group in groups:
-                for v in self._queue[group][: self._lanes]:
-                    if v not in link.in_flight:
-                        self._start(v)
-            self._expect(link)
-
-    def _expect(self, link: _Link) -> None:
-        """Those in flight on a link share it with as many as now, until they are finished."""
-        for v, end in link.in_flight.items():
-            self.finish_us[v] = link.clock_us + (end - link.alone_us) * link.pace
-
 
 CHECKPOINTS = 32
 """Of a trail."""
@@ -225,75 +37,85 @@ _LAUNCH, _WAIT = -1.0, -2.0
 
 
 class Clock(Protocol):
-    """All streams behind some nodes."""
+    """All streams behind some nodes.
 
-    def run(self, nodes: Sequence[NodeId]) -> None:
-        """Run nodes, in this order."""
+    Attributes:
+        clock_us: The compute stream's.
+        finish_us: Per collective launched, when it was finished, or is expected to be.
+    """
+
+    clock_us: float
+    finish_us: dict[NodeId, float]
+
+    def free_us(self, group: str) -> float:
+        """When the group's stream is expected to be free."""
+
+    def completes_us(self, v: NodeId) -> float:
+        """When collective v is finished; later than now unless it is by now."""
+
+    def launch(self, v: NodeId) -> None:
+        """Collective v is launched now."""
+
+    def compute(self, v: NodeId) -> None:
+        """Compute node v runs."""
+
+    def wait(self, v: NodeId) -> None:
+        """The compute stream stalls until collective v is finished."""
 
     def end_us(self) -> float:
-        """When all streams are done, if nothing else runs. It is of no use after that."""
+        """When all streams are done, if nothing else runs. The clock is of no use after that."""
 
-    def copied(self) -> Self:
-        """The same, to go another way."""
+
+class Trace(NamedTuple):
+    """Where an order spends its time: when the compute stream reaches each node, and how long it stalls there."""
+
+    at_us: list[float]
+    stall_us: list[float]
+    finish_us: dict[NodeId, float]
 
 
 class StepTimes:
-    """Of the orders of one problem."""
+    """The times of one problem, and how long its orders take.
+
+    Attributes:
+        compute_us: Per node, time on the compute stream; below zero where it is a launch, or a wait for one.
+        collective_us: Of a launch. stream: its number, of streams. waited_for: by a wait, the launch.
+        share: Of a slowdown, see :class:`overlap_sched.problem.contention.Contention`.
+        streams: Per group, its number.
+    """
 
     def __init__(self, problem: Problem) -> None:
         """Looks at each node once."""
-        self._problem = problem
-        self._nodes = _Nodes(problem)
+        nodes, contention = problem.nodes, problem.contention
+        self.problem = problem
+        self.compute_us = [_compute_us(node) for node in nodes]
+        self.collective_us = [node.time_us for node in nodes]
+        self.streams = {name: k for k, name in enumerate(dict.fromkeys([*problem.groups, ""]))}
+        self.stream = [self.streams[node.group or ""] for node in nodes]
+        self.waited_for = [node.collective or 0 for node in nodes]
+        self.share = [contention.share_of(node.flops, node.bytes) for node in nodes] if contention.shares else None
+        self.slowdown = {v: contention.slowdown_of(nodes[v].op) for v in problem.collectives}
+
+    def begin(self, forecast: bool = False) -> "PlainClock | SharedClock":
+        """Start a clock; of a forecast the times that are expected matter."""
+        return SharedClock(self, forecast) if self.problem.contention else PlainClock(self)
 
     def of(self, order: Sequence[NodeId]) -> float:
-        """Microseconds of a valid order, as the judge says. O(n)."""
+        """Return the step of a valid order in microseconds, as the judge says it. O(n)."""
         clock = self.begin()
         clock.run(order)
         return clock.end_us()
 
-    def begin(self) -> Clock:
-        """Nothing has run."""
-        if self._problem.contention:
-            return _Contended(self._nodes, ContendedClock(self._problem))
-        return _Alone(self._nodes)
-
-
-class StepTrail:
-    """An order's clock every few nodes, made as far as others are like it."""
-
-    def __init__(self, times: StepTimes, order: Sequence[NodeId]) -> None:
-        """Nothing has run."""
-        self._order, self._clocks, self._every = order, [times.begin()], max(len(order) // CHECKPOINTS, 1)
-
-    def of(self, order: Sequence[NodeId]) -> float:
-        """Microseconds of another valid order of the same nodes: as :meth:`StepTimes.of`."""
-        checkpoint = alike(self._order, order) // self._every
-        while len(self._clocks) <= checkpoint:
-            clock, at = self._clocks[-1].copied(), (len(self._clocks) - 1) * self._every
-            clock.run(self._order[at : at + self._every])
-            self._clocks.append(clock)
-        clock = self._clocks[checkpoint].copied()
-        clock.run(order[checkpoint * self._every :])
-        return clock.end_us()
-
-
-class _Nodes:
-    """Per node, what a clock asks of it.
-
-    Attributes:
-        compute_us: Time on the compute stream; below zero where it is a launch, or a wait for one.
-        share: Of a slowdown, see :class:`overlap_sched.problem.contention.Contention`.
-        collective_us: Of a launch. stream: its number, of streams. waited_for: by a wait, the launch.
-    """
-
-    def __init__(self, problem: Problem) -> None:
-        self.compute_us = [_compute_us(node) for node in problem.nodes]
-        self.collective_us = [node.time_us for node in problem.nodes]
-        groups = {group: at for at, group in enumerate({node.group for node in problem.nodes})}
-        self.stream = [groups[node.group] for node in problem.nodes]
-        self.waited_for = [node.collective or 0 for node in problem.nodes]
-        self.streams = len(groups)
-        self.share = [problem.contention.share_of(node.flops, node.bytes) for node in problem.nodes]
+    def trace(self, order: Sequence[NodeId]) -> Trace:
+        """Return where a valid order spends its time. O(n)."""
+        clock, at_us, stall_us = self.begin(), [0.0] * len(order), [0.0] * len(order)
+        for v in order:
+            at_us[v] = clock.clock_us
+            clock.run((v,))
+            if self.compute_us[v] == _WAIT:
+                stall_us[v] = clock.clock_us - at_us[v]
+        clock.end_us()
+        return Trace(at_us, stall_us, clock.finish_us)
 
 
 def _compute_us(node: Node) -> float:
@@ -304,15 +126,57 @@ def _compute_us(node: Node) -> float:
     return node.time_us
 
 
-class _Alone:
-    """What runs at the same time does not slow each other down."""
+class StepTrail:
+    """An order's clock every few nodes, made as far as others are like it."""
 
-    def __init__(self, nodes: _Nodes) -> None:
-        self._nodes, self._free = nodes, [0.0] * nodes.streams
-        self._finish, self._clock_us = dict[NodeId, float](), 0.0
+    def __init__(self, times: StepTimes, order: Sequence[NodeId]) -> None:
+        """Nothing has run."""
+        self._order, self._clocks, self._every = order, [times.begin()], max(len(order) // CHECKPOINTS, 1)
+
+    def of(self, order: Sequence[NodeId]) -> float:
+        """Return the step of another valid order of the same nodes: as :meth:`StepTimes.of`."""
+        checkpoint = alike(self._order, order) // self._every
+        while len(self._clocks) <= checkpoint:
+            clock, at = self._clocks[-1].copied(), (len(self._clocks) - 1) * self._every
+            clock.run(self._order[at : at + self._every])
+            self._clocks.append(clock)
+        clock = self._clocks[checkpoint].copied()
+        clock.run(order[checkpoint * self._every :])
+        return clock.end_us()
+
+
+class PlainClock:
+    """What runs at the same time does not slow each other down; see :class:`Clock`. All but ``run`` is O(1)."""
+
+    def __init__(self, times: StepTimes) -> None:
+        self._times, self._free_us = times, [0.0] * len(times.streams)
+        self.finish_us, self.clock_us = dict[NodeId, float](), 0.0
+
+    def free_us(self, group: str) -> float:
+        """When the group's stream is expected to be free."""
+        return self._free_us[self._times.streams[group]]
+
+    def completes_us(self, v: NodeId) -> float:
+        """When collective v is finished; later than now unless it is by now."""
+        return self.finish_us[v]
+
+    def launch(self, v: NodeId) -> None:
+        """Collective v is launched now."""
+        stream = self._times.stream[v]
+        start_us = max(self.clock_us, self._free_us[stream])
+        self.finish_us[v] = self._free_us[stream] = start_us + self._times.collective_us[v]
+
+    def compute(self, v: NodeId) -> None:
+        """Compute node v runs."""
+        self.clock_us += self._times.compute_us[v]
+
+    def wait(self, v: NodeId) -> None:
+        """The compute stream stalls until collective v is finished."""
+        self.clock_us = max(self.clock_us, self.finish_us[v])
 
     def run(self, nodes: Sequence[NodeId]) -> None:
-        of, free, finish, clock = self._nodes, self._free, self._finish, self._clock_us
+        """Run nodes, in this order."""
+        of, free, finish, clock = self._times, self._free_us, self.finish_us, self.clock_us
         compute_us, collective_us, streams, waited_for = of.compute_us, of.collective_us, of.stream, of.waited_for
         for v in nodes:
             time_us = compute_us[v]
@@ -324,48 +188,217 @@ class _Alone:
                 finish[v] = free[stream] = (clock if clock > start else start) + collective_us[v]
             elif (done := finish[waited_for[v]]) > clock:
                 clock = done
-        self._clock_us = clock
+        self.clock_us = clock
 
     def end_us(self) -> float:
-        return max([self._clock_us, *self._free])
+        """When all streams are done, if nothing else runs."""
+        return max([self.clock_us, *self._free_us])
 
-    def copied(self) -> "_Alone":
-        found = _Alone(self._nodes)
-        found._free, found._finish, found._clock_us = self._free.copy(), self._finish.copy(), self._clock_us
+    def copied(self) -> Self:
+        """Return the clock as it stands, to go another way."""
+        found = copy.copy(self)
+        found._free_us, found.finish_us = self._free_us.copy(), self.finish_us.copy()
         return found
 
 
-class _Contended:
-    """By the judges' clock; compute of one share between launches and waits is one piece for it."""
+@dataclass
+class _Flights:
+    """Collectives in flight of one link that compute stretches alike, by the alone time at which they are finished.
 
-    def __init__(self, nodes: _Nodes, clock: ContendedClock) -> None:
-        self._nodes, self._clock, self._computed_us, self._share = nodes, clock, 0.0, 1.0
+    Attributes:
+        pace: How much time passes in one of alone time while nothing computes; ``stretch`` times that while it does.
+        alone_us, clock_us: That time and the clock when last looked at.
+    """
+
+    stretch: float
+    in_flight: dict[NodeId, float] = field(default_factory=dict)
+    pace: float = 1.0
+    rate: float = 1.0
+    alone_us: float = 0.0
+    clock_us: float = 0.0
+
+    def set_pace(self, clock_us: float, pace: float, computing: bool) -> None:
+        """Go on at another pace from now on."""
+        self.alone_us, self.clock_us = self.alone_us + (clock_us - self.clock_us) / self.rate, clock_us
+        self.pace, self.rate = pace, pace * self.stretch if computing else pace
+
+    def next_us(self) -> float:
+        """When the first of those in flight is finished, if nothing starts before."""
+        if not self.in_flight:
+            return math.inf
+        return self.clock_us + (min(self.in_flight.values()) - self.alone_us) * self.rate
+
+
+@dataclass
+class _Link:
+    """What shares some wires: how many are in flight of each group, and the flights by how they stretch."""
+
+    of_group: dict[str, int] = field(default_factory=dict)
+    flights: dict[float, _Flights] = field(default_factory=dict)
+
+
+class SharedClock:
+    """What runs at the same time slows each other down; see :class:`Clock`.
+
+    ``finish_us`` of what is in flight is exact unless a group of the same link starts or ends something before then.
+    O(collectives in flight) per launch and per collective that is finished, O(1) for compute in between.
+    """
+
+    def __init__(self, times: StepTimes, forecast: bool = False) -> None:
+        """Nothing has been launched."""
+        problem, contention = times.problem, times.problem.contention
+        self._times, self._nodes, self._forecast = times, problem.nodes, forecast
+        self._lanes, self._crowded = contention.lanes, contention.crowded
+        self.finish_us, self.clock_us, self._done = dict[NodeId, float](), 0.0, set[NodeId]()
+        links: dict[str, _Link] = {}
+        self._link = {name: links.setdefault(contention.link_of(name), _Link()) for name in problem.groups}
+        self._links = list(links.values())
+        # per group what is launched and not finished, in that order: the first ``lanes`` of it are in flight
+        self._queue: dict[str, list[NodeId]] = {name: [] for name in problem.groups}
+        self._computing, self._stretches = False, not forecast and any(f != 1.0 for f in contention.stretch.values())
+        self._slowed, self._event_us = 1.0, math.inf  # factor on compute, and the next finish, while nothing changes
+        self._stale = False
+
+    def free_us(self, group: str) -> float:
+        """When the group's stream is expected to be free."""
+        queue = self._queue[group]
+        if len(queue) < self._lanes:
+            return 0.0
+        if self._lanes == 1:
+            return self.finish_us[queue[-1]]
+        return sorted(self.finish_us[v] for v in queue)[-self._lanes]
+
+    def completes_us(self, v: NodeId) -> float:
+        """When collective v is finished; later than now unless it is by now."""
+        if v in self._done:
+            return self.finish_us[v]
+        return max(self.finish_us[v], math.nextafter(self.clock_us, math.inf))
+
+    def launch(self, v: NodeId) -> None:
+        """Collective v is launched now."""
+        group = self._nodes[v].group or ""
+        queue = self._queue[group]
+        pace = next((flights.pace for flights in self._link[group].flights.values()), 1.0)
+        self.finish_us[v] = max(self.free_us(group), self.clock_us) + self._nodes[v].time_us * pace
+        queue.append(v)
+        if len(queue) <= self._lanes:
+            self._start(v)
+
+    def compute(self, v: NodeId) -> None:
+        """Compute node v runs."""
+        share, time_us = 1.0 if self._times.share is None else self._times.share[v], self._times.compute_us[v]
+        self._set_computing(True)
+        while True:
+            if self._stale:
+                self._look_ahead()
+            factor = beside(self._slowed, share)
+            if self.clock_us + time_us * factor < self._event_us:
+                self.clock_us += time_us * factor
+                return
+            time_us = max(time_us - (self._event_us - self.clock_us) / factor, 0.0)
+            self._finish()
+
+    def wait(self, v: NodeId) -> None:
+        """The compute stream stalls until collective v is finished."""
+        self._set_computing(False)
+        while v not in self._done:
+            self._finish()
 
     def run(self, nodes: Sequence[NodeId]) -> None:
-        compute_us, clock, computed_us, share = self._nodes.compute_us, self._clock, self._computed_us, self._share
-        shares = self._nodes.share
+        """Run nodes, in this order."""
+        compute_us, waited_for = self._times.compute_us, self._times.waited_for
         for v in nodes:
             time_us = compute_us[v]
-            if time_us >= 0.0 and (shares[v] == share or not time_us):
-                computed_us += time_us
-                continue
-            if computed_us:
-                clock.compute(computed_us, share)
-                computed_us = 0.0
-            if time_us >= 0.0:
-                computed_us, share = time_us, shares[v]
-                continue
-            if time_us == _LAUNCH:
-                clock.launch(v)
-            else:
-                clock.wait(self._nodes.waited_for[v])
-        self._computed_us, self._share = computed_us, share
+            if time_us > 0.0:
+                self.compute(v)
+            elif time_us == _LAUNCH:
+                self.launch(v)
+            elif time_us == _WAIT:
+                self.wait(waited_for[v])
 
     def end_us(self) -> float:
-        self._clock.compute(self._computed_us, self._share)
-        return self._clock.drain()
+        """When all streams are done, if nothing else runs."""
+        self._set_computing(False)
+        while any(flights.in_flight for link in self._links for flights in link.flights.values()):
+            self._finish()
+        return self.clock_us
 
-    def copied(self) -> "_Contended":
-        found = _Contended(self._nodes, self._clock.copied())
-        found._computed_us, found._share = self._computed_us, self._share
+    def copied(self) -> Self:
+        """Return the clock as it stands, to go another way."""
+        found = copy.copy(self)
+        found.finish_us, found._done = self.finish_us.copy(), self._done.copy()
+        found._queue = {name: queue.copy() for name, queue in self._queue.items()}
+        links = {
+            id(link): _Link(
+                link.of_group.copy(),
+                {key: replace(one, in_flight=one.in_flight.copy()) for key, one in link.flights.items()},
+            )
+            for link in self._links
+        }
+        found._link = {name: links[id(link)] for name, link in self._link.items()}
+        found._links = list(links.values())
         return found
+
+    def _set_computing(self, computing: bool) -> None:
+        if self._stretches and computing != self._computing:
+            self._computing, self._stale = computing, True
+            for link in self._links:
+                for flights in link.flights.values():
+                    flights.set_pace(self.clock_us, flights.pace, computing)
+
+    def _look_ahead(self) -> None:
+        flights = [one for link in self._links for one in link.flights.values()]
+        self._slowed = max([self._times.slowdown[v] for one in flights for v in one.in_flight], default=1.0)
+        self._event_us = min([one.next_us() for one in flights], default=math.inf)
+        self._stale = False
+
+    def _start(self, v: NodeId) -> None:
+        node = self._nodes[v]
+        link = self._link[node.group or ""]
+        stretch = 1.0 if self._forecast else self._times.problem.contention.stretch_of(node.op)
+        flights = link.flights.setdefault(stretch, _Flights(stretch))
+        self._count(link, node.group or "", 1)
+        flights.in_flight[v] = flights.alone_us + node.time_us
+        self._expect(link)
+
+    def _count(self, link: _Link, group: str, change: int) -> None:
+        """One more or less of a group is in flight: all of its link go at another pace."""
+        link.of_group[group] = link.of_group.get(group, 0) + change
+        flying = [count for count in link.of_group.values() if count]
+        pace = len(flying) * self._crowded(max(flying)) if flying else 1.0
+        for flights in link.flights.values():
+            flights.set_pace(self.clock_us, pace, self._computing and self._stretches)
+        self._stale = True
+
+    def _finish(self) -> None:
+        """The clock comes to the next finish; what stands behind it on its stream starts."""
+        if self._stale:
+            self._look_ahead()
+        event_us = self._event_us
+        self.clock_us = max(event_us, self.clock_us)
+        for link in self._links:
+            ended: list[NodeId] = []
+            for flights in link.flights.values():
+                if flights.next_us() <= event_us:
+                    first = min(flights.in_flight.values())
+                    ended += [v for v, end in flights.in_flight.items() if end == first]
+                    flights.alone_us, flights.clock_us = first, self.clock_us  # without rounding
+                    flights.in_flight = {v: end for v, end in flights.in_flight.items() if end != first}
+            groups = [self._nodes[v].group or "" for v in ended]
+            for v, group in zip(ended, groups, strict=True):
+                self._queue[group].remove(v)
+                self._count(link, group, -1)
+                self._done.add(v)
+                self.finish_us[v] = self.clock_us
+            for group in groups:
+                for v in self._queue[group][: self._lanes]:
+                    if all(v not in flights.in_flight for flights in link.flights.values()):
+                        self._start(v)
+            if ended:
+                self._expect(link)
+
+    def _expect(self, link: _Link) -> None:
+        """Those in flight on a link share it with as many as now, until they are finished."""
+        for flights in link.flights.values():
+            for v, end in flights.in_flight.items():
+                self.finish_us[v] = flights.clock_us + (end - flights.alone_us) * flights.rate

@@ -36,7 +36,7 @@ from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.host import OUT
 from overlap_sched.transform.part_times import ADD, CAT, CLONE, PartTimes
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.recipes import Maker, Reshape, Single, rewrite, unique
+from overlap_sched.transform.recipes import Maker, New, Reshape, Single, rewrite, unique
 from overlap_sched.transform.recompute import is_view, refusal, writes
 from overlap_sched.transform.rewrites import Form, Rewrite
 
@@ -140,70 +140,61 @@ class _ProblemMaker(Draft):
     def group(self, v: NodeId) -> str | None:
         return self.node(v).group
 
-    def whole(self, name: str, one: Single[NodeId], reshape: Reshape, at: float) -> NodeId:
+    def whole(self, new: New[NodeId], one: Single[NodeId], reshape: Reshape) -> NodeId:
         node = self.node(one.launch)
         size = self.groups[one.group].size if "all_gather" in one.op else 1
-        return self._view(name, VIEW, one.sources, _Value(node.use, -(-node.bytes // size)), at)
+        return self._view(new, VIEW, one.sources, _Value(node.use, -(-node.bytes // size)))
 
-    def view(self, name: str, of: NodeId, reshape: Reshape, at: float, like: NodeId) -> NodeId:
-        return self._view(name, VIEW, (of,), self._values[of], at)
+    def view(self, new: New[NodeId], of: NodeId, reshape: Reshape) -> NodeId:
+        return self._view(new, VIEW, (of,), self._values[of])
 
-    def permute(self, name: str, of: NodeId, dims: Sequence[int], at: float, like: NodeId) -> NodeId:
-        return self._view(name, PERMUTE, (of,), self._values[of], at)
+    def permute(self, new: New[NodeId], of: NodeId, dims: Sequence[int]) -> NodeId:
+        return self._view(new, PERMUTE, (of,), self._values[of])
 
     def piece(
-        self,
-        name: str,
-        of: NodeId,
-        dim: int,
-        columns: tuple[int, int],
-        at: float,
-        like: NodeId,
-        nbytes: int | None = None,
+        self, new: New[NodeId], of: NodeId, dim: int, columns: tuple[int, int], nbytes: int | None = None
     ) -> NodeId:
         nbytes = columns[1] - columns[0] if nbytes is None else nbytes
-        return self._view(name, SLICE, (of,), self._values[of]._replace(bytes=nbytes), at)
+        return self._view(new, SLICE, (of,), self._values[of]._replace(bytes=nbytes))
 
-    def copy(self, name: str, of: NodeId, at: float, like: NodeId, *, packed: bool = False) -> NodeId:
+    def copy(self, new: New[NodeId], of: NodeId, *, packed: bool = False) -> NodeId:
         taken = self._values[of]
-        into = self._result(like).held if packed else self._fresh(taken.bytes, bool(taken.held))
-        return self._compute(name, CLONE, (of,), _Value(into, taken.bytes), 2 * taken.bytes, at)
+        into = self._result(new.like).held if packed else self._fresh(taken.bytes, bool(taken.held))
+        return self._compute(new, CLONE, (of,), _Value(into, taken.bytes), 2 * taken.bytes)
 
-    def cat(
-        self, name: str, of: Sequence[NodeId], dim: int, at: float, like: NodeId, *, packed: bool = False
-    ) -> NodeId:
-        result = self._result(like)
+    def cat(self, new: New[NodeId], of: Sequence[NodeId], dim: int, *, packed: bool = False) -> NodeId:
+        result = self._result(new.like)
         if packed:
             nbytes = sum(self._values[u].bytes for u in of)
             counted = bool(result.held) or any(self._values[u].held for u in of)
             result = _Value(self._fresh(nbytes, counted), nbytes)
-        return self._compute(name, CAT, of, result, 2 * result.bytes, at)
+        return self._compute(new, CAT, of, result, 2 * result.bytes)
 
-    def plus(self, name: str, of: tuple[NodeId, NodeId], at: float, like: NodeId, *, last: bool) -> NodeId:
-        result = self._result(like)
+    def plus(self, new: New[NodeId], of: tuple[NodeId, NodeId], *, last: bool) -> NodeId:
+        result = self._result(new.like)
         if not last:
             result = result._replace(held=self._fresh(result.bytes, bool(result.held)))
-        return self._compute(name, ADD, of, result, 3 * result.bytes, at)
+        return self._compute(new, ADD, of, result, 3 * result.bytes)
 
-    def launch(self, name: str, of: NodeId, members: Sequence[Single[NodeId]], at: float) -> NodeId:
+    def launch(self, new: New[NodeId], of: NodeId, members: Sequence[Single[NodeId]]) -> NodeId:
         results = [self._result(one.launch) for one in members]
         result = self._fresh(sum(one.bytes for one in results), bool(results[0].held))
-        what = Node(name, Kind.COLLECTIVE, (of,), result, self._values[of].held, op=members[0].op)
-        return self._launch(what, members, at)
+        what = Node(new.name, Kind.COLLECTIVE, (of,), result, self._values[of].held, op=members[0].op)
+        return self._launch(what, members, new.at)
 
-    def coalesced(self, name: str, members: Sequence[Single[NodeId]], at: float) -> NodeId:
+    def coalesced(self, new: New[NodeId], members: Sequence[Single[NodeId]]) -> NodeId:
         deps = unique(u for one in members for u in one.sources)
         takes = unique(s for one in members for s in self.node(one.launch).use)
         gives = unique(s for one in members for s in self.node(one.launch).alloc)
-        what = Node(name, Kind.COLLECTIVE, deps, gives, takes, op=f"{members[0].op}_coalesced")
-        return self._launch(what, members, at)
+        what = Node(new.name, Kind.COLLECTIVE, deps, gives, takes, op=f"{members[0].op}_coalesced")
+        return self._launch(what, members, new.at)
 
     def _launch(self, what: Node, members: Sequence[Single[NodeId]], at: float) -> NodeId:
         group, nbytes = members[0].group, sum(self.node(one.launch).bytes for one in members)
         us = self.prices.collective_us(what.op, nbytes, self.groups[group])
-        return self._flight(what._replace(time_us=us, group=group, bytes=nbytes), at)
+        return self._in_flight(what._replace(time_us=us, group=group, bytes=nbytes), at)
 
-    def _flight(self, node: Node, at: float) -> NodeId:
+    def _in_flight(self, node: Node, at: float) -> NodeId:
         """A new collective, behind a launch node of its own where launching takes time of the compute stream."""
         us = self.prices.launch_us(node.op, node.bytes, self.groups[node.group or ""])
         v = self.add(self._behind_host(node, LAUNCH, us, at), at)
@@ -216,34 +207,34 @@ class _ProblemMaker(Draft):
         host = Node(f"{node.name}.{op}", Kind.COMPUTE, node.deps, time_us=us, op=op)
         return node._replace(deps=(*node.deps, self.add(host, at)))
 
-    def got(self, name: str, launch: NodeId, i: int, at: float, like: NodeId) -> NodeId:
-        v = self._view(name, GETITEM, (launch,), self._values[launch], at)
-        self._values[v] = self._values[v]._replace(held=self._result(like).held)
+    def got(self, new: New[NodeId], launch: NodeId, i: int) -> NodeId:
+        v = self._view(new, GETITEM, (launch,), self._values[launch])
+        self._values[v] = self._values[v]._replace(held=self._result(new.like).held)
         return v
 
-    def relaunch(self, name: str, one: Single[NodeId], at: float) -> NodeId:
+    def relaunch(self, new: New[NodeId], one: Single[NodeId]) -> NodeId:
         node = self.node(one.launch)
         fresh = tuple(self.storage(self.storages[s].bytes) for s in node.alloc)
-        return self._flight(node._replace(name=name, deps=one.sources, alloc=fresh), at)
+        return self._in_flight(node._replace(name=new.name, deps=one.sources, alloc=fresh), new.at)
 
-    def wait(self, name: str, of: NodeId, at: float, like: NodeId) -> NodeId:
+    def wait(self, new: New[NodeId], of: NodeId) -> NodeId:
         value = self._values[of]
         assert value.launch is not None
-        node = self.node(value.launch)
-        ended = Node(name, Kind.WAIT, (of,), (), unique((*value.read, *value.held)), op=WAIT, collective=value.launch)
+        node, use = self.node(value.launch), unique((*value.read, *value.held))
         us = self.prices.finish_us(node.op, node.bytes, self.groups[node.group or ""])
-        v = self.add(self._behind_host(ended, FINISH, us, at), at)
+        ended = Node(new.name, Kind.WAIT, (of,), (), use, op=WAIT, collective=value.launch)
+        v = self.add(self._behind_host(ended, FINISH, us, new.at), new.at)
         self._values[v] = _Value(value.held, value.bytes)
         return v
 
-    def _view(self, name: str, op: str, of: Sequence[NodeId], value: _Value, at: float) -> NodeId:
-        v = self.add(Node(name, Kind.COMPUTE, tuple(of), (), value.held, op=op), at)
+    def _view(self, new: New[NodeId], op: str, of: Sequence[NodeId], value: _Value) -> NodeId:
+        v = self.add(Node(new.name, Kind.COMPUTE, tuple(of), (), value.held, op=op), new.at)
         self._values[v] = value
         return v
 
-    def _compute(self, name: str, op: str, of: Sequence[NodeId], value: _Value, moved: int, at: float) -> NodeId:
+    def _compute(self, new: New[NodeId], op: str, of: Sequence[NodeId], value: _Value, moved: int) -> NodeId:
         use, us = unique(s for u in of for s in self._values[u].held), self.prices.copy_us(op, moved)
-        v = self.add(Node(name, Kind.COMPUTE, tuple(of), value.held, use, us, op, bytes=moved), at)
+        v = self.add(Node(new.name, Kind.COMPUTE, tuple(of), value.held, use, us, op, bytes=moved), new.at)
         self._values[v] = value
         return v
 
@@ -272,42 +263,45 @@ class _ProblemMaker(Draft):
             raise RewriteError(f"{name!r} has {len(waits)} waits: what has one can be offloaded.")
         return waits[0]
 
-    def to_host(self, names: tuple[str, str], source: NodeId, at: float) -> NodeId:
-        return self._transfer(names, Node("", Kind.COLLECTIVE, (source,), (), self.gives(source), op=OFFLOAD), OUT, at)
+    def to_host(self, new: New[NodeId]) -> NodeId:
+        launch = Node(new.name, Kind.COLLECTIVE, (new.like,), (), self.gives(new.like), op=OFFLOAD, group=OUT)
+        return self._transfer(launch, new.at)
 
-    def to_device(self, names: tuple[str, str], there: NodeId, source: NodeId, at: float) -> NodeId:
-        fresh = tuple(self.storage(self.storages[s].bytes) for s in self.gives(source))
-        back = self.prices.host.back
-        return self._transfer(names, Node("", Kind.COLLECTIVE, (there,), fresh, op=RELOAD), back, at)
+    def to_device(self, new: New[NodeId], there: NodeId) -> NodeId:
+        fresh = tuple(self.storage(self.storages[s].bytes) for s in self.gives(new.like))
+        group = self.prices.host.back
+        return self._transfer(Node(new.name, Kind.COLLECTIVE, (there,), fresh, op=RELOAD, group=group), new.at)
 
-    def _transfer(self, names: tuple[str, str], copy: Node, group: str, at: float) -> NodeId:
-        self.groups.setdefault(group, Group(1, True))
-        held = (*copy.use, *copy.alloc)
-        nbytes = sum(self.storages[s].bytes for s in held)
-        us = self.prices.host.copy_us(nbytes)
-        launch = self.add(copy._replace(name=names[0], time_us=us, bytes=nbytes, group=group), at)
-        return self.add(Node(names[1], Kind.WAIT, (*copy.deps, launch), (), held, op=HOST_WAIT, collective=launch), at)
+    def _transfer(self, launch: Node, at: float) -> NodeId:
+        self.groups.setdefault(launch.group or "", Group(1, True))
+        nbytes = sum(self.storages[s].bytes for s in (*launch.use, *launch.alloc))
+        return self.add(launch._replace(time_us=self.prices.host.copy_us(nbytes), bytes=nbytes), at)
 
-    def again(self, v: NodeId, name: str, new: Mapping[NodeId, NodeId], at: float) -> NodeId:
-        node, house = self.node(v), self._house(new)
+    def copied(self, new: New[NodeId], launch: NodeId, behind: NodeId) -> NodeId:
+        node = self.node(launch)
+        held = (*node.use, *node.alloc)
+        return self.add(Node(new.name, Kind.WAIT, (behind, launch), (), held, op=HOST_WAIT, collective=launch), new.at)
+
+    def again(self, new: New[NodeId], made: Mapping[NodeId, NodeId]) -> NodeId:
+        node, house = self.node(new.like), self._house(made)
         house |= {s: self.storage(self.storages[s].bytes) for s in node.alloc}
         copy = node._replace(
-            name=name,
-            deps=unique(new.get(u, u) for u in node.deps),
+            name=new.name,
+            deps=unique(made.get(u, u) for u in node.deps),
             alloc=tuple(house[s] for s in node.alloc),
             use=tuple(house.get(s, s) for s in node.use),
         )
-        made = self.add(copy, at)
+        v = self.add(copy, new.at)
         for s in copy.use:
-            later = [w for w in self.holders(s) if w != made and writes(self.node(w)) and self.at[w] > self.at[v]]
-            if later:
-                w = min(later, key=self.at.__getitem__)
-                if self.at[w] < at:
+            behind = [w for w in self.holders(s) if w != v and self.at[w] > self.at[new.like]]
+            w = min(filter(lambda w: writes(self.node(w)), behind), key=self.at.__getitem__, default=None)
+            if w is not None:
+                if self.at[w] < new.at:
                     raise RewriteError(
                         f"{node.name!r} cannot run again: {self.name(w)!r} writes to what it reads before that."
                     )
-                self.depend(w, made)
-        return made
+                self.depend(w, v)
+        return v
 
     def _house(self, new: Mapping[NodeId, NodeId]) -> dict[StorageId, StorageId]:
         """Per storage of old nodes, that of the new one."""
@@ -375,9 +369,9 @@ class _ProblemMaker(Draft):
     def waits_for(self, v: NodeId) -> NodeId | None:
         return self.node(v).collective
 
-    def in_part(self, v: NodeId, p: int, at: float, of_part: Callable[[NodeId], NodeId]) -> NodeId:
-        node, parts = self.node(v), self._parts
-        own, name, host = parts.own[p], parts.fission.part(node.name, p), self.host_node(v)
+    def in_part(self, new: New[NodeId], p: int, of_part: Callable[[NodeId], NodeId]) -> NodeId:
+        node, parts, at = self.node(new.like), self._parts, new.at
+        own, host = parts.own[p], self.host_node(new.like)
         for s in node.alloc:
             nbytes = self.storages[s].bytes
             own[s] = self.storage(nbytes if s in parts.full else -(-nbytes // parts.fission.parts))
@@ -391,11 +385,11 @@ class _ProblemMaker(Draft):
                 for s, given in parts.entered.get(deps[-1], {}).items():
                     entered[s].extend(given)
         use = unique(t for s in node.use for t in ([own[s]] if s in own else entered.get(s, [s])))
-        made = node._replace(name=name, deps=unique(deps), alloc=tuple(own[s] for s in node.alloc), use=use)
+        made = node._replace(name=new.name, deps=unique(deps), alloc=tuple(own[s] for s in node.alloc), use=use)
         if node.kind is Kind.COLLECTIVE:
             nbytes = node.bytes if parts.full.issuperset(node.alloc) else -(-node.bytes // parts.fission.parts)
             us = self.prices.collective_us(node.op, nbytes, self.groups[node.group or ""])
-            copy = self._flight(made._replace(time_us=us, bytes=nbytes), at)
+            copy = self._in_flight(made._replace(time_us=us, bytes=nbytes), at)
         elif node.kind is Kind.WAIT:  # what ends a wait takes of the host, it takes for every part
             us = 0.0 if host is None else self.node(host).time_us
             assert node.collective is not None

@@ -355,7 +355,7 @@ class BucketSearch:
         for cap, policy in batches:
             streams = BatchingStreams(self.problem, self.keys, self.time_us, cap)
             budget = np.array(self.asked.budget_bytes, dtype=np.int64)
-            run = list_schedule(reference, budget, policy, beat_us=self.asked.state.best_us * NEARLY, times=streams)
+            run = list_schedule(reference, budget, policy, beat_us=self.asked.state.best_us * NEARLY, clock=streams)
             self.asked.state.runs_left -= 1
             if run.made is not None and run.made.step_us < self.asked.state.best_us * NEARLY:
                 groups = [batch.members for batch in streams.batches if batch.key is not None]
@@ -470,7 +470,7 @@ class Batch:
 
 
 class BatchingStreams:
-    """Streams (:class:`overlap_sched.scheduler.list_scheduler.StreamTimes`) on which collectives go together.
+    """Streams (:class:`overlap_sched.simulate.clock.Clock`) on which collectives go together.
 
     As databases commit in groups: an idle stream starts what comes at once; a busy one lets launches pile up, and takes
     all of one kind together when it is free. So nothing is merged where nothing waits::
@@ -495,7 +495,7 @@ class BatchingStreams:
             time_us: Of a batch.
             latencies: How many latencies of its key a batch may take.
         """
-        self.finish_us: dict[int, float] = {}
+        self.clock_us, self.finish_us = 0.0, dict[NodeId, float]()
         self.batches: list[Batch] = []
         self._nodes, self._keys, self._time_us = problem.nodes, keys, time_us
         self._most_us = {key: latencies * time_us(key, SMALL_BYTES) for key in dict.fromkeys(keys.values())}
@@ -511,8 +511,9 @@ class BatchingStreams:
         """When collective v is finished; later if others join it."""
         return self.finish_us[v]
 
-    def launch(self, v: NodeId, clock_us: float) -> None:
+    def launch(self, v: NodeId) -> None:
         """Launch collective v now."""
+        clock_us = self.clock_us
         node, key = self._nodes[v], self._keys.get(v)
         group = node.group or ""
         waiting = self._waiting[group]
@@ -535,14 +536,14 @@ class BatchingStreams:
             for u in one.members:
                 self.finish_us[u] = at_us
 
-    def compute(self, time_us: float, clock_us: float, share: float = 1.0) -> float:
-        """The clock after compute that takes so long."""
-        return clock_us + time_us
+    def compute(self, v: NodeId) -> None:
+        """Compute node v runs."""
+        self.clock_us += self._nodes[v].time_us
 
-    def wait(self, v: NodeId, clock_us: float) -> float:
-        """The clock once collective v is finished."""
-        return max(clock_us, self.finish_us[v])
+    def wait(self, v: NodeId) -> None:
+        """The compute stream stalls until collective v is finished."""
+        self.clock_us = max(self.clock_us, self.finish_us[v])
 
-    def end_us(self, clock_us: float) -> float:
+    def end_us(self) -> float:
         """When all that was launched is finished, and the compute stream is done."""
-        return max([clock_us, *(self.free_us(group) for group in self._waiting)])
+        return max([self.clock_us, *(self.free_us(group) for group in self._waiting)])

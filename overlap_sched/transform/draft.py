@@ -10,7 +10,7 @@ from dataclasses import replace
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import FINISH, LAUNCH, OF_HOST, Group, Kind, Node, NodeId, Problem, Storage, StorageId
 from overlap_sched.problem.precedence import launched_on
-from overlap_sched.transform.recipes import Single, unique
+from overlap_sched.transform.recipes import Single, in_places, unique
 from overlap_sched.transform.rewrites import BUCKETED
 
 Alike = Mapping[str, str]
@@ -52,6 +52,7 @@ class Draft:
         self.storages: list[Storage] = list(problem.storages)
         self.groups: dict[str, Group] = dict(problem.groups)
         self.at: dict[NodeId, float] = {v: float(position) for position, v in enumerate(order)}
+        self.rewrites: list[str] = []
         self._alike = alike
         self._links = dict(problem.contention.links)
         self._ids = {node.name: v for v, node in enumerate(problem.nodes)}
@@ -260,67 +261,27 @@ class Draft:
         )
 
     def order(self) -> list[NodeId]:
-        """All nodes, each as soon as its place has come and not before what it needs: that is pulled ahead of it.
+        """All nodes, each as soon as its place has come and not before what it needs.
 
         Raises:
             RewriteError: Nodes that were merged need each other: there is no order.
         """
-        nodes, at = self.nodes, self.at
+        nodes, first_new = self.nodes, len(self.problem.nodes)
         maker = {s: v for v, node in enumerate(nodes) if node is not None for s in node.alloc}
-        places = sorted([v for v, node in enumerate(nodes) if node is not None], key=at.__getitem__)
-        state = bytearray(len(nodes))  # 1: being visited, 2: in the order
-        order: list[NodeId] = []
-        for start in places:
-            if self._in_place(start, maker, state):
-                state[start] = 2
-                order.append(start)
-                continue
-            stack = [start]
-            while stack:
-                v = stack[-1]
-                if state[v] == 2:
-                    stack.pop()
-                    continue
-                node = self.node(v)
-                before = {*node.deps, *(maker[s] for s in node.use)} - {v}
-                if node.collective is not None:
-                    before.add(node.collective)
-                missing = [u for u in before if state[u] != 2]
-                if not missing:
-                    for w in (v, *self._taken_out_of(v)):
-                        state[w] = 2
-                        order.append(w)
-                    stack.pop()
-                    continue
-                state[v] = 1
-                ring = [u for u in missing if state[u] == 1]
-                if ring:
-                    raise RewriteError(self._in_a_ring(v, ring[0]))
-                stack.extend(sorted(missing, key=lambda u: (at[u], u), reverse=True))
-        return order
 
-    def _in_place(self, v: NodeId, maker: Mapping[StorageId, NodeId], state: bytearray) -> bool:
-        """Is a node of the problem not in the order yet, and all that it needs? So it is of nearly all nodes."""
-        if state[v] or v >= len(self.problem.nodes):
-            return False
-        node = self.node(v)
-        for u in node.deps:
-            if state[u] != 2:
-                return False
-        for s in node.use:
-            if state[maker[s]] != 2 and maker[s] != v:
-                return False
-        return node.collective is None or state[node.collective] == 2
+        def before(v: NodeId) -> set[NodeId]:
+            node = self.node(v)
+            needed = {*node.deps, *[maker[s] for s in node.use]}
+            if node.collective is not None:
+                needed.add(node.collective)
+            return needed - {v}
 
-    def _taken_out_of(self, v: NodeId) -> list[NodeId]:
-        """Views that need a new launch alone: each holds all its results, so they come at once behind it."""
-        if v < len(self.problem.nodes) or self.node(v).kind is not Kind.COLLECTIVE:
-            return []
-        after = [(w, self.node(w)) for w in self._users[v]]
-        return [w for w, node in after if node.kind is Kind.COMPUTE and node.deps == (v,) and node.op not in OF_HOST]
+        def taken_out(v: NodeId) -> list[NodeId]:
+            """Views that need a new launch alone: each holds all its results, so they come at once behind it."""
+            if v < first_new or self.node(v).kind is not Kind.COLLECTIVE:
+                return []
+            views = [w for w in self._users[v] if self.node(w).kind is Kind.COMPUTE and self.node(w).deps == (v,)]
+            return [w for w in views if self.node(w).op not in OF_HOST]
 
-    def _in_a_ring(self, v: NodeId, u: NodeId) -> str:
-        return (
-            f"{self.node(v).name!r} and {self.node(u).name!r} would need each other: collectives that were merged lie "
-            "on one path. Leave one of them out."
-        )
+        there = [v for v, node in enumerate(nodes) if node is not None]
+        return in_places(self.at, there, before, taken_out, self.name, self.rewrites)

@@ -44,7 +44,7 @@ class HostLink:
 
 PCIE_5 = HostLink("PCIe 5.0 x16", 51.2e9)
 """NVIDIA H100 data sheet: PCIe Gen5, 128 GB/s in both directions, so 64 GB/s in one; 0.8 of it, as
-:attr:`overlap_sched.cost.device.Device.bytes_efficiency` has it for streaming kernels."""
+:attr:`overlap_sched.cost.model.Device.bytes_efficiency` has it for streaming kernels."""
 
 PCIE_4 = HostLink("PCIe 4.0 x16", 25.6e9)
 """NVIDIA A100 data sheet and GA102 whitepaper (RTX 3090): PCIe Gen4, 64 GB/s in both directions; 0.8 of one."""

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from overlap_sched.cost.cluster.cost_model import model_of
-from overlap_sched.cost.cluster.description import Cluster
-from overlap_sched.cost.cluster.repricing import placed_on
+from overlap_sched.cost.cluster import Cluster
+from overlap_sched.cost.collectives import model_of
 from overlap_sched.cost.model import Collective, Compute, CostModel, FinishingModel, LaunchingModel
+from overlap_sched.cost.repricing import placed_on
 from overlap_sched.problem import Group, Kind, Problem
 from overlap_sched.transform.host import PCIE_5, HostLink
 

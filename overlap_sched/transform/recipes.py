@@ -73,6 +73,14 @@ class Single(NamedTuple, Generic[V]):
     shared: Mapping[str, object]
 
 
+class New(NamedTuple, Generic[V]):
+    """A node to make: its name, its place, and the node that it stands for."""
+
+    name: str
+    at: float
+    like: V
+
+
 class Casts(Protocol[V]):
     """Knows what is looked at and cast."""
 
@@ -84,9 +92,10 @@ class Casts(Protocol[V]):
 
 
 class Maker(Casts[V], Protocol[V]):
-    """Makes nodes by name, each in a place ``at``, and ``like`` one that it stands for."""
+    """Knows a graph and makes nodes; ``at``: where each stands; ``rewrites``: names of those that were done."""
 
     at: dict[V, float]
+    rewrites: list[str]
 
     def find(self, name: str) -> V:
         """The node of this name; refuses where there is none."""
@@ -133,51 +142,52 @@ class Maker(Casts[V], Protocol[V]):
     def offloaded(self, name: str) -> V:
         """The value to offload: of a collective its wait. Refuses what cannot be offloaded."""
 
-    def whole(self, name: str, one: Single[V], reshape: Reshape, at: float) -> V:
+    def whole(self, new: New[V], one: Single[V], reshape: Reshape) -> V:
         """A view of the input of a collective."""
 
-    def view(self, name: str, of: V, reshape: Reshape, at: float, like: V) -> V:
+    def view(self, new: New[V], of: V, reshape: Reshape) -> V:
         """``view(of, reshape(of.shape))``."""
 
-    def permute(self, name: str, of: V, dims: Sequence[int], at: float, like: V) -> V:
+    def permute(self, new: New[V], of: V, dims: Sequence[int]) -> V:
         """``permute(of, dims)``, a view."""
 
-    def piece(
-        self, name: str, of: V, dim: int, columns: tuple[int, int], at: float, like: V, nbytes: int | None = None
-    ) -> V:
+    def piece(self, new: New[V], of: V, dim: int, columns: tuple[int, int], nbytes: int | None = None) -> V:
         """``slice(of, dim, *columns)``, a view; ``nbytes``: of it, where columns do not say that."""
 
-    def copy(self, name: str, of: V, at: float, like: V, *, packed: bool = False) -> V:
+    def copy(self, new: New[V], of: V, *, packed: bool = False) -> V:
         """``clone(of)``. Of what was ``packed`` it is the result, and contiguous."""
 
-    def cat(self, name: str, of: Sequence[V], dim: int, at: float, like: V, *, packed: bool = False) -> V:
+    def cat(self, new: New[V], of: Sequence[V], dim: int, *, packed: bool = False) -> V:
         """``cat(of, dim)``: what is ``packed``, or the result."""
 
-    def plus(self, name: str, of: tuple[V, V], at: float, like: V, *, last: bool) -> V:
+    def plus(self, new: New[V], of: tuple[V, V], *, last: bool) -> V:
         """``add(*of)``; the last gives the result."""
 
-    def launch(self, name: str, of: V, members: Sequence[Single[V]], at: float) -> V:
+    def launch(self, new: New[V], of: V, members: Sequence[Single[V]]) -> V:
         """The operator of the members, on what holds the inputs of all."""
 
-    def coalesced(self, name: str, members: Sequence[Single[V]], at: float) -> V:
+    def coalesced(self, new: New[V], members: Sequence[Single[V]]) -> V:
         """One launch of all their inputs, ``<op>_coalesced``."""
 
-    def got(self, name: str, launch: V, i: int, at: float, like: V) -> V:
+    def got(self, new: New[V], launch: V, i: int) -> V:
         """``getitem(launch, i)``, a view."""
 
-    def relaunch(self, name: str, one: Single[V], at: float) -> V:
+    def relaunch(self, new: New[V], one: Single[V]) -> V:
         """The collective once more, on the same input."""
 
-    def wait(self, name: str, of: V, at: float, like: V) -> V:
+    def wait(self, new: New[V], of: V) -> V:
         """``wait_tensor(of)``."""
 
-    def to_host(self, names: tuple[str, str], source: V, at: float) -> V:
-        """Launch a copy to the host, and wait for it; returns the wait, which takes the launch."""
+    def to_host(self, new: New[V]) -> V:
+        """Launch a copy to the host of what the new node is like."""
 
-    def to_device(self, names: tuple[str, str], there: V, source: V, at: float) -> V:
-        """The same, back from there."""
+    def to_device(self, new: New[V], there: V) -> V:
+        """Launch a copy back from there."""
 
-    def again(self, v: V, name: str, new: Mapping[V, V], at: float) -> V:
+    def copied(self, new: New[V], launch: V, behind: V) -> V:
+        """Wait for such a copy; it comes behind another node, too."""
+
+    def again(self, new: New[V], made: Mapping[V, V]) -> V:
         """A copy of a node, which takes new nodes where there are such; who writes to what it reads comes behind it."""
 
     def move(self, users: Sequence[V], new: Mapping[V, V]) -> None:
@@ -201,8 +211,8 @@ class Maker(Casts[V], Protocol[V]):
     def waits_for(self, v: V) -> V | None:
         """The launch that a wait is for; ``None``: it is no wait."""
 
-    def in_part(self, v: V, p: int, at: float, of_part: Callable[[V], V]) -> V:
-        """A node in one part."""
+    def in_part(self, new: New[V], p: int, of_part: Callable[[V], V]) -> V:
+        """A node in one part; ``of_part``: what that takes in the place of what the node takes."""
 
     def leave(self, v: V, leave: Leave, parts: Sequence[V]) -> None:
         """Check how a value leaves, and note of what its parts are."""
@@ -223,6 +233,8 @@ def rewrite(make: Maker[V], wanted: Rewrite) -> None:
     Raises:
         RewriteError: It is not legal. What is made is then of no use.
     """
+    if hasattr(wanted, "name"):
+        make.rewrites.append(wanted.name)
     match wanted:
         case Bucket():
             _bucket(make, wanted)
@@ -284,11 +296,11 @@ def check_alike(members: Sequence[tuple[str, Mapping[str, object]]]) -> None:
 
 def _coalesced(make: Maker[V], name: str, members: Sequence[Single[V]]) -> tuple[V, list[V]]:
     """Return what reads the inputs, and what stands for the waits of each member; nothing is copied."""
-    launch = make.coalesced(name, members, max(one.at for one in members))
+    launch = make.coalesced(New(name, max(one.at for one in members), members[0].launch), members)
     outs = []
     for i, one in enumerate(members):
-        got = make.got(f"{name}_get_{i}", launch, i, one.place, one.launch)
-        outs.append(make.wait(f"{name}_out_{i}", got, one.place, one.launch))
+        got = make.got(New(f"{name}_get_{i}", one.place, one.launch), launch, i)
+        outs.append(make.wait(New(f"{name}_out_{i}", one.place, one.launch), got))
     return launch, outs
 
 
@@ -298,17 +310,17 @@ def _packed(make: Maker[V], name: str, members: Sequence[Single[V]]) -> tuple[V,
     op, ranks, like = members[0].op, members[0].ranks or 1, members[0].launch
     gathers, scatters = "gather" in op, "scatter" in op
     end, reshape = ("rows", _rows(ranks)) if scatters else ("flat", _rows(0))
-    views = [make.whole(f"{name}_{end}_{i}", one, reshape, at) for i, one in enumerate(members)]
-    packed = make.cat(f"{name}_in", views, int(scatters), at, like, packed=True)
-    done = make.wait(f"{name}_wait", make.launch(name, packed, members, at), place, like)
+    views = [make.whole(New(f"{name}_{end}_{i}", at, one.launch), one, reshape) for i, one in enumerate(members)]
+    packed = make.cat(New(f"{name}_in", at, like), views, int(scatters), packed=True)
+    done = make.wait(New(f"{name}_wait", place, like), make.launch(New(name, at, like), packed, members))
     if gathers:
-        done = make.view(f"{name}_rows", done, _rows(ranks), place, like)
+        done = make.view(New(f"{name}_rows", place, like), done, _rows(ranks))
     outs, columns = [], pairwise(accumulate((one.columns for one in members), initial=0))
     for i, (one, its) in enumerate(zip(members, columns, strict=True)):
-        out = make.piece(f"{name}_part_{i}", done, int(gathers or scatters), its, one.place, one.launch)
+        out = make.piece(New(f"{name}_part_{i}", one.place, one.launch), done, int(gathers or scatters), its)
         if gathers:
-            out = make.copy(f"{name}_copy_{i}", out, one.place, one.launch, packed=True)
-        outs.append(make.view(f"{name}_out_{i}", out, _shape(one.shape), one.place, one.launch))
+            out = make.copy(New(f"{name}_copy_{i}", one.place, one.launch), out, packed=True)
+        outs.append(make.view(New(f"{name}_out_{i}", one.place, one.launch), out, _shape(one.shape)))
     return packed, outs
 
 
@@ -383,7 +395,8 @@ def _origin(make: Casts[V], v: V) -> tuple[V, tuple[object, ...]]:
 def _gather_again(make: Maker[V], wanted: Regather) -> None:
     one, views, users = check_regather(make, wanted)
     at = min(make.at[user] for user in users)
-    wait = make.wait(f"{wanted.name}_wait", make.relaunch(wanted.name, one, at), at, one.launch)
+    launch = make.relaunch(New(wanted.name, at, one.launch), one)
+    wait = make.wait(New(f"{wanted.name}_wait", at, one.launch), launch)
     make.check_same(one.waits[0], wait)
     _move(make, views, wanted, dict.fromkeys(one.waits, wait), users)
 
@@ -429,7 +442,7 @@ def _move(
     """Run nodes again before the first user, and let users take them, and what else is new."""
     at = min(make.at[user] for user in users)
     for v in nodes:
-        new[v] = make.again(v, wanted.new_name(make.name(v)), new, at)
+        new[v] = make.again(New(wanted.new_name(make.name(v)), at, v), new)
     make.move(users, new)
 
 
@@ -448,8 +461,9 @@ def _offload(make: Maker[V], wanted: Offload) -> None:
     users = _users(make, [source, *views], wanted.users)
     at = min(make.at[user] for user in users)
     last = max((make.at[user] for user in make.readers(source) if make.at[user] < at), default=make.at[source])
-    there = make.to_host((wanted.name, f"{wanted.name}_wait"), source, last)
-    back = make.to_device((wanted.back, f"{wanted.back}_wait"), there, source, at)
+    there = make.copied(New(f"{wanted.name}_wait", last, source), make.to_host(New(wanted.name, last, source)), source)
+    load = make.to_device(New(wanted.back, at, source), there)
+    back = make.copied(New(f"{wanted.back}_wait", at, source), load, there)
     _move(make, views, wanted, {source: back}, users)
     for user in list(make.readers(source)):
         if user != there and user not in make.taken(there):
@@ -479,7 +493,8 @@ class _InParts(Generic[V]):
         )
         for p in range(self.parts):
             for v, at in zip(self.nodes, where[p], strict=True):
-                self.copies[v].append(make.in_part(v, p, at, partial(self._of_part, p=p, at=at)))
+                new = New(self.fission.part(make.name(v), p), at, v)
+                self.copies[v].append(make.in_part(new, p, partial(self._of_part, p=p, at=at)))
         outs: dict[V, tuple[V, ...]] = {}
         for leave in self.fission.leaves:
             v = make.find(leave.value)
@@ -508,15 +523,16 @@ class _InParts(Generic[V]):
         several = cut.outer > 1
         if several:
             if (v, -1) not in self.sliced:
-                self.sliced[v, -1] = make.view(f"{name}_runs", v, _runs(cut), at, v)
+                self.sliced[v, -1] = make.view(New(f"{name}_runs", at, v), v, _runs(cut))
             of = self.sliced[v, -1]
-        named = f"{name}_in_{p}" if one.free else f"{name}_slice_{p}"
-        rows = (p * cut.inner, (p + 1) * cut.inner)
-        part = make.piece(named, of, cut.dim + several, rows, at, v, one.bytes // self.parts)
+        last, rows = New(f"{name}_in_{p}", at, v), (p * cut.inner, (p + 1) * cut.inner)
+        new = last if one.free else New(f"{name}_slice_{p}", at, v)
+        part = make.piece(new, of, cut.dim + several, rows, one.bytes // self.parts)
         if one.free:
             return part
-        part = make.copy(f"{name}_{'copy' if several else 'in'}_{p}", part, at, v)
-        return make.view(f"{name}_in_{p}", part, _joined(cut), at, v) if several else part
+        if not several:
+            return make.copy(last, part)
+        return make.view(last, make.copy(New(f"{name}_copy_{p}", at, v), part), _joined(cut))
 
     def _leave(self, v: V, leave: Leave) -> tuple[V, ...]:
         """Return what users outside take: one node, or all parts."""
@@ -531,8 +547,8 @@ class _InParts(Generic[V]):
     def _sum(self, v: V, parts: Sequence[V]) -> V:
         total, name = parts[0], f"{self.fission.name}_{self.make.name(v)}"
         for p, part in enumerate(parts[1:], start=1):
-            at = self.make.at[part]
-            total = self.make.plus(f"{name}_sum_{p}", (total, part), at, v, last=p == self.parts - 1)
+            new = New(f"{name}_sum_{p}", self.make.at[part], v)
+            total = self.make.plus(new, (total, part), last=p == self.parts - 1)
         return total
 
     def _cat(self, v: V, leave: Leave, parts: Sequence[V]) -> V:
@@ -540,14 +556,14 @@ class _InParts(Generic[V]):
         at = make.at[parts[-1]]
         if order:
             cut = through_permute(cut, order)
-            parts = [make.permute(f"{name}_laid_{p}", u, order, at, v) for p, u in enumerate(parts)]
+            parts = [make.permute(New(f"{name}_laid_{p}", at, v), u, order) for p, u in enumerate(parts)]
         if cut.outer > 1:
-            parts = [make.view(f"{name}_runs_{p}", u, _runs(cut), at, v) for p, u in enumerate(parts)]
-        out = make.cat(f"{name}_cat", parts, cut.dim + (cut.outer > 1), at, v)
+            parts = [make.view(New(f"{name}_runs_{p}", at, v), u, _runs(cut)) for p, u in enumerate(parts)]
+        out = make.cat(New(f"{name}_cat", at, v), parts, cut.dim + (cut.outer > 1))
         if cut.outer > 1:
-            out = make.view(f"{name}_whole", out, _joined(cut), at, v)
+            out = make.view(New(f"{name}_whole", at, v), out, _joined(cut))
         if order:
-            out = make.permute(f"{name}_back", out, [order.index(dim) for dim in range(len(order))], at, v)
+            out = make.permute(New(f"{name}_back", at, v), out, [order.index(dim) for dim in range(len(order))])
         return out
 
 
@@ -585,3 +601,55 @@ def places(at: Sequence[float], waits: Sequence[bool], parts: int) -> list[list[
 def unique(ids: Iterable[V]) -> tuple[V, ...]:
     """Each once, in the order in which they come first."""
     return tuple(dict.fromkeys(ids))
+
+
+def in_places(
+    at: Mapping[V, float],
+    nodes: Iterable[V],
+    before: Callable[[V], Iterable[V]],
+    with_it: Callable[[V], Iterable[V]],
+    name: Callable[[V], str],
+    rewrites: Sequence[str],
+) -> list[V]:
+    """All nodes, each as soon as its place has come and not before what it needs: that is pulled ahead of it.
+
+    Args:
+        at: Their places; of equal ones the first made comes first.
+        nodes: Those that stay, as they were made.
+        before: What a node must come after.
+        with_it: What comes at once behind a node, and needs nothing else.
+        name: Of a node.
+        rewrites: Those that were done, by name.
+
+    Raises:
+        RewriteError: Nodes that were merged need each other.
+    """
+    ranks = {v: k for k, v in enumerate(sorted(nodes, key=at.__getitem__))}
+    done: dict[V, None] = {}
+    open_: dict[V, None] = {}
+    for start in ranks:
+        stack = [start]
+        while stack:
+            v = stack[-1]
+            missing = [] if v in done else [u for u in before(v) if u not in done]
+            if not missing:
+                stack.pop()
+                open_.pop(v, None)
+                if v not in done:
+                    done.update(dict.fromkeys((v, *with_it(v))))
+                continue
+            open_[v] = None
+            again = next((u for u in missing if u in open_), None)
+            if again is not None:
+                path = [u for u in stack if u in open_]
+                raise RewriteError(_name_ring([name(u) for u in path[path.index(again) :]], rewrites))
+            stack += sorted(missing, key=ranks.__getitem__, reverse=True)
+    return list(done)
+
+
+def _name_ring(ring: Sequence[str], rewrites: Sequence[str]) -> str:
+    """Say that nodes need each other; ``rewrites``: what the names of those begin with that were made."""
+    by = {name: next((one for one in rewrites if f"{name}_".startswith(f"{one}_")), "") for name in ring}
+    named = " and ".join(repr(one) for one in unique(by.values()) if one) or repr(ring[0])
+    through = next((name for name in ring if not by[name]), ring[0])
+    return f"{named} would need itself, through {through!r}: merged collectives lie on one path. Leave one out."

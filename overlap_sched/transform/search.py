@@ -23,7 +23,7 @@ from overlap_sched.errors import RewriteError
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, NodeId, Order, Problem
 from overlap_sched.problem.precedence import reached
-from overlap_sched.scheduler.driver import phases
+from overlap_sched.scheduler.driver import run_stages
 from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
 from overlap_sched.scheduler.runs import EARLY, FAR_AHEAD, IN_ORDER, WHILE_STALLED, simple_bound_us, streams_bound_us
 from overlap_sched.scheduler.task import NO_WORK, SAME_STEP, Candidate, Reference, Task, Work
@@ -136,24 +136,24 @@ class Runs(NamedTuple):
 
 
 def run_policies(
-    problem: Problem,
-    live_ranges: LiveRanges,
-    order: Order,
-    budget_bytes: int,
-    beat_us: float,
-    policies: Sequence[Policy] = POLICIES,
+    reference: Reference, budget_bytes: int, beat: Candidate, policies: Sequence[Policy] = POLICIES
 ) -> Runs:
-    """Schedule from an order within the budget by each of a few policies; none where a bound says that none can win."""
-    reference = Reference(problem, order, live_ranges)
-    priorities = reference.priorities(policies[0].prepares)
+    """Schedule from an order within the budget by each of a few policies; not where a bound says that none can win.
+
+    Args:
+        reference: That order.
+        budget_bytes: What the peak may be.
+        beat: What has been reached. Of an order, one as long with a lower peak beats it, too.
+        policies: Of the runs.
+    """
+    problem, priorities = reference.problem, reference.priorities(policies[0].prepares)
     least_us = max(simple_bound_us(problem, priorities), streams_bound_us(problem, priorities))
     best, winners, work = None, list[Policy](), NO_WORK
-    for policy in policies if least_us < beat_us else ():
-        run = list_schedule(reference, np.array(budget_bytes, dtype=np.int64), policy, (), beat_us)
+    for policy in policies if beat.order or least_us < beat.step_us else ():
+        run = list_schedule(reference, np.array(budget_bytes, dtype=np.int64), policy, (), beat.step_us)
         work = work.plus(run.work)
-        made = run.made
-        if made is not None and made.peak_bytes <= budget_bytes and made.step_us < beat_us * (1 - SAME_STEP):
-            best, beat_us = made, made.step_us
+        if run.made is not None and run.made.peak_bytes <= budget_bytes and run.made.beats(beat):
+            best = beat = run.made
             winners.insert(0, policy)
     return Runs(best, tuple(winners), work, least_us)
 
@@ -162,7 +162,7 @@ def finish(problem: Problem, order: Order, options: Options, budget_bytes: int) 
     """Return the best that all stages of the scheduler make of an order within the budget."""
     task = Task(problem, replace(options, headroom=0, base="original"), budget_bytes)
     start = task.measured(order)
-    better = phases(task, order, start)
+    better = run_stages(task, order, start)
     return task, better if better.beats(start) and task.within_budget(better.order) else start
 
 
@@ -362,7 +362,8 @@ def _scheduled(
     beat_us: float,
     policies: Sequence[Policy],
 ) -> Trial:
-    runs = run_policies(problem, live_ranges, begin, asked.budget_bytes, beat_us, policies)
+    beat = Candidate((), beat_us, 0)
+    runs = run_policies(Reference(problem, begin, live_ranges), asked.budget_bytes, beat, policies)
     if runs.best is None:
         why_not = "no shorter" if runs.least_us < beat_us else f"no order of it takes less than {runs.least_us:.0f} us"
         return replace(failed, why_not=why_not, work=runs.work)

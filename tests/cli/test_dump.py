@@ -9,8 +9,8 @@ import pytest
 
 from overlap_sched.cli.command import main
 from overlap_sched.cost import Collective
-from overlap_sched.cost.cluster.cost_model import model_of
-from overlap_sched.cost.cluster.file import read_cluster
+from overlap_sched.cost.cluster import read_cluster
+from overlap_sched.cost.collectives import model_of
 from overlap_sched.problem import Group
 from tests.support.command import Command
 

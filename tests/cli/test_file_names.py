@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from overlap_sched import EXAMPLE, load_dump
-from overlap_sched.cost.cluster.file import read_cluster, write_cluster
+from overlap_sched.cost.cluster import read_cluster, write_cluster
 from overlap_sched.errors import CostError, DumpError, OutputError, ProblemError
 from overlap_sched.problem.file import read_problem, write_problem
 from overlap_sched.report.files import make_folder, write_file

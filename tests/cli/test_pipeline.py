@@ -7,7 +7,7 @@ import pytest
 
 from overlap_sched import EXAMPLE, write_problem
 from overlap_sched.pipeline.csv_file import read_schedule_csv
-from overlap_sched.pipeline.named.one_at_a_time import one_f_one_b
+from overlap_sched.pipeline.named import one_f_one_b
 from tests.support.command import Command
 
 ONE_STAGE = """
@@ -285,7 +285,7 @@ def test_a_picture(job: str, cli: Command, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     cli.words("pipeline", job, "--schedules", "1f1b,zbv", "--html", str(page))
     text = page.read_text()
-    assert text.count("<svg") == 2
+    assert text.count("<section") == 2
     assert "<code>overlap-sched pipeline " in text
     lost = tmp_path / "none" / "page.html"
     assert cli.refused("pipeline", job, "--html", str(lost)).startswith(

@@ -10,8 +10,8 @@ import pytest
 from overlap_sched import EXAMPLE, Options
 from overlap_sched.cli import sweep as module
 from overlap_sched.cli.sweep import SweepPoint, sweep
-from overlap_sched.cost.cluster.file import read_cluster
-from overlap_sched.cost.cluster.repricing import on_machine, placed_on, priced_on, with_ranks
+from overlap_sched.cost.cluster import read_cluster
+from overlap_sched.cost.repricing import on_machine, placed_on, priced_on, with_ranks
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import Group, Kind, Node, Problem, Storage
 from overlap_sched.scheduler.driver import Schedule, schedule

@@ -1,12 +1,9 @@
 """The cluster that measurements describe."""
 
 from overlap_sched.cost import H100, XEON_8480, Collective, Price
-from overlap_sched.cost.cluster.cost_model import model_of
-from overlap_sched.cost.cluster.description import Across, IntraNodeLink
-from overlap_sched.cost.cluster.file import cluster_text, parse_cluster
-from overlap_sched.cost.measured.calibrated import calibrated
-from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, Tables
-from overlap_sched.cost.measured.tabled import COPY, TableModel
+from overlap_sched.cost.cluster import Across, IntraNodeLink, calibrated, cluster_text, parse_cluster
+from overlap_sched.cost.collectives import model_of
+from overlap_sched.cost.table import COPY, CollectiveTime, KernelTime, TableModel, Tables
 from overlap_sched.problem import Group
 
 KERNELS = (

@@ -7,10 +7,18 @@ from unittest.mock import patch
 import pytest
 
 from overlap_sched.cost import Collective, Compute, Device, Pricer, Roofline
-from overlap_sched.cost.fusion.kernels import KernelShare, parts_of_kernels, shared_prices
-from overlap_sched.cost.fusion.merging import _Merging
-from overlap_sched.cost.fusion.steps import CPP, TRITON, FusionRules, FusionStep, Read
-from overlap_sched.cost.price import Price
+from overlap_sched.cost.fusion import (
+    CPP,
+    TRITON,
+    FusionRules,
+    FusionStep,
+    KernelShare,
+    Read,
+    _Merging,
+    parts_of_kernels,
+    shared_prices,
+)
+from overlap_sched.cost.model import Price
 
 N = 1000
 """Elements of a vector; one byte each."""

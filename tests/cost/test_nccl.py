@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from overlap_sched.cost import Collective
-from overlap_sched.cost.cluster.cost_model import ClusterModel
-from overlap_sched.cost.cluster.file import read_cluster
-from overlap_sched.cost.nccl import nccl_us, setting, ways
+from overlap_sched.cost.cluster import read_cluster
+from overlap_sched.cost.collectives import ClusterModel, nccl_us, setting, ways
 from overlap_sched.problem import Group
 
 H100 = read_cluster("dgx-h100")

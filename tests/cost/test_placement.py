@@ -2,9 +2,8 @@
 
 import pytest
 
-from overlap_sched.cost.cluster.description import MeshDimension
-from overlap_sched.cost.cluster.placement import Facts, Nodes, place, ranks_along
-from overlap_sched.cost.cluster.sharding_groups import SHORT, DataflowNode, sharding_groups
+from overlap_sched.cost.cluster import MeshDimension
+from overlap_sched.cost.placement import SHORT, DataflowNode, Facts, Nodes, place, ranks_along, sharding_groups
 from overlap_sched.errors import CostError
 from overlap_sched.problem import Group
 

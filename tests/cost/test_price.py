@@ -3,7 +3,7 @@
 import pytest
 
 from overlap_sched.cost import FREE, Collective, Compute, Device, ExplainingModel, Pricer, Roofline
-from overlap_sched.cost.price import Price
+from overlap_sched.cost.model import Price
 from overlap_sched.problem import Group
 
 SLOW = Device("slow", peak_flops_per_s=1e9, peak_bytes_per_s=1e9, flops_efficiency=1, bytes_efficiency=1)

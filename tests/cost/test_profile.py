@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sched.cost.fusion.fused_names import PredictedKernel, fused_ops, shared
+from overlap_sched.cost.fused_names import PredictedKernel, fused_ops, shared
 from overlap_sched.cost.profile import MeasuredTime, Profile, Sought, profile_of, read_traces
 from overlap_sched.errors import CostError
 from tests.support.traces import C10D, Event, event, kernel, launch, nccl, region, step, write

@@ -8,14 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched.cost import H100, Collective, Compute, Price, Roofline
-from overlap_sched.cost.measured.table import (
+from overlap_sched.cost.table import (
+    COPY,
     CollectiveTime,
     KernelTime,
+    TableModel,
     Tables,
     curve_of,
     kind_of,
 )
-from overlap_sched.cost.measured.tabled import COPY, TableModel
 from overlap_sched.errors import CostError, OverlapSchedWarning
 from overlap_sched.problem import Group
 

@@ -16,9 +16,8 @@ import torch
 from overlap_sched import EXAMPLE, write_problem
 from overlap_sched.cli import calibrate
 from overlap_sched.cli.command import main
-from overlap_sched.cost.cluster.file import read_cluster
-from overlap_sched.cost.measured.table import KINDS
-from overlap_sched.cost.measured.tabled import COPY
+from overlap_sched.cost.cluster import read_cluster
+from overlap_sched.cost.table import COPY, KINDS
 from overlap_sched.distributed import calibration
 from overlap_sched.distributed.calibration import (
     CPU_GRID,

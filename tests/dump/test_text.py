@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import fx
 
-from overlap_sched.cost.cluster.placement import Facts
+from overlap_sched.cost.placement import Facts
 from overlap_sched.dump import sizes_to_give
 from overlap_sched.dump.graph import UnknownOp
 from overlap_sched.dump.groups import DumpGroup

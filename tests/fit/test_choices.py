@@ -7,10 +7,9 @@ import pytest
 
 from overlap_sched.cost import Roofline
 from overlap_sched.fit import fit
-from overlap_sched.fit.choices import PATIENCE, PATIENT_NODES, Above, Choice, Gap, Queue
-from overlap_sched.fit.greedy import Greedy
-from overlap_sched.fit.link_time import LinkTime
-from overlap_sched.fit.state import LiveState, Part, User
+from overlap_sched.fit import greedy as choosing
+from overlap_sched.fit.greedy import PATIENCE, Above, Greedy
+from overlap_sched.fit.state import LinkTime, LiveState
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.transform.host import HostLink
 from overlap_sched.transform.prices import Prices
@@ -100,18 +99,21 @@ def test_few_values_are_priced_for_one_that_is_chosen(bytes_per_s: float, each: 
     assert greedy.looked <= 200 + each * greedy.chosen
 
 
-def test_in_large_graphs_the_best_of_a_few_is_enough() -> None:
-    small, large = Queue(PATIENT_NODES), Queue(PATIENT_NODES + 1)
-    gap = Gap(0, Part(0, 9, []), User(0), 9)
-    for queue in (small, large):
-        queue.push(0, Choice(gap, 100.0, 1.0), 100.0)
-        for k in range(1, PATIENCE + 1):
-            assert queue.take() is None
-            queue.priced(k, Choice(gap, float(k), 1.0))
-    assert small.take() is None
-    best = large.take()
-    assert best is not None
-    assert best.score == PATIENCE
+@pytest.mark.slow
+def test_in_large_graphs_the_best_of_a_few_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a link that fills, where all get worse together: then at most so many are priced for one that is chosen."""
+
+    def work() -> tuple[int, int]:
+        state = LiveState(layers(200), 60 * MIB, None)
+        greedy = Greedy(state, LinkTime(HostLink("link", 5e9, 0.0), 0.0), None, ("recompute", "offload"), 0.05)
+        assert greedy.run()
+        return greedy.looked, greedy.chosen
+
+    all_looked, _ = work()
+    monkeypatch.setattr(choosing, "PATIENT_NODES", 10)
+    looked, chosen = work()
+    assert looked < all_looked
+    assert looked <= 200 + (PATIENCE + 1) * chosen
 
 
 @pytest.mark.parametrize("seed", range(20))

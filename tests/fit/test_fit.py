@@ -9,7 +9,7 @@ import pytest
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError, VerificationError
 from overlap_sched.fit import Fit, FitPoint, fit
-from overlap_sched.fit.planner import Planner
+from overlap_sched.fit.planner import Start
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import peak_memory, violation
 from overlap_sched.options import Options, replayed_allocator
@@ -229,10 +229,10 @@ def test_only_the_runtime_memory_model() -> None:
 
 
 def test_a_search_that_fails_leaves_the_graph_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: Planner, limit_bytes: int, **_: object) -> None:
+    def fails(self: Start, limit_bytes: int, **_: object) -> None:
         raise ValueError("no")
 
-    monkeypatch.setattr(Planner, "at", fails)
+    monkeypatch.setattr(Start, "at", fails)
     with pytest.warns(OverlapSchedWarning, match="overlap_sched fits nothing in 'saved': ValueError: no"):
         found = fit(saved(), PRICES, memory_limit=130 * MIB)
     assert found.best == found.without

@@ -7,12 +7,9 @@ from typing import Any
 import pytest
 
 from overlap_sched.cost import Roofline
-from overlap_sched.fit import Fit, FitPoint, fit, questions
+from overlap_sched.fit import Fit, FitPoint, fit, planner
 from overlap_sched.fit.answer import Faster, Held
-from overlap_sched.fit.in_parts import Ways
-from overlap_sched.fit.planner import FOUND, FitContext, Planner, begun_with, point
-from overlap_sched.fit.question import Limit
-from overlap_sched.fit.questions import held_best
+from overlap_sched.fit.planner import FOUND, FitContext, FitSearch, Start, Ways, held_best, point
 from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Node, Problem, Storage
@@ -24,6 +21,7 @@ from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.part_times import fissioned_us
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Rewrite
+from overlap_sched.transform.search import Limit
 from tests.fit.test_fit import saved
 
 MIB = 2**20
@@ -98,22 +96,23 @@ def test_what_cannot_be_done_is_left_out() -> None:
 def test_behind_which_fissions_others_are_searched() -> None:
     """Not behind what fits as it is, nor behind what is slower than what is found."""
     wanted = FitContext(wide(), PRICES, Options(), (), None, None, 2)
-    planner = Planner(wanted)
+    search = FitSearch(wanted)
+    original = search.original
 
     def promising(limit: Limit, *points: FitPoint, effort: int = 2) -> list[FitPoint]:
-        ways = Ways(replace(wanted, effort=effort), WAYS, limit)
-        ways.make(planner, all_=True)
+        ways = Ways(FitSearch(replace(wanted, effort=effort)), WAYS, limit)
+        ways.make(all_=True)
         return ways.promising(points)
 
-    two, four = (begun_with(wanted, (one,)) for one in WAYS)
+    two, four = (search.begin_with((one,)) for one in WAYS)
     assert two.step_us < four.step_us
     assert promising(Limit(300 * MIB, None), two) == []
-    assert promising(Limit(200 * MIB, None), planner.original) == [two]
-    assert promising(Limit(100 * MIB, None), planner.original) == [two, four]
+    assert promising(Limit(200 * MIB, None), original) == [two]
+    assert promising(Limit(100 * MIB, None), original) == [two, four]
     assert promising(Limit(200 * MIB, None), four) == [two]
-    assert promising(Limit(None, two.step_us), planner.original) == [two]
-    assert promising(Limit(None, four.step_us), planner.original) == [four, two]
-    assert promising(Limit(100 * MIB, None), planner.original, effort=0) == []
+    assert promising(Limit(None, two.step_us), original) == [two]
+    assert promising(Limit(None, four.step_us), original) == [four, two]
+    assert promising(Limit(100 * MIB, None), original, effort=0) == []
 
 
 def test_what_cannot_answer_is_not_made() -> None:
@@ -121,8 +120,8 @@ def test_what_cannot_answer_is_not_made() -> None:
 
     def made(limit: Limit) -> tuple[list[tuple[Rewrite, ...]], tuple[Fission, ...]]:
         wanted = FitContext(wide(), PRICES, Options(), (), None, None, 2)
-        ways = Ways(wanted, WAYS[::-1], limit)
-        ways.make(Planner(wanted))
+        ways = Ways(FitSearch(wanted), WAYS[::-1], limit)
+        ways.make()
         return [plan.rewrites for plan in ways.found], ways.left
 
     whole, two, four = 514, 266, 139
@@ -164,8 +163,8 @@ def test_what_parts_take_is_known_before_they_are_made(ways: Sequence[Fission]) 
 
 def test_parts_may_run_again_where_the_whole_may() -> None:
     wanted = FitContext(wide(), PRICES, Options(), ("recompute",), frozenset({"b"}), None, 0)
-    planner = Planner(wanted, begun_with(wanted, WAYS[:1]))
-    assert planner.rerun == {"b", WAYS[0].part("b", 0), WAYS[0].part("b", 1)}
+    search = FitSearch(wanted)
+    assert Start(search, search.begin_with(WAYS[:1])).rerun == {"b", WAYS[0].part("b", 0), WAYS[0].part("b", 1)}
 
 
 def test_what_a_fission_saves_and_costs_is_told() -> None:
@@ -237,11 +236,11 @@ def test_what_the_allocator_lacks_is_told() -> None:
 
 def test_where_the_allocator_cannot_hold_a_plan_lower_ones_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The allocator needs as much again as is live above 110 MiB: the plan of 130 MiB is not the answer."""
-    real, asked_for = Planner.at, list[int]()
+    real, asked_for = Start.at, list[int]()
 
-    def at(planner: Planner, limit_bytes: int, *rest: Any, **named: Any) -> FitPoint | None:
+    def at(start: Start, limit_bytes: int, *rest: Any, **named: Any) -> FitPoint | None:
         asked_for.append(limit_bytes)
-        return real(planner, limit_bytes, *rest, **named)
+        return real(start, limit_bytes, *rest, **named)
 
     def needed(points: Sequence[FitPoint], limit: Limit, options: Options) -> tuple[FitPoint, Held]:
         assert limit.bytes == 145 * MIB
@@ -249,8 +248,8 @@ def test_where_the_allocator_cannot_hold_a_plan_lower_ones_are_looked_for(monkey
         low = min(points, key=lambda one: one.peak_bytes)
         return (low, Held(0)) if low.peak_bytes <= 110 * MIB else (best, Held(0, best.peak_bytes - 110 * MIB))
 
-    monkeypatch.setattr(Planner, "at", at)
-    monkeypatch.setattr(questions, "held_best", needed)
+    monkeypatch.setattr(Start, "at", at)
+    monkeypatch.setattr(planner, "held_best", needed)
     found = fit(saved(), PRICES, memory_limit=145 * MIB, kinds=("recompute",))
     assert found.fits
     assert found.best.peak_bytes <= 110 * MIB

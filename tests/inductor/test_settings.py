@@ -7,7 +7,7 @@ import torch
 
 import overlap_sched
 from overlap_sched.cost import H100, Roofline
-from overlap_sched.cost.cluster.file import read_cluster, shipped_clusters
+from overlap_sched.cost.cluster import read_cluster, shipped_clusters
 from overlap_sched.inductor.caches import settings_key
 from overlap_sched.inductor.settings import NODES, Settings, cluster_here
 from overlap_sched.problem import Group, Kind, Problem

@@ -18,7 +18,7 @@ from torch._inductor import config
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.cost import A100, Roofline
-from overlap_sched.cost.cluster.file import read_cluster
+from overlap_sched.cost.cluster import read_cluster
 from overlap_sched.errors import CostError, OptionsError, OverlapSchedWarning, UnsupportedError
 from overlap_sched.inductor import switch
 from overlap_sched.inductor.reporting import Tally, tally

@@ -11,9 +11,9 @@ from hypothesis import given
 
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import Promise, measure, memory_profile, peak_memory, violation
 from overlap_sched.judge.validate import broken_promise as broken
-from overlap_sched.judge.validate import measure, memory_profile, peak_memory, violation
-from overlap_sched.options import Options
+from overlap_sched.options import Options, headroom_bytes
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
 from overlap_sched.problem.file import read_problem, write_problem
 from tests.support.examples import at_night, examples
@@ -25,7 +25,11 @@ MIB = 2**20
 
 
 def broken_promise(problem: Problem, order: Sequence[int], options: Options) -> str | None:
-    return broken(problem, measure(problem, problem.original_order), measure(problem, order), options)
+    before = measure(problem, problem.original_order)
+    base = max(before.profile)
+    headroom, preserve = headroom_bytes(options.headroom, base), options.preserve_collective_order
+    promise = Promise(base, headroom, options.budget, preserve, options.concurrent_groups, options.pins)
+    return broken(problem, before, measure(problem, order), promise)
 
 
 HIDDEN = (0, 1, 2, 4, 3, 6, 7, 5, 8, 9)  # the reordered example of the problem module's docstring
@@ -127,8 +131,8 @@ def test_broken_promises_in_words() -> None:
 
 def test_headroom_counts_from_the_base_where_there_is_one() -> None:
     original = measure(EXAMPLE, EXAMPLE.original_order)
-    assert broken(EXAMPLE, original, original, Options(), base_bytes=21 * MIB) is None
-    assert broken(EXAMPLE, original, original, Options(), base_bytes=20 * MIB) == (
+    assert broken(EXAMPLE, original, original, Promise(21 * MIB)) is None
+    assert broken(EXAMPLE, original, original, Promise(20 * MIB)) == (
         "22020096 bytes are live at position 5 (dgrad), 1048576 above the peak budget"
     )
 

@@ -11,11 +11,9 @@ import pytest
 from llama_repro import CLUSTER
 from llama_repro.bench import rows, scale
 from llama_repro.bench.cases import on_cluster, slower_network
-from llama_repro.bench.compare import changes, comparison
 from llama_repro.bench.tables import markdown, scale_markdown
-from llama_repro.errors import RecordError, TorchPassError
+from llama_repro.errors import TorchPassError
 from llama_repro.harness.judge import DEFAULT_CAPS, NO_CAPS, TorchOrder, tail_us
-from llama_repro.harness.record import read_record
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import EXAMPLE
 from overlap_sched.problem.file import write_problem
@@ -150,41 +148,6 @@ def test_a_run_writes_a_record_that_can_be_compared(tmp_path, capsys, monkeypatc
     text = (tmp_path / "record-2026-01-02.md").read_text()
     assert "| `example` x1 | 0.1 ms | 0.2 ms, 21.0 MiB |" in text
     assert "| `example` x1, contention | 0.1 ms | 0.2 ms, 21.0 MiB |" in text
-
-    for row in data["rows"]:
-        row["step_us"] *= 0.9 if row["by"] == "ours, headroom 0" else 1.1
-    data["rows"] = data["rows"][:-1]
-    other = tmp_path / "other.json"
-    other.write_text(json.dumps(data))
-    assert script.main(["compare", str(path), str(path)]) == 0
-    assert "0 with another step" in capsys.readouterr().out
-    assert script.main(["compare", str(other), str(path)]) == 1  # ours at headroom 0 takes longer than in `other`
-    said = capsys.readouterr().out
-    assert "+11.11 %" in said
-    assert "2 of ours worse" in said  # without contention, and with it
-    assert "only in the new: example x1, contention ours, no limit" in said
-    assert "only in the old" not in said
-    assert script.main(["compare", str(path), str(other)]) == 1  # and at other headrooms the other way round
-
-
-def test_records_of_older_versions_are_compared():
-    newest = max((Path(__file__).parents[2] / "docs" / "records").glob("bench-*.json"))
-    old = {"machine": "x86_64, 2 cores, Linux", "rows": read_record(newest)["rows"]}  # versions had no entries then
-    new = {**old, "machine": "another", "rows": [dict(row) for row in old["rows"]]}
-    new["rows"][0]["step_us"] *= 2
-    assert not any(change.worse for change in changes(old, new))  # it is the original order
-    _, lines = comparison(old, new, everything=True)
-    assert lines[0] == f"{len(old['rows'])} orders in both: 1 with another step, 0 of them shorter; 0 of ours worse."
-    assert lines[1] == "machine: x86_64, 2 cores, Linux before, another now"
-
-
-def test_what_is_no_record_is_told(tmp_path):
-    with pytest.raises(RecordError, match=r"none\.json: cannot be read as a record .* --record writes one\."):
-        read_record(tmp_path / "none.json")
-    (tmp_path / "list.json").write_text("[]")
-    with pytest.raises(RecordError) as caught:
-        read_record(tmp_path / "list.json")
-    assert str(caught.value) == f"{tmp_path / 'list.json'}: holds no rows. scripts/bench.py --record writes one."
 
 
 def test_records_hold_what_is_needed_to_read_them():

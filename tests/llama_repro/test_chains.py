@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-from llama_repro.bench import chains as bench
 from llama_repro.generate.chains import Chains, halves, side_by_side
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Problem
@@ -101,22 +100,3 @@ def test_every_listing_is_the_same_graph(listing: Callable[[Chains], Problem]) -
     assert facts(listed) == facts(made.problem)
     assert replay(listed, listed.original_order).step_us > 0
     assert listing(side_by_side(forward(4), layers(4))) == listed
-
-
-@pytest.mark.slow
-def test_the_table_has_a_row_per_listing_and_network() -> None:
-    lines = list(bench.rows({"two": lambda: halves(forward(30), gathers_shared=False)}, [1.0, 4.0]))
-    assert len(lines) == 2 + 2 * len(bench.LISTINGS)
-    assert [line.split(" | ")[0] for line in lines[2:]] == ["| two x1"] * 7 + ["| two x4"] * 7
-    cells = lines[2].strip("| ").split(" | ")
-    assert cells[1:3] == ["one by one", "2.9 ms"]  # 60 times gather, half a product, half a sum, half a norm
-    assert all(float(line.split(" | ")[4].rstrip("%")) < 4.0 for line in lines[2:9])
-
-
-@pytest.mark.slow
-def test_the_table_is_of_the_committed_graphs() -> None:
-    made = bench.graphs()
-    assert len(made) == 6
-    name = next(iter(made))
-    assert name == "llama3_8b_fw_64_2d, two halves"
-    assert len(made[name]().problem.nodes) == 9282

@@ -7,15 +7,21 @@ from itertools import product
 
 import pytest
 
-from overlap_sched.pipeline.action import ActionKind, Item, Pair, backward, forward, input_gradient, weight_gradient
+from overlap_sched.pipeline.action import (
+    ActionKind,
+    Item,
+    Pair,
+    PipelineSchedule,
+    backward,
+    forward,
+    input_gradient,
+    weight_gradient,
+)
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineStage, Route
-from overlap_sched.pipeline.judge.bound import limited_bound_us, pipeline_bound_us
-from overlap_sched.pipeline.judge.measure import measure_pipeline
-from overlap_sched.pipeline.judge.validate import violation
-from overlap_sched.pipeline.named.catalogue import NAMED, laid_out
-from overlap_sched.pipeline.replay import replay_pipeline
-from overlap_sched.pipeline.schedule import PipelineSchedule
-from overlap_sched.pipeline.updates import with_updates
+from overlap_sched.pipeline.judge import limited_bound_us, pipeline_bound_us, violation
+from overlap_sched.pipeline.named import NAMED, laid_out
+from overlap_sched.pipeline.replay import replay_pipeline, with_updates
+from tests.support.pipeline_judge import measure_pipeline
 from tests.support.pipelines import random_job, uniform
 
 BY_NAME = {named.name: named for named in NAMED}

@@ -10,16 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched.errors import InputTooLargeError, PipelineError
-from overlap_sched.pipeline.action import Action, ActionKind, Item, Pair, backward, forward
-from overlap_sched.pipeline.action_text import read_item
+from overlap_sched.pipeline.action import Action, ActionKind, Item, Pair, PipelineSchedule, backward, forward, read_item
 from overlap_sched.pipeline.csv_file import CsvFormat, parse_schedule_csv, read_schedule_csv, schedule_csv
 from overlap_sched.pipeline.job import PipelineJob, PipelineLink
-from overlap_sched.pipeline.judge.validate import violation
-from overlap_sched.pipeline.named.catalogue import NAMED, interleaved_in, laid_out
-from overlap_sched.pipeline.named.interleaved import interleaved
-from overlap_sched.pipeline.named.one_at_a_time import gpipe, one_f_one_b
+from overlap_sched.pipeline.judge import violation
+from overlap_sched.pipeline.named import NAMED, gpipe, interleaved, interleaved_in, laid_out, one_f_one_b
 from overlap_sched.pipeline.replay import replay_pipeline
-from overlap_sched.pipeline.schedule import PipelineSchedule
 from overlap_sched.problem.file import Limits
 from tests.support.pipelines import uniform
 from tests.support.transfers import transfer_violation

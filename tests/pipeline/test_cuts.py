@@ -10,7 +10,7 @@ import pytest
 from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.cuts import best_cut, unit_cuts
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineStage
-from overlap_sched.pipeline.judge.bound import pipeline_bound_us
+from overlap_sched.pipeline.judge import pipeline_bound_us
 from overlap_sched.pipeline.layout import Cut, StageLayout
 from tests.pipeline.test_search import uneven
 

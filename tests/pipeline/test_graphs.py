@@ -7,22 +7,19 @@ import pytest
 
 from overlap_sched.errors import PipelineError
 from overlap_sched.options import Options
-from overlap_sched.pipeline.action import Pair, backward, forward
-from overlap_sched.pipeline.compare import PlannedPipeline, plan_pipeline
+from overlap_sched.pipeline.action import Pair, PipelineSchedule, backward, forward
+from overlap_sched.pipeline.compare import LEAST, PlannedPipeline, left_bytes, plan_pipeline, with_room
 from overlap_sched.pipeline.graphs import GraphSource, JobGraphs, Orderer
+from overlap_sched.pipeline.greedy import PipelinePolicy, greedy_schedule
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
 from overlap_sched.pipeline.job_file import parse_job
-from overlap_sched.pipeline.judge.measure import measure_pipeline
-from overlap_sched.pipeline.judge.validate import violation
+from overlap_sched.pipeline.judge import violation
 from overlap_sched.pipeline.layout import looped
-from overlap_sched.pipeline.memory import pipeline_peaks
-from overlap_sched.pipeline.named.catalogue import NAMED
-from overlap_sched.pipeline.replay import replay_pipeline
-from overlap_sched.pipeline.room import LEAST, left_bytes, with_room
-from overlap_sched.pipeline.schedule import PipelineSchedule
-from overlap_sched.pipeline.search.greedy import PipelinePolicy, greedy_schedule
+from overlap_sched.pipeline.named import NAMED
+from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline
 from overlap_sched.problem import Group, Kind, Node, Order, Problem, Storage
 from overlap_sched.scheduler.driver import schedule
+from tests.support.pipeline_judge import measure_pipeline
 from tests.support.pipelines import uniform
 
 TWO = """
@@ -95,8 +92,8 @@ NO_OUTPUT = "but the graph has no such node, or nothing besides: name the one th
 @pytest.mark.parametrize(
     ("backward_is", "why"),
     [
-        ('problem = "backward", output_node = "dy"', f'is "dy", {NO_OUTPUT}'),
-        ('problem = "backward", output_node = "output"', f'is "output", {NO_OUTPUT}'),
+        ('problem = "backward", output_node = "dy"', f"is 'dy', {NO_OUTPUT}"),
+        ('problem = "backward", output_node = "output"', f"is 'output', {NO_OUTPUT}"),
         (
             'problem = "backward", output_node = "dx" }\n'
             'input_gradient = { time = "1us" }\nweight_gradient = { time = "1us"',

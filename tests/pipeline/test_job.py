@@ -5,16 +5,12 @@ from dataclasses import replace
 import pytest
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import Action, ActionKind, backward, forward
-from overlap_sched.pipeline.action_text import read_item
+from overlap_sched.pipeline.action import Action, ActionKind, PipelineSchedule, backward, forward, read_item
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
-from overlap_sched.pipeline.judge.measure import measure_pipeline
 from overlap_sched.pipeline.layout import folded, looped, mirrored
-from overlap_sched.pipeline.memory import pipeline_peaks
-from overlap_sched.pipeline.named.one_at_a_time import one_f_one_b
-from overlap_sched.pipeline.replay import replay_pipeline
-from overlap_sched.pipeline.schedule import PipelineSchedule
-from overlap_sched.pipeline.updates import with_updates
+from overlap_sched.pipeline.named import one_f_one_b
+from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline, with_updates
+from tests.support.pipeline_judge import measure_pipeline
 from tests.support.pipelines import uniform
 
 STAGE = uniform(1, 1).stages[0]

@@ -10,33 +10,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import overlap_sched.pipeline.judge
+import tests.support.pipeline_judge
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import Action, ActionKind
-from overlap_sched.pipeline.action_text import read_item
+from overlap_sched.pipeline.action import Action, ActionKind, PipelineSchedule, read_item
+from overlap_sched.pipeline.csv_file import with_transfers
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
-from overlap_sched.pipeline.judge.bound import pipeline_bound_us
-from overlap_sched.pipeline.judge.measure import measure_pipeline
-from overlap_sched.pipeline.judge.validate import violation
-from overlap_sched.pipeline.memory import pipeline_peaks
-from overlap_sched.pipeline.named.one_at_a_time import one_f_one_b
-from overlap_sched.pipeline.replay import replay_pipeline
-from overlap_sched.pipeline.schedule import PipelineSchedule
-from overlap_sched.pipeline.transfers import with_transfers
+from overlap_sched.pipeline.judge import pipeline_bound_us, violation
+from overlap_sched.pipeline.named import one_f_one_b
+from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline
 from tests.support.examples import examples
+from tests.support.pipeline_judge import measure_pipeline
 from tests.support.pipelines import random_job, random_schedule, swapped, uniform
 from tests.support.transfers import transfer_violation
 
 SEEDS = st.integers(0, 2**32)
 
 
-def test_the_judge_shares_only_the_data() -> None:
-    data = {"action", "job", "schedule"}
-    for path in Path(overlap_sched.pipeline.judge.__file__).parent.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("overlap_sched"):
-                _, package, module, *_ = (node.module or "").split(".")
-                assert package == "pipeline"
-                assert module in {*data, "judge"}, f"{path.name} imports {node.module}"
+def test_the_judges_share_only_the_data() -> None:
+    for judge in (overlap_sched.pipeline.judge, tests.support.pipeline_judge):
+        for node in ast.walk(ast.parse(Path(judge.__file__).read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("overlap_sched."):
+                assert node.module in {f"overlap_sched.pipeline.{name}" for name in ("action", "job", "judge")}
 
 
 @examples(40)

@@ -6,11 +6,10 @@ import pytest
 
 from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import ActionKind
-from overlap_sched.pipeline.judge.validate import violation
-from overlap_sched.pipeline.memory import pipeline_peaks
-from overlap_sched.pipeline.named.catalogue import NAMED, NamedSchedule, interleaved_in, laid_out
-from overlap_sched.pipeline.replay import replay_pipeline
-from overlap_sched.pipeline.transfers import with_transfers
+from overlap_sched.pipeline.csv_file import with_transfers
+from overlap_sched.pipeline.judge import violation
+from overlap_sched.pipeline.named import NAMED, NamedSchedule, interleaved_in, laid_out
+from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline
 from tests.support.pipelines import uniform
 from tests.support.transfers import transfer_violation
 

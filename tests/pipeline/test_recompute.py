@@ -4,15 +4,21 @@ from dataclasses import replace
 
 import pytest
 
+from overlap_sched.pipeline.best import find_pipeline
 from overlap_sched.pipeline.cuts import unit_cuts
-from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineStage
-from overlap_sched.pipeline.judge.measure import measure_pipeline
-from overlap_sched.pipeline.judge.validate import violation
+from overlap_sched.pipeline.job import (
+    PipelineBlock,
+    PipelineJob,
+    PipelineStage,
+    Recomputation,
+    recomputing,
+    with_recomputation,
+)
+from overlap_sched.pipeline.judge import violation
 from overlap_sched.pipeline.layout import StageLayout
-from overlap_sched.pipeline.named.catalogue import NAMED, laid_out
-from overlap_sched.pipeline.recompute import Recomputation, recomputing, with_recomputation
-from overlap_sched.pipeline.search.best import find_pipeline
-from tests.pipeline.test_job_file import HEAD, parsed, refused
+from overlap_sched.pipeline.named import NAMED, laid_out
+from tests.pipeline.test_job_file import HEAD, parsed
+from tests.support.pipeline_judge import measure_pipeline
 from tests.support.pipelines import uniform
 
 HALVES = """
@@ -44,18 +50,6 @@ def test_of_a_file() -> None:
     assert given is not None
     assert (given.saved_bytes, given.backward.time_us) == (30, 5500.0)
     assert [one.recomputed for one in parsed(HEAD + HALVES + "recompute = false").stages] == [None, None]
-
-
-@pytest.mark.parametrize(
-    ("recompute", "why"),
-    [
-        ('"yes"', 'job.toml: stage[0].recompute is "yes"; it is true or false.'),
-        ('{ time = "1" }', 'job.toml: stage[0].recompute.time is "1": it has no unit. Write "12us".'),
-        ('{ save = "1B" }', "job.toml: stage[0].recompute has an unknown key \"save\". Did you mean 'saved'?"),
-    ],
-)
-def test_what_is_refused(recompute: str, why: str) -> None:
-    assert refused(f"{HEAD}{HALVES}recompute = {recompute}") == why
 
 
 def test_by_hand() -> None:

@@ -7,22 +7,18 @@ from itertools import product
 import pytest
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import forward, input_gradient, weight_gradient
+from overlap_sched.pipeline.action import PipelineSchedule, forward, input_gradient, weight_gradient
+from overlap_sched.pipeline.best import FOUND, find_pipeline
+from overlap_sched.pipeline.exact import exact_pipeline, solvable
+from overlap_sched.pipeline.greedy import POLICIES, PolicySearch, greedy_schedule
+from overlap_sched.pipeline.improve import QuickTimes, improved
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
-from overlap_sched.pipeline.judge.bound import pipeline_bound_us
-from overlap_sched.pipeline.judge.measure import measure_pipeline
-from overlap_sched.pipeline.judge.validate import violation
+from overlap_sched.pipeline.judge import pipeline_bound_us, violation
 from overlap_sched.pipeline.layout import folded, mirrored
-from overlap_sched.pipeline.named.catalogue import NAMED, laid_out
-from overlap_sched.pipeline.schedule import PipelineSchedule
-from overlap_sched.pipeline.search.best import FOUND, find_pipeline
-from overlap_sched.pipeline.search.exact import exact_pipeline, solvable
-from overlap_sched.pipeline.search.greedy import greedy_schedule
-from overlap_sched.pipeline.search.improve import improved
-from overlap_sched.pipeline.search.policies import POLICIES, PolicySearch
-from overlap_sched.pipeline.search.quick import QuickTimes
-from overlap_sched.pipeline.updates import with_updates
+from overlap_sched.pipeline.named import NAMED, laid_out
+from overlap_sched.pipeline.replay import with_updates
 from tests.pipeline.test_bound import orders_of
+from tests.support.pipeline_judge import measure_pipeline
 from tests.support.pipelines import random_job, random_schedule, uniform
 
 SEEDS = range(40)

@@ -1,7 +1,6 @@
 """What a calibration has found, as text."""
 
-from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, Tables
-from overlap_sched.cost.measured.tabled import COPY
+from overlap_sched.cost.table import COPY, CollectiveTime, KernelTime, Tables
 from overlap_sched.report.words.calibration import calibration_text
 
 TABLES = Tables(

@@ -5,7 +5,6 @@ import importlib
 import pickle
 import pickletools
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from overlap_sched.peak_memory import replay_allocator
 from overlap_sched.problem import Problem
 from overlap_sched.report.memory_snapshot import memory_snapshot, write_memory_snapshot
 from overlap_sched.scheduler.driver import Schedule, schedule
-from tests.support.command import Command, run
+from tests.support.command import run
 from tests.support.examples import examples
 from tests.support.graphs import problems
 
@@ -140,9 +139,3 @@ def test_torchs_own_reader(problem: str, tmp_path: Path, capsys: pytest.CaptureF
     for page in (viewer.trace_plot(data), viewer.segment_plot(data)):
         (embedded,) = re.findall(r'"base64": "([^"]*)"', page)
         assert pickle.loads(base64.b64decode(embedded)) == data
-
-
-def test_json_stays_json(problem: str, tmp_path: Path, cli: Command) -> None:
-    assert cli.json("plan", problem, "--memory-snapshot", str(tmp_path / "out.pickle"))["name"] == "example"
-    assert "--memory-snapshot" in cli.refused("plan", problem, "--memory-snapshot", problem)
-    assert "torch" not in vars(sys.modules["overlap_sched.report.memory_snapshot"])

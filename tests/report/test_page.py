@@ -21,9 +21,9 @@ from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.problem.file import write_problem
 from overlap_sched.report.causes import causes
-from overlap_sched.report.memory_kinds import memory_by_kind
 from overlap_sched.report.page import SCRIPTS, page_text
 from overlap_sched.report.page_data import ExtraOrder, Extras, Page, page_data
+from overlap_sched.report.timeline import memory_by_kind
 from overlap_sched.report.units import duration, size
 from overlap_sched.report.words.reserved import reserved_figures, reserved_of
 from overlap_sched.report.words.rewrites import left_rows

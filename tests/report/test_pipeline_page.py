@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from overlap_sched.pipeline.compare import PlannedPipeline, named, plan_pipeline
-from overlap_sched.pipeline.memory import memory_curves, pipeline_peaks
-from overlap_sched.pipeline.replay import replay_pipeline
+from overlap_sched.pipeline.replay import memory_curves, pipeline_peaks, replay_pipeline
 from overlap_sched.report import pipeline_page
 from overlap_sched.report.colours import PIPELINE
+from overlap_sched.report.units import duration
 from tests.support.pipelines import random_job, random_schedule, uniform
 
 
@@ -22,36 +22,50 @@ def planned() -> list[PlannedPipeline]:
 
 def test_every_action_has_a_box_of_its_length(planned: list[PlannedPipeline]) -> None:
     page = pipeline_page.pipeline_page("<two>", planned, "overlap-sched pipeline a.toml")
-    pictures = page.split("<svg")[1:]
+    pictures = page.split("<section")[1:]
     longest = max(one.replay.step_us for one in planned)
     for one, picture in zip(planned, pictures, strict=True):
-        boxes = re.findall(r"<rect x='([\d.]+)' y='\d+' width='([\d.]+)' height='\d+' fill='(#\w+)'", picture)
+        boxes = re.findall(
+            r"<rect class='box' x='([\d.]+)%' y='\d+' width='([\d.]+)%' height='\d+' fill='(#\w+)'", picture
+        )
         actions = [action for rank in range(2) for action in one.schedule.actions(rank)]
         assert len(boxes) == len(actions)
         assert {colour for _, _, colour in boxes} == {PIPELINE[action.kind.value][0] for action in actions}
         ends = [float(x) + float(width) for x, width, _ in boxes]
-        room = pipeline_page.WIDTH - pipeline_page.LEFT
-        assert max(ends) == pytest.approx(pipeline_page.LEFT + one.replay.step_us / longest * room, abs=1.0)
+        assert max(ends) == pytest.approx(100 * one.replay.step_us / longest, abs=0.1)
 
 
 def test_what_it_says(planned: list[PlannedPipeline]) -> None:
     page = pipeline_page.pipeline_page("<two>", planned, "overlap-sched pipeline 'a<b>.toml'")
     assert "<h1>&lt;two&gt;</h1>" in page
     assert "a&lt;b&gt;.toml" in page
-    assert "<h2>1f1b: 300.0 us, bubble 20.0 %, peak 4 B, 15.38 % above the bound</h2>" in page
+    assert "<tr><th>1f1b</th><td>300.0 us</td><td>yes</td><td>20.0 %</td><td>4 B</td>" in page
     assert "<title>forward of stage 0, micro-batch 3, " in page
-    assert page.count("stroke=") == 6  # a limit per rank
+    assert page.count("<line x1=") == 6  # a limit per rank
+    assert [page.count(f">{us} us</text>") for us in (0, 50, 100, 150, 200, 250)] == [3] * 6  # a time axis each
     assert "backward, gradient of inputs" in page
     assert "<script" not in page
+
+
+def test_what_does_not_fit_looks_so_and_the_verdict_is_of_what_fits(planned: list[PlannedPipeline]) -> None:
+    by_step = sorted(planned, key=lambda one: one.replay.step_us)
+    tight = replace(by_step[0], job=replace(by_step[0].job, memory_limit_bytes=(1, 8)))
+    page = pipeline_page.pipeline_page("two", [tight, *by_step[1:]], "")
+    (verdict,) = re.findall(r"<p id='verdict'>(.*?)</p>", page)
+    assert f"{by_step[1].name}, {duration(by_step[1].replay.step_us)}" in verdict
+    assert f"{tight.name} lacks" in verdict
+    assert page.count("<section class=fails>") == page.count("<tr class=fails>") == 1
+    assert page.count("class='memory fails'") == 1
+    none = pipeline_page.pipeline_page("two", [tight], "")
+    assert "<p id='verdict' class='fails'>" in none
 
 
 def test_what_waits_inside_is_drawn_at_the_foot_of_an_action(planned: list[PlannedPipeline]) -> None:
     assert "compute waits for collectives inside" not in pipeline_page.pipeline_page("two", planned, "")
     stages = tuple(replace(s, forward=replace(s.forward, exposed_us=2.5)) for s in planned[0].job.stages)
     page = pipeline_page.pipeline_page("two", [replace(planned[0], job=replace(planned[0].job, stages=stages))], "")
-    bars = [float(width) for width in re.findall(r"<rect class='waits' .*? width='([\d.]+)'", page)]
-    room = pipeline_page.WIDTH - pipeline_page.LEFT
-    assert bars == [pytest.approx(2.5 / planned[0].replay.step_us * room, abs=0.1)] * 8
+    bars = [float(width) for width in re.findall(r"<rect class='waits' .*? width='([\d.]+)%'", page)]
+    assert bars == [pytest.approx(250 / planned[0].replay.step_us, abs=0.01)] * 8
     assert "compute waits for collectives inside" in page
 
 
@@ -65,7 +79,7 @@ def test_pairs_share_their_place(planned: list[PlannedPipeline]) -> None:
 def test_too_many_actions_are_said(planned: list[PlannedPipeline], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_page, "MOST_BOXES", 20)
     page = pipeline_page.pipeline_page("two", planned, "")
-    assert page.count("<svg") == 1
+    assert page.count("<section") == 1
     assert "2 more schedules are not drawn: too many actions." in page
 
 

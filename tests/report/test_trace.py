@@ -1,4 +1,4 @@
-"""The trace of a schedule: valid by its format, and its numbers are those of the judges."""
+"""The trace of a schedule, with measured steps beside it: valid by its format, its numbers are those of the judges."""
 
 import json
 from collections import defaultdict
@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlap_sched.errors import CostError, InputTooLargeError
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import memory_profile
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Order, Problem, Storage
-from overlap_sched.problem.file import read_problem
-from overlap_sched.report.colours import PURPOSES, TRACE_COMPUTE, TRACE_EXPOSED
-from overlap_sched.report.trace.file import RESERVED, trace_document, write_trace
+from overlap_sched.problem.file import Limits, read_problem
+from overlap_sched.report.trace import RESERVED, arrow, span, trace_document, write_trace
+from overlap_sched.report.trace_measured import MeasuredStep, read_measured_steps
 from overlap_sched.scheduler.driver import Schedule
 from overlap_sched.scheduler.driver import schedule as scheduled
 from overlap_sched.simulate.allocator import replay_allocator
@@ -25,7 +26,9 @@ from tests.report.conftest import schedule_by_hand
 from tests.support.examples import at_night
 from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES, random_order
+from tests.support.profile_traces import TRACES
 from tests.support.trace_format import violations
+from tests.support.traces import event, kernel, launch, step, write
 
 ByHand = Callable[..., Schedule]
 Event = dict[str, Any]
@@ -51,25 +54,25 @@ def orders(schedule: Schedule) -> tuple[tuple[int, Order], ...]:
 def check(schedule: Schedule, found: list[Event]) -> None:
     """Rows do not overlap, rows add up to the replay, counters' maxima are the peaks, arrows those of the replay."""
     rows = defaultdict(list)
-    for event in found:
-        if event["ph"] == "X":
-            rows[event["pid"], event["tid"]].append((event["ts"], event["dur"]))
+    for one in found:
+        if one["ph"] == "X":
+            rows[one["pid"], one["tid"]].append((one["ts"], one["dur"]))
     for spans in rows.values():
         for (ts, dur), (after, _) in pairwise(sorted(spans)):
             assert round(1000 * (ts + dur)) <= round(1000 * after)
     for pid, order in orders(schedule):
         run = replay(schedule.problem, order)
-        mine = [event for event in found if event["pid"] == pid]
+        mine = [event for one in found if one["pid"] == pid]
         sums: dict[str, float] = defaultdict(float)
-        for event in mine:
-            if event["ph"] == "X":
-                sums[event["cat"]] += event["dur"]
+        for one in mine:
+            if one["ph"] == "X":
+                sums[one["cat"]] += one["dur"]
         slack = 0.001 * len(order)
         assert sums["exposed"] == pytest.approx(run.exposed_us, abs=slack)
         nodes, collectives = schedule.problem.nodes, schedule.problem.collectives
         if not schedule.problem.contention:
             assert sums["collective"] == pytest.approx(sum(nodes[v].time_us for v in collectives), abs=slack)
-        end = max(event["ts"] + event["dur"] for event in mine if event["ph"] == "X")
+        end = max(one["ts"] + one["dur"] for one in mine if one["ph"] == "X")
         assert end == pytest.approx(run.step_us, abs=0.002)
         peak = schedule.original.peak_bytes if pid == 1 else schedule.scheduled.peak_bytes
         assert max(values["bytes"] for _, values in counter(mine, pid, "memory: live")) == peak
@@ -124,13 +127,6 @@ def test_the_example_event_by_event(reordered: Schedule, tmp_path: Path) -> None
     }  # fmt: skip
 
 
-def test_colours_are_those_of_the_purpose(reordered: Schedule, tmp_path: Path) -> None:
-    found = {e["name"]: e.get("cname") for e in events(reordered, tmp_path) if e["ph"] == "X" and e["pid"] == 2}
-    assert (found["mm"], found["exposed: grad"]) == (TRACE_COMPUTE, TRACE_EXPOSED)
-    assert found["gather"] == found["scatter"] == PURPOSES["FSDP"].trace
-    assert found["wait grad"] is None
-
-
 def test_arrows_from_launch_over_the_collective_to_the_wait(reordered: Schedule, tmp_path: Path) -> None:
     found = events(reordered, tmp_path)
     parts = [(e["ph"], e["tid"], e["ts"], e["id"]) for e in found if e["ph"] in "stf" and e["pid"] == 2]
@@ -150,18 +146,6 @@ def test_arguments_say_what_and_why(reordered: Schedule, tmp_path: Path) -> None
     assert (scatter["op"], scatter["bytes"], scatter["reason"]) == ("reduce_scatter_tensor", 8 * 2**20, "latest start")
     assert (scatter["position"], scatter["original_position"], scatter["exposed_us"]) == (5, 7, 10.0)
     assert scatter["why"] == "its latest start would have passed while the next compute ran; blocked by nothing"
-
-
-def test_the_original_says_why_too(reordered: Schedule, tmp_path: Path) -> None:
-    found = {e["name"]: e["args"] for e in events(reordered, tmp_path) if e["ph"] == "X" and e["pid"] == 1}
-    scatter = found["scatter"]
-    assert scatter["why"] == ("where the original order has it; blocked by a dependency: wgrad had to run first")
-    assert (scatter["reason"], scatter["held_by"], scatter["held_node"]) == ("original", "dependency", "wgrad")
-    assert (scatter["position"], scatter["launch_us"], scatter["exposed_us"]) == (7, 150.0, 40.0)
-    assert found["gather"]["why"] == (
-        "where the original order has it; blocked by the start of the graph: it was launched at once, and waited for "
-        "too soon"
-    )
 
 
 def test_memory_counters_and_the_mark_at_the_peak(reordered: Schedule, tmp_path: Path) -> None:
@@ -237,12 +221,6 @@ def test_a_problem_that_takes_no_time(by_hand: ByHand, odd: Problem, tmp_path: P
     assert [e for e in found if e["ph"] in "stf"] == []
 
 
-def test_fallback_traces_twice_the_same(by_hand: ByHand, tmp_path: Path) -> None:
-    found = events(by_hand(EXAMPLE, EXAMPLE.original_order), tmp_path)
-    spans = [{(e["name"], e["ts"], e["dur"]) for e in found if e["ph"] == "X" and e["pid"] == p} for p in (1, 2)]
-    assert spans[0] == spans[1]
-
-
 def test_a_rewritten_graph_stands_under_the_one_that_it_was(by_hand: ByHand, odd: Problem) -> None:
     document = trace_document(by_hand(odd, odd.original_order), EXAMPLE)
     names = {e["name"] for e in document["traceEvents"] if e["ph"] == "X" and e["pid"] == 1}
@@ -276,3 +254,247 @@ def test_what_the_scheduler_returns(tmp_path: Path) -> None:
     found = events(schedule, tmp_path)
     check(schedule, found)
     assert all(e["args"]["why"] for e in found if e["ph"] == "X" and e["cat"] == "collective")
+
+
+def test_neighbours_touch() -> None:
+    cuts = (0.0004, 1.0006, 2.0015, 2.0016)
+    first, second, third = (span(1, 1, "s", "c", a, b, {}) for a, b in pairwise(cuts))
+    assert [(e["ts"], e["dur"]) for e in (first, second)] == [(0.0, 1.001), (1.001, second["dur"])]
+    assert round(second["ts"] + second["dur"], 3) == third["ts"]
+    assert third["dur"] in (0, 0.001)
+
+
+def test_only_the_end_of_an_arrow_says_how_it_is_bound() -> None:
+    parts = [arrow(phase, 1, 2, "c", 3, 4.00049) for phase in ("s", "t", "f")]
+    assert [part.get("bp") for part in parts] == [None, None, "e"]
+    assert {(part["ts"], part["id"], part["name"], part["cat"]) for part in parts} == {(4.0, 3, "c", "c")}
+
+
+def meta(of: str, pid: int | str, tid: int | str, **args: object) -> Event:
+    return {"ph": "M", "name": of, "pid": pid, "tid": tid, "ts": 0, "args": args}
+
+
+def flow(phase: str, ts: float, id_: int, pid: int | str, tid: int | str) -> Event:
+    more = {"bp": "e"} if phase == "f" else {}
+    return {"ph": phase, "name": "ac2g", "cat": "ac2g", "id": id_, "pid": pid, "tid": tid, "ts": ts, **more}
+
+
+def gpu_trace() -> list[Event]:
+    """Two steps of a GPU that runs behind its host, as Kineto writes them."""
+    return [
+        meta("process_name", 7, 0, name="python"),
+        meta("process_labels", 7, 0, labels="CPU"),
+        meta("process_name", 0, 0, name="python"),
+        meta("process_labels", 0, 0, labels="GPU 0"),
+        meta("thread_name", 7, 1, name="thread 1 (main)"),
+        meta("thread_name", 0, 4, name="stream 7"),
+        step(3, 1000, 100),
+        event("aten::mm", 1010, 20),
+        launch(1015, 41),
+        step(4, 1100, 90),
+        event("aten::add", 1110, 5),
+        event("aten::mm", 1110, 20),
+        launch(1115, 42),
+        {**kernel("late_of_step_3", 1120, 30, 41), "pid": 0, "tid": 4},
+        {**kernel("ran_after_the_step", 1195, 50, 42), "pid": 0, "tid": 4},
+        flow("s", 1015, 41, 7, 1),
+        flow("f", 1120, 41, 0, 4),
+        flow("s", 1115, 42, 7, 1),
+        flow("f", 1195, 42, 0, 4),
+        flow("s", 1115, 43, 7, 1),  # without an end
+        flow("s", 1115, 44, 7, 1),
+        flow("f", 1250, 44, 0, 4),  # to nothing
+        {"ph": "i", "s": "t", "name": "[memory]", "pid": 7, "tid": 1, "ts": 1120, "args": {"Bytes": float("nan")}},
+        {"ph": "i", "s": "g", "name": "of the step before", "pid": 7, "tid": 1, "ts": 1000},
+    ]
+
+
+def merged(steps: tuple[MeasuredStep, ...], reordered: Schedule) -> list[Event]:
+    document = trace_document(reordered, EXAMPLE, steps)
+    text = json.dumps(document, allow_nan=False)
+    assert violations(text) == []
+    assert document["otherData"]["note"].endswith("; the others: measured")
+    found: list[Event] = json.loads(text)["traceEvents"]
+    return [e for e in found if e["pid"] > 2]
+
+
+def test_a_step_of_a_gpu(tmp_path: Path, reordered: Schedule) -> None:
+    (measured,) = read_measured_steps([str(write(tmp_path, gpu_trace(), rank=None, name="job.json"))])
+    found = merged((measured,), reordered)
+    assert (measured.number, measured.us) == (4, 90)  # of two, the lower median
+    assert [(e["name"], e["pid"], e["ts"], e["dur"]) for e in found if e["ph"] == "X"] == [
+        ("ProfilerStep#4", 3, 0, 90),
+        ("aten::mm", 3, 10, 20),
+        ("aten::add", 3, 10, 5),
+        ("cudaLaunchKernel", 3, 15, 1),
+        ("ran_after_the_step", 4, 95, 50),
+    ]
+    assert [(e["ph"], e["id"], e["ts"]) for e in found if e["ph"] in "stf"] == [("s", 42, 15), ("f", 42, 95)]
+    assert [(e["name"], e["ts"], e["args"]) for e in found if e["ph"] == "i"] == [("[memory]", 20, {"Bytes": "nan"})]
+    names = [(e["name"], e["pid"], e["args"]["name"]) for e in found if e["name"].endswith("_name")]
+    assert names == [
+        ("process_name", 3, "job.json: python CPU (measured, step 4)"),
+        ("thread_name", 3, "thread 1 (main)"),
+        ("process_name", 4, "job.json: python GPU 0 (measured, step 4)"),
+        ("thread_name", 4, "stream 7"),
+    ]
+
+
+def test_processes_that_are_named_by_text_and_no_marks(tmp_path: Path, reordered: Schedule) -> None:
+    path = write(tmp_path, [{**event("span", 500, 20), "pid": "Spans", "tid": "one"}, event("other", 510, 30)], rank=5)
+    (measured,) = read_measured_steps([str(path)])
+    assert measured.about() == {"trace": path.name, "rank": 5, "step": None, "step_us": 40}
+    found = merged((measured,), reordered)
+    assert [(e["name"], e["pid"], e["ts"]) for e in found if e["ph"] == "X"] == [("span", 3, 0), ("other", 4, 10)]
+    assert [e["args"]["name"] for e in found if e["name"] == "process_name"] == [
+        "rank 5: process Spans (measured)",
+        "rank 5: process 7 (measured)",
+    ]
+    assert [e["args"]["name"] for e in found if e["name"] == "thread_name"] == ["thread one", "thread 1"]
+
+
+def test_the_step_that_the_profiler_opens_after_the_last_is_none(tmp_path: Path) -> None:
+    events = [step(0, 0, 80), event("aten::mm", 10, 20), step(1, 80, 2)]
+    (measured,) = read_measured_steps([str(write(tmp_path, events, rank=0))])
+    assert (measured.number, measured.us) == (0, 80)
+    partial = [step(0, 0, 80), event("aten::mm", 10, 20), step(1, 80, 50), event("aten::mm", 90, 20), step(2, 130, 1)]
+    (measured,) = read_measured_steps([str(write(tmp_path, partial, rank=1))])
+    assert (measured.number, measured.us) == (1, 50)
+
+
+def test_the_same_step_of_all_ranks(tmp_path: Path) -> None:
+    first = write(tmp_path, [step(1, 0, 10), step(2, 10, 50), step(3, 60, 30)], rank=0)
+    second = write(tmp_path, [step(2, 1010, 10), step(3, 1020, 100), step(4, 1120, 20)], rank=1)
+    found = read_measured_steps([str(first), str(second)])
+    assert [(one.rank, one.number, one.us) for one in found] == [(0, 2, 50), (1, 2, 10)]  # 60 and 130 us in all
+    assert [[e["ts"] for e in one.events] for one in found] == [[0], [0]]
+
+
+def test_a_step_on_the_gpu_is_not_the_hosts(tmp_path: Path) -> None:
+    on_gpu = {**step(1, 50, 500), "cat": "gpu_user_annotation"}
+    (found,) = read_measured_steps([str(write(tmp_path, [step(1, 0, 10), on_gpu]))])
+    assert found.us == 10
+
+
+def test_recorded_ranks(reordered: Schedule) -> None:
+    steps = read_measured_steps([str(path) for path in TRACES])
+    found = merged(steps, reordered)
+    assert [(one.rank, one.number) for one in steps] == [(0, 1), (1, 1)]
+    for pid, one in ((3, steps[0]), (4, steps[1])):
+        spans = [e for e in found if e["ph"] == "X" and e["pid"] == pid]
+        assert len(spans) == len(one.events) > 1000
+        assert min(e["ts"] for e in spans) == 0
+        assert max(e["ts"] + e["dur"] for e in spans) <= one.us + 0.001
+
+
+@pytest.mark.parametrize(
+    ("listed", "said"),
+    [
+        (
+            [[step(1, 0, 1), step(2, 1, 1)], [event("x", 0, 1)]],
+            "the traces share no step: {0} has step 1, step 2; {1} has no marked step. "
+            "Profile the same steps on all ranks.",
+        ),
+        ([[step(1, 0, 1)], []], "{1}: has no event with a duration: nothing was measured."),
+    ],
+)
+def test_what_cannot_be_merged(tmp_path: Path, listed: list[list[Event]], said: str) -> None:
+    paths = [str(write(tmp_path, events, rank=k)) for k, events in enumerate(listed)]
+    with pytest.raises(CostError) as error:
+        read_measured_steps(paths)
+    assert str(error.value) == said.format(*paths)
+
+
+def test_limits_hold(tmp_path: Path) -> None:
+    with pytest.raises(InputTooLargeError, match="more than 10 bytes"):
+        read_measured_steps([str(write(tmp_path, gpu_trace()))], Limits(10, 10))
+
+
+def odd_events() -> list[Any]:
+    """What a file may hold that is no trace of ours: kept out, or made harmless."""
+    return [
+        {"ph": "X", "name": "no times", "pid": 1, "tid": 1},
+        {"ph": "C", "name": "no time", "pid": 1, "tid": 1, "args": {"x": 1}},
+        {"ph": "C", "name": "counter", "pid": 1, "tid": 1, "ts": 5, "args": {"x": 1}},
+        {"ph": "I", "name": "old mark", "pid": 1, "tid": 1, "ts": 5},
+        {"ph": "s", "name": "a", "cat": "a", "id": "0x1", "pid": 7, "tid": 1, "ts": 5},
+        {"ph": "f", "name": "a", "cat": "a", "id": "0x1", "pid": 7, "tid": 1, "ts": 5},
+        {"ph": "b", "name": "async", "cat": "a", "id": 1, "pid": 7, "tid": 1, "ts": 5},
+        {"ph": "M", "name": "process_name", "pid": 7, "tid": 1, "args": "python"},
+        event("span", 0, 10),
+    ]
+
+
+def test_odd_events(tmp_path: Path, reordered: Schedule) -> None:
+    found = merged(read_measured_steps([str(write(tmp_path, odd_events()))]), reordered)
+    assert [(e["ph"], e["name"]) for e in found if e["ph"] != "M"] == [
+        ("X", "span"),
+        ("C", "counter"),
+        ("i", "old mark"),
+    ]
+
+
+Event = dict[str, Any]
+
+
+def fine() -> list[Event]:
+    """Two rows, an arrow between them, a counter and a mark."""
+    return [
+        {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "p"}},
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 10, "args": {"name": "a"}},
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 11, "args": {"name": "b"}},
+        {"ph": "X", "name": "outer", "cat": "c", "pid": 1, "tid": 10, "ts": 0, "dur": 10.5, "args": {}},
+        {"ph": "X", "name": "inner", "cat": "c", "pid": 1, "tid": 10, "ts": 2, "dur": 8.5},
+        {"ph": "s", "name": "n", "cat": "c", "id": 5, "pid": 1, "tid": 10, "ts": 2},
+        {"ph": "X", "name": "point", "cat": "c", "pid": 1, "tid": 11, "ts": 4, "dur": 0, "cname": "bad"},
+        {"ph": "f", "name": "n", "cat": "c", "id": 5, "pid": 1, "tid": 11, "ts": 4, "bp": "e"},
+        {"ph": "C", "name": "m", "pid": 1, "tid": 0, "ts": 0, "args": {"x": 1, "y": 2}},
+        {"ph": "C", "name": "m", "pid": 1, "tid": 0, "ts": 3, "args": {"x": 2, "y": 2}},
+        {"ph": "i", "s": "p", "name": "mark", "pid": 1, "tid": 10, "ts": 1},
+    ]
+
+
+def said(events: list[Event], **more: object) -> list[str]:
+    return violations(json.dumps({"traceEvents": events, **more}))
+
+
+def test_a_fine_trace() -> None:
+    assert said(fine()) == []
+    assert said(fine(), displayTimeUnit="ns") == []
+
+
+@pytest.mark.parametrize(
+    ("at", "change", "wrong"),
+    [
+        (3, {"ph": "Y"}, "event 3 (outer): is no object with a known phase"),
+        (3, {"name": ""}, "event 3 (): has no name"),
+        (3, {"pid": "1"}, "event 3 (outer): pid is no 32-bit number"),
+        (3, {"tid": 2**32}, "event 3 (outer): tid is no 32-bit number"),
+        (3, {"ts": "0"}, "event 3 (outer): ts is no number"),
+        (3, {"dur": -1}, "event 3 (outer): dur is no duration"),
+        (3, {"dur": float("nan")}, "event 3 (outer): dur is no duration"),
+        (3, {"args": []}, "event 3 (outer): args is no object"),
+        (3, {"cat": None}, "event 3 (outer): cat is no text"),
+        (6, {"cname": "scarlet"}, "event 6 (point): cname is none of the reserved names"),
+        (9, {"args": {}}, "event 9 (m): args are no series of numbers"),
+        (9, {"args": {"x": True, "y": 1}}, "event 9 (m): args are no series of numbers"),
+        (10, {"s": "x"}, "event 10 (mark): s is no scope"),
+        (5, {"id": "5"}, "event 5 (n): has no id and category to be found by"),
+        (5, {"bp": "e"}, "event 5 (n): bp is not the e of an end"),
+        (0, {"args": {"name": 1}}, "event 0 (process_name): is no metadata that is documented"),
+        (0, {"name": "process_colour"}, "event 0 (process_colour): is no metadata that is documented"),
+        (0, {"pid": 2}, "process 1 has 0 names"),
+        (1, {"tid": 11}, "row (1, 10) has 0 names"),
+        (9, {"args": {"x": 1}}, "counter m of process 1 has other series at 3"),
+        (8, {"ts": 4}, "counter m of process 1 goes back to 3"),
+        (4, {"dur": 8.501}, "inner at 2 overlaps another span of its row"),
+        (7, {"ts": 4.001}, "the f of arrow 5 at 4.001 is in no span"),
+        (5, {"ts": 11}, "the s of arrow 5 at 11 is in no span"),
+        (7, {"id": 6}, "arrow n 5 is s, not s, t ..., f"),
+        (7, {"ph": "t", "bp": None}, "event 7 (n): bp is not the e of an end"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong(at: int, change: Event, wrong: str) -> None:
+    events = fine()
+    events[at] |= change
+    assert wrong in said(events)

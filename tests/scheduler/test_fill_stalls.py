@@ -11,8 +11,8 @@ from overlap_sched.judge.validate import violation
 from overlap_sched.problem import Order
 from overlap_sched.problem.precedence import launch_pairs
 from overlap_sched.scheduler import polish
-from overlap_sched.scheduler.polish import stalls_filled
-from overlap_sched.scheduler.task import Candidate, Context, Reference, Task
+from overlap_sched.scheduler.polish import fill_stalls
+from overlap_sched.scheduler.task import Candidate, Task
 from overlap_sched.simulate.clock import StepTrail
 from tests.support.examples import examples
 from tests.support.graphs import problems
@@ -24,7 +24,7 @@ def filled(problem: Problem, order: Order, options: Options) -> Candidate:
     task = Task(problem, options, max(peak_by_definition(problem, list(order))))
     best = task.measured(order)
     found = Candidate(best.order, best.step_us, best.peak_bytes, dict.fromkeys(problem.collectives, "reference"))
-    return stalls_filled(Context(task, Reference(problem, order, task.live_ranges)), found)
+    return fill_stalls(task, task.reference(order), found)
 
 
 @examples(120)

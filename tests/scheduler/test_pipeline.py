@@ -231,7 +231,7 @@ def _raise(*_: object) -> None:
 
 
 def _with_order(order: tuple[int, ...]) -> Callable[..., object]:
-    return lambda real, context, best: replace(real(context, best), order=order)
+    return lambda real, *given: replace(real(*given), order=order)
 
 
 FAULTS = [

@@ -10,9 +10,9 @@ from overlap_sched import Options, Problem, schedule
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem.file import read_problem
 from overlap_sched.scheduler import polish
-from overlap_sched.scheduler.driver import ALL
-from overlap_sched.scheduler.polish import between, relinked
-from overlap_sched.scheduler.task import NO_WORK, Candidate, Context, Reference, Task, Work
+from overlap_sched.scheduler.driver import ALL, relink_far_from_bound
+from overlap_sched.scheduler.polish import between
+from overlap_sched.scheduler.task import NO_WORK, Candidate, Reference, Task, Work
 from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES, peak_by_definition, random_order, step_by_definition
@@ -41,7 +41,7 @@ def test_within_the_budget_and_never_longer(problem: Problem, effort: int, room:
     task = Task(problem, options, peak)
     reference = Reference(problem, problem.original_order, task.live_ranges)
     best = best_of_runs(task, reference, task.measured(problem.original_order))
-    made = relinked(Context(task, reference), best)
+    made = relink_far_from_bound(task, reference, best)
     assert violation(problem, made.order) is None
     assert made.step_us == step_by_definition(problem, list(made.order)) <= best.step_us * (1 + 1e-9)
     assert made.peak_bytes == max(peak_by_definition(problem, list(made.order))) <= peak + room
@@ -52,8 +52,8 @@ def runs_there(problem: Problem) -> list[Work]:
     """What runs of this stage take, of a problem scheduled."""
     made = list[Work]()
 
-    def watched(real: Any, context: Context, best: Candidate) -> Candidate:
-        after: Candidate = real(context, best)
+    def watched(real: Any, task: Task, reference: Reference, best: Candidate) -> Candidate:
+        after: Candidate = real(task, reference, best)
         made.append(after.work if after.work != best.work else NO_WORK)
         return after
 
@@ -72,8 +72,8 @@ def test_where_network_and_memory_bind_the_step_is_shorter(monkeypatch: pytest.M
     problem, rounds = read_problem(BACKWARD_2D), list[tuple[float, float]]()
     real = polish._round
 
-    def watched(context: Context, best: Candidate) -> Candidate:
-        after = real(context, best)
+    def watched(task: Task, reference: Reference, best: Candidate) -> Candidate:
+        after = real(task, reference, best)
         rounds.append((best.step_us, after.step_us))
         return after
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from overlap_sched import Group, Kind, Node, Problem, Storage
-from overlap_sched.scheduler.list_scheduler import LaunchRules, Policy, Streams, list_schedule
+from overlap_sched.scheduler.list_scheduler import ListScheduler, Policy, list_schedule
 from overlap_sched.scheduler.task import Reference
 
 AT_LATEST = Policy(lead=0.0, slack=0.0)
@@ -50,7 +50,7 @@ def without(rule: str) -> Callable[[Graph], tuple[str, float]]:
     """Runs a graph with a rule that never finds anything."""
 
     def run(graph: Graph) -> tuple[str, float]:
-        with patch.object(LaunchRules, rule, lambda *_: None):
+        with patch.object(ListScheduler, rule, lambda *_: None):
             return graph.run()
 
     return run
@@ -110,7 +110,7 @@ def test_rule_5_launches_in_each_others_way_go_in_reference_order() -> None:
     graph.gather("one", 10.0)
     graph.gather("two", 10.0)
     graph.compute("end", 5.0, "w.one", "w.two")
-    with patch.object(Streams, "delays_more_urgent", lambda *_: True):
+    with patch.object(ListScheduler, "_delays_more_urgent", lambda *_: True):
         order, step_us = graph.run()
     assert order.split()[0] == "one"
     assert step_us == 25.0
@@ -126,7 +126,7 @@ def test_a_launch_lets_a_more_urgent_one_go_first() -> None:
     graph.compute("end", 5.0, "w.long", "mm")
     early = Policy(lead=1.0, slack=0.0)
     assert graph.run(early) == ("chain urgent long w.urgent mm w.long end", 71.0)
-    with patch.object(Streams, "delays_more_urgent", lambda *_: False):
+    with patch.object(ListScheduler, "_delays_more_urgent", lambda *_: False):
         assert graph.run(early) == ("long chain urgent w.long w.urgent mm end", 110.0)
 
 

@@ -31,7 +31,7 @@ def test_without_any_the_original_order_stays() -> None:
 def test_what_is_left_out_does_not_run(name: str) -> None:
     ran = list[str]()
 
-    def noted(real: object, context: object, found: object) -> object:
+    def noted(real: object, task: object, reference: object, found: object) -> object:
         ran.append(name)
         return found
 

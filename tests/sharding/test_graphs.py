@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from functorch.compile import make_boxed_func
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
@@ -16,6 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from llama_repro.capture.parallelism import fake_world
 from overlap_sched.distributed import shard
+from overlap_sched.distributed.agreement import Membership
+from overlap_sched.errors import ShardingError
+from overlap_sched.sharding import modules
 
 _C10D = torch.ops._c10d_functional
 GATHER, SCATTER, ALL_REDUCE = (
@@ -25,7 +29,6 @@ GATHER, SCATTER, ALL_REDUCE = (
 )
 RANKS = 4
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
@@ -85,12 +88,14 @@ def dtypes(graph: fx.Graph, target: Any) -> set[torch.dtype]:
     return {node.meta["val"].dtype for node in graph.find_nodes(op="call_function", target=target)}
 
 
+@pytest.mark.slow
 def test_parameters_are_gathered_again_in_backward(mesh: DeviceMesh) -> None:
     for given in (True, None):
         model = shard(nn.Sequential(Mlp(), Mlp()), mesh, reshard_after_forward=given)
         assert counts(graphs_of(model)) == [(4, 0, 0), (4, 4, 0)]
 
 
+@pytest.mark.slow
 def test_or_they_are_kept(mesh: DeviceMesh) -> None:
     model = shard(nn.Sequential(Mlp(), Mlp()), mesh, reshard_after_forward=False)
     assert counts(graphs_of(model)) == [(4, 0, 0), (0, 4, 0)]
@@ -98,6 +103,7 @@ def test_or_they_are_kept(mesh: DeviceMesh) -> None:
     assert counts(graphs_of(model)) == [(4, 0, 0), (4, 4, 0)]
 
 
+@pytest.mark.slow
 def test_parts_given_before_have_modes_of_their_own(mesh: DeviceMesh) -> None:
     model = nn.Sequential(Mlp(), Mlp())
     shard(model[0], mesh, reshard_after_forward=False)
@@ -109,6 +115,7 @@ def test_parts_given_before_have_modes_of_their_own(mesh: DeviceMesh) -> None:
     assert counts(graphs_of(model)) == [(4, 0, 0), (2, 0, 0)]
 
 
+@pytest.mark.slow
 def test_replicas_add_their_gradients_up(mesh: DeviceMesh) -> None:
     square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     forward, backward = graphs_of(shard(nn.Sequential(Mlp()), square))
@@ -120,12 +127,14 @@ def test_replicas_add_their_gradients_up(mesh: DeviceMesh) -> None:
     }
 
 
+@pytest.mark.slow
 def test_frozen_parameters_have_no_gradient_to_reduce(mesh: DeviceMesh) -> None:
     model = nn.Sequential(Mlp())
     model[0].up.weight.requires_grad_(False)
     assert counts(graphs_of(shard(model, mesh))) == [(2, 0, 0), (2, 1, 0)]
 
 
+@pytest.mark.slow
 def test_tied_parameters_are_gathered_once_in_each_graph(mesh: DeviceMesh) -> None:
     model = nn.Sequential(Mlp(), Mlp())
     model[1].up.weight = model[0].up.weight
@@ -133,6 +142,7 @@ def test_tied_parameters_are_gathered_once_in_each_graph(mesh: DeviceMesh) -> No
     assert len(forward.find_nodes(op="call_function", target=GATHER)) == 3
 
 
+@pytest.mark.slow
 def test_types_are_those_of_the_policy(mesh: DeviceMesh) -> None:
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float64)
     model = shard(nn.Sequential(Mlp()), mesh, mp_policy=policy)
@@ -142,12 +152,14 @@ def test_types_are_those_of_the_policy(mesh: DeviceMesh) -> None:
     assert model(torch.ones(3, 8)).dtype == torch.float64
 
 
+@pytest.mark.slow
 def test_by_default_gradients_are_reduced_as_this_torch_does(mesh: DeviceMesh) -> None:
     _, backward = graphs_of(shard(nn.Sequential(Mlp()), mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16)))
     since = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
     assert dtypes(backward, SCATTER) == {torch.float32 if since else torch.bfloat16}
 
 
+@pytest.mark.slow
 def test_the_mean_is_the_collectives_own_or_two_divisions_in_fp16(mesh: DeviceMesh) -> None:
     def how(**given: Any) -> tuple[set[str], list[float]]:
         factor = given.pop("factor", None)
@@ -164,6 +176,7 @@ def test_the_mean_is_the_collectives_own_or_two_divisions_in_fp16(mesh: DeviceMe
     assert how(mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float16)) == ({"sum"}, [2.0] * 4)
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_divide_are_padded_and_cut(mesh: DeviceMesh) -> None:
     model = nn.Sequential(nn.Linear(8, 5))
     forward, backward = graphs_of(shard(model, mesh))
@@ -174,6 +187,7 @@ def test_rows_that_do_not_divide_are_padded_and_cut(mesh: DeviceMesh) -> None:
     assert (gathered, scattered) == ([(8,), (8, 8)], [(2,), (2, 8)])
 
 
+@pytest.mark.slow
 def test_modules_alike_share_what_is_compiled(mesh: DeviceMesh) -> None:
     model = shard(nn.Sequential(Mlp(), Mlp(), Mlp()), mesh)
     counters.clear()
@@ -183,6 +197,7 @@ def test_modules_alike_share_what_is_compiled(mesh: DeviceMesh) -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.slow
 def test_activation_checkpoints_keep_their_collectives_in_the_graph(mesh: DeviceMesh) -> None:
     model = shard(nn.Sequential(Checkpointed(Mlp()), Mlp()), mesh)
     assert counts(graphs_of(model)) == [(4, 0, 0), (4, 4, 0)]
@@ -190,7 +205,93 @@ def test_activation_checkpoints_keep_their_collectives_in_the_graph(mesh: Device
     assert counts(graphs_of(model)) == [(4, 0, 0), (4, 0, 0)]
 
 
+@pytest.mark.slow
 def test_without_gradients_there_is_no_backward(mesh: DeviceMesh) -> None:
     model = shard(nn.Sequential(Mlp()), mesh)
     with torch.no_grad():
         assert torch.compile(model, fullgraph=True, backend="aot_eager")(torch.ones(3, 8)).shape == (3, 8)
+
+
+# Ranks that read other parameters of one shape are told so: two ranks on one store, one after the other.
+
+
+FAULT = (
+    "ranks 0 and 1 gather different parameters of one shape (4 x 4): as number 2, rank 0 reads parts.1.weight and "
+    "rank 1 reads parts.2.weight. Each would get rows of both. Let all ranks read the same parameters in the "
+    "same order: look for a branch that depends on the rank or its data."
+)
+Run = Callable[..., None]
+
+
+class Branches(nn.Module):
+    """Reads the parts that it is told; the last has another shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([*(nn.Linear(4, 4, bias=False) for _ in range(3)), nn.Linear(4, 6, bias=False)])
+
+    def forward(self, x: Tensor, reads: tuple[int, ...]) -> list[Tensor]:
+        return [self.parts[part](x) for part in reads]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """A forward as one of two ranks: each with lists of its own, and the store that both have."""
+    store, own = dist.HashStore(), [({}, {}) for _ in range(2)]
+
+    def forward(rank: int, *reads: int, compiled: bool = False, parts_first: bool = False) -> None:
+        monkeypatch.setattr(modules, "membership_of", lambda *_: Membership(store, rank, 2))
+        first_reads, ended = own[rank]
+        monkeypatch.setattr(modules, "_first_reads", first_reads)
+        monkeypatch.setattr(modules, "_ended", ended)
+        model, mesh = Branches(), init_device_mesh("cpu", (2,))
+        for part in model.parts if parts_first else ():
+            shard(part, mesh)
+        shard(model, mesh)
+        torch._dynamo.reset()
+        called: Any = torch.compile(model, backend="eager", fullgraph=True) if compiled else model
+        called(torch.ones(2, 4), reads)
+
+    with fake_world(2):
+        yield forward
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("parts_first", [False, True])
+def test_another_parameter_of_the_same_shape_is_named(run: Run, parts_first: bool) -> None:
+    run(0, 0, 1, parts_first=parts_first)
+    for _ in range(2):  # and again, should somebody catch it
+        with pytest.raises(ShardingError) as raised:
+            run(1, 0, 2, parts_first=parts_first)
+        assert str(raised.value) == FAULT
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_also_where_it_is_compiled(run: Run) -> None:
+    run(1, 0, 2, compiled=True)
+    with pytest.raises(torch._dynamo.exc.InternalTorchDynamoError) as raised:
+        run(0, 0, 1, compiled=True)
+    assert FAULT in str(raised.value)
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_what_is_read_again_or_compiled_again_on_one_rank_alone_is_no_fault(run: Run) -> None:
+    run(0, 0, 1)
+    run(0, 1, 0, compiled=True)
+    run(1, 0, 1)
+    run(1, 0, 0)
+    for rank in range(2):
+        run(rank, 0, 1, 2)
+
+
+def test_other_shapes_are_left_to_torch_and_end_the_comparison(run: Run) -> None:
+    run(0, 0, 3, 1)
+    run(1, 0, 1, 2)
+
+
+def test_a_store_that_fails_changes_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist.HashStore, "compare_set", None)
+    run(0, 0, 1)
+    run(1, 0, 2)

@@ -10,8 +10,10 @@ import torch
 from tests.support.examples import at_night
 from tests.support.once import filled_once, found_once
 from tests.support.ranks import run_ranks
+from tests.support.sharding.checkpointed import KINDS
+from tests.support.sharding.page import PAGE
 
-pytestmark = [pytest.mark.slow, pytest.mark.private]
+pytestmark = pytest.mark.slow
 TO_ROUNDING = 2e-6
 """Of fp32 sums in another order, relative."""
 LOW_PRECISION, FP16_SUMS = 3e-2, 1e-5
@@ -37,6 +39,7 @@ def near(steps: list[list[float]], tolerance: float) -> list[Any]:
     return [pytest.approx(step, rel=tolerance) for step in steps]
 
 
+@pytest.mark.private
 def test_each_step_is_that_of_fully_shard_to_rounding(ranks: Seen) -> None:
     for seen in ranks:
         assert len(compared(seen)) >= 10
@@ -46,18 +49,21 @@ def test_each_step_is_that_of_fully_shard_to_rounding(ranks: Seen) -> None:
             assert way["distance"] < tolerance, name
 
 
+@pytest.mark.private
 def test_training_went_somewhere(ranks: Seen) -> None:
     for way in compared(ranks[0]).values():
         losses = [step[0] for step in way["eager"]]
         assert len(set(losses)) == len(losses)
 
 
+@pytest.mark.private
 def test_checkpoints_go_both_ways(ranks: Seen) -> None:
     for seen in ranks:
         for way in ("to fully_shard", "from fully_shard"):
             assert seen[way]["resumed"] == near(seen[way]["went on"], TO_ROUNDING), way
 
 
+@pytest.mark.private
 def test_compiled_steps_are_those_of_fully_shard(ranks: Seen) -> None:
     for seen in ranks:
         if len(ranks) == 2:
@@ -70,6 +76,7 @@ def test_compiled_steps_are_those_of_fully_shard(ranks: Seen) -> None:
             assert seen["compiled, tensor parallel"]["steps"] == near(steps, TO_ROUNDING)
 
 
+@pytest.mark.private
 def test_the_plug_in_reorders_and_changes_no_bit(ranks: Seen) -> None:
     if len(ranks) != 2:
         pytest.skip("Inductor is run on two ranks")
@@ -81,6 +88,7 @@ def test_the_plug_in_reorders_and_changes_no_bit(ranks: Seen) -> None:
         assert ours["weights"] == alone["weights"]
 
 
+@pytest.mark.private
 def test_ranks_without_rows_meet_the_others(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Nothing waits but for compilers: with three ranks on a machine with no core to spare these take minutes."""
     ranks = found_once(tmp_path_factory, "rows", "tests.support.sharding.rows", ranks=3, limit_s=900)
@@ -90,3 +98,48 @@ def test_ranks_without_rows_meet_the_others(tmp_path_factory: pytest.TempPathFac
             assert len(seen[f"{way} alone"]) == len(seen[f"{way} ours"])
             assert len(seen[f"{way} reasons"]) == len(ranks[0][f"{way} reasons"]) > 0
             assert not any("within" in (reason or "") for reason in seen[f"{way} reasons"])
+
+
+@pytest.fixture(scope="module")
+def checkpointed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank saw."""
+    folder = filled_once(
+        tmp_path_factory,
+        "sharding-checkpointed",
+        lambda folder: run_ranks("tests.support.sharding.checkpointed", folder, ranks=2, limit_s=600),
+    )
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_are_those_of_fully_shard(checkpointed: list[dict[str, Any]], kind: str) -> None:
+    for seen in checkpointed:
+        ways = seen[kind]
+        want = [pytest.approx(step, rel=TO_ROUNDING) for step in ways.pop("fully_shard")]
+        assert len({loss for loss, _ in ways["eager"]}) == 2
+        for way, steps in ways.items():
+            assert steps == want, way
+
+
+def test_the_second_start_hits(tmp_path: Path) -> None:
+    counted = []
+    for start in ("first", "second"):
+        file = tmp_path / start
+        run_ranks(
+            "tests.support.sharding.cached", file, ranks=1, limit_s=600, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache")
+        )
+        counted.append(json.loads(file.read_text()))
+    assert counted == [
+        {"autograd_cache_miss": 1, "autograd_cache_saved": 1, "fxgraph_cache_miss": 2},
+        {"autograd_cache_hit": 1, "fxgraph_cache_hit": 2},
+    ]
+
+
+def test_the_program_runs_and_is_reordered(tmp_path: object) -> None:
+    said = run_ranks("tests.support.sharding.page", ranks=2, limit_s=400, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    lines = [line for line in said.splitlines() if line.startswith(("forward", "backward"))]
+    assert [line.split()[0] for line in lines] == ["forward", "backward"] * 2, said
+    assert "left as it was" not in said
+    program, frameworks = PAGE.read_text().split("## In Accelerate")  # those are run by tests/frameworks
+    assert program.count("```python") == program.count("```python run")
+    assert frameworks.count("```python") == 5  # and one by tests/deepspeed

@@ -3,11 +3,19 @@
 import random
 from dataclasses import replace
 
-from overlap_sched.pipeline.action import Action, Item, Pair, backward, forward, input_gradient, weight_gradient
+from overlap_sched.pipeline.action import (
+    Action,
+    Item,
+    Pair,
+    PipelineSchedule,
+    backward,
+    forward,
+    input_gradient,
+    weight_gradient,
+)
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
 from overlap_sched.pipeline.layout import mirrored
-from overlap_sched.pipeline.schedule import PipelineSchedule
-from overlap_sched.pipeline.updates import with_updates
+from overlap_sched.pipeline.replay import with_updates
 
 
 def uniform(

@@ -1,4 +1,4 @@
-"""Stages of the scheduler, put together otherwise than the pipeline does."""
+"""Stages of the scheduler, put together otherwise than its driver does."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,7 +6,7 @@ from typing import Any
 
 from overlap_sched.scheduler.driver import ALL
 from overlap_sched.scheduler.runs import first_run, more_runs, of_chains
-from overlap_sched.scheduler.task import NO_WORK, Candidate, Context, Reference, Stages, Task
+from overlap_sched.scheduler.task import NO_WORK, Candidate, Reference, Stages, Task
 
 
 def with_stage(name: str, run: Callable[..., Any], stages: Stages = ALL) -> Stages:
@@ -15,14 +15,14 @@ def with_stage(name: str, run: Callable[..., Any], stages: Stages = ALL) -> Stag
 
     def changed(stage: Any) -> Any:
         real = stage.run
-        return replace(stage, run=lambda context, found: run(real, context, found)) if stage.name == name else stage
+        return replace(stage, run=lambda *given: run(real, *given)) if stage.name == name else stage
 
     return stages.each(changed)
 
 
 def best_of_runs(task: Task, reference: Reference, best: Candidate) -> Candidate:
     """What all runs make of an order, not polished."""
-    context, best = Context(task, reference), replace(best, work=NO_WORK)
+    best = replace(best, work=NO_WORK)
     for run in (first_run, of_chains, more_runs):
-        best = run(context, best)
+        best = run(task, reference, best)
     return best

@@ -3,9 +3,8 @@
 from collections import defaultdict, deque
 from typing import Literal
 
-from overlap_sched.pipeline.action import RECEIVES, SENDS, Action, ActionKind, Item, parts
+from overlap_sched.pipeline.action import RECEIVES, SENDS, Action, ActionKind, Item, PipelineSchedule, parts
 from overlap_sched.pipeline.job import PipelineJob
-from overlap_sched.pipeline.schedule import PipelineSchedule
 
 Sending = Literal["blocking", "buffered"]
 """``blocking``: a send ends when its receive is reached on the other rank (rendezvous). ``buffered``: at once."""

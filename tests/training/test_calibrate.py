@@ -8,8 +8,7 @@ from llama_repro.training.calibrate import device_of, measured_model
 from llama_repro.training.slow_network import with_slow_links
 from llama_repro.training.world import world_of
 from overlap_sched.cost import H100, Collective, Compute, Roofline
-from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, Tables
-from overlap_sched.cost.measured.tabled import TableModel
+from overlap_sched.cost.table import CollectiveTime, KernelTime, TableModel, Tables
 from overlap_sched.distributed.calibration import Grid
 from overlap_sched.problem import Group
 

@@ -17,20 +17,23 @@ def streams(latencies: float) -> BatchingStreams:
 def test_what_waits_goes_together() -> None:
     made = streams(10.0)
     first, second, third = SCATTERS
-    made.launch(first, 0.0)
+    made.launch(first)
     assert made.finish_us[first] == ONE_US
-    made.launch(second, 5.0)
+    made.clock_us = 5.0
+    made.launch(second)
     assert made.finish_us[second] == 2 * ONE_US
-    made.launch(third, 9.0)
+    made.clock_us = 9.0
+    made.launch(third)
     assert made.finish_us[second] == made.finish_us[third] == ONE_US + TWO_US
     assert [batch.members for batch in made.batches] == [[first], [second, third]]
-    assert made.free_us("fsdp") == made.end_us(0.0) == ONE_US + TWO_US
+    assert made.free_us("fsdp") == made.end_us() == ONE_US + TWO_US
 
 
 def test_an_idle_stream_starts_at_once() -> None:
     made = streams(10.0)
     for at, v in enumerate(SCATTERS):
-        made.launch(v, 100.0 * at)
+        made.clock_us = 100.0 * at
+        made.launch(v)
     assert [batch.members for batch in made.batches] == [[v] for v in SCATTERS]
     assert made.finish_us[SCATTERS[2]] == 200.0 + ONE_US
 
@@ -38,15 +41,17 @@ def test_an_idle_stream_starts_at_once() -> None:
 def test_a_batch_takes_no_longer_than_its_cap() -> None:
     made = streams(2.5)  # 25 us: two of them take 30
     for v in SCATTERS:
-        made.launch(v, 0.0)
+        made.launch(v)
     assert [len(batch.members) for batch in made.batches] == [1, 1, 1]
 
 
 def test_kinds_do_not_mix() -> None:
     made = streams(10.0)
-    made.launch(SCATTERS[0], 0.0)
-    made.launch(THREE.collectives[0], 1.0)
-    made.launch(SCATTERS[1], 2.0)
+    made.launch(SCATTERS[0])
+    made.clock_us = 1.0
+    made.launch(THREE.collectives[0])
+    made.clock_us = 2.0
+    made.launch(SCATTERS[1])
     assert [len(batch.members) for batch in made.batches] == [1, 1, 1]
 
 

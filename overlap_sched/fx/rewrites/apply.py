@@ -91,9 +91,7 @@ def prepare(gm: fx.GraphModule | fx.Graph, rewrites: Sequence[Rewrite], names: S
     make: Maker[fx.Node] = draft
     try:
         for one in rewrites:
-            since = len(draft.made)
             rewrite(make, one)
-            draft.owned_by(getattr(one, "name", ""), since)
         order = draft.order() if names is None else draft.in_order(names)
         inputs = [node for node in draft.graph.nodes if node.op == "placeholder"]
         return Pending(gm, draft, with_ends(order, inputs), draft.gone())

@@ -30,6 +30,7 @@ from overlap_sched.fx.graphs import own_meta
 from overlap_sched.fx.operators import Arg
 from overlap_sched.fx.rewrites.facts import GraphFacts
 from overlap_sched.fx.sizes import Sizes
+from overlap_sched.transform.recipes import New, in_places
 
 _KEPT_META = ("stack_trace", "nn_module_stack", "seq_nr", "custom", "autograd_backward", "partitioner_tag")
 """What new nodes take over from the collective that they stand for, where it has it."""
@@ -38,7 +39,6 @@ BINDINGS = "unbacked_bindings"
 
 _CONCLUDED = "_unbacked_replacements"
 """Where a ``ShapeEnv`` remembers which sizes are equal, once it has been asked for a hint."""
-Place = Callable[[fx.Node], tuple[float, int]]
 
 
 Before = Callable[[fx.Node], Iterable[fx.Node]]
@@ -121,21 +121,19 @@ class GraphDraft:
         facts: About the nodes that it had.
         hazards: Who must come after whom without taking its value.
         at: Per node, where it is to stand: the position of an old node, as near as can be.
-        made: New nodes.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
         """Nothing is rewritten yet."""
         self.graph, self.facts = graph, GraphFacts(graph)
         self.at: dict[fx.Node, float] = dict(self.facts.at)
-        self.made: list[fx.Node] = []
+        self.rewrites: list[str] = []
+        self._made: list[fx.Node] = []
         self._gone: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}  # what stands for them where order matters
         self._originals: dict[fx.Node, tuple[fx.Node, ...]] = {}  # of new nodes, the old ones that they do the same as
         self.hazards = Hazards(self.facts.after, self._gone)
         self._by_name = {node.name: node for node in graph.nodes}
         self._took: dict[fx.Node, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-        self._number = dict(self.facts.at)
-        self._made_by: dict[fx.Node, str] = {}
 
     def find(self, name: str) -> fx.Node:
         """The node of this name.
@@ -186,85 +184,53 @@ class GraphDraft:
         return next((user for user in node.users if user in readers), None) if self.written(node) else None
 
     def call(
-        self,
-        name: str,
-        target: Any,
-        args: tuple[Any, ...],
-        at: float,
-        like: fx.Node,
-        kwargs: Mapping[str, Any] | None = None,
+        self, new: New[fx.Node], target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
     ) -> fx.Node:
-        """A new node, and its value on fake tensors.
-
-        Args:
-            name: Its name, not taken yet.
-            target: What it calls.
-            args: With nodes.
-            at: Where it is to stand.
-            like: A collective that it stands for: where in the program that comes from is where this one does.
-            kwargs: With nodes.
-        """
-        node = self.call_giving(name, target, args, at, like, None, kwargs)
+        """A new node, and its value on fake tensors; where in the program its like comes from is where it does."""
+        node = self.call_giving(new, target, args, None, kwargs)
         node.meta["val"] = value_of(target, node.args, node.kwargs)
         return node
 
-    def call_in_part(
-        self,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        at: float,
-        whole: fx.Node,
-        parts: int,
+    def call_giving(
+        self, new: New[fx.Node], target: Any, args: tuple[Any, ...], value: Any, kwargs: Mapping[str, Any] | None = None
     ) -> fx.Node:
+        """The same, with a value that the caller knows."""
+        node = self._create(new, target, args, kwargs or {})
+        node.meta.update(own_meta({key: new.like.meta[key] for key in _KEPT_META if key in new.like.meta}))
+        node.meta["val"] = value
+        return node
+
+    def call_in_part(self, new: New[fx.Node], args: Any, kwargs: Mapping[str, Any], parts: int) -> fx.Node:
         """A node's call in one of so many parts; what is known of the node is true of it.
 
         Raises:
             RuntimeError: The operator does not work on what a part gives it.
         """
-        node = self.call_giving(name, whole.target, args, at, whole, None, kwargs)
-        node.meta.update(meta_in_part(node.target, node.args, node.kwargs, whole, parts))
-        self._originals[node] = self.originals(whole)
+        node = self.call_giving(new, new.like.target, tuple(args), None, kwargs)
+        node.meta.update(meta_in_part(node.target, node.args, node.kwargs, new.like, parts))
+        self._originals[node] = self.originals(new.like)
         return node
 
-    def call_giving(
-        self,
-        name: str,
-        target: Any,
-        args: tuple[Any, ...],
-        at: float,
-        like: fx.Node,
-        value: Any,
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> fx.Node:
-        """The same, with a value that the caller knows."""
-        node = self._new(name, target, args, dict(kwargs or {}), at)
-        node.meta.update(own_meta({key: like.meta[key] for key in _KEPT_META if key in like.meta}))
-        node.meta["val"] = value
-        return node
-
-    def copy_node(
-        self, node: fx.Node, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], at: float
-    ) -> fx.Node:
+    def call_again(self, new: New[fx.Node], args: Any, kwargs: Mapping[str, Any]) -> fx.Node:
         """A second call of a node's function, with its metadata; what it must come after, the copy must, too."""
-        made = self._new(name, node.target, args, dict(kwargs), at)
-        made.meta.update(own_meta(node.meta))
-        self._originals[made] = self.originals(node)
-        self.hazards.copy(node, made)
+        made = self._create(new, new.like.target, args, kwargs)
+        made.meta.update(own_meta(new.like.meta))
+        self._originals[made] = self.originals(new.like)
+        self.hazards.copy(new.like, made)
         return made
 
     def depend(self, v: fx.Node, before: fx.Node) -> None:
         """Let a node come after another one, whose value it does not take."""
         self.hazards.add(v, before)
 
-    def _new(self, name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], at: float) -> fx.Node:
-        if name in self._by_name:
-            raise RewriteError(f"a new node would be named {name!r}, as another one is already.")
-        node = self.graph.create_node("call_function", target, args, kwargs, name)
-        node.name = name  # also where an earlier node had it that is gone
-        self.made.append(node)
-        self._by_name[name] = node
-        self.at[node], self._number[node] = at, len(self._number)
+    def _create(self, new: New[fx.Node], target: Any, args: Any, kwargs: Mapping[str, Any]) -> fx.Node:
+        if new.name in self._by_name:
+            raise RewriteError(f"a new node would be named {new.name!r}, as another one is already.")
+        node = self.graph.create_node("call_function", target, args, dict(kwargs), new.name)
+        node.name = new.name  # also where an earlier node had it that is gone
+        self._by_name[new.name] = node
+        self.at[node] = new.at
+        self._made.append(node)
         return node
 
     def replace(self, old: fx.Node, new: fx.Node, users: Iterable[fx.Node] | None = None) -> None:
@@ -291,28 +257,44 @@ class GraphDraft:
     def order(self) -> list[fx.Node]:
         """All nodes that stay: each where its place is, what it needs is pulled ahead of it."""
         stay = (node for node in self.at if node not in self._gone)
-        return in_places(stay, self._place, self.hazards.before(), self._made_by)
+        return in_places(self.at, stay, self.hazards.before(), lambda _: (), lambda node: node.name, self.rewrites)
 
     def in_order(self, names: Sequence[str]) -> list[fx.Node]:
-        """All nodes that stay, in an order of the rewritten problem, by names: see :func:`as_named`."""
-        return as_named(names, self._by_name, self.hazards.before())
-
-    def owned_by(self, rewrite: str, since: int) -> None:
-        """The nodes made since then belong to a rewrite: for messages."""
-        self._made_by.update(dict.fromkeys(self.made[since:], rewrite))
-
-    def _place(self, node: fx.Node) -> tuple[float, int]:
-        return self.at[node], self._number[node]
+        """All nodes that stay, in an order of the rewritten problem; names with a dot stand for no node of a graph."""
+        order = [self._by_name[name] for name in names if name in self._by_name]
+        unknown = [name for name in names if name not in self._by_name and "." not in name]
+        if unknown or len(order) != len(self._by_name) or len(set(order)) != len(order):
+            missing = sorted(self._by_name.keys() - set(names))
+            raise RewriteError(
+                f"the order has {len(order)} of the {len(self._by_name)} nodes of the rewritten graph: it lacks "
+                f"{missing[:3]} and has {unknown[:3]} that are not there."
+            )
+        done, before = set[fx.Node](), self.hazards.before()
+        for node in order:
+            late = [u for u in before(node) if u not in done]
+            if late:
+                raise RewriteError(f"the order has {node.name!r} before {late[0].name!r}, which it needs.")
+            done.add(node)
+        return order
 
     def gone(self) -> list[fx.Node]:
-        """The nodes that go, each before what it takes: places do not say that where a rewrite undoes another's."""
-        return users_first(self._gone, self._place)
+        """The nodes that go, each before what it takes."""
+        users = {node: len(node.users) for node in self._gone}  # all of them go, too
+        free, order = [node for node, count in users.items() if not count], []
+        while free:
+            order.append(node := free.pop())
+            for taken in node.all_input_nodes:
+                if taken in users:
+                    users[taken] -= 1
+                    if not users[taken]:
+                        free.append(taken)
+        return order
 
     def undo(self) -> None:
         """The graph as it was."""
         for user, (args, kwargs) in self._took.items():
             user.args, user.kwargs = args, kwargs
-        for node in reversed(self.made):
+        for node in reversed(self._made):
             self.graph.erase_node(node)
 
     def _remember(self, node: fx.Node) -> None:
@@ -326,73 +308,6 @@ def shares_storage(one: fx.Node, other: fx.Node) -> bool:
         return False
     here, there = (value.untyped_storage()._cdata for value in values)
     return bool(here == there)
-
-
-def in_places(nodes: Iterable[fx.Node], place: Place, before: Before, made_by: Mapping[fx.Node, str]) -> list[fx.Node]:
-    """All nodes: each in its place, what it needs pulled ahead of it; ``made_by``: rewrites, for the message."""
-    done: set[fx.Node] = set()
-    open_: set[fx.Node] = set()
-    order: list[fx.Node] = []
-    for start in sorted(nodes, key=place):
-        stack = [start]
-        while stack:
-            node = stack[-1]
-            missing = [u for u in before(node) if u not in done]
-            if node in done or not missing:
-                stack.pop()
-                open_.discard(node)
-                if node not in done:
-                    done.add(node)
-                    order.append(node)
-                continue
-            open_.add(node)
-            if any(u in open_ for u in missing):
-                raise RewriteError(_ring([n for n in stack if n in open_], missing, made_by))
-            stack.extend(sorted(missing, key=place, reverse=True))
-    return order
-
-
-def _ring(open_: Sequence[fx.Node], missing: Sequence[fx.Node], made_by: Mapping[fx.Node, str]) -> str:
-    again = next(u for u in missing if u in set(open_))
-    ring = open_[open_.index(again) :]
-    buckets = list(dict.fromkeys(made_by[node] for node in ring if node in made_by))
-    named = " and ".join(map(repr, buckets)) or repr(again.name)
-    through = next((node.name for node in ring if node not in made_by), again.name)
-    return f"{named} would need itself, through {through!r}: merged collectives lie on one path. Leave one out."
-
-
-def as_named(names: Sequence[str], by_name: Mapping[str, fx.Node], before: Before) -> list[fx.Node]:
-    """All nodes, in an order of the rewritten problem; names with a dot stand for no node of a graph."""
-    order = [by_name[name] for name in names if name in by_name]
-    unknown = [name for name in names if name not in by_name and "." not in name]
-    if unknown or len(order) != len(by_name) or len(set(order)) != len(order):
-        missing = sorted(by_name.keys() - set(names))
-        raise RewriteError(
-            f"the order has {len(order)} of the {len(by_name)} nodes of the rewritten graph: it lacks "
-            f"{missing[:3]} and has {unknown[:3]} that are not there."
-        )
-    done: set[fx.Node] = set()
-    for node in order:
-        late = [u for u in before(node) if u not in done]
-        if late:
-            raise RewriteError(f"the order has {node.name!r} before {late[0].name!r}, which it needs.")
-        done.add(node)
-    return order
-
-
-def users_first(nodes: Collection[fx.Node], place: Place) -> list[fx.Node]:
-    """Nodes that go, each before what it takes: places do not say that where a rewrite undoes another's."""
-    users = {node: len(node.users) for node in nodes}  # all of them go, too
-    free = [node for node in sorted(nodes, key=place) if not users[node]]
-    order = []
-    while free:
-        order.append(node := free.pop())
-        for taken in node.all_input_nodes:
-            if taken in users:
-                users[taken] -= 1
-                if not users[taken]:
-                    free.append(taken)
-    return order
 
 
 def value_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -7,7 +7,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from overlap_sched.cost.cluster.placement import Facts as GroupFacts
+from overlap_sched.cost.placement import Facts as GroupFacts
 from overlap_sched.fx.calls import live_ranks, name_and_group
 from overlap_sched.fx.hazards import graph_hazards
 from overlap_sched.fx.lifting import carried_facts

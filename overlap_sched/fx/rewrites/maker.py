@@ -33,7 +33,7 @@ from overlap_sched.fx.rewrites.draft import GraphDraft, shares_storage
 from overlap_sched.transform.dimension_graph.cut import Uncut, is_cut_of
 from overlap_sched.transform.draft import WHOLE
 from overlap_sched.transform.fission import Fission, How, Leave, Slice
-from overlap_sched.transform.recipes import Reshape, Single
+from overlap_sched.transform.recipes import New, Reshape, Single
 from overlap_sched.transform.rewrites import BUCKETED, Form, second_group
 
 _C10D, _ATEN = torch.ops._c10d_functional, torch.ops.aten
@@ -180,61 +180,48 @@ class GraphMaker(GraphDraft):
         """The groups that the graph of a dump carries along."""
         return getattr(self.graph.owning_module, "meta", {}).get(GROUPS_KEY) or {}
 
-    def _aten(self, name: str, packet: Any, args: tuple[Any, ...], at: float, like: fx.Node) -> fx.Node:
-        return self.call(name, packet.default, args, at, like)
+    def whole(self, new: New[fx.Node], one: Single[fx.Node], reshape: Reshape) -> fx.Node:
+        return self.view(new, one.sources[0], reshape)
 
-    def whole(self, name: str, one: Single[fx.Node], reshape: Reshape, at: float) -> fx.Node:
-        return self.view(name, one.sources[0], reshape, at, one.launch)
+    def view(self, new: New[fx.Node], of: fx.Node, reshape: Reshape) -> fx.Node:
+        return self.call(new, _ATEN.view.default, (of, list(reshape(tuple(of.meta["val"].shape)))))
 
-    def view(self, name: str, of: fx.Node, reshape: Reshape, at: float, like: fx.Node) -> fx.Node:
-        return self._aten(name, _ATEN.view, (of, list(reshape(tuple(of.meta["val"].shape)))), at, like)
-
-    def permute(self, name: str, of: fx.Node, dims: Sequence[int], at: float, like: fx.Node) -> fx.Node:
-        return self._aten(name, _ATEN.permute, (of, list(dims)), at, like)
+    def permute(self, new: New[fx.Node], of: fx.Node, dims: Sequence[int]) -> fx.Node:
+        return self.call(new, _ATEN.permute.default, (of, list(dims)))
 
     def piece(
-        self,
-        name: str,
-        of: fx.Node,
-        dim: int,
-        columns: tuple[int, int],
-        at: float,
-        like: fx.Node,
-        nbytes: int | None = None,
+        self, new: New[fx.Node], of: fx.Node, dim: int, columns: tuple[int, int], nbytes: int | None = None
     ) -> fx.Node:
-        return self.call(name, _ATEN.slice.Tensor, (of, dim, *columns), at, like)
+        return self.call(new, _ATEN.slice.Tensor, (of, dim, *columns))
 
-    def copy(self, name: str, of: fx.Node, at: float, like: fx.Node, *, packed: bool = False) -> fx.Node:
+    def copy(self, new: New[fx.Node], of: fx.Node, *, packed: bool = False) -> fx.Node:
         if not packed:  # dense, its dimensions in memory as those of the whole
-            return self._aten(name, _ATEN.clone, (of,), at, like)
-        contiguous = {"memory_format": torch.contiguous_format}
-        return _keep_whole(self.call(name, _ATEN.clone.default, (of,), at, like, contiguous))
+            return self.call(new, _ATEN.clone.default, (of,))
+        return _keep_whole(self.call(new, _ATEN.clone.default, (of,), {"memory_format": torch.contiguous_format}))
 
-    def cat(
-        self, name: str, of: Sequence[fx.Node], dim: int, at: float, like: fx.Node, *, packed: bool = False
-    ) -> fx.Node:
-        made = self._aten(name, _ATEN.cat, (list(of), dim), at, like)
+    def cat(self, new: New[fx.Node], of: Sequence[fx.Node], dim: int, *, packed: bool = False) -> fx.Node:
+        made = self.call(new, _ATEN.cat.default, (list(of), dim))
         return _keep_whole(made) if packed else made
 
-    def plus(self, name: str, of: tuple[fx.Node, fx.Node], at: float, like: fx.Node, *, last: bool) -> fx.Node:
-        return self.call(name, _ATEN.add.Tensor, of, at, like)
+    def plus(self, new: New[fx.Node], of: tuple[fx.Node, fx.Node], *, last: bool) -> fx.Node:
+        return self.call(new, _ATEN.add.Tensor, of)
 
-    def launch(self, name: str, of: fx.Node, members: Sequence[Single[fx.Node]], at: float) -> fx.Node:
+    def launch(self, new: New[fx.Node], of: fx.Node, members: Sequence[Single[fx.Node]]) -> fx.Node:
         like = members[0].launch
-        return self.call(name, like.target, (of, *arguments(like)[1:]), at, like)
+        return self.call(new, like.target, (of, *arguments(like)[1:]))
 
-    def coalesced(self, name: str, members: Sequence[Single[fx.Node]], at: float) -> fx.Node:
-        like, sources = members[0].launch, [one.sources[0] for one in members]
-        return self._aten(name, getattr(_C10D, f"{members[0].op}_coalesced"), (sources, *arguments(like)[1:]), at, like)
+    def coalesced(self, new: New[fx.Node], members: Sequence[Single[fx.Node]]) -> fx.Node:
+        target, sources = getattr(_C10D, f"{members[0].op}_coalesced").default, [one.sources[0] for one in members]
+        return self.call(new, target, (sources, *arguments(members[0].launch)[1:]))
 
-    def got(self, name: str, launch: fx.Node, i: int, at: float, like: fx.Node) -> fx.Node:
-        return self.call(name, operator.getitem, (launch, i), at, like)
+    def got(self, new: New[fx.Node], launch: fx.Node, i: int) -> fx.Node:
+        return self.call(new, operator.getitem, (launch, i))
 
-    def relaunch(self, name: str, one: Single[fx.Node], at: float) -> fx.Node:
-        return self.launch(name, one.sources[0], [one], at)
+    def relaunch(self, new: New[fx.Node], one: Single[fx.Node]) -> fx.Node:
+        return self.launch(new, one.sources[0], [one])
 
-    def wait(self, name: str, of: fx.Node, at: float, like: fx.Node) -> fx.Node:
-        return self.call(name, _WAIT, (of,), at, like)
+    def wait(self, new: New[fx.Node], of: fx.Node) -> fx.Node:
+        return self.call(new, _WAIT, (of,))
 
     def offloaded(self, name: str) -> fx.Node:
         node = self.find(name)
@@ -251,41 +238,39 @@ class GraphMaker(GraphDraft):
             raise RewriteError(f"something writes to {name!r}: its copy would not know.")
         return source
 
-    def to_host(self, names: tuple[str, str], source: fx.Node, at: float) -> fx.Node:
-        value = source.meta["val"]
+    def to_host(self, new: New[fx.Node]) -> fx.Node:
+        value = new.like.meta["val"]
         with value.fake_mode:
             host = torch.empty(value.shape, dtype=value.dtype, device="cpu")
         if value.device.type == "cuda":
-            ao = _offload_operators()
-            out = self.call_giving(names[0], ao.offload.default, (source,), at, source, host)
-            return self.call_giving(names[1], ao.wait_tensor.default, (out, source), at, source, host)
-        return self._copied_to(torch.device("cpu"), names, source, at, source, host)
+            return self.call_giving(new, _offload_operators().offload.default, (new.like,), host)
+        return self.call_giving(new, _ATEN._to_copy.default, (new.like,), host, {"device": host.device})
 
-    def to_device(self, names: tuple[str, str], there: fx.Node, source: fx.Node, at: float) -> fx.Node:
-        value = source.meta["val"]
+    def to_device(self, new: New[fx.Node], there: fx.Node) -> fx.Node:
+        value = new.like.meta["val"]
         sizes = list(value.shape), list(value.stride())
         with value.fake_mode:
             back = torch.empty_strided(*sizes, dtype=value.dtype, device=value.device)
         if value.device.type == "cuda":
-            ao = _offload_operators()
-            load = self.call_giving(names[0], ao.reload.default, (there, value.device, *sizes), at, source, back)
-            return self.call_giving(names[1], ao.wait_tensor.default, (load, there), at, source, back)
-        return self._copied_to(value.device, names, there, at, source, back)
+            return self.call_giving(new, _offload_operators().reload.default, (there, value.device, *sizes), back)
+        return self.call_giving(new, _ATEN._to_copy.default, (there,), back, {"device": value.device})
 
-    def _copied_to(
-        self, device: torch.device, names: tuple[str, str], of: fx.Node, at: float, like: fx.Node, value: Any
-    ) -> fx.Node:
-        copy = self.call_giving(names[0], _ATEN._to_copy.default, (of,), at, like, value, {"device": device})
-        return self.call_giving(names[1], _ATEN.alias.default, (copy,), at, like, value)
+    def copied(self, new: New[fx.Node], launch: fx.Node, behind: fx.Node) -> fx.Node:
+        value = launch.meta["val"]
+        if new.like.meta["val"].device.type == "cuda":
+            return self.call_giving(new, _offload_operators().wait_tensor.default, (launch, behind), value)
+        return self.call_giving(new, _ATEN.alias.default, (launch,), value)
 
-    def again(self, v: fx.Node, name: str, new: Mapping[fx.Node, fx.Node], at: float) -> fx.Node:
-        args, kwargs = fx.node.map_arg((v.args, v.kwargs), lambda one: new.get(one, one))
-        made = self.copy_node(v, name, args, kwargs, at)
-        for writer in self.next_writers(v):
-            if self.at[writer] < at:
-                raise RewriteError(f"{v.name!r} cannot run again: {writer.name!r} writes to what it reads before that.")
-            self.depend(writer, made)
-        return made
+    def again(self, new: New[fx.Node], made: Mapping[fx.Node, fx.Node]) -> fx.Node:
+        args, kwargs = fx.node.map_arg((new.like.args, new.like.kwargs), lambda one: made.get(one, one))
+        copy = self.call_again(new, args, kwargs)
+        for writer in self.next_writers(new.like):
+            if self.at[writer] < new.at:
+                raise RewriteError(
+                    f"{new.like.name!r} cannot run again: {writer.name!r} writes to what it reads before that."
+                )
+            self.depend(writer, copy)
+        return copy
 
     def move(self, users: Sequence[fx.Node], new: Mapping[fx.Node, fx.Node]) -> None:
         for old, made in new.items():
@@ -324,7 +309,7 @@ class GraphMaker(GraphDraft):
                     f"{node.name!r} is written to, and {outside.name!r}, which does not run in parts, shares its "
                     "memory: it stays whole."
                 )
-        self._fission, self._region = fission, followed(nodes, {v: one.cut for v, one in slices.items()}, parts)
+        self._parts, self._region = parts, followed(nodes, {v: one.cut for v, one in slices.items()}, parts)
         for node in nodes:
             why = self._region.ends.get(node, "none of its inputs is cut")
             if node in self._region.gives:
@@ -337,7 +322,8 @@ class GraphMaker(GraphDraft):
     def waits_for(self, v: fx.Node) -> fx.Node | None:
         return v.all_input_nodes[0] if v.target is _WAIT else None
 
-    def in_part(self, v: fx.Node, p: int, at: float, of_part: Callable[[fx.Node], fx.Node]) -> fx.Node:
+    def in_part(self, new: New[fx.Node], p: int, of_part: Callable[[fx.Node], fx.Node]) -> fx.Node:
+        v = new.like
         args, kwargs = fx.node.map_arg((list(v.args), dict(v.kwargs)), of_part)
         args, kwargs = list(args), dict(kwargs)
         changes = self._region.told[v].changes if v in self._region.told else {}
@@ -348,12 +334,11 @@ class GraphMaker(GraphDraft):
                 args[position] = value
             else:
                 kwargs[name] = value
-        parts = self._fission.parts
         try:
-            return self.call_in_part(self._fission.part(v.name, p), tuple(args), kwargs, at, v, parts)
+            return self.call_in_part(new, args, kwargs, self._parts)
         except RuntimeError as error:  # a view of what lies otherwise in memory for a part; no symbol for a size
             why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].rstrip('.')}"
-            raise RewriteError(f"{v.name!r} cannot run in {parts} parts: {why}.") from None
+            raise RewriteError(f"{v.name!r} cannot run in {self._parts} parts: {why}.") from None
 
     def leave(self, v: fx.Node, leave: Leave, parts: Sequence[fx.Node]) -> None:
         given = self._region.gives[v]

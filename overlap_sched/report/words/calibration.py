@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from overlap_sched.cost.measured.table import CollectiveTime, KernelTime, Tables, placed
+from overlap_sched.cost.table import CollectiveTime, KernelTime, Tables, placed
 from overlap_sched.report.units import duration, printable, size
 
 

@@ -6,10 +6,9 @@ from typing import Any
 from rich.table import Table
 
 from overlap_sched.pipeline.action import parts
-from overlap_sched.pipeline.compare import PlannedPipeline, RankShortage
+from overlap_sched.pipeline.best import FOUND, OF_A_BOUND, FoundPipeline
+from overlap_sched.pipeline.compare import ChangedJob, PlannedPipeline, RankShortage
 from overlap_sched.pipeline.job import PipelineJob
-from overlap_sched.pipeline.search.best import FOUND, OF_A_BOUND, FoundPipeline
-from overlap_sched.pipeline.vary import ChangedJob
 from overlap_sched.report.pipeline_page import cut_words
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import count, duration, memory_unit, printable, size

@@ -17,7 +17,7 @@ from torch import fx, nn
 from torch._subclasses import FakeTensorMode
 
 from overlap_sched import Options
-from overlap_sched.cost.cluster.file import read_cluster
+from overlap_sched.cost.cluster import read_cluster
 from overlap_sched.deepspeed.graph_pass import called, zero3_values
 from overlap_sched.fx.lifting import Lifted, lift
 from overlap_sched.judge.lower_bound import lower_bound_us

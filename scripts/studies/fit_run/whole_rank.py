@@ -17,7 +17,7 @@ from llama_repro.training.calibrate import measured_model
 from llama_repro.training.slow_network import NoLink, Traffic, slow_network, with_slow_links
 from llama_repro.training.trainer import DTYPES, make_trainer
 from llama_repro.training.world import World
-from overlap_sched.cost.measured.tabled import TableModel
+from overlap_sched.cost.table import TableModel
 from overlap_sched.errors import OptionsError
 from overlap_sched.fx import lift, schedule_graph
 from overlap_sched.fx.fitting import fit_graph

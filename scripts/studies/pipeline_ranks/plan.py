@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from overlap_sched.pipeline.best import find_pipeline
 from overlap_sched.pipeline.compare import PlannedPipeline, named, plan_pipeline
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
-from overlap_sched.pipeline.search.best import find_pipeline
 
 ONE_PER_RANK, TWO_PER_RANK = ("gpipe", "1f1b", "zb-h1"), ("interleaved:2", "zbv")
 _STATIC = 1 << 40

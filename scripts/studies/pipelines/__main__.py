@@ -8,9 +8,9 @@ import argparse
 import time
 from dataclasses import replace
 
+from overlap_sched.pipeline.best import find_pipeline
 from overlap_sched.pipeline.compare import PlannedPipeline, compare_schedules, named_schedules
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
-from overlap_sched.pipeline.search.best import find_pipeline
 from overlap_sched.report.units import size
 
 LAYERS, HEAD = 32, 2.4

@@ -15,7 +15,7 @@ from typing import cast
 
 from llama_repro import INSTANCES
 from overlap_sched import Options, Problem, read_problem
-from overlap_sched.cost.cluster.file import read_cluster
+from overlap_sched.cost.cluster import read_cluster
 from overlap_sched.options import RewriteKind
 from overlap_sched.report.units import change
 from overlap_sched.report.words.reserved import reserved_of

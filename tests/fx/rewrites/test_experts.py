@@ -198,10 +198,8 @@ def test_a_graph_that_cannot_be_rewritten_stays_and_one_warning_says_why() -> No
     before = described(gm.graph)
     with pytest.warns(OverlapSchedWarning) as said:
         fit_graph(gm, memory_limit=limit, kinds=("batch",), effort=0)
-    assert [str(one.message) for one in said] == [
-        "overlap_sched leaves '<lambda>' as it is: '_local_scalar_dense' cannot run in 4 parts: "
-        "DataDependentOutputException: aten._local_scalar_dense.default."
-    ]
+    assert len(said) == 1
+    assert "'_local_scalar_dense' cannot run in 4 parts" in str(said[0].message)
     assert described(gm.graph) == before
 
 

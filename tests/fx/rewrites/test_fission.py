@@ -1,4 +1,4 @@
-"""Fission of FX graphs: what runs in parts gives what it gave whole, on all ranks, and problem and graph agree."""
+"""What runs in parts gives what it gave whole, on all ranks, and problem and graph agree; whole steps train alike."""
 
 import json
 import random
@@ -7,41 +7,35 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import fx
+from torch import Tensor, fx
 
-from overlap_sched.cost import Collective, Roofline
+from overlap_sched.cost import Roofline
 from overlap_sched.errors import RewriteError
+from overlap_sched.fit.planner import FitContext, FitSearch, Start
 from overlap_sched.fx import lift
 from overlap_sched.fx.dimensions import region_from
 from overlap_sched.fx.dimensions.candidates import fission_of
-from overlap_sched.fx.rewrites import prepare, rewrite_graph
-from overlap_sched.judge.validate import violation
+from overlap_sched.fx.rewrites import prepare, rerunnable, rewrite_graph
+from overlap_sched.fx.rewrites.batches import batch_fissions
+from overlap_sched.judge.validate import peak_memory, violation
+from overlap_sched.options import Options
 from overlap_sched.problem import Group, Problem
 from overlap_sched.scheduler.driver import schedule
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.dimension_graph.cut import Cut, range_cut
 from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.rewrites import Recompute
+from tests.fx.rewrites.test_agreement import MODELS
 from tests.support.examples import at_night
 from tests.support.fission_graphs import BATCH, EXAMPLES, fissions, run, traced
 from tests.support.fx_graphs import RANKS, reordered, tensors, trace
 from tests.support.ranks import run_ranks
 from tests.support.rewrite_graphs import by_name, check_equal, described, refusal
+from tests.support.steps import TINY, TINY_IMAGES, run_step, tiny_inputs
+from tests.support.traced_step import Workload, joint_graph, with_updates
 
 GROUPS = {"0": Group(RANKS, True)}
-
-
-class OnHost(Roofline):
-    """Launches and waits take time of the thread that computes, whatever they move."""
-
-    def launch_us(self, work: Collective) -> float:
-        return 7.0
-
-    def finish_us(self, work: Collective) -> float:
-        return 3.0
-
-
-MODELS = {"device": Roofline(), "host": OnHost()}
 
 
 def problem_of(gm: fx.GraphModule, model: Roofline = MODELS["device"]) -> Problem:
@@ -184,18 +178,13 @@ def test_what_is_refused_and_why() -> None:
     gm = traced("layer")
     one = batch(gm)
     name = one.nodes[0]
-    assert refused(gm, Fission(one.nodes, 2, one.slices)) == (
-        "'output' uses 'mm_2', which runs in parts and does not leave."
-    )
-    assert refused(gm, Fission(one.nodes, 1, one.slices, one.leaves)) == (
-        f"'fission_{name}_1' has 1 parts: 2 at least, and each node once."
-    )
-    assert refused(gm, Fission(one.nodes, 3, one.slices, one.leaves)).startswith(
-        f"'{name}' cannot run in 3 parts: 'x_1' of shape (4, 4, 16) cannot be cut as"
-    )
-    assert refused(gm, Fission(one.nodes, 2, (), one.leaves)) == (
-        f"'{name}' cannot run in 2 parts: none of its inputs is cut."
-    )
+    for wrong, text in (
+        (Fission(one.nodes, 2, one.slices), "'output' uses 'mm_2', which runs in parts and does not leave"),
+        (Fission(one.nodes, 1, one.slices, one.leaves), f"'fission_{name}_1' has 1 parts"),
+        (Fission(one.nodes, 3, one.slices, one.leaves), "'x_1' of shape (4, 4, 16) cannot be cut as"),
+        (Fission(one.nodes, 2, (), one.leaves), f"'{name}' cannot run in 2 parts: none of its inputs is cut"),
+    ):
+        assert text in refused(gm, wrong)
 
 
 def written_before(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -257,7 +246,7 @@ def test_a_copy_of_what_is_written_to_would_be_made_too_early() -> None:
         leaves = tuple(Leave(name, "cat", cut, 64, name) for name in ("mul", "add"))
         one = Fission(("mul", "add"), 2, slices, leaves)
         if not free:
-            assert refused(gm, one) == "'y_1' is written to before 'add' reads it: it stays whole."
+            assert "'y_1' is written to before 'add' reads it" in refused(gm, one)
             continue
         rewrite_graph(gm, [one])
         for seed in range(6):
@@ -271,9 +260,7 @@ def test_what_is_written_to_is_seen_in_its_part_alone() -> None:
     before = described(gm.graph)
     leaves = tuple(Leave(name, "cat", cut, 64, maker) for name, maker in (("relu", "relu"), ("add_", "mul")))
     one = Fission(("mul", "add_", "relu"), 2, (Slice("x_1", cut, 64, True, "x_1"),), leaves)
-    assert refused(gm, one) == (
-        "'mul' is written to, and 'view', which does not run in parts, shares its memory: it stays whole."
-    )
+    assert "'mul' is written to, and 'view', which does not run in parts" in refused(gm, one)
     assert described(gm.graph) == before
 
 
@@ -310,12 +297,99 @@ def test_orders_of_memory_hold_in_each_part() -> None:
     names = [node.name for node in gm.graph.nodes]
     for p in range(2):
         relu, write, add = (one.part(name, p) for name in ("relu", "add_", "add"))
-        assert misplaced(graph(), one, names, relu, write) == (
-            f"the order has '{relu}' before '{write}', which it needs."
-        )
-        assert misplaced(graph(), one, names, "copy_", add).startswith(
-            "the order has 'copy_' before 'fission_mul_2_add_"
-        )
+        assert f"'{relu}' before '{write}', which it needs" in misplaced(graph(), one, names, relu, write)
+        assert "'copy_' before 'fission_mul_2_add_" in misplaced(graph(), one, names, "copy_", add)
     (a, b), (c, d) = ([v.clone() for v in tensors(gm)] for _ in range(2))
     assert torch.equal(gm(a, b), ordered_by_memory(c, d))
     assert torch.equal(b, d)
+
+
+STEPS = {one.name: one for one in (TINY, TINY_IMAGES)}
+
+
+def step_of(workload: Workload) -> fx.GraphModule:
+    return with_updates(joint_graph(workload))
+
+
+def trained(gm: fx.GraphModule, workload: Workload) -> list[Tensor]:
+    weights, batch = tiny_inputs(workload)
+    return [run_step(gm, weights, batch), *weights]
+
+
+def check_trains_alike(after: fx.GraphModule, workload: Workload) -> None:
+    for got, want in zip(trained(after, workload), trained(step_of(workload), workload), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_in_parts_train_what_they_train_whole(name: str) -> None:
+    workload = STEPS[name]
+    gm = step_of(workload)
+    found = batch_fissions(lift(gm))
+    assert [one.parts for one in found] == [2, 4]  # a batch of 4
+    for one in found:
+        gm = step_of(workload)
+        problem = lift(gm).problem
+        want = apply(problem, [one], Prices(Roofline()))
+        assert violation(want, want.original_order) is None
+        rewrite_graph(gm, [one])
+        gm.graph.lint()
+        got = lift(gm).problem
+        assert by_name(got) == by_name(want)
+        whole, parts = (peak_memory(p, p.original_order)[0] for p in (problem, got))
+        assert parts < whole
+        check_trains_alike(gm, workload)
+
+
+@pytest.mark.slow
+def test_weights_are_updated_behind_all_parts() -> None:
+    """In every order of the problem, too: that it reads what is written later is a dependency of each part."""
+    gm = step_of(TINY_IMAGES)
+    (two, _) = batch_fissions(lift(gm))
+    problem = apply(lift(gm).problem, [two], Prices(Roofline()))
+    ids = {node.name: v for v, node in enumerate(problem.nodes)}
+    updates = [node for node in problem.nodes if node.op.endswith("add_.Tensor")]
+    readers = [ids[two.part(name, p)] for name in two.nodes if name.startswith("convolution") for p in range(2)]
+    behind = {u for update in updates for u in update.deps}
+    assert updates
+    assert set(readers) <= behind | {u for v in readers for u in problem.successors[v] if u in readers} | behind
+    rewrite_graph(gm, [two])
+    names = [node.name for node in gm.graph.nodes]
+    first = min(names.index(name) for name in names if name.startswith("add__"))
+    assert all(names.index(two.part("convolution", p)) < first for p in range(2))
+
+
+@pytest.mark.slow
+def test_values_of_parts_run_again_and_the_step_is_done_to_the_graph() -> None:
+    gm = step_of(TINY)
+    lifted = lift(gm)
+    (two,) = batch_fissions(lifted, (2,))
+    asked = FitContext(lifted.problem, Prices(lifted.model), Options(), ("recompute",), rerunnable(gm), None, 0)
+    search = FitSearch(asked)
+    begun = search.begin_with((two,))
+    found = Start(search, begun).at(int(0.9 * begun.peak_bytes))
+    assert found is not None
+    first, *others = found.rewrites
+    assert first == two
+    assert any(name.startswith(two.name) for one in others if isinstance(one, Recompute) for name in one.nodes)
+    prepare(gm, found.rewrites, found.problem.names(found.order)).commit()
+    check_trains_alike(gm, TINY)
+
+
+def noisy(x: Tensor, w: Tensor) -> Tensor:
+    """Noise is drawn for the whole batch at once: it is not drawn in parts."""
+    return ((x @ w).relu() * torch.rand_like(x)) @ w
+
+
+@pytest.mark.slow
+def test_random_numbers_are_drawn_whole() -> None:
+    gm = trace(noisy, (64, 64), (64, 64))
+    for one in batch_fissions(lift(gm)):
+        assert not any("rand" in name for name in one.nodes)
+
+
+@pytest.mark.slow
+def test_a_graph_without_a_batch_has_none() -> None:
+    gm = trace(lambda x: x.cumsum(0) @ x.cumsum(0).t(), (7, 7))
+    assert batch_fissions(lift(gm)) == []

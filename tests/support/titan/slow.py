@@ -26,7 +26,7 @@ import overlap_sched
 from llama_repro.training.calibrate import measured_model
 from llama_repro.training.slow_network import Traffic, over_link, slow_network
 from llama_repro.training.world import World
-from overlap_sched.cost.measured.tabled import TableModel
+from overlap_sched.cost.table import TableModel
 from overlap_sched.fx import lift
 from overlap_sched.options import Options
 from overlap_sched.scheduler.driver import Schedule

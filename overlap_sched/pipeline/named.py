@@ -1,0 +1,387 @@
+"""The named schedules by name: how each lays out a job, and what makes it."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from overlap_sched.errors import PipelineError
+from overlap_sched.pipeline.action import (
+    Action,
+    ActionKind,
+    Item,
+    Pair,
+    PipelineSchedule,
+    backward,
+    forward,
+    input_gradient,
+    parts,
+    weight_gradient,
+)
+from overlap_sched.pipeline.cuts import best_cut
+from overlap_sched.pipeline.job import PipelineJob
+from overlap_sched.pipeline.layout import Cut, StageLayout
+from overlap_sched.pipeline.replay import with_updates
+
+
+def below(micro_batches: int) -> Callable[[Action], Action | None]:
+    """Leave out micro-batches from this number on."""
+
+    def kept(action: Action) -> Action | None:
+        return action if (action.micro_batch or 0) < micro_batches else None
+
+    return kept
+
+
+def only(order: Iterable[Item], kept: Callable[[Action], Action | None]) -> tuple[Item, ...]:
+    """The items of an order as ``kept`` gives them (``None``: left out); of a pair, perhaps one of its two alone."""
+    found: list[Item] = []
+    for item in order:
+        there = [action for action in map(kept, parts(item)) if action is not None]
+        if len(there) == 2:
+            found.append(Pair(*there))
+        else:
+            found.extend(there)
+    return tuple(found)
+
+
+def gpipe(ranks: int, micro_batches: int) -> PipelineSchedule:
+    """All forwards, then all backwards in the same order, as torch's ``ScheduleGPipe``.
+
+    Source: Huang et al. 2019, "GPipe", arXiv 1811.06965, figure 2c (which runs the backwards in reverse). Bubble per
+    rank (p - 1)(F + B); activations of all micro-batches at the peak.
+    """
+    batches = range(micro_batches)
+    return PipelineSchedule(
+        "gpipe",
+        tuple((*(forward(r, m) for m in batches), *(backward(r, m) for m in batches)) for r in range(ranks)),
+    )
+
+
+def one_f_one_b(ranks: int, micro_batches: int) -> PipelineSchedule:
+    """One forward, one backward in turn, after a warm-up of ``p - 1 - r`` forwards.
+
+    Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
+    arXiv 2104.04473, section 2.2.1 (PipeDream-Flush). Bubble per rank (p - 1)(F + B); activations of ``p - r``
+    micro-batches at the peak of rank r.
+    """
+    return PipelineSchedule("1f1b", tuple(_one_f_one_b(r, ranks - 1 - r, micro_batches) for r in range(ranks)))
+
+
+def _one_f_one_b(rank: int, warm_up: int, micro_batches: int) -> tuple[Item, ...]:
+    ahead = min(warm_up, micro_batches)
+    order: list[Item] = [forward(rank, m) for m in range(ahead)]
+    for m in range(micro_batches):
+        if m + ahead < micro_batches:
+            order.append(forward(rank, m + ahead))
+        order.append(backward(rank, m))
+    return tuple(order)
+
+
+def zb_h1(ranks: int, micro_batches: int) -> PipelineSchedule:
+    """1F1B with backward in two halves; rank r runs a weight gradient r micro-batches after its input gradient.
+
+    Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2.1 and table 2 (the order
+    is that of torch's ``ScheduleInterleavedZeroBubble`` with one stage per rank). With F = I = W the bubble is (p -
+    1)(F + I - W); what p micro-batches hold at the peak of every rank, as in rank 0 of 1F1B, if I frees nothing.
+    """
+    return PipelineSchedule("zb-h1", tuple(_zb_h1(r, ranks - 1 - r, micro_batches) for r in range(ranks)))
+
+
+def _zb_h1(rank: int, warm_up: int, micro_batches: int) -> tuple[Item, ...]:
+    ahead = min(warm_up, micro_batches)
+    order: list[Item] = [forward(rank, m) for m in range(ahead)]
+    for m in range(micro_batches):
+        if m + ahead < micro_batches:
+            order.append(forward(rank, m + ahead))
+        order.append(input_gradient(rank, m))
+        if m >= rank:
+            order.append(weight_gradient(rank, m - rank))
+    order.extend(weight_gradient(rank, m) for m in range(max(micro_batches - rank, 0), micro_batches))
+    return tuple(order)
+
+
+def interleaved(ranks: int, chunks: int, micro_batches: int) -> PipelineSchedule:
+    """1F1B over p micro-batches of one chunk, then of the next, ...; with one chunk it is 1F1B.
+
+    Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2 (figure 4, below). With F and B of a rank's whole
+    share the bubble is (p - 1)(F + B) / v for v chunks, where micro-batches are a multiple of the ranks; activations
+    of ``(v - 1) p + 2 (p - 1 - r) + 1`` chunks at the peak of rank r.
+    """
+    if chunks == 1:
+        warm_ups = [ranks - 1 - rank for rank in range(ranks)]
+    else:
+        warm_ups = [(chunks - 1) * ranks + 2 * (ranks - 1 - rank) for rank in range(ranks)]
+    full = -(-micro_batches // ranks) * ranks
+    orders = (_interleaved_rank(rank, ranks, chunks, full, warm_up) for rank, warm_up in enumerate(warm_ups))
+    return PipelineSchedule("interleaved", tuple(only(order, below(micro_batches)) for order in orders))
+
+
+def _interleaved_rank(rank: int, ranks: int, chunks: int, micro_batches: int, warm_up: int) -> Iterator[Item]:
+    steps = chunks * micro_batches
+    ahead = min(warm_up, steps)
+    ups = [_nth(k, ranks, chunks) for k in range(steps)]
+    for chunk, m in ups[:ahead]:
+        yield forward(chunk * ranks + rank, m)
+    for k, (chunk, m) in enumerate(ups):
+        if k + ahead < steps:
+            next_chunk, next_m = ups[k + ahead]
+            yield forward(next_chunk * ranks + rank, next_m)
+        yield backward((chunks - 1 - chunk) * ranks + rank, m)
+
+
+def _nth(k: int, ranks: int, chunks: int) -> tuple[int, int]:
+    """Chunk and micro-batch of a rank's k-th forward: p micro-batches of each chunk in turn."""
+    around, within = divmod(k, ranks * chunks)
+    chunk, m = divmod(within, ranks)
+    return chunk, around * ranks + m
+
+
+def zbv(ranks: int, micro_batches: int) -> PipelineSchedule:
+    """The hand-made schedule for F = I = W.
+
+    Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 6 (the order is that of
+    torch's ``ScheduleZBVZeroBubble``; the same is V-ZB in Qi et al. 2024, "Pipeline Parallelism with Controllable
+    Memory", arXiv 2405.15362). With F = I = W and at least ``2p - 1`` micro-batches no rank stalls between its first
+    and its last action; activations of 2p stages at the peak of every rank, as much as p whole ones: that of rank 0
+    in 1F1B.
+    """
+    full = max(2 * ranks - 1, micro_batches)
+    orders = (only(_zbv_rank(r, ranks, full), below(micro_batches)) for r in range(ranks))
+    return PipelineSchedule("zbv", tuple(orders))
+
+
+def _zbv_rank(rank: int, ranks: int, micro_batches: int) -> Iterator[Item]:
+    down, up = rank, 2 * ranks - 1 - rank
+    started = 2 * (ranks - rank) - 1  # forwards of `down` before anything comes back
+    yield from (forward(down, m) for m in range(started))
+    for m in range(rank):
+        yield forward(up, m)
+        yield forward(down, started + m)
+    started += rank
+    turns = ranks - rank
+    for m in range(turns):
+        yield from (forward(up, rank + m), input_gradient(up, m), weight_gradient(up, m))
+    for m in range(micro_batches - ranks):
+        if started + m < micro_batches:
+            yield forward(down, started + m)
+        yield from (input_gradient(down, m), weight_gradient(down, m))
+        yield from (forward(up, ranks + m), input_gradient(up, turns + m), weight_gradient(up, turns + m))
+    done_down, done_up = micro_batches - ranks, micro_batches - rank
+    for k in range(rank):
+        yield input_gradient(down, done_down + k)
+        yield input_gradient(up, done_up + k)
+    for k in range(turns):
+        yield input_gradient(down, done_down + rank + k)
+        yield weight_gradient(down, done_down + k)
+    yield from (weight_gradient(up, m) for m in range(done_up, micro_batches))
+    yield from (weight_gradient(down, m) for m in range(done_down + turns, micro_batches))
+
+
+def dual_pipe(ranks: int, micro_batches: int) -> PipelineSchedule:
+    """Both directions; the first has micro-batches from 0 on, half of all (of an odd number, one more than half).
+
+    Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", arXiv 2412.19437, section 3.2.1 and table 2; the order
+    is that of ``dualpipe/dualpipe.py`` in github.com/deepseek-ai/DualPipe. With F&B for a pair, p ranks and 2p
+    micro-batches or more the bubble is (p / 2 - 1)(F&B + B - 3W); activations of p + 1 stages at the peak.
+
+    Raises:
+        PipelineError: The number of ranks is odd: the two directions have no middle.
+    """
+    if ranks % 2:
+        raise PipelineError(
+            f"DualPipe has an even number of ranks, not {ranks}: its two directions meet in the middle."
+        )
+    first = -(-micro_batches // 2)
+    second = micro_batches - first
+
+    def renumbered(action: Action) -> Action | None:
+        one_way, m = action.stage < ranks, action.micro_batch or 0
+        if m >= (first if one_way else second):
+            return None
+        return action if one_way else action._replace(micro_batch=first + m)
+
+    count = max(ranks, first)
+    orders = []
+    for rank in range(ranks):
+        stages = (rank, 2 * ranks - 1 - rank)
+        near = min(rank, ranks - 1 - rank)
+        order = _dual_pipe_rank(near, ranks // 2, count, *(stages if near == rank else reversed(stages)))
+        orders.append(only(order, renumbered))
+    return PipelineSchedule("dualpipe", tuple(orders))
+
+
+def dual_pipe_v(ranks: int, micro_batches: int) -> PipelineSchedule:
+    """Down the ranks and up again, as :func:`~overlap_sched.pipeline.named.zbv` places stages.
+
+    Source: as of :func:`dual_pipe`, whose README calls it "cut in half" (Qi et al., sail-sg); the order is that of
+    torch's ``ScheduleDualPipeV``. With PP = 2p stages and 2p micro-batches or more the bubble is (PP / 2 - 1)(F&B + B
+    - 3W); activations of PP + 1 stages at the peak.
+    """
+    count = max(2 * ranks, micro_batches)
+    orders = (_dual_pipe_rank(r, ranks, count, r, 2 * ranks - 1 - r) for r in range(ranks))
+    return PipelineSchedule("dualpipev", tuple(only(order, below(micro_batches)) for order in orders))
+
+
+class _Own:
+    """The next micro-batch of each of a rank's two stages, and the weight gradients that are yet to come."""
+
+    def __init__(self) -> None:
+        self._forwards, self._backwards, self._weights = Counter[int](), Counter[int](), deque[Action]()
+
+    def forward(self, stage: int) -> Action:
+        self._forwards[stage] += 1
+        return forward(stage, self._forwards[stage] - 1)
+
+    def backward(self, stage: int) -> Action:
+        self._backwards[stage] += 1
+        return backward(stage, self._backwards[stage] - 1)
+
+    def input_gradient(self, stage: int) -> Action:
+        m = self.backward(stage).micro_batch or 0
+        self._weights.append(weight_gradient(stage, m))
+        return input_gradient(stage, m)
+
+    def weight_gradient(self) -> Action:
+        return self._weights.popleft()
+
+    def pair(self, ahead: int, back: int) -> Pair:
+        return Pair(self.forward(ahead), self.backward(back))
+
+
+def _dual_pipe_rank(near: int, half: int, count: int, zero: int, one: int) -> Iterator[Item]:
+    """The order of one rank.
+
+    Args:
+        near: Ranks between it and the nearer end.
+        half: Ranks between an end and the middle.
+        count: Micro-batches of each of its stages, ``2 * half`` or more.
+        zero: Its stage where what it starts comes in first.
+        one: The other.
+    """
+    own, far = _Own(), half - near - 1
+    for _ in range(2 * far):  # 1: F0
+        yield own.forward(zero)
+    for _ in range(near + 1):  # 2: F0 F1
+        yield own.forward(zero)
+        yield own.forward(one)
+    for _ in range(far):  # 3: I1 W1 F1
+        yield own.input_gradient(one)
+        yield own.weight_gradient()
+        yield own.forward(one)
+    for k in range(count - 2 * half + near + 1):  # 4: F0&B1 F1&B0
+        if k == 0 and far == 0:  # apart, so that what comes first goes on first
+            yield own.forward(zero)
+            yield own.backward(one)
+        else:
+            yield own.pair(zero, one)
+        yield own.pair(one, zero)
+    for _ in range(far):  # 5: B1 F1&B0
+        yield own.backward(one)
+        yield own.pair(one, zero)
+    for k in range(2 * (near + 1)):  # 6: B1 B0, halved from the middle on
+        stage = zero if k % 2 else one
+        yield own.input_gradient(stage) if k > near else own.backward(stage)
+    for _ in range(far):  # 7: W I0
+        yield own.weight_gradient()
+        yield own.input_gradient(zero)
+    for _ in range(near + 1):  # 8: W
+        yield own.weight_gradient()
+
+
+@dataclass(frozen=True)
+class NamedSchedule:
+    """One of them.
+
+    Attributes:
+        name: On the command line.
+        what: In a line.
+        layout: Where it wants the stages of a model.
+        make: From ranks and micro-batches.
+        halves: It runs the two halves of backward apart.
+    """
+
+    name: str
+    what: str
+    layout: StageLayout
+    make: Callable[[int, int], PipelineSchedule]
+    halves: bool = False
+
+
+def interleaved_in(chunks: int) -> NamedSchedule:
+    """Interleaved 1F1B with so many stages per rank."""
+    return NamedSchedule(
+        f"interleaved:{chunks}",
+        f"1F1B with {chunks} stages per rank, dealt out in turn",
+        StageLayout("looped", chunks),
+        lambda ranks, micro_batches: interleaved(ranks, chunks, micro_batches),
+    )
+
+
+ONE_EACH, FOLD = StageLayout("looped"), StageLayout("folded", 2)
+NAMED = (
+    NamedSchedule("gpipe", "all forwards, then all backwards", ONE_EACH, gpipe),
+    NamedSchedule("1f1b", "one forward, one backward", ONE_EACH, one_f_one_b),
+    NamedSchedule("zb-h1", "1F1B with weight gradients deferred", ONE_EACH, zb_h1, halves=True),
+    NamedSchedule(
+        "zbv", "two stages per rank, down and up again, weight gradients in the gaps", FOLD, zbv, halves=True
+    ),
+    NamedSchedule(
+        "dualpipe",
+        "two directions, forward beside backward; parameters twice",
+        StageLayout("mirrored"),
+        dual_pipe,
+        halves=True,
+    ),
+    NamedSchedule("dualpipev", "DualPipe over stages that go down and up again", FOLD, dual_pipe_v, halves=True),
+)
+"""All but the interleaved ones, which :func:`interleaved_in` makes for any number of stages per rank."""
+
+
+def cut_for(job: PipelineJob, named: NamedSchedule) -> Cut:
+    """How many neighbouring stages are joined to each of a schedule: as many to each, or the best where that cannot be.
+
+    Raises:
+        PipelineError: There are too few.
+    """
+    count = named.layout.count(job.ranks)
+    size, left = divmod(len(job.stages), count)
+    cut = best_cut(job, named.layout) if left else (size,) * count
+    if cut is None or not size:
+        raise PipelineError(
+            f"{job.name}: {len(job.stages)} stages cannot be joined to {count}, which {job.ranks} ranks need. "
+            f"Give {count} or more."
+        )
+    return cut
+
+
+def laid_out(job: PipelineJob, named: NamedSchedule, cut: Cut | None = None) -> tuple[PipelineJob, PipelineSchedule]:
+    """The job as a schedule wants it, and that schedule, with reductions and steps.
+
+    A stage without halves runs its whole backward where others run the first half: so does the first stage in
+    torchtitan's GraphPP, whose input needs no gradient.
+
+    Args:
+        job: As it was read.
+        named: The schedule.
+        cut: How many neighbouring stages are joined to each; ``None``: as :func:`cut_for` says.
+
+    Raises:
+        PipelineError: The job has stages or ranks that the schedule cannot have, or no halves of backward at all.
+    """
+    placed = named.layout.put(job, cut or cut_for(job, named))
+    if named.halves and not any(stage.splits for stage in placed.stages):
+        raise PipelineError(
+            f"{job.name}: {named.name} runs the halves of backward apart, but no stage has any. "
+            "Give input_gradient and weight_gradient."
+        )
+
+    def whole(action: Action) -> Action | None:
+        if placed.stages[action.stage].splits:
+            return action
+        if action.kind is ActionKind.INPUT_GRADIENT:
+            return action._replace(kind=ActionKind.BACKWARD)
+        return None if action.kind is ActionKind.WEIGHT_GRADIENT else action
+
+    made = named.make(placed.ranks, placed.micro_batches)
+    made = replace(made, orders=tuple(only(order, whole) for order in made.orders))
+    return placed, with_updates(placed, made)

@@ -1,0 +1,358 @@
+"""Pictures, drawn with matplotlib where that is installed: memory and streams before and after; curves."""
+
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_sched.errors import MissingExtraError, OutputError
+from overlap_sched.judge.validate import memory_profile
+from overlap_sched.peak_memory.best import MemoryPlan
+from overlap_sched.problem import Problem
+from overlap_sched.report.colours import AFTER, BEFORE, COMPUTE, EXPOSED, IDLE, INK, LIMIT, PURPOSES, stream_legend
+from overlap_sched.report.files import write_file
+from overlap_sched.report.timeline import Span, Timeline, timeline
+from overlap_sched.report.units import between, change, duration, memory_unit, printable, size, time_unit
+from overlap_sched.report.words.purpose import Purpose, by_purpose, group_names, group_purposes
+from overlap_sched.report.words.schedule import gap_percent
+from overlap_sched.scheduler.driver import Schedule
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+FORMATS = ("png", "svg", "pdf")
+
+
+def check_plot(path: str | Path) -> None:
+    """Find out before the work is done that it could not be drawn.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        OutputError: The path's ending names no picture format.
+    """
+    if _ending(path) not in FORMATS:
+        raise OutputError(f"{path}: its ending does not name a picture format. End it in .png, .svg or .pdf.")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise MissingExtraError(
+            "pictures need matplotlib, which is not installed: pip install 'overlap_sched[plot]'"
+        ) from None
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure of so many inches, on white; it needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def write_picture(figure: "Figure", path: str | Path, *, tight: bool = False) -> None:
+    """Write a figure in the format that the path's ending names; ``tight``: cut to what is drawn."""
+    picture = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)  # names in any script
+        figure.savefig(picture, format=_ending(path), bbox_inches="tight" if tight else None)
+    write_file(path, picture.getvalue())
+
+
+def _ending(path: str | Path) -> str:
+    return Path(path).suffix[1:].lower()
+
+
+Floats = npt.NDArray[np.float64]
+
+
+def busy_share(spans: Sequence[Span], edges: Floats) -> Floats:
+    """Per bin between neighbouring ``edges``, the share of it (0 to 1) that lies within the spans.
+
+    The spans are ascending and do not overlap. Busy time up to t is piecewise linear: read it off at the edges.
+    """
+    if not spans:
+        return np.zeros(len(edges) - 1)
+    bounds = np.array([(span.start_us, span.end_us) for span in spans])
+    busy_until = np.cumsum(bounds[:, 1] - bounds[:, 0])
+    known = np.column_stack([busy_until - (bounds[:, 1] - bounds[:, 0]), busy_until])
+    share = np.diff(np.interp(edges, bounds.ravel(), known.ravel())) / np.diff(edges)
+    return np.asarray(np.clip(share, 0.0, 1.0), dtype=np.float64)
+
+
+def highest(samples: Sequence[tuple[float, int]], edges: Floats) -> Floats:
+    """Per bin, the highest value in force at any moment of it.
+
+    A sample (when, value) holds from its time until the next one's; times ascend and start at ``edges[0]``.
+    """
+    bins = len(edges) - 1
+    when, value = np.array([w for w, _ in samples]), np.array([v for _, v in samples], dtype=np.float64)
+    at = np.clip(np.searchsorted(edges, when, side="right") - 1, 0, bins - 1)
+    top = np.zeros(bins)
+    np.maximum.at(top, at, value)
+    carried = value[np.maximum(np.searchsorted(when, edges[:-1], side="right") - 1, 0)]  # in force at the left edge
+    return np.maximum(top, carried)
+
+
+BINS = 800
+"""Of two pixels each."""
+MAX_STREAMS = 6
+"""Beyond this, the least busy process groups are left out of the picture, which says so."""
+MAX_LABELS = 40
+"""Orders with at most as many spans get their nodes' names."""
+HEIGHT = 0.8
+"""Of a row; rows are 1 apart."""
+LETTER = 0.0065
+"""Width of a letter, as a share of the axes."""
+LEFT = 0.115
+"""Where the axes begin, as a share of the figure."""
+
+
+class _Lane(NamedTuple):
+    """One row of the lower panel."""
+
+    label: str
+    busy: Sequence[Span]
+    exposed: Sequence[Span]
+    colour: str
+
+
+def plot_schedule(schedule: Schedule, path: str | Path) -> None:
+    """Draw a schedule; the file's ending gives the format (``.png``, ``.svg``, ``.pdf``).
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        OutputError: The file cannot be written, or its ending names no picture format.
+    """
+    check_plot(path)
+    before = timeline(schedule.problem, schedule.problem.original_order)
+    after = timeline(schedule.problem, schedule.order)
+    purposes = group_purposes(schedule.problem)
+    lanes = sum(len(_lanes(schedule.problem, line, purposes)) for line in (before, after))
+    figure = new_figure(12, 5.2 + 0.33 * lanes)
+    _draw(figure, schedule, before, after, purposes, lanes)
+    write_picture(figure, path)
+
+
+def _draw(
+    figure: "Figure", schedule: Schedule, before: Timeline, after: Timeline, purposes: Mapping[str, Purpose], lanes: int
+) -> None:
+    end_us = max(before.step_us, after.step_us) or 1.0
+    scale, unit = time_unit(end_us)
+    edges = _edges(before, after, end_us)
+    inch = 1 / figure.get_figheight()
+    top, streams = figure.subplots(
+        2, 1, sharex=True, gridspec_kw={"height_ratios": (3.0, 0.33 * lanes + 0.7), "hspace": 0.08}
+    )
+    figure.subplots_adjust(left=LEFT, right=0.95, top=1 - 0.95 * inch, bottom=0.6 * inch)
+    bound_us = schedule.lower_bound_us
+    _title(figure, schedule, bound_us)
+    _memory(top, schedule, before, after, edges, scale)
+    _streams(streams, schedule.problem, (("original", before), ("scheduled", after)), purposes, edges, scale)
+    line = {"color": LIMIT, "linewidth": 1, "linestyle": ":"}
+    for axes, highest_y in ((top, top.get_ylim()[1] * 0.88), (streams, -0.8)):
+        axes.vlines(bound_us / scale, axes.get_ylim()[0], highest_y, label=f"lower bound {duration(bound_us)}", **line)
+        axes.spines[["top", "right"]].set_visible(False)
+    top.legend(loc="upper left", ncols=4, frameon=False, fontsize=9, borderaxespad=0.2)
+    streams.set_xlim(0, end_us / scale * 1.002)
+    simulated = f"simulated{' with contention' if schedule.problem.contention else ''}"
+    streams.set_xlabel(f"time ({unit}), {simulated}: one compute stream, one stream per process group", color=INK)
+
+
+def _edges(before: Timeline, after: Timeline, end_us: float) -> Floats:
+    """Bins: between the very times at which something happens if those are few, else of equal width."""
+    rows = [row for line in (before, after) for row in (line.compute, line.exposed, *line.streams.values())]
+    times = np.unique([0.0, end_us, *(us for row in rows for span in row for us in span[1:])])
+    if len(times) <= BINS:
+        return times
+    return np.union1d(np.linspace(0.0, end_us, BINS + 1), [before.step_us, after.step_us])
+
+
+def _title(figure: "Figure", schedule: Schedule, bound_us: float) -> None:
+    before, after, inch = schedule.original, schedule.scheduled, 1 / figure.get_figheight()
+    figure.text(
+        LEFT,
+        1 - 0.36 * inch,
+        _short(printable(schedule.problem.name), 75),
+        fontsize=14,
+        weight="bold",
+        color=INK,
+        parse_math=False,
+    )
+    figures = (
+        f"step {between(duration(before.step_us), duration(after.step_us))} "
+        f"({change(before.step_us, after.step_us)}; {gap_percent(after.step_us, bound_us):.1f} % above the lower bound)"
+        f"   |   exposed {between(duration(before.exposed_us), duration(after.exposed_us))}"
+        f"   |   peak {between(size(before.peak_bytes), size(after.peak_bytes))} "
+        f"({change(before.peak_bytes, after.peak_bytes)})"
+    )
+    figure.text(LEFT, 1 - 0.64 * inch, figures, fontsize=10, color=INK)
+
+
+def _memory(axes: "Axes", schedule: Schedule, before: Timeline, after: Timeline, edges: Floats, scale: float) -> None:
+    """Upper panel: memory before (grey) and after, under the budget."""
+    top_bytes = max(schedule.budget_bytes, schedule.scheduled.peak_bytes) or 2**20
+    unit_bytes, unit = memory_unit(top_bytes)
+
+    def stairs(line: Timeline, samples: Sequence[tuple[float, int]]) -> tuple[Floats, Floats]:
+        bins = np.append(edges[edges < line.step_us], line.step_us) if line.step_us else edges[:2]
+        return highest(samples, bins) / unit_bytes, bins / scale
+
+    axes.stairs(*stairs(before, before.memory), fill=True, color=BEFORE, linewidth=0, label="original order")
+    axes.stairs(*stairs(after, after.memory), baseline=None, color=AFTER, linewidth=1.3, label="scheduled order")
+    label = f"budget: original {schedule.options.budget} + {size(schedule.headroom_bytes)}"
+    style: dict[str, Any] = {"color": LIMIT, "linewidth": 1.0, "linestyle": "--", "label": label}
+    if schedule.options.budget == "peak":
+        axes.axhline(schedule.budget_bytes / unit_bytes, **style)
+    else:  # position by position: the limit of whatever runs at that moment
+        reference = memory_profile(schedule.problem, schedule.problem.original_order)
+        limits = [(us, live + schedule.headroom_bytes) for (us, _), live in zip(after.memory, reference, strict=True)]
+        axes.stairs(*stairs(after, limits), baseline=None, **style)
+    axes.set_ylim(0, 1.18 * top_bytes / unit_bytes)
+    axes.set_ylabel(f"memory ({unit}), {schedule.problem.memory_model} model", color=INK)
+    axes.tick_params(labelbottom=False)
+
+
+def _streams(
+    axes: "Axes",
+    problem: Problem,
+    orders: Sequence[tuple[str, Timeline]],
+    purposes: Mapping[str, Purpose],
+    edges: Floats,
+    scale: float,
+) -> None:
+    """Lower panel: per order a heading, the compute stream, and a row per process group."""
+    y = 0.0
+    for heading, line in orders:
+        y -= 0.8
+        axes.text(0, y + 0.15, f"{heading}: {duration(line.step_us)}", fontsize=10, weight="bold", color=INK)
+        lanes = _lanes(problem, line, purposes)
+        named = sum(len(lane.busy) + len(lane.exposed) for lane in lanes) <= MAX_LABELS
+        for lane in lanes:
+            y -= 1.0
+            _lane(axes, lane, y, line.step_us, edges, scale)
+            if named:
+                _names(axes, problem, lane, y + HEIGHT / 2, edges[-1], scale)
+    axes.set_ylim(y - 0.15, 0.1)
+    axes.set_yticks([])
+    legend = stream_legend(purposes.values())
+    for label, colour in legend:
+        axes.bar(0, 0, color=colour, label=label)
+    axes.legend(loc="upper right", ncols=len(legend), frameon=False, fontsize=9, borderaxespad=0.0)
+    axes.text(1.005, -0.65, "busy", transform=axes.get_yaxis_transform(), fontsize=9, color=INK)
+
+
+def _lane(axes: "Axes", lane: _Lane, y: float, step_us: float, edges: Floats, scale: float) -> None:
+    """One row: what is busy from the bottom, exposed waits on top of it, idle time light; busy percent at the right."""
+    axes.broken_barh([(0, step_us / scale)], (y, HEIGHT), facecolor=IDLE, linewidth=0)
+    busy = y + HEIGHT * busy_share(lane.busy, edges)
+    axes.stairs(busy, edges / scale, baseline=y, fill=True, color=lane.colour, linewidth=0)
+    stalled = busy + HEIGHT * busy_share(lane.exposed, edges)
+    axes.stairs(stalled, edges / scale, baseline=busy, fill=True, color=EXPOSED, linewidth=0)
+    share = sum(span.end_us - span.start_us for span in lane.busy) / (step_us or 1.0)
+    for x, text, side in ((-0.008, lane.label, "right"), (1.005, f"{100 * share:.1f} %", "left")):
+        axes.text(x, y + HEIGHT / 2, text, transform=axes.get_yaxis_transform(), ha=side, va="center", fontsize=9,
+                  color=INK, parse_math=False)  # fmt: skip
+
+
+def _names(axes: "Axes", problem: Problem, lane: _Lane, y: float, end_us: float, scale: float) -> None:
+    for spans, ink in ((lane.busy, INK), (lane.exposed, "white")):
+        for span in spans:
+            axes.vlines(span.end_us / scale, y - HEIGHT / 2, y + HEIGHT / 2, color="white", linewidth=1)
+            name = printable(problem.nodes[span.node].name)
+            if span.end_us - span.start_us > LETTER * len(name) * end_us:
+                axes.text((span.start_us + span.end_us) / 2 / scale, y, name, ha="center", va="center", fontsize=8,
+                          color=ink, parse_math=False)  # fmt: skip
+
+
+def _lanes(problem: Problem, line: Timeline, purposes: Mapping[str, Purpose]) -> list[_Lane]:
+    """The compute stream, then the process groups by purpose, each with a label; at most ``MAX_STREAMS`` groups."""
+    lanes = [_Lane("compute", line.compute, line.exposed, COMPUTE)]
+    busy = {name: sum(span.end_us - span.start_us for span in spans) for name, spans in line.streams.items()}
+    # rounded: both orders add up the same times, each in its own order, and must show the same groups
+    shown = sorted(busy, key=lambda name: -round(busy[name], 3))[:MAX_STREAMS]
+    called = group_names(purposes)
+    for name in by_purpose(line.streams, purposes):
+        if name in shown:
+            label = f"group {name}" if called[name] == name and len(name) <= 6 else _short(called[name], 12)
+            lanes.append(
+                _Lane(
+                    f"{printable(label)} ({problem.groups[name].size})",
+                    line.streams[name],
+                    (),
+                    PURPOSES[purposes[name]].colour,
+                )
+            )
+    if len(busy) > len(shown):
+        last = lanes[-1]
+        lanes[-1] = last._replace(label=f"{last.label}\n+ {len(busy) - len(shown)} not shown")
+    return lanes
+
+
+def _short(name: str, letters: int) -> str:
+    return name if len(name) <= letters else name[: letters - 1] + "…"
+
+
+def plot_memory(plan: MemoryPlan, path: str | Path) -> None:
+    """Draw the live bytes of a memory plan; the file's ending gives the format (``.png``, ``.svg``, ``.pdf``)."""
+    check_plot(path)
+    problem = plan.problem
+    figure = new_figure(10, 4)
+    axes = figure.subplots()
+    unit_bytes, unit = memory_unit(plan.original_bytes)
+    for order, colour, label in (
+        (problem.original_order, BEFORE, f"original, {size(plan.original_bytes)}"),
+        (plan.order, AFTER, f"new, {size(plan.peak_bytes)} ({change(plan.original_bytes, plan.peak_bytes)})"),
+    ):
+        profile = [live / unit_bytes for live in memory_profile(problem, order)]
+        axes.step(range(len(profile)), profile, where="post", color=colour, label=label, linewidth=1.2)
+    axes.axhline(
+        plan.bound_bytes / unit_bytes, color=LIMIT, linewidth=1, linestyle=":", label="no order's peak is lower"
+    )
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("step")
+    axes.set_ylabel(f"{unit} live")
+    axes.set_title(
+        f"{printable(problem.name)} ({problem.memory_model} memory model, simulated)", loc="left", parse_math=False
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    write_picture(figure, path, tight=True)
+
+
+class StepCurve(NamedTuple):
+    """Steps in microseconds over what is varied; ``fade``: 1.0 in full colour."""
+
+    label: str
+    colour: str
+    style: str
+    fade: float
+    x: Sequence[float]
+    steps_us: Sequence[float]
+
+
+def plot_steps(curves: Sequence[StepCurve], title: str, varied: str, path: str | Path, *, powers: bool) -> None:
+    """Draw steps over what is varied; the file's ending gives the format (``.png``, ``.svg``, ``.pdf``)."""
+    check_plot(path)
+    figure = new_figure(9, 5.8)
+    axes = figure.subplots()
+    scale, unit = time_unit(max(max(curve.steps_us) for curve in curves))
+    for curve in curves:
+        y = [step_us / scale for step_us in curve.steps_us]
+        axes.plot(curve.x, y, curve.style, color=curve.colour, alpha=curve.fade, marker="o", markersize=3.5,
+                  label=curve.label)  # fmt: skip
+    if powers:
+        axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(varied, color=INK)
+    axes.set_ylabel(f"step ({unit}), simulated", color=INK)
+    axes.set_title(title, loc="left", color=INK, weight="bold", parse_math=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+    write_picture(figure, path)

@@ -1,0 +1,147 @@
+"""Pictures: what they say, and bins in which no peak is lost."""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlap_sched.errors import MissingExtraError, OutputError
+from overlap_sched.options import Options
+from overlap_sched.peak_memory import best_order
+from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
+from overlap_sched.report import pictures as plot
+from overlap_sched.report.pictures import busy_share, highest, plot_memory, plot_schedule
+from overlap_sched.report.timeline import Span
+from overlap_sched.scheduler.driver import Schedule, schedule
+
+ByHand = Callable[..., Schedule]
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Iterator[list[str]]:
+    """Every text that is drawn: the artists of the figure when it is saved."""
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+    found: list[str] = []
+    save = Figure.savefig
+
+    def spy(figure: Figure, *args: Any, **kwargs: Any) -> None:
+        save(figure, *args, **kwargs)
+        found.extend(artist.get_text() for artist in figure.findobj(Text))
+
+    with patch.object(Figure, "savefig", spy):
+        yield found
+
+
+@pytest.mark.slow
+def test_says_what_it_shows(reordered: Schedule, tmp_path: Path, texts: list[str]) -> None:
+    plot_schedule(reordered, tmp_path / "out.png")
+    expected = (
+        "example",
+        "step 190.0 → 120.0 us (-36.8 %; 0.0 % above the lower bound)   |   exposed 80.0 → 10.0 us   |   "
+        "peak 21.0 → 26.0 MiB (+23.8 %)",
+        "memory (MiB), runtime model",
+        "time (us), simulated: one compute stream, one stream per process group",
+        "original order", "scheduled order", "budget: original peak + 5.0 MiB", "lower bound 120.0 us",
+        "original: 190.0 us", "scheduled: 120.0 us", "compute", "group fsdp (8)", "FSDP",
+        "exposed: compute stalls",
+        "mm", "wgrad", "dgrad", "gather", "scatter", "57.9 %", "91.7 %",
+    )  # fmt: skip
+    assert [text for text in expected if text not in texts] == []
+
+
+@pytest.mark.slow
+def test_exposed_waits_have_a_colour_of_their_own(reordered: Schedule, by_hand: ByHand, tmp_path: Path) -> None:
+    image = pytest.importorskip("matplotlib.image")
+    rgb = [int(plot.EXPOSED[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+
+    def exposed_pixels(schedule: Schedule) -> int:
+        plot_schedule(schedule, tmp_path / "out.png")
+        pixels = image.imread(tmp_path / "out.png")[:, :, :3]
+        return int((abs(pixels - rgb).max(axis=2) < 0.01).sum())
+
+    assert exposed_pixels(by_hand(EXAMPLE, EXAMPLE.original_order)) > 1.5 * exposed_pixels(reordered)
+
+
+@pytest.mark.slow
+def test_profile_budget_and_odd_names_and_no_time(by_hand: ByHand, odd: Problem, tmp_path: Path) -> None:
+    plot_schedule(by_hand(odd, odd.original_order), tmp_path / "odd.png")
+    plot_schedule(by_hand(EXAMPLE, EXAMPLE.original_order, Options(budget="profile")), tmp_path / "profile.png")
+    assert (tmp_path / "odd.png").exists()
+    assert (tmp_path / "profile.png").exists()
+
+
+@pytest.mark.slow
+def test_many_groups_and_nodes_stay_few_rows(by_hand: ByHand, tmp_path: Path, texts: list[str]) -> None:
+    nodes = [Node(f"c{v}", Kind.COLLECTIVE, (), (), (), 1.0 + v, "", f"g{v % 10}") for v in range(1000)]
+    many = Problem("many", tuple(nodes), (), {f"g{i}": Group(2, True) for i in range(10)})
+    plot_schedule(by_hand(many, many.original_order), tmp_path / "many.png")
+    rows = [text for text in texts if text.startswith("group g")]
+    assert len(rows) == 2 * plot.MAX_STREAMS
+    assert rows[-1] == "group g9 (2)\n+ 4 not shown"
+    assert "c0" not in texts
+
+
+def test_no_matplotlib_says_what_to_install(reordered: Schedule, tmp_path: Path) -> None:
+    with patch.dict(sys.modules, {"matplotlib": None}), pytest.raises(MissingExtraError) as caught:
+        plot_schedule(reordered, tmp_path / "out.png")
+    assert str(caught.value) == ("pictures need matplotlib, which is not installed: pip install 'overlap_sched[plot]'")
+
+
+def test_an_ending_that_is_no_picture(reordered: Schedule) -> None:
+    with pytest.raises(OutputError) as caught:
+        plot_schedule(reordered, "out.docx")
+    assert str(caught.value) == "out.docx: its ending does not name a picture format. End it in .png, .svg or .pdf."
+
+
+@pytest.mark.slow
+def test_names_in_scripts_that_the_font_lacks_draw_without_a_warning(tmp_path: Path) -> None:
+    """Warnings are errors in tests."""
+    named = replace(EXAMPLE, name="图层")
+    plot_schedule(schedule(named), tmp_path / "schedule.png")
+    plot_memory(best_order(named), tmp_path / "memory.png")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["memory.png", "schedule.png"]
+
+
+def test_shares_of_bins_that_cut_through_spans() -> None:
+    spans = (Span(0, 5.0, 15.0), Span(1, 15.0, 20.0), Span(2, 38.0, 40.0))
+    assert busy_share(spans, np.linspace(0.0, 40.0, 5)).tolist() == [0.5, 1.0, 0.0, 0.2]
+
+
+def test_nothing_busy() -> None:
+    assert busy_share((), np.linspace(0.0, 1.0, 4)).tolist() == [0.0, 0.0, 0.0]
+
+
+@given(st.lists(st.integers(0, 1000), min_size=2, max_size=30), st.integers(1, 50))
+def test_area_is_kept_whatever_the_bins(ends: list[int], bins: int) -> None:
+    ascending = sorted(ends[: len(ends) // 2 * 2])
+    spans = [Span(0, float(a), float(b)) for a, b in zip(ascending[::2], ascending[1::2], strict=True) if a < b]
+    edges = np.linspace(0.0, 1000.0, bins + 1)
+    assert np.isclose((busy_share(spans, edges) * np.diff(edges)).sum(), sum(s.end_us - s.start_us for s in spans))
+
+
+def test_a_momentary_peak_shows_in_its_bin_and_values_carry_over() -> None:
+    samples = [(0.0, 5), (12.0, 9), (12.0, 7), (30.0, 1), (40.0, 2)]
+    assert highest(samples, np.linspace(0.0, 40.0, 5)).tolist() == [5.0, 9.0, 7.0, 2.0]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 100), st.integers(0, 99)), min_size=1, max_size=30).map(sorted),
+    st.integers(1, 40),
+)
+def test_no_peak_is_lost_and_none_is_made_up(later: list[tuple[int, int]], bins: int) -> None:
+    samples = [(0.0, 3), *((float(when), value) for when, value in later)]
+    top = highest(samples, np.linspace(0.0, 100.0, bins + 1))
+    values = [value for _, value in samples]
+    assert top.max() == max(values)
+    assert set(top) <= set(values)

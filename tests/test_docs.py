@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 from overlap_sched import EXAMPLE, write_problem
-from overlap_sched.cli.arguments import command_parser
+from overlap_sched.cli.command import COMMANDS, command_parser
 from overlap_sched.problem import Kind
 from tests.cli.test_dump import DUMP
 from tests.support.ranks import free_port
@@ -102,14 +102,22 @@ def prose(path: Path) -> str:
 @cache
 def options_somewhere() -> frozenset[str]:
     """Options of the command, of the scripts, and of the few tools that documents call."""
-    places = [*ROOT.glob("overlap_sched/cli/*.py"), *ROOT.glob("scripts/*"), *ROOT.glob("llama_repro/**/*.py")]
+    places = [*ROOT.glob("scripts/*"), *ROOT.glob("llama_repro/**/*.py")]
     places += [*ROOT.glob("scripts/studies/*/*.py"), ROOT / "tests/support/titan/compare.py"]
     text = "\n".join(path.read_text() for path in places if path.is_file())
-    others = {"--help", "--nproc-per-node", "--no-deps", "--index-url", "--fix"}  # argparse, torchrun, pip, pip, ruff
+    flags = {flag for name in COMMANDS for flag in command_parser(name)._option_string_actions}
+    others = {
+        "--version",
+        "--help",
+        "--nproc-per-node",
+        "--no-deps",
+        "--index-url",
+        "--fix",
+    }  # argparse, torchrun, pip, pip, ruff
     others |= {"--nightly"}  # our tests
-    others |= {"--ablate"}  # of scripts/bench.py, gone since: older records name it
+    others |= {"--ablate", "--fail-if", "--frontier"}  # gone since: older records name them
     others |= {"--module", "--config", "--override", "--compile", "--parallelism"}  # torchtitan
-    return frozenset(re.findall(r"""["'](--[a-z][a-z0-9-]*)["']""", text)) | others
+    return frozenset(re.findall(r"""["'](--[a-z][a-z0-9-]*)["']""", text)) | flags | others
 
 
 @named([*DOCUMENTS, *STUDIES])
@@ -162,7 +170,9 @@ def test_commands_in_documents_are_understood(document: Path) -> None:
     for language, _, text in (match.groups() for match in _BLOCK.finditer(document.read_text())):
         for line in text.splitlines() if language == "sh" else ():
             if line.startswith(_COMMAND):
-                command_parser().parse_args(shlex.split(line, comments=True)[1:])
+                _, name, *arguments = shlex.split(line, comments=True)
+                if not name.startswith("-"):
+                    command_parser(name).parse_args(arguments)
 
 
 @named(READERS)

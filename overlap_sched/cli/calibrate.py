@@ -1,139 +1,27 @@
 """``overlap-sched calibrate``: its options, and what it does. Measuring needs torch and processes by torchrun."""
 
 import argparse
-import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import date
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from overlap_sched.cli.input import is_dump, load, torch_for
-from overlap_sched.cli.source import Source
+from overlap_sched.cli.flags import Flag
+from overlap_sched.cli.input import Input, is_dump, load, torch_for
 from overlap_sched.cost.cluster import calibrated, cluster_text
 from overlap_sched.errors import DumpGroupError
 from overlap_sched.problem.sizes import size_bytes
-from overlap_sched.report.files import check_writable, write_file
-from overlap_sched.report.words.calibration import calibration_text
+from overlap_sched.report.files import write_file
+from overlap_sched.report.words.graph import calibration_text
 
 if TYPE_CHECKING:
     from overlap_sched.distributed.calibration import Machine, Wishes
     from overlap_sched.fx import Lifted
     from overlap_sched.problem import Problem
 
-_DTYPES = ("bfloat16", "float16", "float32")
 _LARGEST = {"cpu": 2**26, "cuda": 2**30}
 """Bytes of the largest collective that is timed where none is asked for."""
 _SMALLEST = 2**12
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """All of them."""
-    add = parser.add_argument
-    add(
-        "--out",
-        required=True,
-        metavar="CLUSTER.toml",
-        help="the cluster file that is written",
-    )
-    add(
-        "--graph",
-        action="append",
-        default=[],
-        metavar="PROBLEM_OR_DUMP",
-        help="measure the matrix products and the attention of this dump, and the collectives of this dump or problem "
-        "file whose groups fit, instead of a grid of shapes; can be repeated",
-    )
-    add(
-        "--group",
-        type=_group,
-        action="append",
-        default=[],
-        metavar="SIZE[/STRIDE]",
-        help="measure collectives in groups of SIZE ranks that are STRIDE apart (default stride: 1); can be repeated "
-        "(default: all ranks, those of each machine, one of each machine)",
-    )
-    add(
-        "--bytes",
-        type=_sizes,
-        metavar="FROM..TO",
-        help="sizes of collectives, in steps of 4 (default: 4KiB..64MiB on a CPU, 4KiB..1GiB on GPUs)",
-    )
-    add("--dtype", choices=_DTYPES, default="bfloat16", help="of the grid's matrix products (default: bfloat16)")
-    add(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="what is measured (default: a GPU for each process with NCCL, else the CPU with gloo)",
-    )
-
-
-def check(options: argparse.Namespace) -> None:
-    """Refuse a file that cannot be written, before anything is read."""
-    check_writable(options.out)
-
-
-def answer(options: argparse.Namespace, tell: Callable[[str], object]) -> str:
-    """Measure; what to print, on rank 0: the others print nothing (``""``)."""
-    with torch_for("calibrate needs torch: pip install 'overlap_sched[torch]' ."):
-        import torch
-
-        from overlap_sched.distributed.calibration import join_ranks, measure
-    with join_ranks(options.device) as here:
-        tables, failed = measure(here, wishes_of(options, here, tell), tell)
-        if here.rank:
-            return ""
-        source = f"calibrate, {date.today()}, torch {torch.__version__}, {here.size} ranks"
-        cluster = calibrated(here.name, here.ranks_per_node, tables, source)
-        write_file(options.out, cluster_text(cluster).encode())
-        return calibration_text(tables, failed, options.out)
-
-
-def is_first_rank() -> bool:
-    """Tell whether this process is the one that speaks."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def wishes_of(options: argparse.Namespace, here: "Machine", tell: Callable[[str], object]) -> "Wishes":
-    """Return what is to be measured; the same on every rank."""
-    import torch
-
-    from overlap_sched.distributed import calibration
-
-    divisions = [calibration.Division(*group) for group in options.group]
-    divisions = divisions or calibration.default_divisions(here.size, here.ranks_per_node)
-    for division in divisions:
-        division.groups(here.size)  # where it does not fit, now and not after minutes
-    calls: list[calibration.KernelCall] = []
-    more: list[calibration.WantedCollective] = []
-    for path in options.graph:
-        tell(f"reading {path}")
-        problem, lifted = _graph(path)
-        calls += [] if lifted is None else calibration.calls_in(lifted)
-        more += calibration.collectives_of(problem, divisions)
-    grid = calibration.GPU_GRID if here.device.type == "cuda" else calibration.CPU_GRID
-    if options.graph:
-        grid = grid._replace(matmuls=(), attentions=())
-    calls += calibration.calls_in_grid(grid, getattr(torch, options.dtype), here.device)
-    smallest, largest = options.bytes or (_SMALLEST, _LARGEST[here.device.type])
-    return calibration.combine_wishes(divisions, calibration.sizes_between(smallest, largest), calls, more)
-
-
-def _graph(path: str) -> "tuple[Problem, Lifted | None]":
-    """The problem of a dump or a problem file; of a dump its graph too: a problem file has no shapes."""
-    from overlap_sched.dump import load_dump
-    from overlap_sched.fx import lift
-
-    if not is_dump(path):
-        return load(Source(path), lambda text: None).problem, None
-    try:
-        lifted = lift(load_dump(path).gm)
-    except DumpGroupError as error:
-        fault = str(error).partition(" Give ")[0]
-        raise DumpGroupError(
-            f"{fault} Here --group divides the ranks that measure. Write a problem file with the sizes "
-            f"(overlap-sched plan {path} --group NAME=SIZE --save-problem problem.json) and give that, for its "
-            "collectives; kernels are measured by a grid of shapes, without --graph."
-        ) from None
-    return lifted.problem, lifted
 
 
 def _group(text: str) -> tuple[int, int]:
@@ -151,3 +39,83 @@ def _sizes(text: str) -> tuple[int, int]:
     if not dots or not found[0] or not found[1] or found[0] > found[1]:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not FROM..TO: write 4KiB..64MiB")
     return found[0], found[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateCommand:
+    """Measure machines."""
+
+    out: Annotated[str, Flag(file="out")]
+    """CLUSTER.toml: the cluster file that is written"""
+    graph: Annotated[tuple[str, ...], Flag(file="in")] = ()
+    """PROBLEM_OR_DUMP: measure the matrix products and the attention of this dump, and the collectives of this dump or
+    problem file whose groups fit, instead of a grid of shapes; can be repeated"""
+    group: Annotated[tuple[tuple[int, int], ...], Flag(_group)] = ()
+    """SIZE[/STRIDE]: measure collectives in groups of SIZE ranks that are STRIDE apart (default stride: 1); can be
+    repeated (default: all ranks, those of each machine, one of each machine)"""
+    bytes: Annotated[tuple[int, int] | None, Flag(_sizes)] = None
+    """FROM..TO: sizes of collectives, in steps of 4 (default: 4KiB..64MiB on a CPU, 4KiB..1GiB on GPUs)"""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """of the grid's matrix products"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """what is measured (default: a GPU for each process with NCCL, else the CPU with gloo)"""
+
+
+def run(command: CalibrateCommand, tell: Callable[[str], object]) -> tuple[str | tuple[str], int]:
+    """Measure; what to print, on rank 0: the others print nothing (``""``)."""
+    with torch_for("calibrate needs torch: pip install 'overlap_sched[torch]' ."):
+        import torch
+
+        from overlap_sched.distributed.calibration import join_ranks, measure
+    with join_ranks(command.device) as here:
+        tables, failed = measure(here, wishes_of(command, here, tell), tell)
+        if here.rank:
+            return "", 0
+        source = f"calibrate, {date.today()}, torch {torch.__version__}, {here.size} ranks"
+        cluster = calibrated(here.name, here.ranks_per_node, tables, source)
+        write_file(command.out, cluster_text(cluster).encode())
+        return (calibration_text(tables, failed, command.out),), 0
+
+
+def wishes_of(command: CalibrateCommand, here: "Machine", tell: Callable[[str], object]) -> "Wishes":
+    """Return what is to be measured; the same on every rank."""
+    import torch
+
+    from overlap_sched.distributed import calibration
+
+    divisions = [calibration.Division(*group) for group in command.group]
+    divisions = divisions or calibration.default_divisions(here.size, here.ranks_per_node)
+    for division in divisions:
+        division.groups(here.size)  # where it does not fit, now and not after minutes
+    calls: list[calibration.KernelCall] = []
+    more: list[calibration.WantedCollective] = []
+    for path in command.graph:
+        tell(f"reading {path}")
+        problem, lifted = _graph(path)
+        calls += [] if lifted is None else calibration.calls_in(lifted)
+        more += calibration.collectives_of(problem, divisions)
+    grid = calibration.GPU_GRID if here.device.type == "cuda" else calibration.CPU_GRID
+    if command.graph:
+        grid = grid._replace(matmuls=(), attentions=())
+    calls += calibration.calls_in_grid(grid, getattr(torch, command.dtype), here.device)
+    smallest, largest = command.bytes or (_SMALLEST, _LARGEST[here.device.type])
+    return calibration.combine_wishes(divisions, calibration.sizes_between(smallest, largest), calls, more)
+
+
+def _graph(path: str) -> "tuple[Problem, Lifted | None]":
+    """The problem of a dump or a problem file; of a dump its graph too: a problem file has no shapes."""
+    from overlap_sched.dump import load_dump
+    from overlap_sched.fx import lift
+
+    if not is_dump(path):
+        return load(Input(problem=path), lambda text: None).problem, None
+    try:
+        lifted = lift(load_dump(path).gm)
+    except DumpGroupError as error:
+        fault = str(error).partition(" Give ")[0]
+        raise DumpGroupError(
+            f"{fault} Here --group divides the ranks that measure. Write a problem file with the sizes "
+            f"(overlap-sched plan {path} --group NAME=SIZE --save-problem problem.json) and give that, for its "
+            "collectives; kernels are measured by a grid of shapes, without --graph."
+        ) from None
+    return lifted.problem, lifted

@@ -1,56 +1,63 @@
-"""The command ``overlap-sched``: plan a step, or explain where its collectives went and why.
+"""The command ``overlap-sched``: which commands there are, how one is run, and what becomes of its errors.
 
-Problem files are read without torch; graph dumps need it (``pip install 'overlap_sched[torch]'``). Each command checks
-its options before it reads its input. Whatever is wrong in one or the other is an :class:`OverlapSchedError`: one line
-on standard error, and the exit code.
+Each command is a module with a dataclass of its arguments (:mod:`overlap_sched.cli.flags`), which refuses what cannot
+be before anything is read, and a function ``run``. Whatever is wrong is an :class:`OverlapSchedError`: one line on
+standard error, and the exit code.
 """
 
 import argparse
 import os
-import shlex
+import platform
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from rich.console import RenderableType
-
-from overlap_sched.cli import calibrate, explain, fit, memory, pipeline, plan, report, sweep
-from overlap_sched.cli.arguments import command_parser
-from overlap_sched.cli.input import load, save
-from overlap_sched.cli.outputs import check_outputs
-from overlap_sched.cli.schemas import schema_text
-from overlap_sched.cli.source import Loaded, check_input, options_for, source_of
+from overlap_sched import __version__
+from overlap_sched.cli.flags import EXIT_CODES, NO_DIFF, Parser, check_files, parse, parser_of
 from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning, VerificationError
-from overlap_sched.problem import Problem
-from overlap_sched.report.console import shown
-from overlap_sched.report.progress import progress, told_stages
-from overlap_sched.report.units import printable
-from overlap_sched.report.words.profile import profile_table
-from overlap_sched.scheduler.driver import Schedule, schedule
-from overlap_sched.transform.plan import Plan
 
 DEMO = Path(__file__).parent / "shipped/demo.json.gz"
-FINE, FELL_BACK, BAD_INPUT, DOES_NOT_FIT, BUG, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 4, 70, 130, 141
-Tell = Callable[[str], None]
+COMMANDS = {
+    "plan": "find an order; print step, exposed time and memory before and after",
+    "fit": "recompute and offload so that a step fits into less memory, at the shortest step that is found",
+    "sweep": "schedule for each headroom, memory limit, network, device, number of ranks or noise",
+    "explain": "say why the step is exposed, and why each collective is where it is",
+    "report": "find an order; write all about it as one HTML page",
+    "memory": "find the order with the lowest peak memory, and addresses",
+    "calibrate": "measure how fast the machines of a job compute and communicate; write a cluster file",
+    "pipeline": "compare schedules of a pipelined job: step, bubble, memory of each rank, bound",
+    "schema": "print the JSON Schema of what a command prints with --json",
+    "demo": "plan a graph that comes with the package: DeepSeek-V3-16B, backward, 64 GPUs (about ten seconds)",
+}
+GONE_COMMANDS = {
+    "diff": NO_DIFF,
+    "frontier": "ask `overlap-sched sweep GRAPH --vary headroom=0..2GiB`",
+    "robust": "ask `overlap-sched sweep GRAPH --vary noise=0..30%`",
+    "whatif": "ask `overlap-sched sweep GRAPH --vary network=0.25..4`",
+}
+"""Commands that there were once, and what to do instead."""
+FINE, FELL_BACK, BAD_INPUT, BUG, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 70, 130, 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (``argparse`` itself exits with 2 on bad usage)."""
     with _open_streams():
-        return _main(arguments)
+        return _main(list(sys.argv[1:] if arguments is None else arguments))
 
 
-def _main(arguments: Sequence[str] | None) -> int:
+def _main(arguments: list[str]) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # names in any script, terminals in few
-    options = command_parser().parse_args(arguments)
-    options.as_given = shlex.join(("overlap-sched", *(sys.argv[1:] if arguments is None else arguments)))
     try:
         with _one_line_warnings():
-            return _run(options)
+            return _run(_command_of(arguments), arguments[1:])
     except VerificationError as error:
         _complain(f"error: {error}")
         return FELL_BACK
@@ -73,147 +80,89 @@ def _main(arguments: Sequence[str] | None) -> int:
         return BUG
 
 
-def _run(options: argparse.Namespace) -> int:
-    if options.command == "schema":
-        print(schema_text(options.of), flush=True)
+class _Version(argparse.Action):
+    """Print what is installed, and stop; looked up only when asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+        torch = None
+        with suppress(PackageNotFoundError):
+            torch = version("torch")
+        with_torch = f"torch {torch}" if torch else "without torch"
+        print(f"overlap-sched {__version__} (Python {platform.python_version()}, {with_torch})")
+        parser.exit()
+
+
+def _command_of(arguments: Sequence[str]) -> str:
+    """Return the name of the command."""
+    listed = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())
+    parser = Parser(
+        prog="overlap-sched",
+        usage="overlap-sched COMMAND ...",
+        description="Reorder the steps of a training graph so that communication hides behind compute, without "
+        f"more memory than the original order.\n\ncommands:\n{listed}",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the versions of what is installed, and stop")
+    parser.add_argument("command", choices=tuple(COMMANDS), metavar="COMMAND", help="COMMAND --help lists its options")
+    if arguments and arguments[0] in GONE_COMMANDS:
+        parser.error(f"{arguments[0]} is no command any more: {GONE_COMMANDS[arguments[0]]}.")
+    return str(parser.parse_args(arguments[:1]).command)
+
+
+def command_parser(name: str) -> Parser:
+    """Return the parser of one command's arguments."""
+    if name not in ("schema", "demo"):
+        return parser_of(_module_of(name)[1], name, COMMANDS[name])
+    parser = Parser(prog=f"overlap-sched {name}", description=COMMANDS[name])
+    if name == "schema":
+        from overlap_sched.cli.answers import ANSWERS
+
+        parser.add_argument("of", choices=tuple(ANSWERS), metavar="COMMAND", help=f"one of {', '.join(ANSWERS)}")
+    return parser
+
+
+def _module_of(name: str) -> tuple[ModuleType, type]:
+    """The module of a command, and the dataclass of its arguments: ``PlanCommand`` in ``plan``."""
+    module = import_module(f"overlap_sched.cli.{name}")
+    return module, getattr(module, f"{name.title()}Command")
+
+
+def _run(name: str, arguments: Sequence[str]) -> int:
+    if name == "schema":
+        from overlap_sched.cli.answers import schema_text
+
+        print(schema_text(command_parser(name).parse_args(arguments).of), flush=True)
         return FINE
-    if options.command == "demo":
+    if name == "demo":
+        command_parser(name).parse_args(arguments)
         return _demo()
-    if options.command not in ("calibrate", "pipeline"):
-        check_input(options)
-    if options.command != "calibrate":
-        check_outputs(options)
-    return _COMMANDS[options.command](options)
+    module, dataclass = _module_of(name)
+    asked = parse(dataclass, name, COMMANDS[name], arguments)
+    check_files(asked)
+    from overlap_sched.report.progress import progress
+    from overlap_sched.report.table import shown
+
+    first_rank = os.environ.get("RANK", "0") == "0"  # the one that speaks, of `calibrate` under torchrun
+    with progress() if first_rank else nullcontext(lambda text: None) as tell:
+        printed, code = module.run(asked, tell)
+    if printed:
+        print(printed if isinstance(printed, str) else shown(*printed), flush=True)
+    return int(code)
 
 
 def _demo() -> int:
-    """``demo``: the plan of a graph that comes with the package, and what else may be asked of it."""
+    """Plan a graph that comes with the package, and say what else may be asked of it."""
     done = _main(["plan", str(DEMO)])
     print(f"\nOn a page: overlap-sched report {DEMO} --html demo.html")
     print("Of a dump of your own: overlap-sched plan --help", flush=True)
     return done
 
 
-def _calibrate(options: argparse.Namespace) -> int:
-    calibrate.check(options)
-    with progress() if calibrate.is_first_rank() else nullcontext(lambda text: None) as tell:
-        told = calibrate.answer(options, tell)
-    return _print((told,)) if told else FINE
+def _complain(text: str) -> None:
+    from overlap_sched.report.table import complain
 
-
-def _plan(options: argparse.Namespace) -> int:
-    plan.check_left_out(options)
-    real = plan.measured(options)
-    with progress() as tell:
-        loaded, result, made = _scheduled(options, tell)
-        told = plan.answer(options, loaded, result, tell, made, real)
-    return _print(told, _fell_back(result, made)) or (DOES_NOT_FIT if result.short_bytes else FINE)
-
-
-def _explain(options: argparse.Namespace) -> int:
-    explain.check(options)
-    if options.costs:
-        with progress() as tell:
-            loaded = _read(options, tell)
-        return _print(explain.costs(options, loaded))
-    with progress() as tell:
-        loaded, result, made = _scheduled(options, tell)
-        told = explain.answer(options, loaded, result, tell, made)
-    return _print(told, _fell_back(result, made))
-
-
-def _report(options: argparse.Namespace) -> int:
-    report.check(options)
-    with progress() as tell:
-        loaded, result, made = _scheduled(options, tell)
-        told = report.answer(options, loaded, result, tell, made)
-    return _print(told, _fell_back(result, made))
-
-
-def _memory(options: argparse.Namespace) -> int:
-    memory.check(options)
-    with progress() as tell:
-        problem = _read(options, tell).problem
-        if options.slowdown or options.link:
-            _complain("note: --slowdown and --link change nothing here: memory does not depend on times")
-        told = memory.answer(options, problem, tell)
-    return _print(told)
-
-
-def _fit(options: argparse.Namespace) -> int:
-    """``fit``: what ``--save-problem`` writes is the rewritten graph."""
-    fit.check(options)
-    with progress() as tell:
-        found, told = fit.answer(options, _read(options, tell, saves=False), tell)
-        _save_rewritten(options, found.best.problem, bool(found.best.rewrites), tell)
-    if _print(told, found.fell_back is not None) == FELL_BACK:
-        return FELL_BACK
-    return FINE if found.fits else DOES_NOT_FIT
-
-
-def _pipeline(options: argparse.Namespace) -> int:
-    pipeline.check(options)
-    with progress() as tell:
-        told = pipeline.answer(options, tell)
-    return _print(told)
-
-
-def _sweep(options: argparse.Namespace) -> int:
-    sweep.check(options)
-    with progress() as tell:
-        told = sweep.answer(options, _read(options, tell), tell)
-    return _print(told)
-
-
-def _scheduled(options: argparse.Namespace, tell: Tell) -> tuple[Loaded, Schedule, Plan | None]:
-    """Read the input and schedule it; with ``--rewrites`` also the plan that the schedule is of."""
-    loaded = _read(options, tell, saves=not options.rewrites)
-    wanted, many = options_for(options, loaded.problem), f"{len(loaded.problem.nodes):,} nodes"
-    if not options.rewrites:
-        tell(f"scheduling {many}")
-        return loaded, schedule(loaded.problem, wanted, stages=told_stages(tell, f"scheduling {many}")), None
-    tell(f"scheduling {many}, with rewrites")
-    made = plan.rewritten(options, wanted, loaded)
-    if loaded.model is None:
-        _complain(f"note: {plan.repriced(options)}")
-    _save_rewritten(options, made.schedule.problem, bool(made.rewrites), tell)
-    return loaded, made.schedule, made
-
-
-def _fell_back(result: Schedule, made: Plan | None) -> bool:
-    return (result.fell_back if made is None else made.fell_back or made.without.fell_back) is not None
-
-
-def _read(options: argparse.Namespace, tell: Tell, *, saves: bool = True) -> Loaded:
-    """Read the input, and save it if ``saves``; notes on how it was read go to standard error."""
-    tell(f"reading {options.problem}")
-    loaded = load(source_of(options), tell)
-    for note in loaded.notes:
-        _complain(f"note: {note}")
-    if loaded.profile is not None:
-        print(shown(profile_table(loaded.profile)), file=sys.stderr)
-    if options.save_problem and saves:
-        _save(options, loaded.problem, tell)
-    return loaded
-
-
-def _save_rewritten(options: argparse.Namespace, problem: Problem, rewritten: bool, tell: Tell) -> None:
-    """Save the graph that the order found is of, or say that only this file would tell which it is."""
-    if options.save_problem:
-        _save(options, problem, tell)
-    elif options.out and rewritten:
-        _complain("note: the order is of the rewritten graph: write that, too, with --save-problem OUT.json")
-
-
-def _save(options: argparse.Namespace, problem: Problem, tell: Tell) -> None:
-    tell(f"writing {options.save_problem}")
-    save(problem, options.save_problem, redact=options.redact)
-
-
-def _print(answer: str | tuple[RenderableType, ...], fell_back: bool = False) -> int:
-    """Print JSON, and the like, as it is; tables and text for the width of the terminal. Returns the exit code."""
-    print(answer if isinstance(answer, str) else shown(*answer), flush=True)
-    return FELL_BACK if fell_back else FINE
+    complain(text)
 
 
 @contextmanager
@@ -224,12 +173,6 @@ def _open_streams() -> Iterator[None]:
             if stream is None or stream.closed:
                 stack.enter_context(redirect(stack.enter_context(open(os.devnull, "w"))))
         yield
-
-
-def _complain(text: str) -> None:
-    """One line on standard error, whatever is in the text."""
-    with suppress(BrokenPipeError):
-        print(f"overlap-sched: {' '.join(printable(line) for line in text.splitlines())}", file=sys.stderr)
 
 
 @contextmanager
@@ -243,15 +186,3 @@ def _one_line_warnings() -> Iterator[None]:
         warnings.simplefilter("always", OverlapSchedWarning)
         warnings.showwarning = show
         yield
-
-
-_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "plan": _plan,
-    "fit": _fit,
-    "sweep": _sweep,
-    "explain": _explain,
-    "report": _report,
-    "memory": _memory,
-    "calibrate": _calibrate,
-    "pipeline": _pipeline,
-}

@@ -1,15 +1,15 @@
 """``overlap-sched fit``: its options, and what it answers."""
 
-import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 from rich.console import RenderableType
 
-from overlap_sched.cli.plan import times_of
-from overlap_sched.cli.schemas import as_json
-from overlap_sched.cli.sizes import limit_bytes, shortened
-from overlap_sched.cli.source import BATCH, FISSION, Loaded
+from overlap_sched.cli.answers import answer_of, as_json
+from overlap_sched.cli.flags import Flag, limit_bytes, shortened
+from overlap_sched.cli.input import Input, read_input
+from overlap_sched.cli.plan import save_rewritten, times_of
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, UnreachableError
 from overlap_sched.fit import Fit, fit
@@ -20,82 +20,78 @@ from overlap_sched.report.files import write_order
 from overlap_sched.report.page import write_page
 from overlap_sched.report.page_data import extras_of_fit
 from overlap_sched.report.units import duration, size
-from overlap_sched.report.words.fit import answer_line, fit_figures, points_table, rewrites_table
+from overlap_sched.report.words.rewrites import answer_line, fit_figures, points_table, rewrites_table
 from overlap_sched.transform.host import PCIE_4, PCIE_5, HostLink
 from overlap_sched.transform.prices import Prices
 
 LINKS: Mapping[str, HostLink] = {"pcie5": PCIE_5, "pcie4": PCIE_4}
+FISSION, BATCH = "fission", "batch"
+"""Of dumps alone, as a problem file has no shapes: sub-graphs in parts, and all that can be cut along the batch."""
 DEFAULT = (*KINDS, FISSION)
 """What is done without ``--kinds``: results stay equal to the last bit."""
 ALL = (*DEFAULT, BATCH)
 """What ``--kinds`` may name."""
-_LIMIT, _HOST = "--memory-limit", "--host-memory"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's own options."""
-    parser.add_argument(
-        "backward",
-        nargs="?",
-        metavar="BACKWARD_DUMP",
-        help="the dump of the backward graph, where the first is that of its forward graph: both are one step",
-    )
-    question = parser.add_mutually_exclusive_group(required=True)
-    question.add_argument(
-        "--memory-limit",
-        metavar="SIZE",
-        help="look for the shortest step within so much memory: 40GiB, 24GB, or 60%% of the original peak",
-    )
-    question.add_argument(
-        "--max-slowdown",
-        metavar="PERCENT",
-        help="look for the lowest peak at which the step is at most so much longer than the best order: 5%%",
-    )
-    add = parser.add_argument
-    add(
-        "--host-memory",
-        metavar="SIZE",
-        help="use at most so much pinned host memory: 64GiB (default: as much as helps; 0: none)",
-    )
-    add(
-        "--host-link",
-        choices=tuple(LINKS),
-        default="pcie5",
-        help="the link between device and host (default: pcie5, 51.2 GB/s in each direction; pcie4: 25.6)",
-    )
-    add(
-        "--kinds",
-        default=",".join(DEFAULT),
-        metavar="KINDS",
-        help=f"what may be done, joined by commas (default: {','.join(DEFAULT)}; of dumps only: {FISSION}, and "
-        f"{BATCH}: the graph in parts along its batch, whose gradients are added up; both round otherwise)",
-    )
-    add("--effort", type=int, default=2, metavar="N", help="how much to try: 0, 1 or 2 (default); counted, not timed")
-    add(
-        "--html",
-        metavar="OUT.html",
-        help="write one HTML file of what was found, beside the graph as it was",
-    )
-    add("--out", metavar="ORDER.json", help="write the order found, of the rewritten graph, as a list of node names")
-    add("--strict", action="store_true", help="fail rather than keep the graph as it is when the search fails")
-    add("--json", action="store_true", help="print the figures as one JSON object (`overlap-sched schema fit`)")
+@dataclass(frozen=True, kw_only=True)
+class FitCommand(Input):
+    """Fit a step into less memory."""
 
+    backward: Annotated[str | None, Flag(positional=True, file="in")] = None
+    """BACKWARD_DUMP: the dump of the backward graph, where the first is that of its forward graph: both are one step"""
+    memory_limit: Annotated[str | None, Flag(group="question!")] = None
+    """SIZE: look for the shortest step within so much memory: 40GiB, 24GB, or 60% of the original peak"""
+    max_slowdown: Annotated[str | None, Flag(group="question!")] = None
+    """PERCENT: look for the lowest peak at which the step is at most so much longer than the best order: 5%"""
+    host_memory: str | None = None
+    """SIZE: use at most so much pinned host memory: 64GiB (default: as much as helps; 0: none)"""
+    host_link: Literal["pcie5", "pcie4"] = "pcie5"
+    """the link between device and host (default: pcie5, 51.2 GB/s in each direction; pcie4: 25.6)"""
+    kinds: str = ",".join(DEFAULT)
+    """KINDS: what may be done, joined by commas; of dumps only: fission, and batch: the graph in parts along its batch,
+    whose gradients are added up; both round otherwise"""
+    effort: int = 2
+    """N: how much to try: 0, 1 or 2 (default); counted, not timed"""
+    html: Annotated[str | None, Flag(file="out")] = None
+    """OUT.html: write one HTML file of what was found, beside the graph as it was"""
+    out: Annotated[str | None, Flag(file="out")] = None
+    """ORDER.json: write the order found, of the rewritten graph, as a list of node names"""
+    strict: bool = False
+    """fail rather than keep the graph as it is when the search fails"""
+    json: bool = False
+    """print the figures as one JSON object (`overlap-sched schema fit`)"""
+    given: str = ""
 
-def check(options: argparse.Namespace) -> None:
-    """Refuse a size, a percentage, a kind or an effort that is none, before anything is read."""
-    if options.memory_limit is not None:
-        limit_bytes(_LIMIT, options.memory_limit, 0)
-    _slowdown(options.max_slowdown)
-    _host_bytes(options.host_memory)
-    unknown = [name for name in _kinds(options) if name not in ALL]
-    if unknown:
-        raise OptionsError(f"--kinds has {unknown[0]!r}; known are {', '.join(ALL)}.")
-    if options.effort not in (0, 1, 2):
-        raise OptionsError(f"--effort is {options.effort}; it is 0, 1 or 2.")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.memory_limit is not None:
+            limit_bytes("--memory-limit", self.memory_limit, 0)
+        _slowdown(self.max_slowdown)
+        _host_bytes(self.host_memory)
+        if unknown := next((name for name in self.kinds_named if name not in ALL), None):
+            raise OptionsError(f"--kinds has {unknown!r}; known are {', '.join(ALL)}.")
+        if self.effort not in (0, 1, 2):
+            raise OptionsError(f"--effort is {self.effort}; it is 0, 1 or 2.")
 
+    @property
+    def kinds_named(self) -> list[str]:
+        """The kinds of rewrites, one by one."""
+        return [name.strip() for name in self.kinds.split(",")] if self.kinds.strip() else []
 
-def _kinds(options: argparse.Namespace) -> list[str]:
-    return [name.strip() for name in options.kinds.split(",")] if options.kinds.strip() else []
+    @property
+    def prices_anew(self) -> bool:
+        """Values that are made again have no prices in a file."""
+        return True
+
+    @property
+    def fissions(self) -> bool:
+        """True where sub-graphs of a dump may run in parts."""
+        return FISSION in self.kinds_named
+
+    @property
+    def batches(self) -> bool:
+        """True where a dump may run in parts along its batch, or along experts' tokens."""
+        return BATCH in self.kinds_named
 
 
 def _slowdown(text: str | None) -> float | None:
@@ -113,44 +109,45 @@ def _host_bytes(text: str | None) -> int | None:
     if text is None:
         return None
     if text.strip().endswith("%"):
-        raise OptionsError(f"{_HOST} is {shortened(text)!r}; write a size with a unit: 64GiB.")
-    return limit_bytes(_HOST, text, 0)
+        raise OptionsError(f"{'--host-memory'} is {shortened(text)!r}; write a size with a unit: 64GiB.")
+    return limit_bytes("--host-memory", text, 0)
 
 
-def answer(
-    options: argparse.Namespace, loaded: Loaded, tell: Callable[[str], None]
-) -> tuple[Fit, str | tuple[RenderableType, ...]]:
-    """Search, write the order; the answer, and what to print."""
+def run(command: FitCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
+    """Search, write the files asked for; what to print, and the exit code. The graph saved is the rewritten one."""
+    loaded = read_input(command, tell, saves=False)
     problem = loaded.problem
     tell(f"fitting {len(problem.nodes):,} nodes")
     found = fit(
         problem,
-        Prices(loaded.model or Roofline(), options.comm_scale, host=LINKS[options.host_link]),
-        Options(strict=options.strict),
-        memory_limit=options.memory_limit,
-        max_slowdown=_slowdown(options.max_slowdown),
-        kinds=[kind for kind in _kinds(options) if kind in KINDS],
+        Prices(loaded.model or Roofline(), command.comm_scale, host=LINKS[command.host_link]),
+        Options(strict=command.strict),
+        memory_limit=command.memory_limit,
+        max_slowdown=_slowdown(command.max_slowdown),
+        kinds=[kind for kind in command.kinds_named if kind in KINDS],
         rerun=loaded.rerun,
-        host_limit_bytes=_host_bytes(options.host_memory),
+        host_limit_bytes=_host_bytes(command.host_memory),
         extra=loaded.fissions,
         fissions=loaded.batches,
-        effort=options.effort,
+        effort=command.effort,
         tell=tell,
     )
     if not found.live_bytes_fit:
         raise UnreachableError(_unreachable(found))
-    if options.out:
-        tell(f"writing {options.out}")
-        write_order(options.out, found.best.problem, found.best.order)
-    if options.html:
-        tell(f"writing {options.html}")
+    if command.out:
+        tell(f"writing {command.out}")
+        write_order(command.out, found.best.problem, found.best.order)
+    if command.html:
+        tell(f"writing {command.html}")
         schedule, extras = extras_of_fit(found)
-        made_by = {"command": options.as_given, "times": times_of(options, loaded)}
-        write_page(schedule, options.html, extras=replace(extras, **made_by))
-    if options.json:
-        return found, as_json("fit", fit_figures(found))
+        made_by = {"command": command.given, "times": times_of(command, loaded)}
+        write_page(schedule, command.html, extras=replace(extras, **made_by))
+    save_rewritten(command, command.out, found.best.problem, bool(found.best.rewrites), tell)
+    code = 1 if found.fell_back is not None else 0 if found.fits else 4
+    if command.json:
+        return as_json(answer_of("fit", fit_figures(found))), code
     tables = (rewrites_table(found),) if found.best.rewrites else ()
-    return found, (*tables, points_table(found), answer_line(found))
+    return (*tables, points_table(found), answer_line(found)), code
 
 
 def _unreachable(found: Fit) -> str:

@@ -1,29 +1,46 @@
-"""What the command line is given: a problem file, or a graph dump that torch has written.
+"""What the command line is given: a problem file, or a graph dump that torch has written; and how it is priced.
 
 Only a dump imports torch, and only when there is one.
 """
 
+import argparse
 import gzip
 import importlib
+import math
+import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
-from overlap_sched.cli.contention import notes_on, with_contention
-from overlap_sched.cli.source import Loaded, Source
-from overlap_sched.cost import FREE, H100, Device, Price, Roofline, device_named
-from overlap_sched.cost.cluster import ASSUMED, Cluster, read_cluster
+from overlap_sched.cli.flags import Flag, shortened
+from overlap_sched.cost import FREE, H100, CostModel, Device, Price, Roofline, device_named
+from overlap_sched.cost.cluster import ASSUMED, Cluster, MeshDimension, read_cluster
 from overlap_sched.cost.collectives import model_of
 from overlap_sched.cost.placement import ranks_along
 from overlap_sched.cost.plausible import doubt
-from overlap_sched.cost.profile import RankTrace, profiled, read_traces
+from overlap_sched.cost.profile import Profile, RankTrace, profiled, read_traces
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemError
-from overlap_sched.problem import Kind, Problem
-from overlap_sched.problem.file import GZIP, nameable, problem_bytes, read_problem, redacted
+from overlap_sched.options import Options
+from overlap_sched.problem import Kind, MemoryModel, Problem
+from overlap_sched.problem.contention import NO_CONTENTION, Contention
+from overlap_sched.problem.file import (
+    DEFAULT_LIMITS,
+    GZIP,
+    Limits,
+    nameable,
+    problem_bytes,
+    read_problem,
+    redacted,
+)
+from overlap_sched.problem.pins import pinned
+from overlap_sched.problem.sizes import size_bytes
 from overlap_sched.report.files import write_file
-from overlap_sched.report.words.profile import profile_notes
-from overlap_sched.transform.search import refuse_nothing
+from overlap_sched.report.table import complain, shown
+from overlap_sched.report.words.graph import profile_notes, profile_table
+from overlap_sched.transform.fission import Fission
+from overlap_sched.transform.search import Refuses, refuse_nothing
 
 _DUMP_SUFFIXES = (".py", ".txt", ".log")
 _PARTS, _REGIONS, _FISSIONS = (2,), 4, 2
@@ -42,41 +59,272 @@ _GUESSES = {
 """Notes of :class:`overlap_sched.fx.Lifted` that tell of guesses, in words."""
 
 
-def save(problem: Problem, path: str, *, redact: bool) -> None:
-    """Write a problem file; gzipped where the name ends in ``.gz``."""
-    made = redacted(problem) if redact else problem
-    write_file(path, problem_bytes(made, gzipped=path.endswith(".gz")))
+EVERY_KIND = ""
+"""The kind of a factor without one: every operator begins with it."""
+_NAMED = 8
+"""So many modules are named in an error."""
+_MAX_RANKS = 2**31 - 1
+_MAX_SIZE = 2**63 - 1
 
 
-def load(source: Source, tell: Callable[[str], None]) -> Loaded:
+def _group(text: str) -> tuple[str, int | tuple[int, ...] | str]:
+    """``fsdp=64``, with its ranks ``fsdp=0,8,16,24``, or with its dimension ``513=ep``."""
+    name, _, given = text.rpartition("=")
+    if name and given and not given[0].isdigit() and "," not in given:
+        return name, given
+    numbers = given.split(",")
+    if not name or not all(map(_is_number, numbers)) or any(int(number) > _MAX_RANKS for number in numbers):
+        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not NAME=SIZE or NAME=RANK,RANK,...")
+    return name, int(given) if len(numbers) == 1 else tuple(map(int, numbers))
+
+
+def _mesh(text: str) -> tuple[MeshDimension, ...]:
+    """``fsdp=8,tp=8``."""
+    found = []
+    for part in text.split(","):
+        name, _, size = part.partition("=")
+        if not name.strip() or not _is_number(size.strip()) or not 1 <= int(size) <= _MAX_RANKS:
+            raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not NAME=SIZE,NAME=SIZE,...")
+        found.append(MeshDimension(name.strip(), int(size)))
+    if len({dimension.name for dimension in found}) != len(found):
+        raise argparse.ArgumentTypeError(f"{shortened(text)!r} names a dimension twice")
+    return tuple(found)
+
+
+def _size(text: str) -> tuple[str, int]:
+    """``u0=4096``."""
+    name, _, number = text.rpartition("=")
+    if not name or not _is_number(number) or int(number) > _MAX_SIZE:
+        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not NAME=N")
+    return name, int(number)
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= 100
+
+
+def _bytes(text: str) -> int:
+    found = None if "%" in text else size_bytes(text, 0)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not a size: write 500MB or 2GiB")
+    return found
+
+
+def _positive(text: str) -> int:
+    if not _is_number(text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputLimits:
+    """Limits of the input."""
+
+    max_input_bytes: Annotated[int, Flag(_bytes)] = DEFAULT_LIMITS.input_bytes
+    """SIZE: refuse a file that is larger once decompressed"""
+    max_nodes: Annotated[int, Flag(_positive)] = DEFAULT_LIMITS.nodes
+    """N: refuse a graph with more nodes; each part of a split or an unbind counts as one"""
+
+    @property
+    def limits(self) -> Limits:
+        """Both."""
+        return Limits(self.max_input_bytes, self.max_nodes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input(InputLimits):
+    """Input and its prices.
+
+    Raises:
+        OptionsError: A value is wrong by itself, or beside another one.
+    """
+
+    problem: Annotated[str, Flag(positional=True, file="in")]
+    """PROBLEM_OR_DUMP: a problem file (.json, .json.gz) or a torch graph dump (.py, .txt, .log, plain or .gz)"""
+    comm_scale: float = 1.0
+    """X: multiply the time of every collective by X"""
+    slowdown: tuple[str, ...] = ()
+    """KIND=FACTOR: compute takes FACTOR times as long while a collective is in flight whose operator begins with KIND
+    (all_gather=1.1); FACTOR alone applies to every kind; can be repeated"""
+    link: tuple[str, ...] = ()
+    """LINK=GROUP,GROUP: these process groups share a network link: while collectives of k of them are in flight, each
+    takes k times as long (rail=0,513); can be repeated"""
+    profile: Annotated[tuple[str, ...], Flag(many=True, file="in")] = ()
+    """TRACE.json: take the times of nodes from these traces of torch.profiler (.json, .json.gz; record_shapes=True),
+    one per rank, of the same steps; with several ranks, waiting for late ones is taken out of collectives"""
+    memory_model: MemoryModel | None = None
+    """how memory is counted: as NCCL and torch's allocator hold it (runtime, the default), or as torch's MemoryTracker
+    counts it; a problem file names its own, and asking for the other is an error"""
+    group: Annotated[tuple[tuple[str, int | tuple[int, ...] | str], ...], Flag(_group)] = ()
+    """NAME=SIZE: of a dump, the number of ranks of a process group, its ranks (NAME=0,8,16,24), or the dimension of the
+    mesh that it is (NAME=tp, or neighbours: NAME=fsdp+tp); can be repeated"""
+    size: Annotated[tuple[tuple[str, int], ...], Flag(_size)] = ()
+    """NAME=N: of a dump, the value of a data-dependent size, by its symbol (u0=4096) or by the node that reads it;
+    can be repeated"""
+    graph: Annotated[int | None, Flag(_positive)] = None
+    """N: of a dump, read the N-th of several graphs in the file, as logs of TORCH_LOGS hold them (default: the first
+    that calls ATen's operators; a note lists all)"""
+    packages: Annotated[tuple[str, ...], Flag(name="--import")] = ()
+    """PACKAGE: import this Python package first, because it registers operators of a dump; can be repeated"""
+    device: str | None = None
+    """NAME: of a dump, the device whose speed gives the times (default: H100)"""
+    fusion: Literal["none", "inductor"] | None = None
+    """price nodes of a dump by the kernels that TorchInductor would make of them (inductor, the default), or one by
+    one, for a graph that runs without it (none)"""
+    cluster: str | None = None
+    """FILE_OR_NAME: price a dump for this cluster: a cluster file (TOML), or the name of one that is shipped (default:
+    that of the device, dgx-h100; none with --profile)"""
+    mesh: Annotated[tuple[MeshDimension, ...] | None, Flag(_mesh)] = None
+    """NAME=SIZE,...: the dimensions of its device mesh, outermost first (fsdp=8,tp=8): where groups are whose ranks are
+    not known"""
+    no_contention: bool = False
+    """compute and communication do not slow each other down, whatever the cluster file says"""
+    save_problem: Annotated[str | None, Flag(file="out")] = None
+    """OUT.json: write the graph that was read as a problem file (.json, or .json.gz), with the times that were used"""
+    redact: bool = False
+    """with --save-problem: replace the names of the graph, its nodes, groups and compute operators by neutral ones; the
+    order found is the same"""
+
+    backward = None
+    """Of a dump of a forward graph, that of its backward graph: both are read as one step."""
+    fissions = False
+    """Whether to look for sub-graphs of a dump that can run in parts."""
+    batches = False
+    """Whether to look how much of a dump can run in parts along its batch, or along experts' tokens."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.comm_scale) or self.comm_scale < 0:
+            raise OptionsError(f"--comm-scale is {self.comm_scale}; it is a factor, 0 or more.")
+        if self.cluster is not None and self.device is not None:
+            raise OptionsError(
+                f"--device {self.device}: cluster {self.cluster} has its own device. Leave one of the two out, or "
+                "write a cluster file with another device."
+            )
+        if self.redact and self.save_problem is None:
+            raise OptionsError("--redact changes what --save-problem writes: give --save-problem OUT.json, too.")
+        _ = self.contention
+
+    @property
+    def contention(self) -> Contention:
+        """The contention of ``--slowdown`` and ``--link``: it replaces the file's, key by key."""
+        return Contention(_slowdown(self.slowdown), _links(self.link))
+
+    @property
+    def prices_anew(self) -> bool:
+        """True where the command prices the collectives of a problem file, too, for the cluster."""
+        return False
+
+    def cluster_or(self, otherwise: str) -> Cluster:
+        """Return the cluster named, or else the shipped one of that name, with the mesh given."""
+        cluster = read_cluster(self.cluster or otherwise)
+        return replace(cluster, mesh=self.mesh) if self.mesh else cluster
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A problem, and what a reader of its figures should know about how it was made.
+
+    Attributes:
+        problem: What was read.
+        prices: Per node, its time and where that comes from.
+        notes: What was guessed, and what looks wrong.
+        profile: What traces say of it, where there are any.
+        priced_for: Of a dump, by name the device, the cluster (``None``: a formula prices collectives) and the fusion;
+            ``None``: a problem file, which has its own times.
+        model: Of a dump, what priced it; ``None``: the times are a file's.
+        alike: Of a dump, what collectives must share to be bucketed (:func:`overlap_sched.fx.rewrites.alike_of`);
+            ``None``: it is not known.
+        refuses: Of a dump, why rewrites are not legal in its graph.
+        rerun: Of a dump, nodes that may run again (:func:`overlap_sched.fx.rewrites.rerunnable`); ``None``: not known.
+        fissions: Sub-graphs that can run in parts, the most promising first, where they were looked for.
+        batches: The graph in parts along its batch, and along its experts' tokens, where that was looked for.
+        device_bytes: Of a dump, what the device has that it is priced for, for reports; 0: not known.
+    """
+
+    problem: Problem
+    prices: tuple[Price, ...]
+    notes: tuple[str, ...] = ()
+    profile: Profile | None = None
+    priced_for: Mapping[str, str | None] | None = None
+    model: CostModel | None = None
+    alike: Mapping[str, str] | None = None
+    refuses: Refuses = refuse_nothing
+    rerun: frozenset[str] | None = None
+    fissions: tuple[Fission, ...] = ()
+    batches: tuple[Fission, ...] = ()
+    device_bytes: int = 0
+
+
+def options_for(source: Input, options: Options, problem: Problem) -> Options:
+    """How to schedule a problem, in its memory model unless one is given."""
+    asked = replace(options, memory_model=source.memory_model or problem.memory_model)
+    for one in pinned(problem, asked.pins)[: len(asked.pins)]:  # others are of nodes, and perhaps for another graph
+        nothing_there = one.pin.rule.startswith("not ") and not one.anchors
+        if not one.nodes or nothing_there:
+            what = f"nothing computes in {one.pin.of}" if nothing_there else "it is about no node"
+            raise OptionsError(f"--pins {one.pin.text!r}: {what} of {problem.name}. {_to_pin(problem)}")
+    return asked
+
+
+def _to_pin(problem: Problem) -> str:
+    """Say what pins can name in a graph."""
+    operators = sorted({problem.nodes[v].op for v in problem.collectives})
+    modules = sorted({node.module for node in problem.nodes if node.module})
+    named = f"Its modules are {', '.join(modules[:_NAMED])}" if modules else "Its nodes have no modules"
+    more = f" and {len(modules) - _NAMED:,} more" if len(modules) > _NAMED else ""
+    return f"Its collectives are {', '.join(operators) or 'none'}. {named}{more}."
+
+
+def read_input(source: Input, tell: Callable[[str], None], *, saves: bool = True) -> Loaded:
+    """Read the input, and save it if ``saves``; notes on how it was read go to standard error."""
+    tell(f"reading {source.problem}")
+    loaded = load(source, tell)
+    for note in loaded.notes:
+        complain(f"note: {note}")
+    if loaded.profile is not None:
+        print(shown(profile_table(loaded.profile)), file=sys.stderr)
+    if saves:
+        save(source, loaded.problem, tell)
+    return loaded
+
+
+def save(source: Input, problem: Problem, tell: Callable[[str], None]) -> None:
+    """Write what ``--save-problem`` asks for; gzipped where the name ends in ``.gz``."""
+    if source.save_problem:
+        tell(f"writing {source.save_problem}")
+        made = redacted(problem) if source.redact else problem
+        write_file(source.save_problem, problem_bytes(made, gzipped=source.save_problem.endswith(".gz")))
+
+
+def load(source: Input, tell: Callable[[str], None]) -> Loaded:
     """Read a problem, whatever it comes as; ``tell`` hears what is being done."""
-    loaded = _load_dump(source, tell) if is_dump(source.path) else _load_problem(source, tell)
-    problem = with_contention(_scaled(loaded.problem, source.comm_scale), source.contention, source.path)
+    loaded = _load_dump(source, tell) if is_dump(source.problem) else _load_problem(source, tell)
+    problem = with_contention(_scaled(loaded.problem, source.comm_scale), source.contention, source.problem)
     asked = doubt(problem)
     prices = [price._replace(time_us=v.time_us) for price, v in zip(loaded.prices, problem.nodes, strict=True)]
     notes = (*loaded.notes, *notes_on(problem, source.contention), *([] if asked is None else [asked]))
     return replace(loaded, problem=problem, prices=tuple(prices), notes=notes)
 
 
-def _load_problem(source: Source, tell: Callable[[str], None]) -> Loaded:
+def _load_problem(source: Input, tell: Callable[[str], None]) -> Loaded:
     if source.backward is not None:
         raise OptionsError(
-            f"{source.path} is a problem file: only dumps are joined. Give one problem file, or the dumps of a forward "
-            "graph and of its backward graph."
+            f"{source.problem} is a problem file: only dumps are joined. Give one problem file, or the dumps of a "
+            "forward graph and of its backward graph."
         )
-    if (source.cluster is not None or source.mesh or not source.cluster_contention) and not source.prices_anew:
+    if (source.cluster is not None or source.mesh or source.no_contention) and not source.prices_anew:
         raise OptionsError(
-            f"{source.path} is a problem file: it has its own times. Leave --cluster, --mesh and --no-contention out, "
-            "or vary one: `overlap-sched sweep --vary network=...` prices its collectives anew."
+            f"{source.problem} is a problem file: it has its own times. Leave --cluster, --mesh and --no-contention "
+            "out, or vary one: `overlap-sched sweep --vary network=...` prices its collectives anew."
         )
-    if source.groups or source.device or source.fusion or source.sizes or source.packages or source.graph:
+    if source.group or source.device or source.fusion or source.size or source.packages or source.graph:
         raise OptionsError(
-            f"{source.path} is a problem file: it has its own groups, sizes and times. "
+            f"{source.problem} is a problem file: it has its own groups, sizes and times. "
             "Leave --group, --size, --graph, --import, --device and --fusion out."
         )
-    problem = read_problem(source.path, limits=source.limits)
+    problem = read_problem(source.problem, limits=source.limits)
     prices = [Price(node.time_us, "file") if node.time_us else FREE for node in problem.nodes]
-    if not source.traces:
+    if not source.profile:
         return Loaded(problem, tuple(prices))
     found = profiled(problem, _traces(source, tell))
     for v in found.measured:
@@ -84,9 +332,9 @@ def _load_problem(source: Source, tell: Callable[[str], None]) -> Loaded:
     return Loaded(found.problem, tuple(prices), tuple(profile_notes(found.profile)), found.profile)
 
 
-def _traces(source: Source, tell: Callable[[str], None]) -> list[RankTrace]:
+def _traces(source: Input, tell: Callable[[str], None]) -> list[RankTrace]:
     traces = []
-    for path in source.traces:
+    for path in source.profile:
         tell(f"reading {path}")
         traces += read_traces([path], source.limits)
     return traces
@@ -137,8 +385,8 @@ def torch_for(message: str) -> Iterator[None]:
         raise MissingExtraError(message) from None
 
 
-def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
-    with torch_for(f"{source.path} is a graph dump, and reading it needs torch: pip install 'overlap_sched[torch]'"):
+def _load_dump(source: Input, tell: Callable[[str], None]) -> Loaded:
+    with torch_for(f"{source.problem} is a graph dump, and reading it needs torch: pip install 'overlap_sched[torch]'"):
         from overlap_sched.dump import load_dump, sizes_to_give
         from overlap_sched.fx import lift
         from overlap_sched.fx.dimensions.candidates import expert_fissions, fission_candidates
@@ -151,13 +399,13 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     for package in source.packages:
         _import(package)
     dump = load_dump(
-        source.path,
+        source.problem,
         groups=_ranks(source, cluster),
-        sizes=source.sizes,
+        sizes=dict(source.size),
         graph=source.graph,
         limits=source.limits,
         backward=source.backward,
-        progress=lambda done, total: tell(f"reading {source.path}: {done:,} of {total:,} nodes"),
+        progress=lambda done, total: tell(f"reading {source.problem}: {done:,} of {total:,} nodes"),
     )
     tell("lifting the graph")
     fusion = source.fusion or "inductor"
@@ -167,12 +415,12 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
         memory_model=source.memory_model or "runtime",
         model=Roofline(device) if cluster is None else None,
         cluster=cluster,
-        mesh=source.mesh,
-        contention=source.cluster_contention,
+        mesh=source.mesh or (),
+        contention=not source.no_contention,
         fusion=fusion,
     )
     profile = None
-    if source.traces:
+    if source.profile:
         lifted, profile = lifted_with_profile(lifted, _traces(source, tell))
     notes = [*filter(None, [dump.choice]), *dump.notes, *sizes_to_give(dump.guessed)]
     notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
@@ -202,19 +450,19 @@ def _load_dump(source: Source, tell: Callable[[str], None]) -> Loaded:
     )
 
 
-def _cluster(source: Source, device: Device) -> Cluster | None:
+def _cluster(source: Input, device: Device) -> Cluster | None:
     """The cluster given, else the one assumed; none of a device without one, and none beside traces.
 
     What traces measured is slower by contention already, and is not to be slowed again.
     """
-    name = ASSUMED.get(device.name) if source.cluster is None and not source.traces else source.cluster
+    name = ASSUMED.get(device.name) if source.cluster is None and not source.profile else source.cluster
     return None if name is None else read_cluster(name)
 
 
-def _assumed(cluster: Cluster, source: Source) -> list[str]:
+def _assumed(cluster: Cluster, source: Input) -> list[str]:
     if source.cluster is not None:
         return []
-    slowed = ", compute slower beside collectives (--no-contention: not slower)" if source.cluster_contention else ""
+    slowed = ", compute slower beside collectives (--no-contention: not slower)" if not source.no_contention else ""
     return [
         f"collectives are priced for {cluster.name}, as nothing says where the graph runs: {cluster.ranks_per_node} "
         f"ranks per node{slowed}; say otherwise with --cluster FILE_OR_NAME"
@@ -236,13 +484,10 @@ def _import(package: str) -> None:
         ) from None
 
 
-def _ranks(source: Source, cluster: Cluster | None) -> dict[str, int | Sequence[int]]:
+def _ranks(source: Input, cluster: Cluster | None) -> dict[str, int | Sequence[int]]:
     """Sizes or ranks of the groups given; of a dimension of the mesh, its ranks."""
     mesh = source.mesh or (() if cluster is None else cluster.mesh)
-    return {
-        name: ranks_along(mesh, value) if isinstance(value, str) else value
-        for name, value in (source.groups or {}).items()
-    }
+    return {name: ranks_along(mesh, value) if isinstance(value, str) else value for name, value in source.group}
 
 
 def _scaled(problem: Problem, comm_scale: float) -> Problem:
@@ -253,3 +498,87 @@ def _scaled(problem: Problem, comm_scale: float) -> Problem:
         for node in problem.nodes
     )
     return replace(problem, nodes=tuple(nodes))
+
+
+def with_contention(problem: Problem, given: Contention, path: str) -> Problem:
+    """The problem, read from ``path``, with the contention given in place of its own."""
+    if given == NO_CONTENTION:
+        return problem
+    for group, link in given.links.items():
+        if group not in problem.groups:
+            there = (
+                f"its groups are {', '.join(map(repr, sorted(problem.groups)))}" if problem.groups else "it has none"
+            )
+            raise OptionsError(
+                f"--link {link}={group}: {path} has no process group {group!r}; {there}. "
+                "Correct the name, or leave it out."
+            )
+    own = problem.contention
+    slowdown, links = {**own.slowdown, **given.slowdown}, {**own.links, **given.links}
+    return replace(problem, contention=replace(own, slowdown=slowdown, links=links))
+
+
+def notes_on(problem: Problem, given: Contention) -> tuple[str, ...]:
+    """Kinds given of which the problem has no collective: perhaps misspelt."""
+    ops = sorted({problem.nodes[v].op for v in problem.collectives} - {""})
+    there = f"its collectives are {', '.join(ops)}" if ops else "it has none with a named operator"
+    return tuple(
+        f"--slowdown {kind}={factor:.15g}: no collective of this problem begins with {kind!r}; {there}"
+        for kind, factor in given.slowdown.items()
+        if kind != EVERY_KIND and not any(op.startswith(kind) for op in ops)
+    )
+
+
+def _slowdown(texts: Sequence[str]) -> dict[str, float]:
+    factors: dict[str, float] = {}
+    for text in texts:
+        kind, equals, number = (part.strip() for part in text.rpartition("="))
+        factor = _factor(text, number)
+        if equals and not kind:
+            raise OptionsError(
+                f"--slowdown {text}: there is no kind before the =. "
+                f"Write --slowdown all_gather={number}, or without = for every kind: --slowdown {number}."
+            )
+        if kind in factors:
+            raise OptionsError(
+                f"--slowdown {text}: {repr(kind) if kind else 'every kind'} has a factor already, "
+                f"{factors[kind]:.15g}. Give it once."
+            )
+        factors[kind] = factor
+    return factors
+
+
+def _factor(text: str, number: str) -> float:
+    try:
+        factor = float(number)
+    except ValueError:
+        raise OptionsError(
+            f"--slowdown {text}: {number!r} is not a number. Write KIND=FACTOR (all_gather=1.1: compute takes a tenth "
+            "longer beside an all_gather), or FACTOR alone for every kind."
+        ) from None
+    if not 1.0 <= factor < float("inf"):
+        raise OptionsError(
+            f"--slowdown {text}: a factor is finite and 1 or more. Write how many times as long compute takes: 1.1 for "
+            "a tenth longer."
+        )
+    return factor
+
+
+def _links(texts: Sequence[str]) -> dict[str, str]:
+    link_of: dict[str, str] = {}
+    for text in texts:
+        link, _, named = (part.strip() for part in text.partition("="))
+        groups = [group.strip() for group in named.split(",")]
+        if not link or not all(groups):
+            raise OptionsError(
+                f"--link {text}: is not LINK=GROUP,GROUP. Name the link, then the process groups that share it: "
+                "--link rail=fsdp,ep."
+            )
+        for group in groups:
+            if group in link_of:
+                raise OptionsError(
+                    f"--link {text}: group {group!r} is on link {link_of[group]!r} already. A group is on one link: "
+                    "name it once."
+                )
+            link_of[group] = link
+    return link_of

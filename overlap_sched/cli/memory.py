@@ -1,19 +1,20 @@
 """``overlap-sched memory``: the order with the lowest peak, its addresses, and why the peak is what it is."""
 
-import argparse
 import json
 import math
 from collections.abc import Callable
-from typing import Any, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from rich.console import RenderableType
 from rich.table import Table
 
-from overlap_sched.cli.schemas import as_json
-from overlap_sched.cli.sizes import limit_bytes
+from overlap_sched.cli.answers import answer_of, as_json
+from overlap_sched.cli.flags import Flag, limit_bytes
+from overlap_sched.cli.input import Input, read_input
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.validate import peak_memory
-from overlap_sched.peak_memory.addresses.plan import AddressPlan, plan_addresses
+from overlap_sched.peak_memory.addresses import AddressPlan, plan_addresses
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
 from overlap_sched.peak_memory.exact import exact_order
 from overlap_sched.peak_memory.peak import explain_peak
@@ -21,10 +22,10 @@ from overlap_sched.problem import Problem
 from overlap_sched.problem.precedence import Preserve
 from overlap_sched.problem.sizes import show_number
 from overlap_sched.report.files import write_file, write_order
-from overlap_sched.report.table import captioned_table
+from overlap_sched.report.table import captioned_table, complain
 from overlap_sched.report.units import change, printable, size
-from overlap_sched.report.words.peak import peak_text
-from overlap_sched.report.words.reserved import Reserved, reserved_figures, reserved_for, reserved_rows, settings_for
+from overlap_sched.report.words.graph import peak_text
+from overlap_sched.report.words.schedule import Reserved, reserved_figures, reserved_for, reserved_rows, settings_for
 
 FORMAT = "overlap-addresses/1"
 MAX_EFFORT = 30
@@ -32,110 +33,88 @@ MAX_ALIGN_BYTES = 2**40
 _LIMIT = "--limit"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's own options."""
-    add = parser.add_argument
-    add(
-        "--effort",
-        type=int,
-        default=2,
-        metavar="N",
-        help="how hard to search: each unit doubles the work "
-        f"(default: 2; 0: simple orders only; at most {MAX_EFFORT})",
-    )
-    add(
-        "--preserve-collective-order",
-        choices=get_args(Preserve),
-        default="none",
-        help="keep the original launch order within each process group, across all, or across all and each wait behind "
-        "those that it followed (default: none)",
-    )
-    add(
-        "--exact",
-        action="store_true",
-        help="if the search cannot prove its order optimal, solve an integer program "
-        "(pip install 'overlap_sched[exact]')",
-    )
-    add("--solver", choices=("cp-sat", "highs"), default="cp-sat", help="solver of --exact (default: cp-sat)")
-    add(
-        "--time-limit",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="seconds that the solver of --exact may take (default: 60)",
-    )
-    add(
-        _LIMIT,
-        metavar="SIZE",
-        help="with --exact: stop at any order whose peak is at most this: 20GiB, or 90%% of the original peak",
-    )
-    add("--addresses", metavar="OUT.json", help="place all storages in one arena and write their offsets")
-    add(
-        "--align",
-        type=int,
-        default=512,
-        metavar="BYTES",
-        help="alignment of --addresses (default: 512, as torch aligns on CUDA)",
-    )
-    add("--peak", action="store_true", help="also print what is live at the peak of the new order, and why")
-    add("--out", metavar="ORDER.json", help="write the order found as a JSON list of node names")
-    add("--plot", metavar="OUT.png", help="draw memory over the steps, before and after (.png, .svg, .pdf)")
-    add("--json", action="store_true", help="print the figures as one JSON object (`overlap-sched schema memory`)")
+@dataclass(frozen=True, kw_only=True)
+class MemoryCommand(Input):
+    """Find the lowest peak."""
+
+    effort: int = 2
+    """N: how hard to search: each unit doubles the work (default: 2; 0: simple orders only; at most 30)"""
+    preserve_collective_order: Preserve = "none"
+    """keep the original launch order within each process group, across all, or across all and each wait behind those
+    that it followed"""
+    exact: bool = False
+    """if the search cannot prove its order optimal, solve an integer program (pip install 'overlap_sched[exact]')"""
+    solver: Literal["cp-sat", "highs"] = "cp-sat"
+    """solver of --exact"""
+    time_limit: float = 60.0
+    """S: seconds that the solver of --exact may take"""
+    limit: str | None = None
+    """SIZE: with --exact: stop at any order whose peak is at most this: 20GiB, or 90% of the original peak"""
+    addresses: Annotated[str | None, Flag(file="out")] = None
+    """OUT.json: place all storages in one arena and write their offsets"""
+    align: int = 512
+    """BYTES: alignment of --addresses (default: 512, as torch aligns on CUDA)"""
+    peak: bool = False
+    """also print what is live at the peak of the new order, and why"""
+    out: Annotated[str | None, Flag(file="out")] = None
+    """ORDER.json: write the order found as a JSON list of node names"""
+    plot: Annotated[str | None, Flag(file="out")] = None
+    """OUT.png: draw memory over the steps, before and after (.png, .svg, .pdf)"""
+    json: bool = False
+    """print the figures as one JSON object (`overlap-sched schema memory`)"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.limit is not None and not self.exact:
+            raise OptionsError("--limit asks for a proof or an order: give --exact, too.")
+        if self.limit is not None:
+            limit_bytes(_LIMIT, self.limit, 0)
+        if self.effort > MAX_EFFORT:
+            shown = show_number(self.effort)
+            raise OptionsError(f"--effort is {shown}; each unit doubles the work: {MAX_EFFORT} at most.")
+        if self.align > MAX_ALIGN_BYTES:
+            raise OptionsError(f"--align is {show_number(self.align)}; it is a number of bytes, 1 to 2**40.")
+        if not self.time_limit < math.inf:
+            raise OptionsError(f"--time-limit is {self.time_limit}; it is a finite number of seconds above 0.")
 
 
-def check(options: argparse.Namespace) -> None:
-    """Refuse options that cannot be, before the input is read."""
-    if options.limit is not None and not options.exact:
-        raise OptionsError("--limit asks for a proof or an order: give --exact, too.")
-    if options.limit is not None:
-        limit_bytes(_LIMIT, options.limit, 0)
-    if options.effort > MAX_EFFORT:
-        raise OptionsError(
-            f"--effort is {show_number(options.effort)}; each unit doubles the work: {MAX_EFFORT} at most."
-        )
-    if options.align > MAX_ALIGN_BYTES:
-        raise OptionsError(f"--align is {show_number(options.align)}; it is a number of bytes, 1 to 2**40.")
-    if not options.time_limit < math.inf:
-        raise OptionsError(f"--time-limit is {options.time_limit}; it is a finite number of seconds above 0.")
-
-
-def answer(
-    options: argparse.Namespace, problem: Problem, tell: Callable[[str], None]
-) -> str | tuple[RenderableType, ...]:
+def run(command: MemoryCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
     """Plan, write the files asked for; what is to be printed: JSON, or a table and text."""
+    problem = read_input(command, tell).problem
+    if command.slowdown or command.link:
+        complain("note: --slowdown and --link change nothing here: memory does not depend on times")
     tell(f"ordering {len(problem.nodes):,} nodes")
-    plan = _plan(options, problem)
+    plan = _plan(command, problem)
     addresses = None
-    if options.addresses:
+    if command.addresses:
         tell("placing storages")
-        addresses = plan_addresses(problem, plan.order, options.align, options.effort)
-        write_file(options.addresses, _addresses_json(problem, addresses))
-    if options.out:
-        write_order(options.out, problem, plan.order)
-    if options.plot:
+        addresses = plan_addresses(problem, plan.order, command.align, command.effort)
+        write_file(command.addresses, _addresses_json(problem, addresses))
+    if command.out:
+        write_order(command.out, problem, plan.order)
+    if command.plot:
         from overlap_sched.report.pictures import plot_memory
 
-        tell(f"drawing {options.plot}")
-        plot_memory(plan, options.plot)
+        tell(f"drawing {command.plot}")
+        plot_memory(plan, command.plot)
     reserved = reserved_for(problem, plan.order, settings_for(problem))
-    if options.json:
-        return as_json("memory", figures(plan, addresses, reserved))
+    if command.json:
+        return as_json(answer_of("memory", figures(plan, addresses, reserved))), 0
     table = _table(plan, addresses, reserved)
-    return (table, f"\n{peak_text(explain_peak(problem, plan.order))}") if options.peak else (table,)
+    return (table, f"\n{peak_text(explain_peak(problem, plan.order))}") if command.peak else (table,), 0
 
 
-def _plan(options: argparse.Namespace, problem: Problem) -> MemoryPlan:
-    if not options.exact:
-        return best_order(problem, options.preserve_collective_order, options.effort)
+def _plan(command: MemoryCommand, problem: Problem) -> MemoryPlan:
+    if not command.exact:
+        return best_order(problem, command.preserve_collective_order, command.effort)
     original, _ = peak_memory(problem, problem.original_order)
-    limit = None if options.limit is None else limit_bytes(_LIMIT, options.limit, original)
     return exact_order(
         problem,
-        options.preserve_collective_order,
-        limit_bytes=limit,
-        solver=options.solver,
-        time_limit_s=options.time_limit,
-        effort=options.effort,
+        command.preserve_collective_order,
+        limit_bytes=None if command.limit is None else limit_bytes(_LIMIT, command.limit, original),
+        solver=command.solver,
+        time_limit_s=command.time_limit,
+        effort=command.effort,
     )
 
 

@@ -1,16 +1,15 @@
 """``overlap-sched pipeline``: its options, and what it answers."""
 
-import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import NamedTuple, get_args
+from typing import Annotated, NamedTuple
 
 from rich.console import RenderableType
 
-from overlap_sched.cli.input import is_dump, load
-from overlap_sched.cli.schemas import as_json
-from overlap_sched.cli.source import Source
+from overlap_sched.cli.answers import answer_of, as_json
+from overlap_sched.cli.flags import Flag
+from overlap_sched.cli.input import Input, InputLimits, is_dump, load
 from overlap_sched.errors import OptionsError, PipelineError
 from overlap_sched.options import Options
 from overlap_sched.pipeline.best import FOUND, FoundPipeline, find_pipeline
@@ -32,7 +31,6 @@ from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.job_file import read_job
 from overlap_sched.problem import Order, Problem
-from overlap_sched.problem.file import Limits
 from overlap_sched.report.files import write_file
 from overlap_sched.report.pipeline_graphs import graph_figures, graphs_table
 from overlap_sched.report.pipeline_page import cut_words, pipeline_page
@@ -52,108 +50,85 @@ LEFT = "left"
 """As a headroom: what memory limits leave."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's own options."""
-    add = parser.add_argument
-    add("job", metavar="JOB.toml", help="a pipelined job: its stages, ranks, micro-batches, links and memory limits")
-    add(
-        "--schedules",
-        default="",
-        metavar="NAMES",
-        help="compare these, joined by commas: gpipe, 1f1b, interleaved:V (V stages per rank), zb-h1, zbv, dualpipe, "
-        "dualpipev (default: all that the job can have)",
-    )
-    add(
-        "--find",
-        nargs="?",
-        type=int,
-        const=1,
-        metavar="EFFORT",
-        help="also search for the shortest schedule within the memory limits, with the stages of the file joined and "
-        "recomputed as it suits; more is tried with an effort above 1; small jobs are solved exactly where OR-tools is "
-        "installed",
-    )
-    add(
-        "--order-graphs",
-        nargs="?",
-        const=LEFT,
-        metavar="HEADROOM",
-        help="order the graphs that the job names before they are measured, and interleave those that run together, "
-        "with so much memory above their peaks (0, 1GiB, 5%%; default: what the memory limits leave)",
-    )
-    add(
-        "--vary",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="WHAT=VALUES",
-        help="also the best schedule for other micro_batches or ranks (8,16,32) or for links between stages of another "
-        "bandwidth (a factor: 0.5,1,2); can be repeated, all combinations are tried",
-    )
-    add("--csv", metavar="OUT.csv", help="write one schedule as torch.distributed.pipelining reads it (_load_csv)")
-    add("--schedule", default="", metavar="NAME", help="the schedule that --csv writes")
-    add(
-        "--csv-format",
-        choices=get_args(CsvFormat),
-        default="compute_only",
-        help="of --csv: compute alone, to which torch adds sends and receives (default); with them; or with them and "
-        "the waits that torch 2.15 asks for",
-    )
-    add(
-        "--html",
-        metavar="OUT.html",
-        help="write one HTML file with a picture of each schedule: ranks by time, and memory",
-    )
-    add("--json", action="store_true", help="print the figures as one JSON object (`overlap-sched schema pipeline`)")
+@dataclass(frozen=True, kw_only=True)
+class PipelineCommand(InputLimits):
+    """Compare schedules."""
+
+    job: Annotated[str, Flag(positional=True, file="in")]
+    """JOB.toml: a pipelined job: its stages, ranks, micro-batches, links and memory limits"""
+    schedules: str = ""
+    """NAMES: compare these, joined by commas: gpipe, 1f1b, interleaved:V (V stages per rank), zb-h1, zbv, dualpipe,
+    dualpipev (default: all that the job can have)"""
+    find: Annotated[int | None, Flag(const=1)] = None
+    """EFFORT: also search for the shortest schedule within the memory limits, with the stages of the file joined and
+    recomputed as it suits; more is tried with an effort above 1; small jobs are solved exactly where OR-tools is
+    installed"""
+    order_graphs: Annotated[str | None, Flag(const=LEFT)] = None
+    """HEADROOM: order the graphs that the job names before they are measured, and interleave those that run together,
+    with so much memory above their peaks (0, 1GiB, 5%; default: what the memory limits leave)"""
+    vary: Annotated[tuple[str, ...], Flag(many=True)] = ()
+    """WHAT=VALUES: also the best schedule for other micro_batches or ranks (8,16,32) or for links between stages of
+    another bandwidth (a factor: 0.5,1,2); all combinations are tried"""
+    csv: Annotated[str | None, Flag(file="out")] = None
+    """OUT.csv: write one schedule as torch.distributed.pipelining reads it (_load_csv)"""
+    schedule: str = ""
+    """NAME: the schedule that --csv writes"""
+    csv_format: CsvFormat = "compute_only"
+    """of --csv: compute alone, to which torch adds sends and receives (default); with them; or with them and the waits
+    that torch 2.15 asks for"""
+    html: Annotated[str | None, Flag(file="out")] = None
+    """OUT.html: write one HTML file with a picture of each schedule: ranks by time, and memory"""
+    json: bool = False
+    """print the figures as one JSON object (`overlap-sched schema pipeline`)"""
+    given: str = ""
+
+    def __post_init__(self) -> None:
+        if self.schedule and not self.csv:
+            near = f"Did you mean --schedules {self.schedule}, which compares?"
+            raise OptionsError(f"--schedule is the one that --csv OUT.csv writes: give --csv, too. {near}")
+        if bool(self.csv) != bool(self.schedule):
+            raise OptionsError("--csv writes one schedule: give both --csv OUT.csv and --schedule NAME.")
+        if self.find is not None and self.find < 1:
+            raise OptionsError(f"--find {self.find}: an effort is 1 or more.")
+        if self.schedule == FOUND and self.find is None:
+            raise OptionsError(f"--schedule {FOUND} is what --find finds: give --find, too.")
+        if self.order_graphs not in (None, LEFT):
+            Options(headroom=self.order_graphs or "")
+        for name in (*_split(self.schedules), *_split("" if self.schedule == FOUND else self.schedule)):
+            named(name)
+        read_axes(self.vary)
 
 
-def check(options: argparse.Namespace) -> None:
-    """Refuse options that cannot be, before anything is read."""
-    if options.schedule and not options.csv:
-        near = f"Did you mean --schedules {options.schedule}, which compares?"
-        raise OptionsError(f"--schedule is the one that --csv OUT.csv writes: give --csv, too. {near}")
-    if bool(options.csv) != bool(options.schedule):
-        raise OptionsError("--csv writes one schedule: give both --csv OUT.csv and --schedule NAME.")
-    if options.find is not None and options.find < 1:
-        raise OptionsError(f"--find {options.find}: an effort is 1 or more.")
-    if options.schedule == FOUND and options.find is None:
-        raise OptionsError(f"--schedule {FOUND} is what --find finds: give --find, too.")
-    if options.order_graphs not in (None, LEFT):
-        Options(headroom=options.order_graphs)
-    for name in (*_split(options.schedules), *_split("" if options.schedule == FOUND else options.schedule)):
-        named(name)
-    read_axes(options.vary)
-
-
-def answer(options: argparse.Namespace, tell: Callable[[str], None]) -> str | tuple[RenderableType, ...]:
+def run(command: PipelineCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
     """Plan the schedules; what to print: JSON, or tables and notes."""
-    plans = _Plans(options, tell)
+    plans = _Plans(command, tell)
     one = plans.of(UNCHANGED)
     if one.found is None:
-        if not options.vary:
-            _check_fits(one, options.find is not None)
-        if options.schedule == FOUND:
+        if not command.vary:
+            _check_fits(one, command.find is not None)
+        if command.schedule == FOUND:
             raise PipelineError(f"{one.job.name}: nothing was found that fits. Raise memory_limit, or --find's effort.")
-    varied = [(change, plans.of(change).planned) for change in changes(read_axes(options.vary))]
-    if options.csv:
-        tell(f"writing {options.csv}")
-        _write_csv(options, one)
-    if options.html:
-        tell(f"writing {options.html}")
-        page = pipeline_page(printable(one.job.name), one.planned, printable(options.as_given))
-        write_file(options.html, page.encode())
-    if options.json:
+    varied = [(change, plans.of(change).planned) for change in changes(read_axes(command.vary))]
+    if command.csv:
+        tell(f"writing {command.csv}")
+        _write_csv(command, one)
+    if command.html:
+        tell(f"writing {command.html}")
+        page = pipeline_page(printable(one.job.name), one.planned, printable(command.given))
+        write_file(command.html, page.encode())
+    if command.json:
         figures = job_figures(one.job, one.planned, one.cannot, one.found)
-        return as_json("pipeline", {**figures, **graph_figures(one.graphs), "varied": varied_figures(varied)})
+        figures |= {**graph_figures(one.graphs), "varied": varied_figures(varied)}
+        return as_json(answer_of("pipeline", figures)), 0
     short = [(plan.name, lack) for plan in one.planned if (lack := plan.shortage) is not None]
     lacking = [f"{name} does not fit: {lack_words(lack)}." for name, lack in short]
     notes = [] if one.found is None else [found_line(one.found)]
     notes += [f"{name}: {why}" for name, why in one.cannot.items()]
     notes += [f"{plan.name}: {cut_words(plan)}." for plan in one.named if len(set(plan.cut)) > 1]
-    tables: list[RenderableType] = [graphs_table(one.graphs), ""] if options.order_graphs is not None else []
+    tables: list[RenderableType] = [graphs_table(one.graphs), ""] if command.order_graphs is not None else []
     tables += [schedules_table(one.job, one.planned), "", peaks_table(one.planned)] if one.planned else []
     tables += ["", varied_table(varied)] if varied else []
-    return (*tables, *("\n" + "\n".join(lines) for lines in (lacking, notes) if lines))
+    return (*tables, *("\n" + "\n".join(lines) for lines in (lacking, notes) if lines)), 0
 
 
 class _Planned(NamedTuple):
@@ -174,24 +149,24 @@ class _Planned(NamedTuple):
 class _Plans:
     """The job of a file, as it is and changed, with its graphs ordered in one headroom or another; read once each."""
 
-    def __init__(self, options: argparse.Namespace, tell: Callable[[str], None]) -> None:
-        self._options, self._tell = options, tell
+    def __init__(self, command: PipelineCommand, tell: Callable[[str], None]) -> None:
+        self._command, self._tell = command, tell
         self._read, self._graphs, self._job = cache(self._read_graph), cache(self._ordered), cache(self._read_job)
 
     def of(self, change: ChangedJob) -> _Planned:
         """Plan what was asked for."""
-        options, tell = self._options, self._tell
-        in_what_is_left = options.order_graphs == LEFT
-        headroom = 0 if in_what_is_left else options.order_graphs
+        command, tell = self._command, self._tell
+        in_what_is_left = command.order_graphs == LEFT
+        headroom = 0 if in_what_is_left else command.order_graphs
         job, graphs = self._job(change, headroom), self._graphs(headroom)
-        if options.order_graphs is not None and not graphs.graphs:
+        if command.order_graphs is not None and not graphs.graphs:
             raise OptionsError(
-                f"--order-graphs: {options.job} names no graph. Give its blocks a problem, or leave it out."
+                f"--order-graphs: {command.job} names no graph. Give its blocks a problem, or leave it out."
             )
-        wanted = [named(name) for name in _split(options.schedules)] or list(named_schedules(job))
+        wanted = [named(name) for name in _split(command.schedules)] or list(named_schedules(job))
         tell(f"planning {count(len(wanted), 'schedule')}")
         planned, cannot = compare_schedules(job, wanted)
-        found = None if options.find is None else find_pipeline(job, options.find, tell)
+        found = None if command.find is None else find_pipeline(job, command.find, tell)
         if in_what_is_left:
             again = partial(self._job, change)
             planned = tuple(with_room(one, again, partial(plan_pipeline, of=named(one.name))) for one in planned)
@@ -201,7 +176,7 @@ class _Plans:
     def _found_with_room(self, found: FoundPipeline, job_with: Callable[[int], PipelineJob]) -> FoundPipeline:
         """Search again with graphs ordered in what was left; the shorter of both."""
         room = left_bytes(found.plan)
-        more = find_pipeline(job_with(room), self._options.find, self._tell) if room else None
+        more = find_pipeline(job_with(room), self._command.find, self._tell) if room else None
         if more is None:
             return found
         best = min(found, more, key=lambda one: one.plan.replay.step_us)
@@ -210,9 +185,9 @@ class _Plans:
         )
 
     def _read_job(self, change: ChangedJob, headroom: int | str | None) -> PipelineJob:
-        self._tell(f"reading {self._options.job}")
+        self._tell(f"reading {self._command.job}")
         graphs = self._graphs(headroom)
-        job = read_job(self._options.job, graphs, self._limits, change.instead)
+        job = read_job(self._command.job, graphs, self._command.limits, change.instead)
         return graphs.with_pairs(change.linked(job), self._tell)
 
     def _ordered(self, headroom: int | str | None) -> JobGraphs:
@@ -225,25 +200,22 @@ class _Plans:
     def _read_graph(self, source: GraphSource) -> Problem:
         self._tell(f"reading {source.path}")
         path = str(source.path)
-        of_dump = Source(path, cluster=source.cluster, groups=dict(source.groups), limits=self._limits)
-        return load(of_dump if is_dump(path) else Source(path, limits=self._limits), self._tell).problem
-
-    @property
-    def _limits(self) -> Limits:
-        return Limits(self._options.max_input_bytes, self._options.max_nodes)
+        limits = {"max_input_bytes": self._command.max_input_bytes, "max_nodes": self._command.max_nodes}
+        of_dump = {"cluster": source.cluster, "group": source.groups} if is_dump(path) else {}
+        return load(Input(problem=path, **limits, **of_dump), self._tell).problem  # type: ignore[arg-type]
 
 
 def _split(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
-def _write_csv(options: argparse.Namespace, one: _Planned) -> None:
-    chosen = next((plan for plan in one.planned if plan.name == options.schedule), None)
-    chosen = chosen or plan_pipeline(one.job, named(options.schedule))
+def _write_csv(command: PipelineCommand, one: _Planned) -> None:
+    chosen = next((plan for plan in one.planned if plan.name == command.schedule), None)
+    chosen = chosen or plan_pipeline(one.job, named(command.schedule))
     if chosen.shortage is not None:
         raise PipelineError(f"{one.job.name}: {chosen.name} does not fit: {lack_words(chosen.shortage)}.")
-    text = schedule_csv(chosen.job, chosen.schedule, chosen.replay, options.csv_format)
-    write_file(options.csv, text.encode())
+    text = schedule_csv(chosen.job, chosen.schedule, chosen.replay, command.csv_format)
+    write_file(command.csv, text.encode())
 
 
 def _check_fits(one: _Planned, searched: bool) -> None:

@@ -1,31 +1,37 @@
-"""``overlap-sched plan``: its options, the files that it writes, and what it prints."""
+"""``overlap-sched plan``: find an order; and what ``explain`` and ``report`` share with it."""
 
-import argparse
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from rich.console import RenderableType
 
-from overlap_sched.cli.parser import in_flags
-from overlap_sched.cli.schemas import as_json
-from overlap_sched.cli.source import Loaded, cluster_named
+from overlap_sched.cli.answers import answer_of, as_json
+from overlap_sched.cli.flags import SCHEDULING, Flag, in_flags
+from overlap_sched.cli.input import Input, Loaded, options_for, read_input, save
 from overlap_sched.errors import OptionsError
+from overlap_sched.judge.validate import read_order
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
-from overlap_sched.problem.file import Limits
 from overlap_sched.report import figures, summary, write_trace
 from overlap_sched.report.files import write_order
 from overlap_sched.report.memory_snapshot import write_memory_snapshot
-from overlap_sched.report.trace_measured import MeasuredStep, read_measured_steps
+from overlap_sched.report.progress import told_stages
+from overlap_sched.report.table import complain
+from overlap_sched.report.trace_measured import read_measured_steps
 from overlap_sched.report.units import count
-from overlap_sched.report.words.pins import pins_text
-from overlap_sched.report.words.reserved import reserved_figures, reserved_of, reserved_rows, short_text
 from overlap_sched.report.words.rewrites import left_text, rewrites_figures, rewrites_text
-from overlap_sched.report.words.together import together_text
-from overlap_sched.scheduler.driver import Schedule
+from overlap_sched.report.words.schedule import (
+    pins_text,
+    reserved_figures,
+    reserved_of,
+    reserved_rows,
+    short_text,
+    together_text,
+)
+from overlap_sched.scheduler.driver import Schedule, schedule, schedule_of
 from overlap_sched.transform.left_out import Left, left_json, left_out
-from overlap_sched.transform.plan import Plan
-from overlap_sched.transform.plan import plan as transform_plan
+from overlap_sched.transform.plan import Plan, plan
 from overlap_sched.transform.prices import Prices, on_cluster
 
 CLUSTER = "dgx-h100"
@@ -34,151 +40,161 @@ LEFT_OUT = 12
 """So many rewrites are left out, one after the other, where ``--left-out`` names no number."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's own options."""
-    add = parser.add_argument
-    add("--out", metavar="ORDER.json", help="write the order found as a JSON list of node names")
-    add("--json", action="store_true", help="print the figures as one JSON object (`overlap-sched schema plan`)")
-    add("--plot", metavar="OUT.png", help="draw memory and streams, before and after (.png, .svg, .pdf)")
-    add("--trace", metavar="OUT.json", help="write a trace for ui.perfetto.dev or chrome://tracing")
-    add(
-        "--merge",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="PROFILE.json",
-        help="put a real step under the simulated ones in --trace: from traces of the torch profiler, one per rank",
-    )
-    add(
-        "--memory-snapshot",
-        metavar="OUT.pickle",
-        help="write the predicted allocations for torch's viewer, pytorch.org/memory_viz: device 0 is the original "
-        "order, device 1 the new one",
-    )
-    add_rewrites(parser)
+@dataclass(frozen=True, kw_only=True)
+class Rewriting(Input):
+    """What is done to a graph."""
+
+    options: Annotated[Options, (*SCHEDULING, "rewrites")]
+    order: Annotated[str | None, Flag(file="in")] = None
+    """ORDER.json: take this order, as `plan --out` wrote it or another tool did, instead of searching for one"""
+    left_out: Annotated[int, Flag(const=LEFT_OUT)] = 0
+    """N: with --rewrites: also the step without each of the N rewrites that take most off their stream (12 where no
+    number is given); one run of the scheduler each"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.options.rewrites and self.profile:
+            raise OptionsError(
+                "--rewrites: merged collectives are in no trace, so that measured and predicted times do not compare. "
+                "Leave --profile out."
+            )
+        if self.order and self.options.rewrites:
+            raise OptionsError("--order is one of the graph as it is, --rewrites changes it. Leave out one of the two.")
+        if self.left_out < 0:
+            raise OptionsError(f"--left-out is {self.left_out}; it is a number of rewrites, 1 or more.")
+        if self.left_out and not self.options.rewrites:
+            raise OptionsError("--left-out leaves out rewrites: give --rewrites bucket, too.")
+
+    @property
+    def prices_anew(self) -> bool:
+        """Plan collectives are in no file."""
+        return bool(self.options.rewrites)
 
 
-def add_rewrites(parser: argparse.ArgumentParser) -> None:
-    """Add the options for what may be done to collectives besides moving them."""
-    parser.add_argument(
-        "--rewrites",
-        default="",
-        metavar="KINDS",
-        help="rewrite collectives, too, where that makes the step shorter in the same memory: bucket (several become "
-        "one), coalesce_gathers (gathers alone, without copies), keep (what is gathered twice is kept for its next "
-        "use), regather (what is held is gathered again), stream (reductions on a second communicator), joined by "
-        "commas; collectives of a problem file are priced for --cluster (default: dgx-h100)",
-    )
-    parser.add_argument(
-        "--left-out",
-        type=int,
-        nargs="?",
-        const=LEFT_OUT,
-        default=0,
-        metavar="N",
-        help="with --rewrites: also the step without each of the N rewrites that take most off their stream (default: "
-        f"{LEFT_OUT}); one run of the scheduler each",
-    )
+@dataclass(frozen=True, kw_only=True)
+class PlanCommand(Rewriting):
+    """Find an order."""
+
+    out: Annotated[str | None, Flag(file="out")] = None
+    """ORDER.json: write the order found as a JSON list of node names"""
+    plot: Annotated[str | None, Flag(file="out")] = None
+    """OUT.png: draw memory and streams, before and after (.png, .svg, .pdf)"""
+    trace: Annotated[str | None, Flag(file="out")] = None
+    """OUT.json: write a trace for ui.perfetto.dev or chrome://tracing"""
+    merge: Annotated[tuple[str, ...], Flag(many=True, file="in")] = ()
+    """PROFILE.json: put a real step under the simulated ones in --trace: from traces of the torch profiler, one per
+    rank"""
+    memory_snapshot: Annotated[str | None, Flag(file="out")] = None
+    """OUT.pickle: write the predicted allocations for torch's viewer, pytorch.org/memory_viz: device 0 is the original
+    order, device 1 the new one"""
+    json: bool = False
+    """print the figures as one JSON object (`overlap-sched schema plan`)"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.merge and not self.trace:
+            raise OptionsError("--merge puts a real step into what --trace writes: give --trace OUT.json, too.")
 
 
-def left_of(options: argparse.Namespace, loaded: Loaded, made: Plan, tell: Callable[[str], None]) -> tuple[Left, ...]:
+def scheduled(command: Rewriting, tell: Callable[[str], None]) -> tuple[Loaded, Schedule, Plan | None]:
+    """Read the input and schedule it; with ``--rewrites`` also the plan that the schedule is of."""
+    loaded = read_input(command, tell, saves=not command.options.rewrites)
+    wanted, many = options_for(command, command.options, loaded.problem), f"{len(loaded.problem.nodes):,} nodes"
+    if command.order:
+        return loaded, schedule_of(loaded.problem, read_order(command.order, loaded.problem), wanted), None
+    if not command.options.rewrites:
+        tell(f"scheduling {many}")
+        return loaded, schedule(loaded.problem, wanted, stages=told_stages(tell, f"scheduling {many}")), None
+    tell(f"scheduling {many}, with rewrites")
+    problem, prices = _priced(command, loaded)
+    made = plan(problem, prices, wanted, loaded.alike, refuses=loaded.refuses)
+    if loaded.model is None:
+        complain(
+            f"note: the collectives of {command.problem} are priced anew for {command.cluster or CLUSTER}, those of "
+            "the original order, too: rewritten ones have no times in the file, and compare with no others. --cluster "
+            "FILE_OR_NAME says otherwise; without --rewrites the file's own times count"
+        )
+    save_rewritten(command, getattr(command, "out", None), made.schedule.problem, bool(made.rewrites), tell)
+    return loaded, made.schedule, made
+
+
+def save_rewritten(
+    command: Input, out: str | None, problem: Problem, rewritten: bool, tell: Callable[[str], None]
+) -> None:
+    """Save the graph that the order found is of, or say that only this file would tell which it is."""
+    save(command, problem, tell)
+    if out and rewritten and not command.save_problem:
+        complain("note: the order is of the rewritten graph: write that, too, with --save-problem OUT.json")
+
+
+def fell_back(result: Schedule, made: Plan | None) -> bool:
+    """Was the original order kept because verification failed? Then the exit code is 1."""
+    return (result.fell_back if made is None else made.fell_back or made.without.fell_back) is not None
+
+
+def left_of(command: Rewriting, loaded: Loaded, made: Plan, tell: Callable[[str], None]) -> tuple[Left, ...]:
     """The step without each of the rewrites that ``--left-out`` asks for; nothing without it."""
-    if not options.left_out:
+    if not command.left_out:
         return ()
     tell("leaving out one rewrite after the other")
-    return left_out(made, _priced(options, loaded)[1], loaded.alike, options.left_out)
+    return left_out(made, _priced(command, loaded)[1], loaded.alike, command.left_out)
 
 
-def check_left_out(options: argparse.Namespace) -> None:
-    """Refuse options that cannot be, before the input is read."""
-    if options.left_out < 0:
-        raise OptionsError(f"--left-out is {options.left_out}; it is a number of rewrites, 1 or more.")
-    if options.left_out and not options.rewrites:
-        raise OptionsError("--left-out leaves out rewrites: give --rewrites bucket, too.")
-
-
-def measured(options: argparse.Namespace) -> tuple[MeasuredStep, ...]:
-    """The real steps that ``--merge`` names; none without it."""
-    if not options.merge:
-        return ()
-    if not options.trace:
-        raise OptionsError("--merge puts a real step into what --trace writes: give --trace OUT.json, too.")
-    return read_measured_steps(options.merge, Limits(options.max_input_bytes, options.max_nodes))
-
-
-def rewritten(options: argparse.Namespace, wanted: Options, loaded: Loaded) -> Plan:
-    """Choose rewrites and an order; a problem file is priced for the cluster first."""
-    problem, prices = _priced(options, loaded)
-    return transform_plan(problem, prices, wanted, loaded.alike, refuses=loaded.refuses)
-
-
-def repriced(options: argparse.Namespace) -> str:
-    """Say what rewrites do to the times of a problem file."""
-    return (
-        f"the collectives of {options.problem} are priced anew for {options.cluster or CLUSTER}, those of the original "
-        "order, too: rewritten ones have no times in the file, and compare with no others. --cluster FILE_OR_NAME says "
-        "otherwise; without --rewrites the file's own times count"
-    )
-
-
-def times_of(options: argparse.Namespace, loaded: Loaded, *, rewrites: bool = False) -> str:
+def times_of(command: Input, loaded: Loaded, *, rewrites: bool = False) -> str:
     """Say for a page where its times come from; ``rewrites``: were the collectives of a problem file priced anew?"""
     if loaded.priced_for is None:
-        anew = f", collectives predicted for {options.cluster or CLUSTER}" if rewrites else ""
+        anew = f", collectives predicted for {command.cluster or CLUSTER}" if rewrites else ""
         return f"of the problem file{anew}"
-    measured = f", {count(len(options.profile), 'trace')} of a profiler where they have them" if options.profile else ""
+    measured = f", {count(len(command.profile), 'trace')} of a profiler where they have them" if command.profile else ""
     return f"predicted for {loaded.priced_for['cluster'] or loaded.priced_for['device']}{measured}"
 
 
-def _priced(options: argparse.Namespace, loaded: Loaded) -> tuple[Problem, Prices]:
+def _priced(command: Input, loaded: Loaded) -> tuple[Problem, Prices]:
     """The problem, and prices of new nodes: by the model that has priced it, or for the cluster."""
     if loaded.model is not None:
-        return loaded.problem, Prices(loaded.model, options.comm_scale)
-    return on_cluster(loaded.problem, cluster_named(options, CLUSTER), options.comm_scale)
+        return loaded.problem, Prices(loaded.model, command.comm_scale)
+    return on_cluster(loaded.problem, command.cluster_or(CLUSTER), command.comm_scale)
 
 
-def answer(
-    options: argparse.Namespace,
-    loaded: Loaded,
-    result: Schedule,
-    tell: Callable[[str], None],
-    made: Plan | None = None,
-    real: Sequence[MeasuredStep] = (),
-) -> str | tuple[RenderableType, ...]:
-    """Write the files asked for; what to print: JSON, or a table and perhaps more lines."""
+def run(command: PlanCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
+    """Schedule, write the files asked for; what to print, and the exit code."""
+    real = read_measured_steps(command.merge, command.limits) if command.merge else ()
+    loaded, result, made = scheduled(command, tell)
     original = None if made is None else made.without.problem
-    if options.out:
-        tell(f"writing {options.out}")
-        write_order(options.out, result.problem, result.order)
-    if options.plot:
+    if command.out:
+        tell(f"writing {command.out}")
+        write_order(command.out, result.problem, result.order)
+    if command.plot:
         from overlap_sched.report.pictures import plot_schedule
 
-        tell(f"drawing {options.plot}")
-        plot_schedule(result, options.plot)
-    if options.trace:
-        tell(f"writing {options.trace}")
-        write_trace(result, options.trace, original=original, measured=real)
+        tell(f"drawing {command.plot}")
+        plot_schedule(result, command.plot)
+    if command.trace:
+        tell(f"writing {command.trace}")
+        write_trace(result, command.trace, original=original, measured=real)
     tell("replaying the caching allocator")
-    if options.memory_snapshot:
-        write_memory_snapshot(result, options.memory_snapshot, original)
+    if command.memory_snapshot:
+        write_memory_snapshot(result, command.memory_snapshot, original)
     reserved = reserved_of(result, original)
-    left = () if made is None else left_of(options, loaded, made, tell)
+    code = 1 if fell_back(result, made) else 4 if result.short_bytes else 0
+    left = () if made is None else left_of(command, loaded, made, tell)
     tell("computing the lower bound")
-    if options.json:
+    if command.json:
         more = {} if made is None else rewrites_figures(made)
-        if options.left_out:
+        if command.left_out:
             more |= {"left_out": left_json(left)}
-        more |= {"prices": prices_of(options, loaded), **reserved_figures(reserved)}
-        return as_json("plan", {**figures(result), **more})
+        more |= {"prices": prices_of(command, loaded), **reserved_figures(reserved)}
+        return as_json(answer_of("plan", {**figures(result), **more})), code
     device_bytes = result.memory_limit_bytes or loaded.device_bytes or None
     table, short = summary(result, reserved_rows(reserved, device_bytes)), in_flags(short_text(result))
     if made is not None:
-        return tuple(filter(None, (short, table, rewrites_text(made), left_text(left), together_text(result))))
+        parts = (short, table, rewrites_text(made), left_text(left), together_text(result))
+        return tuple(filter(None, parts)), code
     kept = "" if result.fell_back is None else f"The original order was kept: {result.fell_back}"
-    return tuple(filter(None, (short, table, kept, pins_text(result), together_text(result))))
+    return tuple(filter(None, (short, table, kept, pins_text(result), together_text(result)))), code
 
 
-def prices_of(options: argparse.Namespace, loaded: Loaded) -> dict[str, Any]:
+def prices_of(command: Input, loaded: Loaded) -> dict[str, Any]:
     """Where the times come from, for ``--json``."""
     of = {"from": "problem file"} if loaded.priced_for is None else {"from": "dump", **loaded.priced_for}
-    return {**of, "comm_scale": options.comm_scale, "traces": len(options.profile)}
+    return {**of, "comm_scale": command.comm_scale, "traces": len(command.profile)}

@@ -5,24 +5,23 @@ also offered the orders of its neighbours with as much memory or less: more head
 does a faster network.
 """
 
-import argparse
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Annotated
 
 import numpy as np
-from msgspec import Struct
 from rich.console import RenderableType
 
-from overlap_sched.cli.schemas import as_json
-from overlap_sched.cli.source import Loaded, cluster_named, options_for, options_of
+from overlap_sched.cli.answers import ContentionFigures, SweepAnswer, SweepPoint, SweptOrder, as_json
+from overlap_sched.cli.flags import SCHEDULING, Flag
+from overlap_sched.cli.input import Input, options_for, read_input
 from overlap_sched.cost import H100
 from overlap_sched.cost.cluster import ASSUMED
 from overlap_sched.cost.repricing import MACHINE, on_machine
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.replay import replay
-from overlap_sched.judge.validate import broken_promise, measure
+from overlap_sched.judge.validate import Promise, broken_promise, measure
 from overlap_sched.options import Options
 from overlap_sched.pipeline.compare import read_axes
 from overlap_sched.problem import Order, Problem
@@ -30,8 +29,7 @@ from overlap_sched.problem.sizes import size_given
 from overlap_sched.report.colours import AFTER, BEFORE, LIMIT
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import duration, from_to, memory_unit, printable, size
-from overlap_sched.report.words.contention import contention_figures, with_contention_line
-from overlap_sched.report.words.schedule import gap_percent
+from overlap_sched.report.words.schedule import contention_figures, gap_percent, with_contention_line
 from overlap_sched.scheduler.driver import Schedule, figures_of, schedule
 from overlap_sched.scheduler.task import SAME_STEP
 
@@ -43,105 +41,72 @@ NONE = (None, None)
 _EXAMPLE = "headroom=0..2GiB network=0.25..4 noise=0..30%"
 
 
-class SweptOrder(Struct, frozen=True):
-    """An order at one point: microseconds and bytes.
+def _read_vary(texts: Sequence[str], peak_bytes: int) -> dict[str, tuple[float, ...]]:
+    """Read ``--vary``; percent of memory are of the original peak."""
 
-    Attributes:
-        median_us, p95_us: Of the step in 100 replays with wrong durations; null where no noise was asked for.
-    """
+    def read(name: str, text: str) -> float:
+        if name in MEMORY:
+            return size_given(f"--vary {name}", text, peak_bytes, "a size with a unit (2GiB) or percent (5%)")
+        return float(text.removesuffix("%")) / 100 if name == "noise" and text.endswith("%") else float(text)
 
-    step_us: float
-    exposed_us: float
-    peak_bytes: int
-    median_us: float | None
-    p95_us: float | None
-
-
-class SweepPoint(Struct, frozen=True):
-    """A combination, the original order there and the one that was found.
-
-    Attributes:
-        varied: Bytes of headroom and memory_limit, factors on speeds, ranks, noise as a share (0.3: 30 %).
-        lower_bound_us: No order's step is shorter.
-        short_bytes: What the device of ``memory_limit`` lacks for the order; 0: nothing.
-        fell_back: Whether the original order was kept because the new one failed verification.
-    """
-
-    varied: dict[str, float]
-    original: SweptOrder
-    scheduled: SweptOrder
-    lower_bound_us: float
-    gap_percent: float
-    short_bytes: int
-    fell_back: bool
+    vary = read_axes(texts, AXES, (*MEMORY, "ranks"), _EXAMPLE, MAX_POINTS, read, ("headroom", "noise"))
+    if min(vary.get("ranks", (2,))) < 2:
+        raise OptionsError("--vary ranks: they are 2 or more.")
+    if max(vary.get("noise", (0,))) > 1:
+        raise OptionsError("--vary noise: it is 100% at most (30%: errors of about 30 %).")
+    return vary
 
 
-class SweepAnswer(Struct, frozen=True, tag_field="schema", tag="overlap-sched/sweep/1"):
-    """The step for each combination of what was varied, all simulated.
+@dataclass(frozen=True, kw_only=True)
+class SweepCommand(Input):
+    """Schedule for many settings."""
 
-    Attributes:
-        cluster: That collectives are priced for anew; null: times are those of the input.
-    """
+    options: Annotated[Options, SCHEDULING]
+    vary: Annotated[tuple[str, ...], Flag(many=True)]
+    """WHAT=VALUES: what to vary: FIRST..LAST in powers of two, or A,B,C; all combinations are scheduled. headroom,
+    memory_limit: sizes or percent of the original peak (0..2GiB); network, inside, compute: factors on a speed
+    (0.25..4); ranks: of the largest process group that shards parameters (64,256); noise: errors of the durations, for
+    which each order is replayed (0..30%)"""
+    plot: Annotated[str | None, Flag(file="out")] = None
+    """OUT.png: draw the step over what is varied first (.png, .svg, .pdf)"""
+    json: bool = False
+    """print the figures as one JSON object (`overlap-sched schema sweep`)"""
 
-    name: str
-    memory_model: str
-    contention: dict[str, Any] | None
-    cluster: str | None
-    points: tuple[SweepPoint, ...]
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's own options."""
-    parser.add_argument(
-        "--vary",
-        nargs="+",
-        action="extend",
-        required=True,
-        metavar="WHAT=VALUES",
-        help="what to vary: FIRST..LAST in powers of two, or A,B,C; all combinations are scheduled. headroom, "
-        "memory_limit: sizes or percent of the original peak (0..2GiB); network, inside, compute: factors on a speed "
-        "(0.25..4); ranks: of the largest process group that shards parameters (64,256); noise: errors of the "
-        "durations, for which each order is replayed (0..30%%)",
-    )
-    parser.add_argument("--plot", metavar="OUT.png", help="draw the step over what is varied first (.png, .svg, .pdf)")
-    parser.add_argument(
-        "--json", action="store_true", help="print the figures as one JSON object (`overlap-sched schema sweep`)"
-    )
-
-
-def check(options: argparse.Namespace) -> None:
-    """Refuse options that cannot be, before anything is read."""
-    vary = _read_vary(options.vary, 2**40)
-    given = options_of(options)
-    if "headroom" in vary and given.headroom not in (0, "0"):
-        raise OptionsError("--headroom and --vary headroom: give one of them.")
-    if "memory_limit" in vary and given.memory_limit is not None:
-        raise OptionsError("--memory-limit and --vary memory_limit: give one of them.")
-    if set(vary) & set(MACHINE):
-        if options.comm_scale != 1.0:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in _read_vary(self.vary, 2**40):
+            if name in MEMORY and getattr(self.options, name) not in (None, 0, "0"):
+                raise OptionsError(f"--{name.replace('_', '-')} and --vary {name}: give one of them.")
+        if self.prices_anew and self.comm_scale != 1.0:
             raise OptionsError("--comm-scale: collectives are priced anew. Give --vary network=FACTOR instead.")
-        cluster_named(options, ASSUMED[H100.name])
+        if self.prices_anew:
+            self.cluster_or(ASSUMED[H100.name])
+
+    @property
+    def prices_anew(self) -> bool:
+        """Other machines have other prices."""
+        return any(text.partition("=")[0].strip() in MACHINE for text in self.vary)
 
 
-def answer(
-    options: argparse.Namespace, loaded: Loaded, tell: Callable[[str], None]
-) -> str | tuple[RenderableType, ...]:
+def run(command: SweepCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
     """Schedule each combination; what to print: JSON, or a table."""
-    problem = loaded.problem
-    vary = _read_vary(options.vary, max(measure(problem, problem.original_order).profile))
-    cluster = cluster_named(options, ASSUMED[H100.name]) if set(vary) & set(MACHINE) else None
+    problem = read_input(command, tell).problem
+    vary = _read_vary(command.vary, max(measure(problem, problem.original_order).profile))
+    cluster = command.cluster_or(ASSUMED[H100.name]) if command.prices_anew else None
 
     def priced(varied: Mapping[str, float]) -> Problem:
         machine = {name: value for name, value in varied.items() if name in MACHINE}
-        return problem if cluster is None else on_machine(problem, cluster, machine, not options.no_contention)
+        return problem if cluster is None else on_machine(problem, cluster, machine, not command.no_contention)
 
-    points = sweep(priced, vary, options_for(options, problem), tell)
+    points = sweep(priced, vary, options_for(command, command.options, problem), tell)
     name = None if cluster is None else cluster.name
-    found = SweepAnswer(problem.name, problem.memory_model, contention_figures(problem.contention), name, points)
-    if options.plot:
-        tell(f"drawing {options.plot}")
-        _plot(found, options.plot)
-    return as_json(found) if options.json else (_table(found, problem),)
+    figures = contention_figures(problem.contention)
+    contention = None if figures is None else ContentionFigures(**figures)
+    found = SweepAnswer(problem.name, problem.memory_model, contention, name, points)
+    if command.plot:
+        tell(f"drawing {command.plot}")
+        _plot(found, command.plot)
+    return as_json(found) if command.json else (_table(found, problem),), 0
 
 
 def sweep(
@@ -216,7 +181,16 @@ def _with_order_of(found: Schedule, other: Schedule) -> Schedule | None:
     if found.short_bytes and other.short_bytes >= found.short_bytes:
         return None
     original = measure(problem, problem.original_order)
-    if broken_promise(problem, original, measured, found.options, found.base_bytes) is not None:
+    asked = found.options
+    promise = Promise(
+        found.base_bytes,
+        found.headroom_bytes,
+        asked.budget,
+        asked.preserve_collective_order,
+        asked.concurrent_groups,
+        asked.pins,
+    )
+    if broken_promise(problem, original, measured, promise) is not None:
         return None
     figures = figures_of(problem, measured)
     return replace(found, order=other.order, scheduled=figures, decisions=(), short_bytes=other.short_bytes)
@@ -249,22 +223,6 @@ def _replay_with_noise(
             median_us, p95_us = np.quantile(steps[order], (0.5, 0.95)).tolist()
             quantiles[id(problem), order, noise] = median_us, p95_us
     return quantiles
-
-
-def _read_vary(texts: Sequence[str], peak_bytes: int) -> dict[str, tuple[float, ...]]:
-    """Read ``--vary``; percent of memory are of the original peak."""
-
-    def read(name: str, text: str) -> float:
-        if name in MEMORY:
-            return size_given(f"--vary {name}", text, peak_bytes, "a size with a unit (2GiB) or percent (5%)")
-        return float(text.removesuffix("%")) / 100 if name == "noise" and text.endswith("%") else float(text)
-
-    vary = read_axes(texts, AXES, (*MEMORY, "ranks"), _EXAMPLE, MAX_POINTS, read, ("headroom", "noise"))
-    if min(vary.get("ranks", (2,))) < 2:
-        raise OptionsError("--vary ranks: they are 2 or more.")
-    if max(vary.get("noise", (0,))) > 1:
-        raise OptionsError("--vary noise: it is 100% at most (30%: errors of about 30 %).")
-    return vary
 
 
 def _table(found: SweepAnswer, problem: Problem) -> RenderableType:

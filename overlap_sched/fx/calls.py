@@ -1,8 +1,4 @@
-"""Operators that run another operator, or a sub-graph: which one, and what they hand to it.
-
-Which process group a call names.
-
-What a node launches, or may: by itself, or in the sub-graphs that it runs, at every depth.
+"""What a node runs (an operator, one inside a wrapper, sub-graphs), on which process groups, what it launches or may.
 
 | a node | communicates | on which process groups |
 | --- | --- | --- |
@@ -12,7 +8,7 @@ What a node launches, or may: by itself, or in the sub-graphs that it runs, at e
 | another one of another library; a call that is not known; a body that is not at hand | it may | any |
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
+from torch.distributed import distributed_c10d
 
 from overlap_sched.fx.operators import (
     Arg,
@@ -40,15 +37,20 @@ class EffectiveCall(NamedTuple):
 
     Attributes:
         target, args, kwargs: The operator and its arguments, in terms of the graph's own nodes.
-        given: Finds the operator's value in that of the node; ``None``: it is not there as it is.
+        given: Finds the operator's value in that of the node; gives ``None`` where it is not there as it is.
         in_body: Whether it is the one call of a sub-graph.
     """
 
     target: Any
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    given: Callable[[Any], Any] | None
+    kwargs: Mapping[str, Any]
+    given: Callable[[Any], Any] = lambda value: value
     in_body: bool = False
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Its arguments by the names that the operator's schema gives them, but for those left to their defaults."""
+        return arguments_of(self.target, self.args, self.kwargs)
 
 
 def call_of(node: fx.Node) -> EffectiveCall:
@@ -57,12 +59,12 @@ def call_of(node: fx.Node) -> EffectiveCall:
         return EffectiveCall(node.args[1], node.args[2:], node.kwargs, _behind_token)
     if is_higher_order(node.target, "auto_functionalized", "auto_functionalized_v2"):
         # functional until torch decides to write in place after all, which shows only in the node's meta
-        return EffectiveCall(node.args[0], (), node.kwargs, None)
+        return EffectiveCall(node.args[0], (), node.kwargs, lambda _: None)
     if is_higher_order(node.target, "control_deps"):
         body = attribute_of(node.args[1]) if isinstance(node.args[1], fx.Node) else None
         if isinstance(body, fx.GraphModule) and (inside := _only_call(body.graph, node.args[2:])) is not None:
             return inside
-    return EffectiveCall(node.target, node.args, node.kwargs, _itself)
+    return EffectiveCall(node.target, node.args, node.kwargs)
 
 
 def _only_call(graph: fx.Graph, args: tuple[Any, ...]) -> EffectiveCall | None:
@@ -72,25 +74,16 @@ def _only_call(graph: fx.Graph, args: tuple[Any, ...]) -> EffectiveCall | None:
         return None
     (call,) = calls
     handed = dict(zip(graph.find_nodes(op="placeholder"), args, strict=False))
-
-    def outside(argument: Any) -> Any:
-        return fx.node.map_arg(argument, handed.get)
-
+    outside = [fx.node.map_arg(arguments, handed.get) for arguments in (call.args, call.kwargs)]
     (result,) = (node.args[0] for node in graph.find_nodes(op="output"))
-    if isinstance(result, list | tuple):  # what is handed through stands behind it
-        at = next((i for i, one in enumerate(result) if one is call), None)
-        return EffectiveCall(
-            call.target, outside(call.args), outside(call.kwargs), None if at is None else _nth(at), True
-        )
-    return EffectiveCall(call.target, outside(call.args), outside(call.kwargs), _itself, True)
+    if not isinstance(result, list | tuple):
+        return EffectiveCall(call.target, *outside, in_body=True)
+    at = next((i for i, one in enumerate(result) if one is call), None)  # what is handed through stands behind it
 
+    def given(value: Any) -> Any:
+        return value[at] if at is not None and isinstance(value, list | tuple) and at < len(value) else None
 
-def _itself(value: Any) -> Any:
-    return value
-
-
-def _nth(at: int) -> Callable[[Any], Any]:
-    return lambda value: value[at] if isinstance(value, list | tuple) and at < len(value) else None
+    return EffectiveCall(call.target, *outside, given, True)
 
 
 def _behind_token(value: Any) -> Any:
@@ -151,12 +144,6 @@ SHARED = {"ao": OUT, "dc": "dc"}
 """By namespace of operators that name no process group: how theirs is called."""
 
 
-def _argument(node: fx.Node, name: str) -> Any:
-    """A collective's argument by the name that its schema gives it; ``None`` where it has no such one."""
-    call = call_of(node)
-    return arguments_of(call.target, call.args, call.kwargs).get(name)
-
-
 def name_and_group(node: fx.Node) -> tuple[str, Any]:
     """The name of a collective's group; with the process group itself where the graph carries it.
 
@@ -166,12 +153,12 @@ def name_and_group(node: fx.Node) -> tuple[str, Any]:
     if shared is not None:
         return shared, None
     call = call_of(node)
-    given = arguments_of(call.target, call.args, call.kwargs)
+    given = call.arguments
     named = (given.get(a.name) for a in call.target._schema.arguments if names_a_group(a))
     value = next((value for value in named if value is not None), None)
-    if value is None:
-        ranks = _listed_ranks(node)
-        return (f"{_argument(node, 'tag') or ''}:{ranks}" if ranks else str(node.target)), None
+    if value is None:  # the older collectives list ranks
+        ranks = given.get("ranks")
+        return (f"{given.get('tag') or ''}:{list(ranks)}" if ranks else str(node.target)), None
     return group_of(value) or ((value if isinstance(value, fx.Node) else node).name, None)
 
 
@@ -188,21 +175,13 @@ def group_of(value: Any) -> tuple[str, Any] | None:
     return None
 
 
-def _listed_ranks(node: fx.Node) -> list[int] | None:
-    """The ranks that the older collectives name in their arguments."""
-    ranks = _argument(node, "ranks")
-    return list(ranks) if ranks else None
-
-
 def live_ranks(group: Any) -> list[int] | None:
     """Ranks of a process group of this process, by name or itself; ``None`` where there is none."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
-    from torch.distributed import distributed_c10d as c10d
-
-    resolve: Any = c10d._resolve_process_group
+    resolve: Any = distributed_c10d._resolve_process_group
     try:
-        return list(c10d.get_process_group_ranks(resolve(group) if isinstance(group, str) else group))
+        return list(dist.get_process_group_ranks(resolve(group) if isinstance(group, str) else group))
     except Exception:  # torch raises several types for "no such group"
         return None
 
@@ -261,7 +240,7 @@ class Communications:
             return []
         if isinstance(node.target, HigherOrderOperator):
             return list(self._higher_order(node))
-        return self._call(node, node.target, node.args, node.kwargs)
+        return self._call(node, EffectiveCall(node.target, node.args, node.kwargs))
 
     def besides(self, node: fx.Node) -> Communication | None:
         """Return what a node communicates that is no collective on a stream of its own; ``None``: nothing."""
@@ -282,7 +261,7 @@ class Communications:
             yield Launched(traits.op, certain=False)
         called = next((i for i, argument in enumerate(node.args) if isinstance(argument, OpOverload)), None)
         if called is not None:  # what a wrapper calls stands in front of the arguments for that
-            yield from self._call(node, node.args[called], node.args[called + 1 :], node.kwargs)
+            yield from self._call(node, EffectiveCall(node.args[called], node.args[called + 1 :], node.kwargs))
         for body in bodies_of(node):
             if body is None:
                 yield Launched(traits.op, certain=False)
@@ -290,24 +269,18 @@ class Communications:
                 inside = (one for inner in body.graph.nodes for one in self.of(inner))
                 yield from (one._replace(op=f"{traits.op}/{one.op}") for one in inside)
 
-    def _call(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Launched]:
-        traits = traits_of(target)
+    def _call(self, node: fx.Node, call: EffectiveCall) -> list[Launched]:
+        traits, op = traits_of(call.target), call.target
         if traits.role is Role.WAIT:
             return []
-        undeclared = target._schema.name if isinstance(target, OpOverload) and is_undeclared(target) else ""
+        undeclared = op._schema.name if isinstance(op, OpOverload) and is_undeclared(op) else ""
         if traits.comm is not None:
-            return [Launched(traits.comm.op, _groups_of_call(node, target, args, kwargs), True, undeclared)]
-        if undeclared or not traits.known:
-            groups = tuple(self._groups_among([*args, *kwargs.values()]))
-            return [Launched(traits.op, groups, bool(groups), undeclared)]
-        return []
-
-    def _groups_among(self, arguments: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-        """Process groups among the arguments of a call, and the names of such ones."""
-        for value in arguments:
-            found = group_of(value) if isinstance(value, str | fx.Node) else None
-            if found is not None and (found[1] is not None or self._is_a_group(found[0])):
-                yield found
+            return [Launched(traits.comm.op, _groups_of_call(node, call), True, undeclared)]
+        if not undeclared and traits.known:
+            return []
+        named = [group_of(value) for value in (*call.args, *call.kwargs.values()) if isinstance(value, str | fx.Node)]
+        groups = tuple(one for one in named if one and (one[1] is not None or self._is_a_group(one[0])))
+        return [Launched(traits.op, groups, bool(groups), undeclared)]
 
     def _is_a_group(self, name: str) -> bool:
         if self._names is None:
@@ -324,11 +297,9 @@ def communicating(graph: fx.Graph) -> dict[int, Communication]:
     return {v: communication for v, communication in found.items() if communication is not None}
 
 
-def _groups_of_call(
-    node: fx.Node, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[tuple[str, Any], ...]:
+def _groups_of_call(node: fx.Node, call: EffectiveCall) -> tuple[tuple[str, Any], ...]:
     """The process groups that a collective names; empty: it names none, or one that cannot be found."""
-    arguments, given = op._schema.arguments, arguments_of(op, args, kwargs)
+    op, given, arguments = call.target, call.arguments, call.target._schema.arguments
     named = [group_of(given.get(a.name)) for a in arguments if names_a_group(a)]
     if not named and (op.namespace in SHARED or any(a.name == "ranks" for a in arguments)):
         return (name_and_group(node),)

@@ -30,12 +30,12 @@ knows that (``finish_us``), a *finish node* stands in front of the wait. Without
 Lift an FX graph into a problem: data flow, hazards, storages, times.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch import fx
@@ -46,7 +46,7 @@ from overlap_sched.cost.collectives import model_of
 from overlap_sched.cost.model import FinishingModel, LaunchingModel
 from overlap_sched.cost.placement import DataflowNode, Facts, Nodes, Placement, nodes_of_ranks, place, sharding_groups
 from overlap_sched.errors import OptionsError
-from overlap_sched.fx.calls import GROUPS_KEY, _argument, _listed_ranks, live_ranks, name_and_group
+from overlap_sched.fx.calls import GROUPS_KEY, call_of, live_ranks, name_and_group
 from overlap_sched.fx.costs import Cost, Costs, Fusion, costs_of
 from overlap_sched.fx.graphs import graph_of, marks_of, module_of
 from overlap_sched.fx.hazards import graph_hazards
@@ -56,7 +56,7 @@ from overlap_sched.fx.sizes import carried_sizes
 from overlap_sched.problem import FINISH, LAUNCH, OF_HOST, PART, Group, Kind, MemoryModel, Node, Problem, Storage
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.precedence import launched_on
-from overlap_sched.report.words.sizes import AssumedSize
+from overlap_sched.report.words.graph import AssumedSize
 from overlap_sched.transform.host import OUT
 
 Which = Callable[[fx.Node], bool] | Collection[str]
@@ -122,21 +122,22 @@ def groups_of(
     """
     name_of: dict[int, str] = {}
     members: dict[str, list[_Site]] = {}
-    ranks: dict[str, list[int] | None] = {}
+    live: dict[str, Any] = {}
     for site in (*((reading, v) for v in launches), *_inside(reading)):
-        node = site[0].nodes[site[1]]
-        name, live = name_and_group(node)
+        name, group = name_and_group(site[0].nodes[site[1]])
         if site[0] is reading:
             name_of[site[1]] = name
         members.setdefault(name, []).append(site)
-        if name not in ranks:
-            ranks[name] = _listed_ranks(node) or (
-                None if name in given or name in carried else live_ranks(name if live is None else live)
-            )
+        live.setdefault(name, name if group is None else group)
     open_names = [name for name in members if name not in given]
-    facts = {name: carried.get(name) or _facts(members[name], ranks[name], nodes) for name in open_names}
+    facts = {name: carried.get(name) or _facts(members[name], live[name], nodes) for name in open_names}
     if any(not one.ranks for one in facts.values()):
-        shards = sharding_groups(_steps(reading, name_of))
+        shards = sharding_groups(
+            [
+                DataflowNode(reading.inputs[v], _computes(reading, v), _op_of(reading, v), name_of.get(v, ""))
+                for v in range(len(reading.nodes))
+            ]
+        )
         facts = {name: one._replace(shards=name in shards) for name, one in facts.items()}
     placed = place(facts, nodes)
     found = {name: one._replace(group=one.group._replace(ranks=facts[name].ranks)) for name, one in placed.items()}
@@ -160,21 +161,22 @@ def carried_facts(graph: fx.Graph) -> dict[str, Facts]:
     return {name: Facts(size, tuple(ranks or ())) for name, (size, ranks) in carried.items()}
 
 
-def _steps(reading: Reading, name_of: Mapping[int, str]) -> list[DataflowNode]:
-    return [
-        DataflowNode(
-            reading.inputs[v],
-            not traits.free and traits is not NO_CALL and traits.comm is None,
-            "" if traits.comm is None else traits.comm.op,
-            name_of.get(v, ""),
-        )
-        for v, traits in enumerate(reading.traits)
-    ]
+def _computes(reading: Reading, v: int) -> bool:
+    traits = reading.traits[v]
+    return not traits.free and traits is not NO_CALL and traits.comm is None
 
 
-def _facts(members: list[_Site], ranks: list[int] | None, nodes: Nodes) -> Facts:
-    size = next((n for r, v in members if (n := _argument(r.nodes[v], "group_size")) is not None), None)
-    if ranks is not None and size in (None, len(ranks)):
+def _op_of(reading: Reading, v: int) -> str:
+    comm = reading.traits[v].comm
+    return "" if comm is None else comm.op
+
+
+def _facts(members: list[_Site], live: Any, nodes: Nodes) -> Facts:
+    """Return what is known of a group: its ranks, or else its size."""
+    arguments = [call_of(reading.nodes[v]).arguments for reading, v in members]
+    ranks = arguments[0].get("ranks") or live_ranks(live)
+    size = next((one["group_size"] for one in arguments if one.get("group_size") is not None), None)
+    if ranks and size in (None, len(ranks)):
         return Facts(len(ranks), tuple(ranks))
     size = size or _size_from_values(members)
     if size is None:
@@ -187,16 +189,11 @@ def _size_from_values(members: list[_Site]) -> int | None:
     """How much larger one side of a gather or scatter is than the other."""
     for reading, v in members:
         into = sum(reading.value_bytes[u] for u in reading.inputs[v])
-        out, traits = reading.value_bytes[v], reading.traits[v]
-        op = traits.comm.op if traits.comm else ""
+        out, op = reading.value_bytes[v], _op_of(reading, v)
         small, large = (into, out) if "gather" in op else (out, into) if "scatter" in op else (0, 0)
         if 0 < small <= large and large % small == 0:
             return large // small
     return None
-
-
-DeviceFilter = Callable[[str], bool]
-"""Whether storages on a device of this type (``"cuda"``) are counted."""
 
 
 class Memory(NamedTuple):
@@ -207,9 +204,7 @@ class Memory(NamedTuple):
     storages: tuple[Storage, ...]
 
 
-def memory_of(
-    reading: Reading, memory_model: MemoryModel, kept: set[fx.Node], device_filter: DeviceFilter | None
-) -> Memory:
+def memory_of(reading: Reading, memory_model: MemoryModel, kept: set[fx.Node]) -> Memory:
     """Allocations and uses of a graph.
 
     ``runtime``: a wait allocates nothing and uses its collective's inputs and output; a collective that nothing waits
@@ -217,13 +212,15 @@ def memory_of(
     ``memory_estimator.MemoryTracker`` sees them: each value's own storages, a use is an input's value, and what is
     never used is never freed.
 
-    Without a filter, storages that are not on a CPU count; where all are, they do.
+    Storages that are not on a CPU count; where all are, they do.
     """
     runtime = memory_model == "runtime"
     alloc, use = _runtime(reading) if runtime else _tracker(reading)
     pinned = _pinned(reading, kept, runtime)
-    number = _numbering(reading, alloc, device_filter)
     table = reading.storages
+    all_on_cpu = set(table.device) <= {"cpu"}
+    counted = dict.fromkeys(s for stored in alloc for s in stored if all_on_cpu or table.device[s] != "cpu")
+    number = {s: i for i, s in enumerate(counted)}
     return Memory(
         [tuple([number[s] for s in a if s in number]) if a else a for a in alloc],
         [tuple([number[s] for s in u if s in number]) if u else u for u in use],
@@ -276,22 +273,6 @@ def _pinned(r: Reading, kept: set[fx.Node], runtime: bool) -> set[int]:
         # the caller sees all writes but those of unknown calls, which we only suppose
         pinned.update(s for v, roots in r.writes.items() for s in roots if s in inputs and r.traits[v].known)
     return pinned
-
-
-def _numbering(r: Reading, alloc: Iterable[tuple[int, ...]], device_filter: DeviceFilter | None) -> dict[int, int]:
-    """From the raw storages that are allocated and counted to consecutive ids."""
-    device = r.storages.device
-    if device_filter is None:
-        all_on_cpu = all(d == "cpu" for d in device)
-        counted = {d: all_on_cpu or d != "cpu" for d in set(device)}
-    else:
-        counted = {d: device_filter(d) for d in set(device)}
-    number: dict[int, int] = {}
-    for stored in alloc:
-        for s in stored:
-            if counted[device[s]]:
-                number[s] = len(number)
-    return number
 
 
 def one_collective_each(
@@ -431,7 +412,6 @@ def lift(
     cluster: Cluster | str | Path | None = None,
     mesh: Sequence[MeshDimension] = (),
     contention: bool = True,
-    device_filter: DeviceFilter | None = None,
     fusion: Fusion = "none",
 ) -> Lifted:
     """Lift a graph whose nodes have ``meta["val"]``. The graph is only read.
@@ -453,7 +433,6 @@ def lift(
         mesh: Dimensions of the device mesh, outermost first, for groups whose ranks are not known; by default the
             cluster's.
         contention: Whether the cluster's contention goes into the problem.
-        device_filter: Which storages count, by device type; by default all that are not on a CPU, or all where all are.
         fusion: ``"inductor"`` where TorchInductor will compile the graph: nodes are priced by the kernels that it would
             make of them. The graph stays one of single nodes. See :mod:`overlap_sched.cost.fusion`.
 
@@ -470,7 +449,7 @@ def lift(
     name_of, placements = groups_of(reading, comms, HOST | dict(groups or {}), carried_facts(graph), machines)
     group_table = {group: placement.group for group, placement in placements.items()}
     after = graph_hazards(reading, name_of)
-    memory = memory_of(reading, memory_model, kept, device_filter)
+    memory = memory_of(reading, memory_model, kept)
     model = model or (Roofline() if on is None else model_of(on))
     costs = costs_of(reading, model, cost, group_table, fusion, after)
     found = _nodes(reading, after, memory, costs, name_of)

@@ -1,9 +1,4 @@
-"""The storages behind the values of a graph: who shares which, how large they are, on which device.
-
-What is read of a graph: what every node takes, gives, writes, launches and waits for. Later steps look only here.
-
-Read a graph once, node by node.
-"""
+"""Read a graph once: what every node takes, gives, writes, launches and waits for. Later steps look only here."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +24,7 @@ from overlap_sched.fx.calls import (
 from overlap_sched.fx.catalogue import FREES, SHAPES, WRITES
 from overlap_sched.fx.operators import NO_CALL, UNKNOWN_CALL, OperatorTraits, Ordering, Role, traits_of
 from overlap_sched.fx.sizes import Sizes
-from overlap_sched.report.words.sizes import AssumedSize
+from overlap_sched.report.words.graph import AssumedSize
 
 _NUMBERS = (type(None), int, float, bool, str, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -285,7 +280,7 @@ class _Reader:
         ids = looked_at = tuple([index[u] for u in node.all_input_nodes])
         kind = node.op
         traits = traits_of(node.target) if kind == "call_function" else _TRAITS_OF_KIND.get(kind, UNKNOWN_CALL)
-        call = None
+        call = EffectiveCall(node.target, node.args, node.kwargs)
         if traits.nested:
             traits, call = unwrapped(node, traits)
             if only := [index[u] for u in order_only(node)]:
@@ -298,7 +293,7 @@ class _Reader:
         r.takes.append(takes)
         self._value(node, traits, takes, call)
         if not traits.plain:
-            self._special(v, node, traits, call or EffectiveCall(node.target, node.args, node.kwargs, None))
+            self._special(v, node, traits, call)
         if traits.writes_aliased and len(r.raw_fresh[v]) != len(r.raw_outs[v]):
             self._undeclared_alias(v, node, traits, call)
         if self.launched and not self.launched.keys().isdisjoint(takes):
@@ -306,16 +301,14 @@ class _Reader:
         if isinstance(node.target, OpOverload) and node.target.namespace == "dc":
             self._frees(v, node)
 
-    def _undeclared_alias(self, v: int, node: fx.Node, traits: OperatorTraits, call: EffectiveCall | None) -> None:
+    def _undeclared_alias(self, v: int, node: fx.Node, traits: OperatorTraits, call: EffectiveCall) -> None:
         """Take a node that returns an argument of which its schema does not say so for one that writes it."""
-        r, args, kwargs = self.reading, node.args, node.kwargs
-        raw = r.raw_outs[v]
-        if traits.aliases and call is None and len(r.takes[v]) == 1:
+        r = self.reading
+        if traits.aliases and not traits.nested and len(r.takes[v]) == 1:
             return  # a view, as most
-        if call is not None:
-            args, kwargs = call.args, call.kwargs
-            raw, _ = r.storages.of_value(None if call.given is None else call.given(node.meta.get("val")))
-        declared = {s for arg in traits.aliases for n in _nodes_in(arg.of(args, kwargs)) for s in r.outs[self.index[n]]}
+        raw = r.storages.of_value(call.given(node.meta.get("val")))[0] if traits.nested else r.raw_outs[v]
+        aliased = [n for arg in traits.aliases for n in _nodes_in(arg.of(call.args, call.kwargs))]
+        declared = {s for n in aliased for s in r.outs[self.index[n]]}
         fresh, written = r.raw_fresh[v], r.writes.get(v, ())
         roots = dict.fromkeys(r.storages.root[s] for s in raw if s not in fresh)
         if unseen := tuple(s for s in roots if s not in declared and s not in written):
@@ -353,7 +346,7 @@ class _Reader:
         if kind != "output" and not shape_only and not r.traits[v].selects:
             r.peeked.update(s for s in r.takes[v] if known.get(s, -1) < self.launched.get(s, -1))
 
-    def _value(self, node: fx.Node, traits: OperatorTraits, takes: tuple[int, ...], call: EffectiveCall | None) -> None:
+    def _value(self, node: fx.Node, traits: OperatorTraits, takes: tuple[int, ...], call: EffectiveCall) -> None:
         r, storages = self.reading, self.reading.storages
         val = node.meta.get("val", _MISSING)
         seen = len(storages.root)
@@ -374,10 +367,7 @@ class _Reader:
             storages.root[seen:] = first if len(first) == len(fresh) else fresh  # the same attribute again
             outs = first
         elif fresh and (traits.returns or traits.comm is not None):
-            if call is None:
-                self._join_with_arguments(traits, node.args, node.kwargs, val, fresh)
-            elif call.given is not None:
-                self._join_with_arguments(traits, call.args, call.kwargs, call.given(val), fresh)
+            self._join_with_arguments(traits, call, call.given(val), fresh)
         if storages.bare and not storages.bare.isdisjoint((*raw, *takes) if traits.returns else raw):
             outs = tuple(dict.fromkeys([*outs, *takes]))  # a sparse tensor, or a part of one: it may be what it takes
         if traits.returns or traits.comm is not None or (raw and storages.root[raw[0]] != raw[0]) or len(raw) > 1:
@@ -398,20 +388,18 @@ class _Reader:
         return _MISSING
 
     def _join_with_arguments(
-        self, traits: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any, fresh: tuple[int, ...]
+        self, traits: OperatorTraits, call: EffectiveCall, val: Any, fresh: tuple[int, ...]
     ) -> None:
         """Give what returns its argument, or a view of it, the storage of that argument, whatever ``val`` says.
 
         Fake kernels of collectives allocate anew; passes that replace the argument of a view leave the view's value.
         """
-        storages, pairs = self.reading.storages, []
+        storages, args, kwargs = self.reading.storages, call.args, call.kwargs
         if traits.role is Role.WAIT:
-            pairs.append((val, args[0] if args else next(iter(kwargs.values()), None)))
-        elif len(traits.returns) == 1 and traits.returns[0] is not None:
-            pairs.append((val, traits.returns[0].of(args, kwargs)))
-        else:
-            one_each = val if isinstance(val, list | tuple) else [val]  # a tensor has perhaps no known number of rows
-            pairs += [(one, a.of(args, kwargs)) for one, a in zip(one_each, traits.returns, strict=False) if a]
+            pairs = [(val, args[0] if args else next(iter(kwargs.values()), None))]
+        else:  # a tensor has perhaps no known number of rows
+            one_each = val if isinstance(val, list | tuple) and len(traits.returns) != 1 else [val]
+            pairs = [(one, a.of(args, kwargs)) for one, a in zip(one_each, traits.returns, strict=False) if a]
         for value, argument in pairs:
             values = value if isinstance(value, list | tuple) else [value]
             arguments = argument if isinstance(argument, list | tuple) else [argument] * len(values)

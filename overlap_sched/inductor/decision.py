@@ -51,7 +51,7 @@ from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.problem.precedence import Preserve
 from overlap_sched.report.units import size
-from overlap_sched.report.words.reserved import short_text
+from overlap_sched.report.words.schedule import short_text
 from overlap_sched.scheduler.driver import Schedule, follow, follow_launches, schedule
 from overlap_sched.scheduler.restrictions import Proposal
 

@@ -44,7 +44,7 @@ from overlap_sched.inductor.private import members, runs
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.precedence import launched_on
-from overlap_sched.report.words.sizes import AssumedSize
+from overlap_sched.report.words.graph import AssumedSize
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report
 from overlap_sched.problem import Kind
 from overlap_sched.report.units import count, duration, from_to, size
-from overlap_sched.report.words.sizes import sizes_assumed
-from overlap_sched.report.words.together import collectives_text
+from overlap_sched.report.words.graph import sizes_assumed
+from overlap_sched.report.words.schedule import collectives_text
 from overlap_sched.scheduler.driver import Figures
 
 log = logging.getLogger("overlap_sched")

@@ -30,7 +30,7 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.options import on_devices
 from overlap_sched.problem.pins import pin_notes
 from overlap_sched.report.units import duration
-from overlap_sched.report.words.kept import why_no_better
+from overlap_sched.report.words.schedule import why_no_better
 from overlap_sched.scheduler.driver import no_collection
 
 if TYPE_CHECKING:

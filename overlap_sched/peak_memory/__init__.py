@@ -10,7 +10,7 @@ Example:
     0.0
 """
 
-from overlap_sched.peak_memory.addresses.plan import AddressPlan, plan_addresses
+from overlap_sched.peak_memory.addresses import AddressPlan, plan_addresses
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
 from overlap_sched.peak_memory.exact import exact_order
 from overlap_sched.peak_memory.peak import Peak, explain_peak

@@ -25,8 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.peak_memory.memory_graph import MemoryGraph
-from overlap_sched.peak_memory.walk import Backward, Forward
+from overlap_sched.peak_memory.memory_graph import Backward, Forward, MemoryGraph
 from overlap_sched.problem.precedence import reached
 
 INF = 2**62

@@ -47,10 +47,8 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_sched.options import Concurrent, replayed_allocator
-from overlap_sched.peak_memory.best import best_order
+from overlap_sched.peak_memory.best import best_order, judged, lower_to
 from overlap_sched.peak_memory.memory_graph import lead_with_inputs, memory_graph_of
-from overlap_sched.peak_memory.repair import judged
-from overlap_sched.peak_memory.windows import lower_to
 from overlap_sched.problem import Kind, NodeId, Order, Problem
 from overlap_sched.problem.pins import pin_pairs
 from overlap_sched.problem.precedence import Pair, by_key, launched_on, positions

@@ -1,7 +1,7 @@
 """From which step to which each storage is live: made once for a problem, then asked about many orders of it.
 
 The one table of live ranges outside the checkers, which count on their own (:mod:`overlap_sched.judge.validate`,
-:mod:`overlap_sched.peak_memory.addresses.check`). The rules are those of the judge.
+:mod:`overlap_sched.peak_memory.addresses`). The rules are those of the judge.
 """
 
 from collections.abc import Sequence

@@ -20,7 +20,7 @@ from overlap_sched.inductor.reporting import log, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import current_settings, enabled
 from overlap_sched.report.units import count, duration, from_to, size
-from overlap_sched.report.words.fit import lacking_line
+from overlap_sched.report.words.rewrites import lacking_line
 
 GraphPass = Callable[..., fx.GraphModule]
 """A pass of GraphTrainer: ``(gm, example_inputs) -> gm``."""

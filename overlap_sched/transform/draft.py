@@ -149,11 +149,11 @@ class Draft:
             node = self.node(w)
             self.become(w, node._replace(deps=unique(new if u == old else u for u in node.deps)))
 
-    def rehouse(self, old: StorageId, new: StorageId, who: Iterable[NodeId] | None = None) -> None:
-        """Those that use one storage (or only some of them) use another one instead."""
+    def rehouse(self, old: StorageId, new: Sequence[StorageId], who: Iterable[NodeId] | None = None) -> None:
+        """Those that use one storage (or only some of them) use others instead."""
         for w in list(self._holders[old] if who is None else who):
             node = self.node(w)
-            self.become(w, node._replace(use=unique(new if s == old else s for s in node.use)))
+            self.become(w, node._replace(use=unique(t for s in node.use for t in (new if s == old else [s]))))
 
     def depend(self, v: NodeId, before: NodeId) -> None:
         """A node comes after another one from now on."""

@@ -12,8 +12,7 @@ from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Node, NodeId, Problem, Storage, StorageId
 from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.prices import Prices
-
-ADD, CAT, CLONE = "aten.add.Tensor", "aten.cat.default", "aten.clone.default"
+from overlap_sched.transform.recipes import ADD, CAT, CLONE
 
 
 class PartTimes:

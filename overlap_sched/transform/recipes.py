@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from math import prod
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.transform.dimension_graph.cut import Cut
@@ -43,6 +43,8 @@ from overlap_sched.transform.rewrites import (
 
 V = TypeVar("V")
 """A node, as a maker has it; it stands for the value that it gives, too."""
+VIEW, PERMUTE, SLICE, GETITEM = "aten.view.default", "aten.permute.default", "aten.slice.Tensor", "getitem"
+CLONE, CAT, ADD = "aten.clone.default", "aten.cat.default", "aten.add.Tensor"
 Reshape = Callable[[Sequence[int]], Sequence[int]]
 """The shape of a view, from that of what is viewed."""
 
@@ -145,32 +147,20 @@ class Maker(Casts[V], Protocol[V]):
     def whole(self, new: New[V], one: Single[V], reshape: Reshape) -> V:
         """A view of the input of a collective."""
 
-    def view(self, new: New[V], of: V, reshape: Reshape) -> V:
-        """``view(of, reshape(of.shape))``."""
+    def look(self, new: New[V], op: str, of: V, *args: Any, nbytes: int | None = None) -> V:
+        """A view of a value: an operator of :data:`VIEW` to :data:`GETITEM`; ``nbytes``: of it, where it is a piece.
 
-    def permute(self, new: New[V], of: V, dims: Sequence[int]) -> V:
-        """``permute(of, dims)``, a view."""
+        The shape of a ``VIEW`` is a :data:`Reshape`.
+        """
 
-    def piece(self, new: New[V], of: V, dim: int, columns: tuple[int, int], nbytes: int | None = None) -> V:
-        """``slice(of, dim, *columns)``, a view; ``nbytes``: of it, where columns do not say that."""
-
-    def copy(self, new: New[V], of: V, *, packed: bool = False) -> V:
-        """``clone(of)``. Of what was ``packed`` it is the result, and contiguous."""
-
-    def cat(self, new: New[V], of: Sequence[V], dim: int, *, packed: bool = False) -> V:
-        """``cat(of, dim)``: what is ``packed``, or the result."""
-
-    def plus(self, new: New[V], of: tuple[V, V], *, last: bool) -> V:
-        """``add(*of)``; the last gives the result."""
+    def compute(self, new: New[V], op: str, of: Sequence[V], *args: Any, result: bool, packed: bool = False) -> V:
+        """An operator of :data:`CLONE` to :data:`ADD`, and whether it gives the result; ``packed``: contiguous."""
 
     def launch(self, new: New[V], of: V, members: Sequence[Single[V]]) -> V:
         """The operator of the members, on what holds the inputs of all."""
 
     def coalesced(self, new: New[V], members: Sequence[Single[V]]) -> V:
         """One launch of all their inputs, ``<op>_coalesced``."""
-
-    def got(self, new: New[V], launch: V, i: int) -> V:
-        """``getitem(launch, i)``, a view."""
 
     def relaunch(self, new: New[V], one: Single[V]) -> V:
         """The collective once more, on the same input."""
@@ -299,7 +289,7 @@ def _coalesced(make: Maker[V], name: str, members: Sequence[Single[V]]) -> tuple
     launch = make.coalesced(New(name, max(one.at for one in members), members[0].launch), members)
     outs = []
     for i, one in enumerate(members):
-        got = make.got(New(f"{name}_get_{i}", one.place, one.launch), launch, i)
+        got = make.look(New(f"{name}_get_{i}", one.place, one.launch), GETITEM, launch, i)
         outs.append(make.wait(New(f"{name}_out_{i}", one.place, one.launch), got))
     return launch, outs
 
@@ -309,18 +299,19 @@ def _packed(make: Maker[V], name: str, members: Sequence[Single[V]]) -> tuple[V,
     at, place = max(one.at for one in members), min(one.place for one in members)
     op, ranks, like = members[0].op, members[0].ranks or 1, members[0].launch
     gathers, scatters = "gather" in op, "scatter" in op
-    end, reshape = ("rows", _rows(ranks)) if scatters else ("flat", _rows(0))
-    views = [make.whole(New(f"{name}_{end}_{i}", at, one.launch), one, reshape) for i, one in enumerate(members)]
-    packed = make.cat(New(f"{name}_in", at, like), views, int(scatters), packed=True)
+    shape, reshape = ("rows", _rows(ranks)) if scatters else ("flat", _rows(0))
+    views = [make.whole(New(f"{name}_{shape}_{i}", at, one.launch), one, reshape) for i, one in enumerate(members)]
+    packed = make.compute(New(f"{name}_in", at, like), CAT, views, int(scatters), result=False, packed=True)
     done = make.wait(New(f"{name}_wait", place, like), make.launch(New(name, at, like), packed, members))
     if gathers:
-        done = make.view(New(f"{name}_rows", place, like), done, _rows(ranks))
+        done = make.look(New(f"{name}_rows", place, like), VIEW, done, _rows(ranks))
     outs, columns = [], pairwise(accumulate((one.columns for one in members), initial=0))
-    for i, (one, its) in enumerate(zip(members, columns, strict=True)):
-        out = make.piece(New(f"{name}_part_{i}", one.place, one.launch), done, int(gathers or scatters), its)
+    for i, (one, (begin, end)) in enumerate(zip(members, columns, strict=True)):
+        place, like, dim = one.place, one.launch, int(gathers or scatters)
+        out = make.look(New(f"{name}_part_{i}", place, like), SLICE, done, dim, begin, end, nbytes=end - begin)
         if gathers:
-            out = make.copy(New(f"{name}_copy_{i}", one.place, one.launch), out, packed=True)
-        outs.append(make.view(New(f"{name}_out_{i}", one.place, one.launch), out, _shape(one.shape)))
+            out = make.compute(New(f"{name}_copy_{i}", place, like), CLONE, [out], result=True, packed=True)
+        outs.append(make.look(New(f"{name}_out_{i}", place, like), VIEW, out, _shape(one.shape)))
     return packed, outs
 
 
@@ -523,16 +514,17 @@ class _InParts(Generic[V]):
         several = cut.outer > 1
         if several:
             if (v, -1) not in self.sliced:
-                self.sliced[v, -1] = make.view(New(f"{name}_runs", at, v), v, _runs(cut))
+                self.sliced[v, -1] = make.look(New(f"{name}_runs", at, v), VIEW, v, _runs(cut))
             of = self.sliced[v, -1]
-        last, rows = New(f"{name}_in_{p}", at, v), (p * cut.inner, (p + 1) * cut.inner)
+        last, dim, begin = New(f"{name}_in_{p}", at, v), cut.dim + several, p * cut.inner
         new = last if one.free else New(f"{name}_slice_{p}", at, v)
-        part = make.piece(new, of, cut.dim + several, rows, one.bytes // self.parts)
+        part = make.look(new, SLICE, of, dim, begin, begin + cut.inner, nbytes=one.bytes // self.parts)
         if one.free:
             return part
         if not several:
-            return make.copy(last, part)
-        return make.view(last, make.copy(New(f"{name}_copy_{p}", at, v), part), _joined(cut))
+            return make.compute(last, CLONE, [part], result=False)
+        copy = make.compute(New(f"{name}_copy_{p}", at, v), CLONE, [part], result=False)
+        return make.look(last, VIEW, copy, _joined(cut))
 
     def _leave(self, v: V, leave: Leave) -> tuple[V, ...]:
         """Return what users outside take: one node, or all parts."""
@@ -548,7 +540,7 @@ class _InParts(Generic[V]):
         total, name = parts[0], f"{self.fission.name}_{self.make.name(v)}"
         for p, part in enumerate(parts[1:], start=1):
             new = New(f"{name}_sum_{p}", self.make.at[part], v)
-            total = self.make.plus(new, (total, part), last=p == self.parts - 1)
+            total = self.make.compute(new, ADD, (total, part), result=p == self.parts - 1)
         return total
 
     def _cat(self, v: V, leave: Leave, parts: Sequence[V]) -> V:
@@ -556,14 +548,15 @@ class _InParts(Generic[V]):
         at = make.at[parts[-1]]
         if order:
             cut = through_permute(cut, order)
-            parts = [make.permute(New(f"{name}_laid_{p}", at, v), u, order) for p, u in enumerate(parts)]
+            parts = [make.look(New(f"{name}_laid_{p}", at, v), PERMUTE, u, list(order)) for p, u in enumerate(parts)]
         if cut.outer > 1:
-            parts = [make.view(New(f"{name}_runs_{p}", at, v), u, _runs(cut)) for p, u in enumerate(parts)]
-        out = make.cat(New(f"{name}_cat", at, v), parts, cut.dim + (cut.outer > 1))
+            parts = [make.look(New(f"{name}_runs_{p}", at, v), VIEW, u, _runs(cut)) for p, u in enumerate(parts)]
+        out = make.compute(New(f"{name}_cat", at, v), CAT, parts, cut.dim + (cut.outer > 1), result=True)
         if cut.outer > 1:
-            out = make.view(New(f"{name}_whole", at, v), out, _joined(cut))
+            out = make.look(New(f"{name}_whole", at, v), VIEW, out, _joined(cut))
         if order:
-            out = make.permute(New(f"{name}_back", at, v), out, [order.index(dim) for dim in range(len(order))])
+            back = [order.index(dim) for dim in range(len(order))]
+            out = make.look(New(f"{name}_back", at, v), PERMUTE, out, back)
         return out
 
 

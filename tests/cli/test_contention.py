@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import read_problem, write_problem
-from overlap_sched.cli.arguments import command_parser
-from overlap_sched.cli.contention import contention_given
-from overlap_sched.cli.input import load
-from overlap_sched.cli.source import source_of
+from overlap_sched.cli.flags import parse
+from overlap_sched.cli.input import Input, load
+from overlap_sched.cli.plan import PlanCommand
 from overlap_sched.problem import Problem
 from overlap_sched.problem.contention import Contention
-from overlap_sched.report.words.contention import contention_line
+from overlap_sched.report.words.schedule import contention_line
 from tests.judge.test_contention import two_groups
 from tests.support.command import Command, run
 
@@ -269,8 +268,8 @@ def test_the_documented_command_has_the_documented_line() -> None:
     words_of = shlex.split(
         next(line for line in text.splitlines() if re.match("overlap-sched plan .*--slowdown", line))
     )
-    source = source_of(command_parser().parse_args(words_of[1:]))
-    problem = load(replace(source, path=str(ROOT / source.path)), lambda _: None).problem
+    source = parse(PlanCommand, "plan", "", words_of[2:])
+    problem = load(replace(source, problem=str(ROOT / source.problem)), lambda _: None).problem
     assert f"\n{contention_line(problem.contention)}\n" in text
 
 
@@ -281,4 +280,4 @@ def test_the_documented_command_has_the_documented_line() -> None:
 def test_whatever_a_problem_says_can_be_said(slowdown: dict[str, float], links: dict[str, str]) -> None:
     slowdowns = [f"{kind}={factor}" if kind else str(factor) for kind, factor in slowdown.items()]
     told = [f"{link}={','.join(group for group in links if links[group] == link)}" for link in set(links.values())]
-    assert contention_given(slowdowns, told) == Contention(slowdown, links)
+    assert Input(problem="", slowdown=tuple(slowdowns), link=tuple(told)).contention == Contention(slowdown, links)

@@ -119,12 +119,12 @@ def test_what_is_said_of_nines(problem: str, tmp_path: Path, cli: Command) -> No
         (["explain", "--costs", "--top", "-1"], "--top is -1; it is a number of nodes, 0 or more."),
         (
             ["explain", "gather", "--costs"],
-            "--costs lists nodes by their times, and one collective is named. Leave out one of the two.",
+            "--costs lists nodes by their times, and one collective is named. Leave out one.",
         ),
         (["explain", "--top", "-1"], "--top is -1; it is a number of collectives, 0 or more."),
         (
             ["explain", "gather", "--all"],
-            "--top and --all list several collectives, but one is named. Leave out one of the two.",
+            "--top and --all list several collectives, but one is named. Leave out one.",
         ),
         (
             ["explain", "--peak", "--json"],

@@ -23,7 +23,7 @@ PAIRS = [
 
 def refused(arguments: list[str], cli: Command) -> str:
     """The error, of a command that reads nothing."""
-    with patch("overlap_sched.cli.command.load", side_effect=AssertionError("the input was read")):
+    with patch("overlap_sched.cli.input.load", side_effect=AssertionError("the input was read")):
         return cli.refused(*arguments)
 
 

@@ -54,7 +54,7 @@ def test_a_real_step_stands_under_the_simulated_ones(problem: str, merge: list[s
 
 def test_a_trace_that_cannot_be_merged_ends_the_command_early(problem: str, tmp_path: Path, cli: Command) -> None:
     path = tmp_path / "trace.json"
-    with patch("overlap_sched.cli.command.load", side_effect=AssertionError("the input was read")):
+    with patch("overlap_sched.cli.input.load", side_effect=AssertionError("the input was read")):
         assert cli.refused("plan", problem, "--trace", str(path), "--merge", problem) == (
             f"{problem}: has no list of traceEvents: it is not a trace of torch.profiler. "
             "Write one with profile.export_chrome_trace(PATH)."

@@ -28,7 +28,7 @@ from overlap_sched.judge.validate import launch_violation
 from overlap_sched.options import Concurrent
 from overlap_sched.problem import Group, Node
 from overlap_sched.problem.precedence import Preserve, launch_pairs
-from overlap_sched.report.words.together import collectives_text
+from overlap_sched.report.words.schedule import collectives_text
 from tests.fx.test_fx_hazards import Builder
 from tests.support.fx_graphs import ATEN, C10D, random_order
 

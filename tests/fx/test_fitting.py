@@ -19,8 +19,7 @@ from tests.support.fit_graphs import training_step
 from tests.support.fx_graphs import tensors
 from tests.support.rewrite_graphs import described
 from tests.support.sharded_step import sharded_step
-from tests.support.steps import TINY, run_step, tiny_inputs
-from tests.support.traced_step import joint_graph, with_updates
+from tests.support.traced_step import TINY, joint_graph, run_step, tiny_inputs, with_updates
 
 
 def peak_of(gm: fx.GraphModule) -> int:

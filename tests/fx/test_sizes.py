@@ -14,7 +14,7 @@ from overlap_sched.fx.lifting import lift
 from overlap_sched.fx.reading import read_graph
 from overlap_sched.fx.sizes import Sizes
 from overlap_sched.judge.validate import peak_memory
-from overlap_sched.report.words.sizes import AssumedSize, sizes_assumed
+from overlap_sched.report.words.graph import AssumedSize, sizes_assumed
 from tests.support.fx_graphs import C10D, gather, wait
 
 ROWS, WIDTH = 64, 16

@@ -7,12 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched.peak_memory.addresses.bounds import Standing, failing_section
-from overlap_sched.peak_memory.addresses.boxes import Ints, Sectioned, sectioned
-from overlap_sched.peak_memory.addresses.check import address_violation
-from overlap_sched.peak_memory.addresses.plan import plan_addresses
-from overlap_sched.peak_memory.addresses.restarts import RULES, PackingResult, fit_below, rule_of, smallest_arena
-from overlap_sched.peak_memory.addresses.search import OutOfWorkError, Search
+from overlap_sched.peak_memory.addresses import (
+    RULES,
+    Ints,
+    OutOfWorkError,
+    PackingResult,
+    Search,
+    Sectioned,
+    Standing,
+    address_violation,
+    failing_section,
+    fit_below,
+    plan_addresses,
+    rule_of,
+    sectioned,
+    smallest_arena,
+)
 from overlap_sched.simulate.ledger import LiveRange, LiveRanges
 from tests.peak_memory.test_addresses import lives_of, overlapping
 from tests.peak_memory.test_addresses import smallest_arena as smallest_of_all
@@ -158,7 +168,7 @@ def test_targets_halve_what_lies_between(monkeypatch: pytest.MonkeyPatch) -> Non
         asked.append((limit, most_work))
         return PackingResult(np.array([0, limit - 3]) if limit >= 120 else None, False, 10)
 
-    monkeypatch.setattr("overlap_sched.peak_memory.addresses.restarts.fit_below", fits_from_120)
+    monkeypatch.setattr("overlap_sched.peak_memory.addresses.fit_below", fits_from_120)
     ranges = lives_of([(4, 0, 0), (6, 1, 0)])
     assert smallest_arena(ranges, 200, 400, 100) == [0, 234]
     assert asked == [(100, 60), (150, 10), (125, 10), (113, 10), (119, 10), (122, 10), (121, 10), (120, 10)]
@@ -183,7 +193,7 @@ def test_blame_comes_before_what_a_box_is_by_itself() -> None:
 def test_too_many_cells_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ranges = lives_of([(2, 0, 3), (1, 0, 0), (3, 1, 0)])
     assert smallest_arena(ranges, 5, 6, 100) is not None
-    monkeypatch.setattr("overlap_sched.peak_memory.addresses.restarts.MOST_CELLS", 5)
+    monkeypatch.setattr("overlap_sched.peak_memory.addresses.MOST_CELLS", 5)
     assert smallest_arena(ranges, 5, 6, 100) is None
 
 

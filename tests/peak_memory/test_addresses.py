@@ -7,12 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.peak_memory.addresses.check import address_violation
-from overlap_sched.peak_memory.addresses.plan import Boxes, place, plan_addresses
-from overlap_sched.peak_memory.addresses.sweep import fit_within
+from overlap_sched.peak_memory.addresses import Boxes, address_violation, place, plan_addresses
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.simulate.ledger import LiveRange, LiveRanges
-from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import peak_by_definition, random_order
 
@@ -101,17 +98,6 @@ def test_the_checker_in_words() -> None:
     assert address_violation(EXAMPLE, order, good) == "storage 3 of mm has no offset"
 
 
-@examples(200)
-@given(BOXES)
-def test_sweep_is_exact(ranges: list[LiveRange]) -> None:
-    smallest = smallest_arena(ranges)
-    offsets = fit_within(ranges, smallest, 10**6)
-    assert offsets is not None
-    assert overlapping(ranges, offsets) == []
-    assert max(at + span.bytes for at, span in zip(offsets, ranges, strict=True)) <= smallest
-    assert fit_within(ranges, smallest - 1, 10**6) is None
-
-
 @given(BOXES, st.integers(0, 2))
 def test_placements_hold_and_effort_helps(ranges: list[LiveRange], effort: int) -> None:
     offsets, _ = place(ranges, 12, effort)
@@ -122,7 +108,7 @@ def test_placements_hold_and_effort_helps(ranges: list[LiveRange], effort: int) 
     )
 
 
-def test_climbing_and_sweep_help_where_no_order_does() -> None:
+def test_climbing_and_search_help_where_no_order_does() -> None:
     ranges = lives_of([(2, 0, 3), (1, 0, 0), (3, 1, 0), (1, 1, 4), (2, 2, 3), (3, 5, 1), (1, 4, 2), (2, 6, 0)])
     peak = smallest_arena(ranges[:7])
     found, _ = place(ranges[:7], 10, 2)

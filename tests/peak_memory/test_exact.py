@@ -9,12 +9,9 @@ from hypothesis import strategies as st
 
 from overlap_sched.errors import MissingExtraError, OptionsError, UnreachableError
 from overlap_sched.peak_memory import exact
-from overlap_sched.peak_memory.best import MemoryPlan, best_order
-from overlap_sched.peak_memory.exact import exact_order
+from overlap_sched.peak_memory.best import MemoryPlan, best_order, judged
+from overlap_sched.peak_memory.exact import Solver, exact_order, program_of, solve
 from overlap_sched.peak_memory.memory_graph import lead_with_inputs, memory_graph_of
-from overlap_sched.peak_memory.program import program_of
-from overlap_sched.peak_memory.repair import judged
-from overlap_sched.peak_memory.solvers import Solver, solve
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
 from tests.peak_memory import SMALL
 from tests.peak_memory.test_orders import allowed, chain_with_updates, lowest_peak

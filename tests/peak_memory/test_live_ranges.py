@@ -1,6 +1,6 @@
 """Live ranges against drawn ones, where every rule shows."""
 
-from overlap_sched.peak_memory.addresses.check import address_violation
+from overlap_sched.peak_memory.addresses import address_violation
 from overlap_sched.peak_memory.memory_graph import memory_graph_of
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.simulate.ledger import LiveRange, LiveRanges

@@ -11,15 +11,10 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.judge.validate import memory_profile, violation
 from overlap_sched.options import Preserve
 from overlap_sched.peak_memory import best
-from overlap_sched.peak_memory.best import ORDERS, best_order
+from overlap_sched.peak_memory.best import ORDERS, best_order, judged, search, search_everywhere
 from overlap_sched.peak_memory.cut import cheapest_state, floor_bytes, floor_profile
-from overlap_sched.peak_memory.descend import eager
-from overlap_sched.peak_memory.memory_graph import lead_with_inputs, memory_graph_of
-from overlap_sched.peak_memory.published import lpmf
-from overlap_sched.peak_memory.repair import judged
-from overlap_sched.peak_memory.search import search
-from overlap_sched.peak_memory.walk import Backward, Forward
-from overlap_sched.peak_memory.windows import search_everywhere
+from overlap_sched.peak_memory.memory_graph import Backward, Forward, lead_with_inputs, memory_graph_of
+from overlap_sched.peak_memory.simple_orders import eager, lpmf
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
 from tests.peak_memory import SMALL
 from tests.support.graphs import problems

@@ -4,9 +4,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from overlap_sched.judge.validate import violation
+from overlap_sched.peak_memory.best import judged, lower_to
 from overlap_sched.peak_memory.memory_graph import lead_with_inputs, memory_graph_of
-from overlap_sched.peak_memory.repair import judged
-from overlap_sched.peak_memory.windows import lower_to
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from tests.peak_memory import SMALL
 from tests.support.graphs import problems

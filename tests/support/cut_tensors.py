@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from overlap_sched.fx.dimensions.rules import Told
+from overlap_sched.fx.dimensions.rules import CallCut
 from overlap_sched.transform.dimension_graph.cut import Cut, Given, Uncut
 
 
@@ -31,15 +31,15 @@ def put_together(results: Sequence[Any], given: Given, parts: int) -> Any:
     return torch.empty_like(whole).index_copy_(given.dim, torch.tensor(order), whole)
 
 
-def call_part(node: fx.Node, told: Told, values: dict[fx.Node, Tensor], parts: int, p: int) -> tuple[Any, Any]:
+def call_part(node: fx.Node, cut: CallCut, values: dict[fx.Node, Tensor], parts: int, p: int) -> tuple[Any, Any]:
     """The arguments of a call in one part: inputs cut as the rule needs them, other arguments as it says."""
 
     def of(u: fx.Node) -> Tensor:
-        return take(values[u], told.needs[u], parts, p) if u in told.needs else values[u]
+        return take(values[u], cut.needs[u], parts, p) if u in cut.needs else values[u]
 
     args, kwargs = list(fx.node.map_arg(node.args, of)), dict(fx.node.map_arg(node.kwargs, of))
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    for name, value in told.changes.items():
+    for name, value in cut.changes.items():
         at = names.index(name)
         if at < len(args):
             args[at] = value

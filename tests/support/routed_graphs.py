@@ -132,7 +132,7 @@ def in_parts(gm: fx.GraphModule, region: Region) -> fx.GraphModule:
             copies[node, p] = graph.node_copy(node, partial(of_part, p))
             if node.target is operator.getitem:
                 copies[node, p].target = _item  # the lockstep lays what getitem gives out as the whole is
-            changes = region.told[node].changes if node in region.told else {}
+            changes = region.calls[node].changes if node in region.calls else {}
             names = [argument.name for argument in node.target._schema.arguments] if changes else []
             for name, value in changes.items():
                 copies[node, p].update_arg(names.index(name), value)

@@ -1,18 +1,17 @@
-"""What crosses the border of a region: the fission that it is.
-
-Which fissions to try: whole graph-level dimensions, stretches of them between narrow waists, single large values.
+"""From regions to fissions: what crosses a region's border, and which fissions to try.
 
 A tree, as MAGIS has it: at its root a region grown from an input; below it the halves of what is above, cut where the
 fewest values cross; beside these the neighbourhoods of the largest values that live at the peak. Each has its *heat*:
 time that the compute stream stands still at its waits, and bytes that it holds at the peak. Nothing is rewritten here.
 
-Fissions of layers with experts: tokens in parts, so that one part's all_to_all hides behind another's compute.
-
-Where numbers are sorted (tokens by their expert), the dimension is followed back to where the tokens come from, and
-grows from there through forward and backward: all between two attentions, in all layers. A narrower one is tried, too:
-from where rows are picked to where they are added up again, as torchtitan chunks its layers by hand.
+Layers with experts: tokens in parts, so that one part's all_to_all hides behind another's compute. Where numbers are
+sorted (tokens by their expert), the dimension is followed back to where the tokens come from, and grows from there
+through forward and backward: all between two attentions, in all layers. A narrower one is tried, too: from where rows
+are picked to where they are added up again, as torchtitan chunks its layers by hand.
 """
 
+import contextlib
+import itertools
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -84,7 +83,7 @@ def fission_of(region: Region, *, returned_in_parts: bool = False) -> Fission | 
         tuple(_slice(node, cut) for node, cut in region.slices.items()),
         tuple(leaves),
         tuple(node.name for node in inside if node in stay),
-        tuple(pair for node in region.told for pair in _full(node, inside[node])),
+        tuple(pair for node in region.calls for pair in _full(node, inside[node])),
     )
 
 
@@ -215,8 +214,7 @@ def _regions(graph: fx.Graph, heats: _Heats, parts: Sequence[int], sums: bool) -
                 roots.append(region)
                 yield region
     for region in roots:
-        tail = _tail(region)
-        if tail:
+        if tail := _tail(region):
             yield region_from(graph, region.seeds, region.parts, never=tail, sums=sums)
     for n in parts:
         yield from _around_large(graph, heats, n, sums)
@@ -248,10 +246,8 @@ def _inputs(graph: fx.Graph, parts: int) -> Iterator[Mapping[fx.Node, Cut]]:
     others = [node for node in tensors if node not in (*tokens, *tangents) and values[node].ndim > 2]
     for node in (*tokens, *tangents, *others):
         for dim in range(min(2, len(node.meta["val"].shape))):
-            try:
+            with contextlib.suppress(EndsError):
                 yield {node: range_cut(shape(node), dim, parts)}
-            except EndsError:
-                continue
 
 
 def _around_large(graph: fx.Graph, heats: _Heats, parts: int, sums: bool) -> Iterator[Region]:
@@ -263,12 +259,9 @@ def _around_large(graph: fx.Graph, heats: _Heats, parts: int, sums: bool) -> Ite
         near = [u for u in graph.nodes if abs(order[u] - order[node]) <= AROUND]
         value = node.meta.get("val")
         for dim in range(value.ndim) if isinstance(value, torch.Tensor) else ():
-            try:
-                seeds = inverse(node, range_cut(shape(node), dim, parts), parts)
-            except EndsError:
-                continue
-            if seeds:
-                yield region_from(graph, seeds, parts, only=set(near), sums=sums)
+            with contextlib.suppress(EndsError):
+                if seeds := inverse(node, range_cut(shape(node), dim, parts), parts):
+                    yield region_from(graph, seeds, parts, only=set(near), sums=sums)
 
 
 def _halves(graph: fx.Graph, region: Region, sums: bool) -> Iterator[Region]:
@@ -277,13 +270,12 @@ def _halves(graph: fx.Graph, region: Region, sums: bool) -> Iterator[Region]:
     if len(nodes) < 6:
         return
     at = {node: k for k, node in enumerate(nodes)}
-    crossing = [0] * (len(nodes) + 1)
+    changes = [0] * (len(nodes) + 1)
     for node in nodes:
         last = max((at[user] for user in node.users if user in at), default=at[node])
-        crossing[at[node] + 1] += 1
-        crossing[last + 1] -= 1
-    for k in range(1, len(crossing)):
-        crossing[k] += crossing[k - 1]
+        changes[at[node] + 1] += 1
+        changes[last + 1] -= 1
+    crossing = list(itertools.accumulate(changes))
     middle = range(len(nodes) // 3, 2 * len(nodes) // 3)
     cut = min(middle, key=lambda k: (crossing[k], abs(k - len(nodes) // 2)))
     for stretch in (nodes[:cut], nodes[cut:]):
@@ -312,13 +304,9 @@ def expert_fissions(lifted: Lifted, parts: Sequence[int] = PARTS) -> list[Fissio
         lifted: Of a step, or of its forward or backward graph.
         parts: Into how many; where the tokens do not divide, it is left out.
     """
-    found: dict[Fission, None] = {}
-    for n in parts:
-        for region in expert_regions(lifted.nodes[0].graph, n):
-            one = fission_of(region)
-            if one is not None:
-                found[one] = None
-    return list(found)
+    graph = lifted.nodes[0].graph
+    found = [fission_of(region) for n in parts for region in expert_regions(graph, n)]
+    return [one for one in dict.fromkeys(found) if one is not None]
 
 
 def expert_regions(graph: fx.Graph, parts: int) -> Iterator[Region]:
@@ -331,7 +319,7 @@ def expert_regions(graph: fx.Graph, parts: int) -> Iterator[Region]:
         return
     wide = region_from(graph, seeds, parts, sums=True)
     yield wide
-    only = {node for node in wide.told if _about_rows(wide, node)}
+    only = {node for node in wide.calls if _about_rows(wide, node)}
     entering = {u: cut for node in only for u in node.all_input_nodes if u not in only and (cut := wide.cut(u))}
     if entering:
         yield region_from(graph, entering, parts, only=only, sums=True)
@@ -339,26 +327,17 @@ def expert_regions(graph: fx.Graph, parts: int) -> Iterator[Region]:
 
 def _about_rows(region: Region, node: fx.Node) -> bool:
     """Tell whether a call takes or gives something that each part has its own of."""
-    return node in region.routed or any(one in region.routed for one in (*node.all_input_nodes, *_results(node)))
-
-
-def _results(node: fx.Node) -> list[fx.Node]:
-    return [user for user in node.users if user.target is operator.getitem]
+    results = [user for user in node.users if user.target is operator.getitem]
+    return any(one in region.routed for one in (node, *node.all_input_nodes, *results))
 
 
 def _source(sort: fx.Node, parts: int) -> Mapping[fx.Node, Cut]:
     """Where the tokens come from that are sorted by expert; empty: they cannot be cut."""
-    ids = sort.args[0]
-    if not isinstance(ids, fx.Node):
-        return {}
-    try:
-        if len(shape(ids)) != 1 or ids.meta["val"].is_floating_point():
-            return {}
-    except EndsError:
-        return {}
-    for cut in cuts_of(shape(ids), parts):
-        if cut.outer == 1:
-            return _back(ids, cut, parts)
+    ids: Any = sort.args[0]
+    with contextlib.suppress(EndsError):
+        if len(shape(ids)) == 1 and not ids.meta["val"].is_floating_point():
+            cut = next((cut for cut in cuts_of(shape(ids), parts) if cut.outer == 1), None)
+            return {} if cut is None else _back(ids, cut, parts)
     return {}
 
 

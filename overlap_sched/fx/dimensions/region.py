@@ -1,17 +1,16 @@
-"""Whose storage a value is in, and who writes to it.
-
-In a part, a call that writes to its first argument writes to the part's own. That is as right as the functional
-operator of the same name where nobody outside sees the storage: all that reads it runs in parts, too, and in the same
-order.
-
-What of a graph can run in parts, when some of its values are cut: a graph-level dimension, followed.
+"""What of a graph can run in parts, when some of its values are cut: a graph-level dimension, followed.
 
 Forward: a call with an input that is cut is asked what it makes of it (:mod:`overlap_sched.fx.dimensions.rules`). What
 else it then takes in part is sliced, where it comes from outside. Backward: where a sliced value is used by the region
 alone, whoever makes it is asked which cut of its own inputs would give that, and joins. Both are repeated until nothing
 is added.
+
+In a part, a call that writes to its first argument writes to the part's own. That is as right as the functional
+operator of the same name where nobody outside sees the storage: all that reads it runs in parts, too, and in the same
+order.
 """
 
+import contextlib
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +20,18 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from overlap_sched.fx.dimensions.routing import starts, told_of_routed
-from overlap_sched.fx.dimensions.rules import Call, Told, checked, functional, is_float, rule_of, shape, shape_of_value
+from overlap_sched.fx.dimensions.routing import cut_routed_call, starts
+from overlap_sched.fx.dimensions.rules import (
+    Call,
+    CallCut,
+    checked,
+    end_if,
+    functional,
+    is_float,
+    rule_of,
+    shape,
+    shape_of_value,
+)
 from overlap_sched.fx.operators import Role, traits_of
 from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, Routed, Uncut, cuts_of, is_cut_of
 
@@ -94,7 +103,7 @@ class Region:
         parts: How many.
         seeds: Values from outside that were asked for.
         gives: Per call of the region, in the graph's order, how its result is cut: a tuple, of several.
-        told: Per call, but for ``getitem``, what its rule says.
+        calls: Per call, but for ``getitem``, what its rule says.
         slices: Values from outside that are taken in part, and how they are cut; seeds among them.
         whole: Values from outside that every part takes whole.
         ends: Per call that takes a cut value whole, why.
@@ -104,7 +113,7 @@ class Region:
     parts: int
     seeds: Mapping[fx.Node, Cut]
     gives: dict[fx.Node, Given | tuple[Given, ...]] = field(default_factory=dict)
-    told: dict[fx.Node, Told] = field(default_factory=dict)
+    calls: dict[fx.Node, CallCut] = field(default_factory=dict)
     slices: dict[fx.Node, Cut] = field(default_factory=dict)
     whole: set[fx.Node] = field(default_factory=set)
     ends: dict[fx.Node, str] = field(default_factory=dict)
@@ -151,7 +160,7 @@ def region_from(
     return region
 
 
-def followed(nodes: Sequence[fx.Node], seeds: Mapping[fx.Node, Cut], parts: int) -> Region:
+def follow_cuts(nodes: Sequence[fx.Node], seeds: Mapping[fx.Node, Cut], parts: int) -> Region:
     """Follow what becomes of some calls where values from outside are cut; what leaves in parts is not looked at.
 
     ``nodes`` are in an order in which they can run.
@@ -171,7 +180,7 @@ def _forward(
     for node in nodes:
         if node.op != "call_function":
             continue
-        if node.target is operator.getitem and node.args[0] in region.told:
+        if node.target is operator.getitem and node.args[0] in region.calls:
             gives = region.gives[node.args[0]]
             assert isinstance(gives, tuple)
             _gives(region, node, gives[node.args[1]])
@@ -180,14 +189,13 @@ def _forward(
         if not cuts and not any(u in region.routed for u in node.all_input_nodes):
             continue
         try:
-            if node in banned or (only is not None and node not in only):
-                raise EndsError("it is not to run in parts")
-            said = told(node, cuts, parts, region.routed)
+            end_if(node in banned or (only is not None and node not in only), "it is not to run in parts")
+            said = cut_call(node, cuts, parts, region.routed)
             _check(region, node, said, sums)
         except EndsError as error:
             region.ends[node] = str(error)
             continue
-        region.told[node] = said
+        region.calls[node] = said
         _gives(region, node, said.gives)
         for u in node.all_input_nodes:
             if u in said.needs:
@@ -211,11 +219,10 @@ def _counts(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor) and not is_float(node)
 
 
-def _check(region: Region, node: fx.Node, said: Told, sums: bool) -> None:
+def _check(region: Region, node: fx.Node, said: CallCut, sums: bool) -> None:
     """Check that what a rule says fits the region."""
     gives = said.gives if isinstance(said.gives, tuple) else (said.gives,)
-    if Uncut.PARTIAL in gives and not sums and not _counts(node):
-        raise EndsError("its parts would have to be added")
+    end_if(Uncut.PARTIAL in gives and not sums and not _counts(node), "its parts would have to be added")
     if writes(node) and (not isinstance(node.args[0], fx.Node) or node.args[0] not in region.gives):
         raise EndsError("it writes to what is not made in a part")
     if isinstance(said.gives, tuple) and any(u.target is not operator.getitem for u in node.users):
@@ -223,14 +230,9 @@ def _check(region: Region, node: fx.Node, said: Told, sums: bool) -> None:
     for u in node.all_input_nodes:
         inside = None if u in said.idle else region.gives.get(u)
         partial = inside is Uncut.PARTIAL and u not in region.routed
-        if partial or (u in said.needs and inside is Uncut.SAME):
-            raise EndsError(f"{u.name!r} is not cut")
-        if u in said.needs and inside is None and (u in region.whole or _in_flight(u)):
+        end_if(partial or (u in said.needs and inside is Uncut.SAME), f"{u.name!r} is not cut")
+        if u in said.needs and inside is None and (u in region.whole or _role(u) is Role.LAUNCH):
             raise EndsError(f"{u.name!r} is taken whole by another one, or is still in flight")
-
-
-def _in_flight(node: fx.Node) -> bool:
-    return node.op == "call_function" and _role(node) is Role.LAUNCH
 
 
 def _role(node: fx.Node) -> Role | None:
@@ -242,13 +244,13 @@ def _role(node: fx.Node) -> Role | None:
 def _not_whole(region: Region) -> set[fx.Node]:
     """Launches and waits of the region whose other half is not in it."""
     lost = set()
-    for node in region.told:
+    for node in region.calls:
         role = _role(node)
         if role is Role.LAUNCH:
             waits = [user for user in node.users if _role(user) is Role.WAIT]
-            if not waits or any(wait not in region.told for wait in waits):
+            if not waits or any(wait not in region.calls for wait in waits):
                 lost.add(node)
-        elif role is Role.WAIT and node.args[0] not in region.told:
+        elif role is Role.WAIT and node.args[0] not in region.calls:
             lost.add(node)
     return lost | _seen_outside(region)
 
@@ -256,7 +258,7 @@ def _not_whole(region: Region) -> set[fx.Node]:
 def _seen_outside(region: Region) -> set[fx.Node]:
     """Calls whose result is used outside, and cannot leave; or that share with others what is written to."""
     lost = set()
-    for node in region.told:
+    for node in region.calls:
         several = [node, *(user for user in node.users if user.target is operator.getitem)]
         for one in several:
             if isinstance(region.gives.get(one), Routed) and any(user not in region.gives for user in one.users):
@@ -309,26 +311,24 @@ def inverse(node: fx.Node, wanted: Cut, parts: int) -> Mapping[fx.Node, Cut]:
         likely = [wanted.moved(dim) for dim in range(len(sizes))]
         likely = [cut for cut in likely if is_cut_of(cut, sizes, parts)]
         for cut in (*likely, *(cut for cut in cuts_of(sizes, parts) if cut not in likely)):
-            try:
-                said = told(node, {u: cut}, parts)
-            except EndsError:
-                continue
-            given = said.gives[at] if isinstance(at, int) and isinstance(said.gives, tuple) else said.gives
-            if given == wanted:
-                return said.needs
+            with contextlib.suppress(EndsError):
+                said = cut_call(node, {u: cut}, parts)
+                given = said.gives[at] if isinstance(at, int) and isinstance(said.gives, tuple) else said.gives
+                if given == wanted:
+                    return said.needs
     return {}
 
 
-def told(
+def cut_call(
     node: fx.Node, cuts: Mapping[fx.Node, Cut], parts: int, routed: Mapping[fx.Node, Routed] | None = None
-) -> Told:
+) -> CallCut:
     """Say what becomes of a call whose inputs are cut, or routed: at least one of them is.
 
     ``routed``: all values that are routed so far.
     """
     call = Call(node, cuts, parts, routed)
     if call.routed:
-        return checked(call, told_of_routed(call))
+        return checked(call, cut_routed_call(call))
     if (began := starts(call)) is not None:
         return checked(call, began)
     rule = rule_of(node)

@@ -1,26 +1,14 @@
-"""One call of an operator, as the rules see it; and what a rule says of it.
+"""What a cut of its inputs makes of a call's result, operator by operator: tables by operator object.
 
-Rules of fused attention: batches are free; heads are where queries, keys and values have as many.
+Element by element where torch says that an operator is pointwise. DTensor's own sharding strategies say the same of
+many operators, ``Shard(d)`` in and out and ``Partial`` for sums, but only for ranges of one dimension, and not what
+changes in the arguments. They are not asked: rules here are proved by running the operators.
 
-Tokens are not: with a causal mask a query needs all keys before it, and which mask a part would want depends on where
-the part begins. So a cut of tokens ends here, and goes on between two attentions.
-
-Rules of operators on images: convolutions, pools, resizing, padding, group norms, batch norms.
-
-Batches are free, and channels where each is treated alone. A batch norm in training takes its mean over the whole
-batch: the dimension ends there.
-
-Rules of losses: sums over the batch come in parts; a mean would have to know the whole batch, and ends it.
-
-Rules of operators that move elements: views, pieces, joins, communication.
-
-Rules of operators that compute along dimensions: products, reductions, norms, lookups.
-
-The rule of a call: by its operator object, from tables; element by element where torch says that it is pointwise.
-
-DTensor's own sharding strategies say the same of many operators, ``Shard(d)`` in and out and ``Partial`` for sums, but
-only for ranges of one dimension, and not what changes in the arguments. They are not asked: rules here are proved by
-running the operators.
+- *Fused attention*: batches are free; heads where queries, keys and values have as many. Tokens are not: with a causal
+  mask a query needs all keys before it, and which mask a part would want depends on where it begins.
+- *Images*: batches are free, and channels where each is treated alone. A batch norm in training takes its mean over the
+  whole batch: the dimension ends there.
+- *Losses*: sums over the batch come in parts; a mean would have to know the whole batch, and ends it.
 """
 
 import operator
@@ -46,7 +34,7 @@ from overlap_sched.transform.dimension_graph.shapes import (
 )
 
 
-class Told(NamedTuple):
+class CallCut(NamedTuple):
     """What a rule says: the whole result is what the parts give, put together as ``gives`` says.
 
     Attributes:
@@ -93,8 +81,7 @@ class Call:
     def given(self, name: str) -> fx.Node:
         """An argument that must be a tensor."""
         value = self.arg(name)
-        if not isinstance(value, fx.Node):
-            raise EndsError(f"argument {name!r} is {value!r} and no tensor")
+        end_if(not isinstance(value, fx.Node), f"argument {name!r} is {value!r} and no tensor")
         return value
 
     def first(self) -> tuple[fx.Node, Cut]:
@@ -108,20 +95,29 @@ class Call:
             raise EndsError(f"argument {name!r} is whole while another one is cut")
         return cut
 
+    def source(self, name: str = "self") -> tuple[fx.Node, Cut]:
+        """A tensor argument that must be cut, and its cut."""
+        return self.given(name), self.cut(name)
+
     def result(self, at: int | None = None) -> Shape:
         """The shape of what it gives, or of one of several."""
         value = self.node.meta["val"]
         return shape_of_value(value if at is None else value[at])
 
 
-Rule = Callable[[Call], Told]
+def end_if(ends: object, why: str) -> None:
+    """Raise an :class:`EndsError` where the dimension ends."""
+    if ends:
+        raise EndsError(why)
+
+
+Rule = Callable[[Call], CallCut]
 """What the parts of a call are, or an :class:`EndsError`: why the dimension ends there."""
 
 
 def shape_of_value(value: Any) -> Shape:
     """The shape of a tensor, if it is one and its shape does not depend on data."""
-    if not isinstance(value, torch.Tensor):
-        raise EndsError("no tensor")
+    end_if(not isinstance(value, torch.Tensor), "no tensor")
     if not all(type(size) is int for size in value.shape):
         raise EndsError(f"the shape {tuple(value.shape)} is not of plain numbers")
     return tuple(value.shape)
@@ -132,20 +128,19 @@ def shape(node: fx.Node) -> Shape:
     return shape_of_value(node.meta.get("val"))
 
 
-def checked(call: Call, told: Told) -> Told:
+def checked(call: Call, found: CallCut) -> CallCut:
     """Return what a rule said, if it fits the call: whatever is cut is taken as it is cut, and all shapes divide."""
     for node, cut in call.cuts.items():
-        if told.needs.get(node) != cut:
-            raise EndsError(f"it takes {node.name!r} whole, or cut otherwise than it is")
-    for node, cut in told.needs.items():
+        end_if(found.needs.get(node) != cut, f"it takes {node.name!r} whole, or cut otherwise than it is")
+    for node, cut in found.needs.items():
         if not is_cut_of(cut, shape(node), call.parts):
             raise EndsError(f"{node.name!r} of shape {shape(node)} cannot be cut as {cut}")
     value = call.node.meta["val"]
-    several = isinstance(told.gives, tuple)
-    for at, given in enumerate(told.gives if isinstance(told.gives, tuple) else (told.gives,)):
+    several = isinstance(found.gives, tuple)
+    for at, given in enumerate(found.gives if isinstance(found.gives, tuple) else (found.gives,)):
         if isinstance(given, Cut) and not is_cut_of(given, shape_of_value(value[at] if several else value), call.parts):
             raise EndsError(f"its result cannot be cut as {given}")
-    return told
+    return found
 
 
 def is_pure(target: Any) -> bool:
@@ -159,8 +154,7 @@ def is_pure(target: Any) -> bool:
 
 def not_cut(call: Call) -> None:
     """Refuse what is cut beside what is routed."""
-    if call.cuts:
-        raise EndsError("it takes what is cut together with what is routed")
+    end_if(call.cuts, "it takes what is cut together with what is routed")
 
 
 def is_float(node: fx.Node) -> bool:
@@ -191,26 +185,29 @@ def functional(target: Any) -> Any:
     return getattr(pure, target._overloadname, target) if pure is not None else target
 
 
-_ATEN = torch.ops.aten
+_ATEN, _C10D = torch.ops.aten, torch.ops._c10d_functional
 
 
-def _forward(call: Call) -> Told:
+def _attention(call: Call) -> CallCut:
     needs, cut = _needs(call, ("query", "key", "value"))
-    results = call.node.meta["val"]
-    return Told(needs, _given(results, cut, call.result(0)))
+    first = call.result(0)[:2]
+    gives = tuple(  # attended values and log-sum-exp have batch and head; seeds mean nothing without dropout
+        cut if at < 2 and isinstance(one, torch.Tensor) and one.shape[:2] == first else Uncut.SAME
+        for at, one in enumerate(call.node.meta["val"])
+    )
+    return CallCut(needs, gives)
 
 
-def _backward(call: Call) -> Told:
+def _attention_backward(call: Call) -> CallCut:
     names = [a.name for a in call.node.target._schema.arguments]
     grad = "grad_out" if "grad_out" in names else "grad_out_"
     needs, cut = _needs(call, (grad, "query", "key", "value", "out", "logsumexp"))
-    return Told(needs, tuple(cut if isinstance(one, torch.Tensor) else Uncut.SAME for one in call.node.meta["val"]))
+    return CallCut(needs, tuple(cut if isinstance(one, torch.Tensor) else Uncut.SAME for one in call.node.meta["val"]))
 
 
 def _needs(call: Call, names: Sequence[str]) -> tuple[dict[fx.Node, Cut], Cut]:
     """All tensors with batch and head are cut alike."""
-    if call.arg("dropout_p") != 0.0:
-        raise EndsError("dropout draws other numbers for a part")
+    end_if(call.arg("dropout_p") != 0.0, "dropout draws other numbers for a part")
     schema = {a.name for a in call.node.target._schema.arguments}
     for name in ("attn_bias", "attn_mask"):
         mask = call.arg(name) if name in schema else None
@@ -218,140 +215,88 @@ def _needs(call: Call, names: Sequence[str]) -> tuple[dict[fx.Node, Cut], Cut]:
             raise EndsError("it has a mask, which may differ for each part")
     nodes = [call.given(name) for name in names]
     found = [call.cuts[node] for node in nodes if node in call.cuts]
-    if not found or found[0].dim > 1:
-        raise EndsError("a query needs all earlier keys: only batches and heads are cut")
+    end_if(not found or found[0].dim > 1, "a query needs all earlier keys: only batches and heads are cut")
     if found[0].dim == 1 and len({shape(node)[1] for node in nodes}) > 1:
         raise EndsError("there are fewer heads of keys than of queries")
     return dict.fromkeys(nodes, found[0]), found[0]
 
 
-def _given(results: Sequence[Any], cut: Cut, first: tuple[int, ...]) -> tuple[Given, ...]:
-    """Attended values and log-sum-exp have batch and head; seeds and the like mean nothing without dropout."""
-    return tuple(
-        cut if at < 2 and isinstance(one, torch.Tensor) and one.shape[:2] == first[:2] else Uncut.SAME
-        for at, one in enumerate(results)
-    )
+def _convolution(call: Call) -> CallCut:
+    source, cut = call.source("input")
+    _only_batch(call, cut)
+    return CallCut({source: cut}, cut)
 
 
-def _rules() -> dict[Any, Rule]:
-    found: dict[Any, Rule] = {}
-    for kind in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu"):
-        for suffix, rule in (("", _forward), ("_backward", _backward)):
-            packet = getattr(_ATEN, f"_scaled_dot_product_{kind}{suffix}", None)
-            if packet is not None:
-                found[packet.default] = rule
-    return found
-
-
-ATTENTION = _rules()
-
-
-def _convolution(call: Call) -> Told:
-    source, cut = call.given("input"), call.cut("input")
-    if cut.dim != 0 or len(shape(source)) != len(shape(call.given("weight"))):
-        raise EndsError("only the batch of a convolution is cut")
-    return Told({source: cut}, cut)
-
-
-def _convolution_backward(call: Call) -> Told:
-    grad, source = call.given("grad_output"), call.given("input")
-    cut = call.cut("grad_output")
-    if cut.dim != 0 or len(shape(source)) != len(shape(call.given("weight"))):
-        raise EndsError("only the batch of a convolution is cut")
+def _convolution_backward(call: Call) -> CallCut:
+    grad, cut = call.source("grad_output")
+    _only_batch(call, cut)
     wanted = call.arg("output_mask")
-    return Told({grad: cut, source: cut}, (cut if wanted[0] else Uncut.SAME, *summed(wanted[1:])))
+    return CallCut({grad: cut, call.given("input"): cut}, (cut if wanted[0] else Uncut.SAME, *summed(wanted[1:])))
 
 
-def _by_image(call: Call, first: str = "self", others: Sequence[str] = (), dims: int = 2) -> Told:
+def _only_batch(call: Call, cut: Cut) -> None:
+    ranks = {len(shape(call.given(name))) for name in ("input", "weight")}
+    end_if(cut.dim != 0 or len(ranks) > 1, "only the batch of a convolution is cut")
+
+
+def _by_image(call: Call, first: str = "self", others: Sequence[str] = (), dims: int = 2) -> CallCut:
     """Image by image; channel by channel where ``dims`` is 2. Other tensors are cut as the first is."""
-    source, cut = call.given(first), call.cut(first)
-    if cut.dim >= dims or len(shape(source)) != 4:
-        raise EndsError("a window goes over the dimension that is cut")
+    source, cut = call.source(first)
+    end_if(cut.dim >= dims or len(shape(source)) != 4, "a window goes over the dimension that is cut")
     value = call.node.meta["val"]
     needs = dict.fromkeys((source, *map(call.given, others)), cut)
-    return Told(needs, (cut,) * len(value) if isinstance(value, tuple | list) else cut)
+    return CallCut(needs, (cut,) * len(value) if isinstance(value, tuple | list) else cut)
 
 
-def _resized_backward(call: Call) -> Told:
-    told = _by_image(call, "grad_output")
-    assert isinstance(told.gives, Cut)
-    return told._replace(changes={"input_size": list(told.gives.part(call.result()))})
+def _resized_backward(call: Call) -> CallCut:
+    found = _by_image(call, "grad_output")
+    assert isinstance(found.gives, Cut)
+    return found._replace(changes={"input_size": list(found.gives.part(call.result()))})
 
 
-def _padded(call: Call) -> Told:
-    source, cut = call.given("self"), call.cut("self")
+def _padded(call: Call) -> CallCut:
+    source, cut = call.source()
     pad = call.arg("pad")
     from_behind = len(shape(source)) - 1 - cut.dim
-    if any(pad[2 * from_behind : 2 * from_behind + 2]):
-        raise EndsError("the dimension that is cut is padded")
-    return Told({source: cut}, cut)
+    end_if(any(pad[2 * from_behind : 2 * from_behind + 2]), "the dimension that is cut is padded")
+    return CallCut({source: cut}, cut)
 
 
-def _group_norm(call: Call) -> Told:
-    source, cut = call.given("input"), call.cut("input")
-    if cut.dim:
-        raise EndsError("a group norm goes over the dimension that is cut")
-    return Told({source: cut}, (cut, cut, cut), {"N": cut.part(shape(source))[0]})
+def _group_norm(call: Call) -> CallCut:
+    source, cut = call.source("input")
+    end_if(cut.dim, "a group norm goes over the dimension that is cut")
+    return CallCut({source: cut}, (cut, cut, cut), {"N": cut.part(shape(source))[0]})
 
 
-def _group_norm_backward(call: Call) -> Told:
+def _group_norm_backward(call: Call) -> CallCut:
     cut = call.cut("grad_out")
-    if cut.dim:
-        raise EndsError("a group norm goes over the dimension that is cut")
+    end_if(cut.dim, "a group norm goes over the dimension that is cut")
     needs = dict.fromkeys(map(call.given, ("grad_out", "input", "mean", "rstd")), cut)
     rows = cut.part(shape(call.given("input")))[0]
-    return Told(needs, (cut, *summed(call.arg("output_mask")[1:])), {"N": rows})
+    return CallCut(needs, (cut, *summed(call.arg("output_mask")[1:])), {"N": rows})
 
 
-def _batch_norm(call: Call) -> Told:
+def _batch_norm(call: Call) -> CallCut:
     """With the running mean and deviation, each element for itself; what it saves for backward is empty then."""
     source = call.given("input")
     if call.node.target is not _ATEN._native_batch_norm_legit_no_training.default and call.arg("training"):
         raise EndsError("a batch norm in training takes the mean of the whole batch")
     cut = call.cut("input")
     _not_channels(cut)
-    return Told({source: cut}, (cut, *(Uncut.SAME,) * (len(call.node.meta["val"]) - 1)))
+    return CallCut({source: cut}, (cut, *(Uncut.SAME,) * (len(call.node.meta["val"]) - 1)))
 
 
-def _batch_norm_backward(call: Call) -> Told:
-    if call.arg("train"):
-        raise EndsError("a batch norm in training takes the mean of the whole batch")
+def _batch_norm_backward(call: Call) -> CallCut:
+    end_if(call.arg("train"), "a batch norm in training takes the mean of the whole batch")
     grad, source, cut = call.given("grad_out"), call.given("input"), call.cut("grad_out")
     _not_channels(cut)
     wanted = call.arg("output_mask")
     first: Given = cut if wanted[0] else Uncut.SAME
-    return Told({grad: cut, source: cut}, (first, *summed(wanted[1:])))
+    return CallCut({grad: cut, source: cut}, (first, *summed(wanted[1:])))
 
 
 def _not_channels(cut: Cut) -> None:
-    if cut.dim == 1:
-        raise EndsError("the channels of a batch norm have weights and means of their own")
-
-
-IMAGES: dict[Any, Rule] = {
-    _ATEN.convolution.default: _convolution,
-    _ATEN.convolution_backward.default: _convolution_backward,
-    _ATEN.max_pool2d_with_indices.default: _by_image,
-    _ATEN.max_pool2d_with_indices_backward.default: partial(_by_image, first="grad_output", others=("self", "indices")),
-    _ATEN.avg_pool2d.default: _by_image,
-    _ATEN.avg_pool2d_backward.default: partial(_by_image, first="grad_output", others=("self",)),
-    _ATEN._adaptive_avg_pool2d.default: _by_image,
-    _ATEN._adaptive_avg_pool2d_backward.default: partial(_by_image, first="grad_output", others=("self",)),
-    _ATEN.upsample_nearest2d.default: _by_image,
-    _ATEN.upsample_nearest2d.vec: partial(_by_image, first="input"),
-    _ATEN.upsample_nearest2d_backward.default: _resized_backward,
-    _ATEN.upsample_bilinear2d.default: _by_image,
-    _ATEN.upsample_bilinear2d.vec: partial(_by_image, first="input"),
-    _ATEN.upsample_bilinear2d_backward.default: _resized_backward,
-    _ATEN.pixel_shuffle.default: partial(_by_image, dims=1),
-    _ATEN.constant_pad_nd.default: _padded,
-    _ATEN.native_group_norm.default: _group_norm,
-    _ATEN.native_group_norm_backward.default: _group_norm_backward,
-    _ATEN.native_batch_norm.default: _batch_norm,
-    _ATEN._native_batch_norm_legit_functional.default: _batch_norm,
-    _ATEN._native_batch_norm_legit_no_training.default: _batch_norm,
-    _ATEN.native_batch_norm_backward.default: _batch_norm_backward,
-}
+    end_if(cut.dim == 1, "the channels of a batch norm have weights and means of their own")
 
 
 _NONE, _SUM = 0, 2
@@ -360,220 +305,189 @@ _NONE, _SUM = 0, 2
 
 def _not_a_mean(call: Call) -> int:
     reduction = int(call.arg("reduction"))
-    if reduction not in (_NONE, _SUM):
-        raise EndsError("the mean over a batch is not that of its parts")
+    end_if(reduction not in (_NONE, _SUM), "the mean over a batch is not that of its parts")
     return reduction
 
 
 def _rows(call: Call, source: str) -> Cut:
     """The cut of the rows of likelihoods, or of their targets."""
     rows = call.cuts.get(call.given(source)) or call.cut("target")
-    if rows.dim != 0 or len(shape(call.given(source))) < 2:
-        raise EndsError("only the batch of a loss is cut")
+    end_if(rows.dim != 0 or len(shape(call.given(source))) < 2, "only the batch of a loss is cut")
     return rows
 
 
-def _nll(call: Call) -> Told:
+def _nll(call: Call) -> CallCut:
     cut = _rows(call, "self")
     gives = cut if _not_a_mean(call) == _NONE else Uncut.PARTIAL
-    return Told(dict.fromkeys((call.given("self"), call.given("target")), cut), (gives, Uncut.PARTIAL))
+    return CallCut(dict.fromkeys((call.given("self"), call.given("target")), cut), (gives, Uncut.PARTIAL))
 
 
-def _nll_backward(call: Call) -> Told:
+def _nll_backward(call: Call) -> CallCut:
     """Without a mean, it looks at no total of weights."""
     cut = _rows(call, "self")
     needs = dict.fromkeys((call.given("self"), call.given("target")), cut)
     if _not_a_mean(call) == _NONE:
         needs[call.given("grad_output")] = cut
-    return Told(needs, cut, idle=(call.given("total_weight"),))
+    return CallCut(needs, cut, idle=(call.given("total_weight"),))
 
 
-def _squares(call: Call) -> Told:
+def _squares(call: Call) -> CallCut:
     cut = call.cuts.get(call.given("self")) or call.cut("target")
-    if shape(call.given("self")) != shape(call.given("target")):
-        raise EndsError("its target is broadcast")
+    end_if(shape(call.given("self")) != shape(call.given("target")), "its target is broadcast")
     gives = cut if _not_a_mean(call) == _NONE else Uncut.PARTIAL
-    return Told(dict.fromkeys((call.given("self"), call.given("target")), cut), gives)
+    return CallCut(dict.fromkeys((call.given("self"), call.given("target")), cut), gives)
 
 
-def _squares_backward(call: Call) -> Told:
-    told = _squares(call)
-    cut = next(iter(told.needs.values()))
+def _squares_backward(call: Call) -> CallCut:
+    found = _squares(call)
+    cut = next(iter(found.needs.values()))
     grad = {call.given("grad_output"): cut} if _not_a_mean(call) == _NONE else {}
-    return Told({**told.needs, **grad}, cut)
+    return CallCut({**found.needs, **grad}, cut)
 
 
-LOSSES: dict[Any, Rule] = {
-    _ATEN.nll_loss_forward.default: _nll,
-    _ATEN.nll_loss_backward.default: _nll_backward,
-    _ATEN.mse_loss.default: _squares,
-    _ATEN.mse_loss_backward.default: _squares_backward,
-}
-
-
-_C10D = torch.ops._c10d_functional
-
-
-def _view(call: Call) -> Told:
+def _view(call: Call) -> CallCut:
     source = call.given("self")
     cut = through_view(call.cut("self"), shape(source), call.result(), call.parts)
-    return Told({source: call.cut("self")}, cut, {"size": list(cut.part(call.result()))})
+    size = "shape" if call.node.target is _ATEN.reshape.default else "size"
+    return CallCut({source: call.cut("self")}, cut, {size: list(cut.part(call.result()))})
 
 
-def _reshape(call: Call) -> Told:
-    told = _view(call)
-    return told._replace(changes={"shape": told.changes["size"]})
-
-
-def _expand(call: Call) -> Told:
-    source, cut = call.given("self"), call.cut("self")
+def _expand(call: Call) -> CallCut:
+    source, cut = call.source()
     given = broadcast(cut, shape(source), call.result())
-    return Told({source: cut}, given, {"size": list(given.part(call.result()))})
+    return CallCut({source: cut}, given, {"size": list(given.part(call.result()))})
 
 
-def _permute(call: Call) -> Told:
+def _permute(call: Call) -> CallCut:
     cut = call.cut("self")
-    return Told({call.given("self"): cut}, through_permute(cut, call.arg("dims")))
+    return CallCut({call.given("self"): cut}, through_permute(cut, call.arg("dims")))
 
 
-def _transpose(call: Call) -> Told:
-    source, cut = call.given("self"), call.cut("self")
+def _transpose(call: Call) -> CallCut:
+    source, cut = call.source()
     dims = list(range(len(shape(source))))
     a, b = (call.arg("dim0"), call.arg("dim1")) if call.node.target is _ATEN.transpose.int else (0, -1)
     dims[a], dims[b] = dims[b], dims[a]
-    return Told({source: cut}, through_permute(cut, dims))
+    return CallCut({source: cut}, through_permute(cut, dims))
 
 
-def _unsqueeze(call: Call) -> Told:
-    source, cut = call.given("self"), call.cut("self")
+def _unsqueeze(call: Call) -> CallCut:
+    source, cut = call.source()
     at = call.arg("dim") % (len(shape(source)) + 1)
-    return Told({source: cut}, cut.moved(cut.dim + (at <= cut.dim)))
+    return CallCut({source: cut}, cut.moved(cut.dim + (at <= cut.dim)))
 
 
-def _squeeze(call: Call) -> Told:
-    source, cut = call.given("self"), call.cut("self")
+def _squeeze(call: Call) -> CallCut:
+    source, cut = call.source()
     dims = call.arg("dim")
     dims = [dims] if isinstance(dims, int) else dims
     sizes = shape(source)
     gone = [dim for dim in dims if sizes[dim] == 1]
     if cut.dim in [dim % len(sizes) for dim in dims] and cut.part(sizes)[cut.dim] == 1:
         raise EndsError("a part would have one row, and lose the dimension")
-    return Told({source: cut}, without(cut, gone, False, len(sizes)) if gone else cut)
+    return CallCut({source: cut}, without(cut, gone, False, len(sizes)) if gone else cut)
 
 
-def _same(call: Call, name: str = "self") -> Told:
-    return Told({call.given(name): call.cut(name)}, call.cut(name))
+def _same(call: Call, name: str = "self") -> CallCut:
+    source, cut = call.source(name)
+    return CallCut({source: cut}, cut)
 
 
-def _last_kept(call: Call) -> Told:
+def _last_kept(call: Call) -> CallCut:
     """The last dimension becomes part of the type, or comes from it."""
-    source, cut = call.given("self"), call.cut("self")
-    if cut.dim >= min(len(shape(source)), len(call.result())):
-        raise EndsError("it goes over the dimension that is cut")
-    return Told({source: cut}, cut)
+    source, cut = call.source()
+    end_if(cut.dim >= min(len(shape(source)), len(call.result())), "it goes over the dimension that is cut")
+    return CallCut({source: cut}, cut)
 
 
-def _slice(call: Call) -> Told:
-    source, cut = call.given("self"), call.cut("self")
+def _slice(call: Call) -> CallCut:
+    source, cut = call.source()
     if call.arg("dim") % len(shape(source)) == cut.dim:
-        if call.result() != shape(source):
-            raise EndsError("a slice along the dimension that is cut")
-        return Told({source: cut}, cut, {"start": 0, "end": cut.part(shape(source))[cut.dim]})
-    return Told({source: cut}, cut)
+        end_if(call.result() != shape(source), "a slice along the dimension that is cut")
+        return CallCut({source: cut}, cut, {"start": 0, "end": cut.part(shape(source))[cut.dim]})
+    return CallCut({source: cut}, cut)
 
 
-def _select(call: Call) -> Told:
-    source, cut = call.given("self"), call.cut("self")
-    return Told({source: cut}, without(cut, [call.arg("dim")], False, len(shape(source))))
+def _select(call: Call) -> CallCut:
+    source, cut = call.source()
+    return CallCut({source: cut}, without(cut, [call.arg("dim")], False, len(shape(source))))
 
 
-def _slice_backward(call: Call) -> Told:
-    grad, cut = call.given("grad_output"), call.cut("grad_output")
-    if call.arg("dim") % len(call.result()) == cut.dim:
-        raise EndsError("a slice along the dimension that is cut")
-    return Told({grad: cut}, cut, {"input_sizes": list(cut.part(call.result()))})
+def _slice_backward(call: Call) -> CallCut:
+    grad, cut = call.source("grad_output")
+    end_if(call.arg("dim") % len(call.result()) == cut.dim, "a slice along the dimension that is cut")
+    return CallCut({grad: cut}, cut, {"input_sizes": list(cut.part(call.result()))})
 
 
-def _select_backward(call: Call) -> Told:
-    grad, cut = call.given("grad_output"), call.cut("grad_output")
+def _select_backward(call: Call) -> CallCut:
+    grad, cut = call.source("grad_output")
     given = cut.moved(cut.dim + (call.arg("dim") % len(call.result()) <= cut.dim))
-    return Told({grad: cut}, given, {"input_sizes": list(given.part(call.result()))})
+    return CallCut({grad: cut}, given, {"input_sizes": list(given.part(call.result()))})
 
 
-def _new(call: Call) -> Told:
+def _new(call: Call) -> CallCut:
     """A tensor of one value: of what it is given it takes the type and the device, and mostly the rows, too."""
-    source, cut = call.given("self"), call.cut("self")
+    source, cut = call.source()
     size, sizes = call.result(), shape(source)
     if len(size) == len(sizes) and size[cut.dim] == sizes[cut.dim]:
-        return Told({source: cut}, cut, {"size": list(cut.part(size))})
-    return Told({source: cut}, Uncut.SAME)
+        return CallCut({source: cut}, cut, {"size": list(cut.part(size))})
+    return CallCut({source: cut}, Uncut.SAME)
 
 
-def _split(call: Call) -> Told:
-    source, cut = call.given("self"), call.cut("self")
+def _split(call: Call) -> CallCut:
+    source, cut = call.source()
     dim = call.arg("dim") % len(shape(source))
     sizes = [tuple(value.shape)[dim] for value in call.node.meta["val"]]
     pieces = [piece(cut, dim, size, call.parts) for size in sizes]
     name = "split_size" if call.node.target is _ATEN.split.Tensor else "split_sizes"
     rows = [rows for _, rows in pieces]
-    return Told({source: cut}, tuple(one for one, _ in pieces), {name: rows[0] if name == "split_size" else rows})
+    return CallCut({source: cut}, tuple(one for one, _ in pieces), {name: rows[0] if name == "split_size" else rows})
 
 
-def _unbind(call: Call) -> Told:
-    source, cut = call.given("self"), call.cut("self")
+def _unbind(call: Call) -> CallCut:
+    source, cut = call.source()
     given = without(cut, [call.arg("dim")], False, len(shape(source)))
-    return Told({source: cut}, (given,) * len(call.node.meta["val"]))
+    return CallCut({source: cut}, (given,) * len(call.node.meta["val"]))
 
 
-def _stack(call: Call) -> Told:
+def _stack(call: Call) -> CallCut:
     """All are cut alike, and joined along a dimension that there was not."""
     _, cut = call.first()
     at = call.arg("dim") % len(call.result())
-    return Told(dict.fromkeys(call.arg("tensors"), cut), cut.moved(cut.dim + (at <= cut.dim)))
+    return CallCut(dict.fromkeys(call.arg("tensors"), cut), cut.moved(cut.dim + (at <= cut.dim)))
 
 
-def _cat(call: Call) -> Told:
+def _cat(call: Call) -> CallCut:
     tensors: Sequence[fx.Node] = call.arg("tensors")
     dim = call.arg("dim") % len(call.result())
     _, cut = call.first()
     cuts, given = joined(cut, dim, [shape(one) for one in tensors], call.parts)
     needs: dict[fx.Node, Cut] = {}
     for one, needed in zip(tensors, cuts, strict=True):
-        if needs.setdefault(one, needed) != needed:
-            raise EndsError(f"{one.name!r} is joined twice, cut in two ways")
-    return Told(needs, given)
+        end_if(needs.setdefault(one, needed) != needed, f"{one.name!r} is joined twice, cut in two ways")
+    return CallCut(needs, given)
 
 
-def _wait(call: Call) -> Told:
-    return _same(call, "tensor" if any(a.name == "tensor" for a in call.node.target._schema.arguments) else "self")
+def _gather(call: Call, through: Callable[[Cut, int], Cut] = through_gather) -> CallCut:
+    source, cut = call.source("input")
+    return CallCut({source: cut}, through(cut, int(call.arg("group_size"))))
 
 
-def _gather(call: Call) -> Told:
-    source, cut = call.given("input"), call.cut("input")
-    return Told({source: cut}, through_gather(cut, int(call.arg("group_size"))))
-
-
-def _scatter(call: Call) -> Told:
-    source, cut = call.given("input"), call.cut("input")
-    return Told({source: cut}, through_scatter(cut, int(call.arg("group_size"))))
-
-
-def _all_to_all(call: Call) -> Told:
+def _all_to_all(call: Call) -> CallCut:
     """Every rank sends whole runs to every rank: then parts of what is sent are parts of what comes."""
-    source, cut = call.given("input"), call.cut("input")
+    source, cut = call.source("input")
     changes: dict[str, Any] = {}
     given = cut
     if cut.dim == 0:
         for name in ("output_split_sizes", "input_split_sizes"):
             sizes = call.arg(name)
-            if not all(type(size) is int for size in sizes):
-                raise EndsError("how much is sent to whom depends on data")
+            end_if(not all(type(size) is int for size in sizes), "how much is sent to whom depends on data")
             changes[name] = [piece(cut, 0, size, call.parts)[1] if size else 0 for size in sizes]
         given = Cut(0, call.result()[0] // (call.parts * cut.inner), cut.inner)
-    return Told({source: cut}, given, changes)
+    return CallCut({source: cut}, given, changes)
 
 
-def pointwise(call: Call) -> Told:
+def pointwise(call: Call) -> CallCut:
     """Each element of the result comes of one element of each operand, broadcast."""
     source, cut = call.first()
     given = broadcast(cut, shape(source), call.result())
@@ -581,48 +495,10 @@ def pointwise(call: Call) -> Told:
     for node in call.node.all_input_nodes:
         if (needed := operand(given, call.result(), shape(node))) is not None:
             needs[node] = needed
-    return Told(needs, given)
+    return CallCut(needs, given)
 
 
-MOVES: dict[Any, Rule] = {
-    _ATEN.view.default: _view,
-    _ATEN._unsafe_view.default: _view,
-    _ATEN.reshape.default: _reshape,
-    _ATEN.expand.default: _expand,
-    _ATEN.permute.default: _permute,
-    _ATEN.transpose.int: _transpose,
-    _ATEN.t.default: _transpose,
-    _ATEN.unsqueeze.default: _unsqueeze,
-    _ATEN.squeeze.dim: _squeeze,
-    _ATEN.squeeze.dims: _squeeze,
-    _ATEN.alias.default: _same,
-    _ATEN.detach.default: _same,
-    _ATEN._conj.default: _same,
-    _ATEN.view_as_complex.default: _last_kept,
-    _ATEN.view_as_real.default: _last_kept,
-    _ATEN.slice.Tensor: _slice,
-    _ATEN.select.int: _select,
-    _ATEN.slice_backward.default: _slice_backward,
-    _ATEN.select_backward.default: _select_backward,
-    _ATEN.new_empty.default: _new,
-    _ATEN.new_zeros.default: _new,
-    _ATEN.new_ones.default: _new,
-    _ATEN.new_full.default: _new,
-    _ATEN.split.Tensor: _split,
-    _ATEN.split_with_sizes.default: _split,
-    _ATEN.unbind.int: _unbind,
-    _ATEN.stack.default: _stack,
-    _ATEN.cat.default: _cat,
-    _C10D.all_gather_into_tensor.default: _gather,
-    _C10D.reduce_scatter_tensor.default: _scatter,
-    _C10D.all_reduce.default: partial(_same, name="input"),
-    _C10D.broadcast.default: partial(_same, name="input"),
-    _C10D.all_to_all_single.default: _all_to_all,
-    _C10D.wait_tensor.default: _wait,
-}
-
-
-def _product(call: Call, a: fx.Node, b: fx.Node) -> Told:
+def _product(call: Call, a: fx.Node, b: fx.Node) -> CallCut:
     """``a @ b``, both of two dimensions, or of three where the first is a batch."""
     batch = len(shape(a)) - 2
     for node, other, contracted, free in ((a, b, batch + 1, batch), (b, a, batch, batch + 1)):
@@ -630,29 +506,29 @@ def _product(call: Call, a: fx.Node, b: fx.Node) -> Told:
         if cut is None:
             continue
         if cut.dim < batch:
-            return Told({a: cut, b: cut}, cut)
+            return CallCut({a: cut, b: cut}, cut)
         if cut.dim == free:
-            return Told({node: cut}, cut)
-        return Told({node: cut, other: cut.moved(2 * batch + 1 - contracted)}, Uncut.PARTIAL)
+            return CallCut({node: cut}, cut)
+        return CallCut({node: cut, other: cut.moved(2 * batch + 1 - contracted)}, Uncut.PARTIAL)
     raise EndsError("no factor is cut")
 
 
-def _mm(call: Call) -> Told:
+def _mm(call: Call) -> CallCut:
     return _product(call, call.given("self"), call.given("mat2"))
 
 
-def _addmm(call: Call) -> Told:
+def _addmm(call: Call) -> CallCut:
     bias = call.given("self")
-    told = _product(call, call.given("mat1"), call.given("mat2"))
-    if not isinstance(told.gives, Cut):
+    found = _product(call, call.given("mat1"), call.given("mat2"))
+    if not isinstance(found.gives, Cut):
         raise EndsError("each part would add the bias")
-    added = operand(told.gives, call.result(), shape(bias))
-    return told if added is None else told._replace(needs={**told.needs, bias: added})
+    added = operand(found.gives, call.result(), shape(bias))
+    return found if added is None else found._replace(needs={**found.needs, bias: added})
 
 
-def _reduction(call: Call, *, adds: bool = False, results: int = 1) -> Told:
+def _reduction(call: Call, *, adds: bool = False, results: int = 1) -> CallCut:
     """Over some dimensions, by the arguments ``dim`` and ``keepdim``; without dimensions: over all."""
-    source, cut = call.given("self"), call.cut("self")
+    source, cut = call.source()
     sizes = shape(source)
     dims = call.arg("dim")
     dims = [dims] if isinstance(dims, int) else dims
@@ -661,37 +537,31 @@ def _reduction(call: Call, *, adds: bool = False, results: int = 1) -> Told:
     except EndsError:
         if not adds:
             raise
-        return Told({source: cut}, Uncut.PARTIAL)
-    return Told({source: cut}, given if results == 1 else (given,) * results)
+        return CallCut({source: cut}, Uncut.PARTIAL)
+    return CallCut({source: cut}, given if results == 1 else (given,) * results)
 
 
-def _along(call: Call, *others: str, results: int = 1) -> Told:
+def _along(call: Call, others: Sequence[str] = (), results: int = 1) -> CallCut:
     """Along the dimension ``dim``, which stays: softmax, cumsum, topk. Other tensors are as large as the first."""
-    name = "grad_output" if others else "self"
-    source, cut = call.given(name), call.cut(name)
-    if call.arg("dim") % len(shape(source)) == cut.dim:
-        raise EndsError("it goes along the dimension that is cut")
-    return Told(dict.fromkeys((source, *map(call.given, others)), cut), cut if results == 1 else (cut,) * results)
+    source, cut = call.source("grad_output" if others else "self")
+    end_if(call.arg("dim") % len(shape(source)) == cut.dim, "it goes along the dimension that is cut")
+    return CallCut(dict.fromkeys((source, *map(call.given, others)), cut), cut if results == 1 else (cut,) * results)
 
 
-def _softmax_backward(call: Call) -> Told:
-    return _along(call, "output")
-
-
-def _norm(call: Call) -> Told:
+def _norm(call: Call) -> CallCut:
     """Over the last dimensions; means and deviations keep the others."""
-    source, cut = call.given("input"), call.cut("input")
+    source, cut = call.source("input")
     _keeps_last(cut, call)
-    return Told({source: cut}, (cut,) * len(call.node.meta["val"]))
+    return CallCut({source: cut}, (cut,) * len(call.node.meta["val"]))
 
 
-def _norm_backward(call: Call) -> Told:
+def _norm_backward(call: Call) -> CallCut:
     """Gradients of weights are sums over the rows."""
     cut = call.cut("grad_out")
     _keeps_last(cut, call)
     schema = [argument.name for argument in call.node.target._schema.arguments]
     saved = [name for name in ("grad_out", "input", "mean", "rstd") if name in schema]
-    return Told(dict.fromkeys(map(call.given, saved), cut), (cut, *summed(call.arg("output_mask")[1:])))
+    return CallCut(dict.fromkeys(map(call.given, saved), cut), (cut, *summed(call.arg("output_mask")[1:])))
 
 
 def _keeps_last(cut: Cut, call: Call) -> None:
@@ -699,33 +569,31 @@ def _keeps_last(cut: Cut, call: Call) -> None:
         raise EndsError("it goes over the dimension that is cut")
 
 
-def _embedding(call: Call) -> Told:
+def _embedding(call: Call) -> CallCut:
     indices, cut = call.given("indices"), call.cut("indices")
-    if call.given("weight") in call.cuts:
-        raise EndsError("the table is cut")
-    return Told({indices: cut}, cut)
+    end_if(call.given("weight") in call.cuts, "the table is cut")
+    return CallCut({indices: cut}, cut)
 
 
-def _embedding_backward(call: Call) -> Told:
+def _embedding_backward(call: Call) -> CallCut:
     grad, indices = call.given("grad_output"), call.given("indices")
     cut = call.cuts.get(indices) or call.cut("grad_output")
     if cut.dim >= len(shape(indices)) or call.arg("scale_grad_by_freq"):
         raise EndsError("it counts all indices, or its columns are cut")
-    return Told({grad: cut, indices: cut}, Uncut.PARTIAL)
+    return CallCut({grad: cut, indices: cut}, Uncut.PARTIAL)
 
 
-def _index(call: Call) -> Told:
+def _index(call: Call) -> CallCut:
     """Rows of a table by one tensor of indices for the first dimension."""
     indices = call.arg("indices")
     if len(indices) != 1 or not isinstance(indices[0], fx.Node) or call.given("self") in call.cuts:
         raise EndsError("more than rows by one tensor of indices")
-    if indices[0].meta["val"].dtype in (torch.bool, torch.uint8):
-        raise EndsError("how many rows a mask takes depends on data")
+    end_if(indices[0].meta["val"].dtype in (torch.bool, torch.uint8), "how many rows a mask takes depends on data")
     cut = call.cuts[indices[0]]
-    return Told({indices[0]: cut}, cut)
+    return CallCut({indices[0]: cut}, cut)
 
 
-def _index_put(call: Call) -> Told:
+def _index_put(call: Call) -> CallCut:
     """Where a mask as large as the tensor's first dimensions is set, one value is written."""
     source, indices, values = call.given("self"), call.arg("indices"), call.given("values")
     cut = call.cut("self")
@@ -734,30 +602,23 @@ def _index_put(call: Call) -> Told:
         raise EndsError("it puts by indices, which name rows of the whole")
     if any(size != 1 for size in shape(values)) or cut.dim >= len(shape(mask)):
         raise EndsError("what it puts is more than one value, or the mask does not reach the dimension that is cut")
-    return Told({source: cut, mask: cut}, cut)
+    return CallCut({source: cut, mask: cut}, cut)
 
 
-def _sum_of_all(call: Call) -> Told:
-    return Told({call.given("self"): call.cut("self")}, Uncut.PARTIAL)
-
-
-def _gather_along(call: Call) -> Told:
+def _gather_along(call: Call) -> CallCut:
     """Along the dimension ``dim``; the others of the indices are as large as those of the source, or begin there."""
     source, index = call.given("self"), call.given("index")
     cut = call.cuts.get(source) or call.cut("index")
-    if call.arg("dim") % len(shape(source)) == cut.dim:
-        raise EndsError("it goes along the dimension that is cut")
-    if shape(source)[cut.dim] != shape(index)[cut.dim]:
-        raise EndsError("it takes only the first rows of the dimension that is cut")
-    return Told({source: cut, index: cut}, cut)
+    end_if(call.arg("dim") % len(shape(source)) == cut.dim, "it goes along the dimension that is cut")
+    end_if(shape(source)[cut.dim] != shape(index)[cut.dim], "it takes only the first rows of the dimension that is cut")
+    return CallCut({source: cut, index: cut}, cut)
 
 
-def _scatter_along(call: Call) -> Told:
+def _scatter_along(call: Call) -> CallCut:
     """Along the dimension ``dim``; the others of the indices are as large as those of what is written to."""
     target, index = call.given("self"), call.given("index")
     _, cut = call.first()
-    if call.arg("dim") % len(shape(target)) == cut.dim:
-        raise EndsError("it goes along the dimension that is cut")
+    end_if(call.arg("dim") % len(shape(target)) == cut.dim, "it goes along the dimension that is cut")
     if shape(target)[cut.dim] != shape(index)[cut.dim]:
         raise EndsError("it writes only to the first rows of the dimension that is cut")
     needs = {target: cut, index: cut}
@@ -766,60 +627,92 @@ def _scatter_along(call: Call) -> Told:
         if shape(source)[cut.dim] != shape(index)[cut.dim]:
             raise EndsError("it takes only the first rows of the dimension that is cut")
         needs[source] = cut
-    return Told(needs, cut)
+    return CallCut(needs, cut)
 
 
-SUMS: dict[Any, Rule] = {
-    _ATEN.mm.default: _mm,
-    _ATEN.bmm.default: _mm,
-    _ATEN.addmm.default: _addmm,
-    _ATEN.sum.dim_IntList: partial(_reduction, adds=True),
-    _ATEN.sum.default: _sum_of_all,
-    _ATEN.mean.dim: _reduction,
-    _ATEN.max.dim: partial(_reduction, results=2),
-    _ATEN.min.dim: partial(_reduction, results=2),
-    _ATEN.gather.default: _gather_along,
-    _ATEN.scatter.src: _scatter_along,
-    _ATEN.scatter.value: _scatter_along,
-    _ATEN.scatter_.value: _scatter_along,
-    _ATEN.scatter_add.default: _scatter_along,
-    _ATEN.amax.default: _reduction,
-    _ATEN.amin.default: _reduction,
-    _ATEN.logsumexp.default: _reduction,
-    _ATEN.var.correction: _reduction,
-    _ATEN.var_mean.correction: partial(_reduction, results=2),
-    _ATEN._softmax.default: _along,
-    _ATEN._log_softmax.default: _along,
-    _ATEN._softmax_backward_data.default: _softmax_backward,
-    _ATEN._log_softmax_backward_data.default: _softmax_backward,
-    _ATEN.cumsum.default: _along,
-    _ATEN.topk.default: partial(_along, results=2),
-    _ATEN.sort.default: partial(_along, results=2),
-    _ATEN.sort.stable: partial(_along, results=2),
-    _ATEN.native_layer_norm.default: _norm,
-    _ATEN._fused_rms_norm.default: _norm,
-    _ATEN.native_layer_norm_backward.default: _norm_backward,
-    _ATEN._fused_rms_norm_backward.default: _norm_backward,
-    _ATEN.embedding.default: _embedding,
-    _ATEN.embedding_dense_backward.default: _embedding_backward,
-    _ATEN.index.Tensor: _index,
-    _ATEN.index_put.default: _index_put,
-    torch.ops.prims.convert_element_type.default: pointwise,
-    _ATEN._to_copy.default: pointwise,
-    _ATEN.zeros_like.default: pointwise,
-    _ATEN.ones_like.default: pointwise,
-    _ATEN.full_like.default: pointwise,
-}
-
-
-RULES: Mapping[Any, Rule] = {**MOVES, **SUMS, **IMAGES, **LOSSES, **ATTENTION}
+_OF_SELF = partial(_by_image, first="grad_output", others=("self",))
+_BY_RULE: tuple[tuple[Rule, tuple[Any, ...]], ...] = (
+    (_view, (_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default)),
+    (_expand, (_ATEN.expand.default,)),
+    (_permute, (_ATEN.permute.default,)),
+    (_transpose, (_ATEN.transpose.int, _ATEN.t.default)),
+    (_unsqueeze, (_ATEN.unsqueeze.default,)),
+    (_squeeze, (_ATEN.squeeze.dim, _ATEN.squeeze.dims)),
+    (_same, (_ATEN.alias.default, _ATEN.detach.default, _ATEN._conj.default)),
+    (_last_kept, (_ATEN.view_as_complex.default, _ATEN.view_as_real.default)),
+    (_slice, (_ATEN.slice.Tensor,)),
+    (_select, (_ATEN.select.int,)),
+    (_slice_backward, (_ATEN.slice_backward.default,)),
+    (_select_backward, (_ATEN.select_backward.default,)),
+    (_new, tuple(getattr(_ATEN, f"new_{kind}").default for kind in ("empty", "zeros", "ones", "full"))),
+    (_split, (_ATEN.split.Tensor, _ATEN.split_with_sizes.default)),
+    (_unbind, (_ATEN.unbind.int,)),
+    (_stack, (_ATEN.stack.default,)),
+    (_cat, (_ATEN.cat.default,)),
+    (_gather, (_C10D.all_gather_into_tensor.default,)),
+    (partial(_gather, through=through_scatter), (_C10D.reduce_scatter_tensor.default,)),
+    (partial(_same, name="input"), (_C10D.all_reduce.default, _C10D.broadcast.default)),
+    (_all_to_all, (_C10D.all_to_all_single.default,)),
+    (partial(_same, name="tensor"), (_C10D.wait_tensor.default,)),
+    (_mm, (_ATEN.mm.default, _ATEN.bmm.default)),
+    (_addmm, (_ATEN.addmm.default,)),
+    (partial(_reduction, adds=True), (_ATEN.sum.dim_IntList,)),
+    (lambda call: CallCut(dict([call.source()]), Uncut.PARTIAL), (_ATEN.sum.default,)),
+    (_reduction, (_ATEN.mean.dim, _ATEN.amax.default, _ATEN.amin.default)),
+    (_reduction, (_ATEN.logsumexp.default, _ATEN.var.correction)),
+    (partial(_reduction, results=2), (_ATEN.max.dim, _ATEN.min.dim, _ATEN.var_mean.correction)),
+    (_gather_along, (_ATEN.gather.default,)),
+    (_scatter_along, (_ATEN.scatter.src, _ATEN.scatter.value, _ATEN.scatter_.value, _ATEN.scatter_add.default)),
+    (_along, (_ATEN._softmax.default, _ATEN._log_softmax.default, _ATEN.cumsum.default)),
+    (
+        partial(_along, others=("output",)),
+        (_ATEN._softmax_backward_data.default, _ATEN._log_softmax_backward_data.default),
+    ),
+    (partial(_along, results=2), (_ATEN.topk.default, _ATEN.sort.default, _ATEN.sort.stable)),
+    (_norm, (_ATEN.native_layer_norm.default, _ATEN._fused_rms_norm.default)),
+    (_norm_backward, (_ATEN.native_layer_norm_backward.default, _ATEN._fused_rms_norm_backward.default)),
+    (_embedding, (_ATEN.embedding.default,)),
+    (_embedding_backward, (_ATEN.embedding_dense_backward.default,)),
+    (_index, (_ATEN.index.Tensor,)),
+    (_index_put, (_ATEN.index_put.default,)),
+    (pointwise, (torch.ops.prims.convert_element_type.default, _ATEN._to_copy.default)),
+    (pointwise, (_ATEN.zeros_like.default, _ATEN.ones_like.default, _ATEN.full_like.default)),
+    (_convolution, (_ATEN.convolution.default,)),
+    (_convolution_backward, (_ATEN.convolution_backward.default,)),
+    (_by_image, (_ATEN.max_pool2d_with_indices.default, _ATEN.avg_pool2d.default, _ATEN._adaptive_avg_pool2d.default)),
+    (_by_image, (_ATEN.upsample_nearest2d.default, _ATEN.upsample_bilinear2d.default)),
+    (partial(_by_image, first="input"), (_ATEN.upsample_nearest2d.vec, _ATEN.upsample_bilinear2d.vec)),
+    (partial(_by_image, dims=1), (_ATEN.pixel_shuffle.default,)),
+    (_OF_SELF, (_ATEN.avg_pool2d_backward.default, _ATEN._adaptive_avg_pool2d_backward.default)),
+    (
+        partial(_by_image, first="grad_output", others=("self", "indices")),
+        (_ATEN.max_pool2d_with_indices_backward.default,),
+    ),
+    (_resized_backward, (_ATEN.upsample_nearest2d_backward.default, _ATEN.upsample_bilinear2d_backward.default)),
+    (_padded, (_ATEN.constant_pad_nd.default,)),
+    (_group_norm, (_ATEN.native_group_norm.default,)),
+    (_group_norm_backward, (_ATEN.native_group_norm_backward.default,)),
+    (_batch_norm, (_ATEN.native_batch_norm.default, _ATEN._native_batch_norm_legit_functional.default)),
+    (_batch_norm, (_ATEN._native_batch_norm_legit_no_training.default,)),
+    (_batch_norm_backward, (_ATEN.native_batch_norm_backward.default,)),
+    (_nll, (_ATEN.nll_loss_forward.default,)),
+    (_nll_backward, (_ATEN.nll_loss_backward.default,)),
+    (_squares, (_ATEN.mse_loss.default,)),
+    (_squares_backward, (_ATEN.mse_loss_backward.default,)),
+    *(
+        (rule, (packet.default,))
+        for kind in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+        for suffix, rule in (("", _attention), ("_backward", _attention_backward))
+        if (packet := getattr(_ATEN, f"_scaled_dot_product_{kind}{suffix}", None)) is not None
+    ),
+)
+RULES: Mapping[Any, Rule] = {target: rule for rule, targets in _BY_RULE for target in targets}
 
 
 def rule_of(node: fx.Node) -> Rule:
     """The rule of a call."""
     target = node.target
-    if node.op != "call_function" or target is operator.getitem:
-        raise EndsError(f"{node.name!r} is no call of an operator")
+    end_if(node.op != "call_function" or target is operator.getitem, f"{node.name!r} is no call of an operator")
     rule = RULES.get(target)
     if rule is not None:
         return rule

@@ -26,14 +26,14 @@ from torch._subclasses import FakeTensor
 
 from overlap_sched.errors import RewriteError, UnsupportedError
 from overlap_sched.fx.calls import GROUPS_KEY, live_ranks, name_and_group
-from overlap_sched.fx.dimensions.region import Region, followed
+from overlap_sched.fx.dimensions.region import Region, follow_cuts
 from overlap_sched.fx.operators import Arg, Role, traits_of
 from overlap_sched.fx.rewrites.backends import check_coalesced, check_exact
 from overlap_sched.fx.rewrites.draft import GraphDraft, shares_storage
 from overlap_sched.transform.dimension_graph.cut import Uncut, is_cut_of
 from overlap_sched.transform.draft import WHOLE
 from overlap_sched.transform.fission import Fission, How, Leave, Slice
-from overlap_sched.transform.recipes import New, Reshape, Single
+from overlap_sched.transform.recipes import CAT, CLONE, GETITEM, VIEW, New, Reshape, Single
 from overlap_sched.transform.rewrites import BUCKETED, Form, second_group
 
 _C10D, _ATEN = torch.ops._c10d_functional, torch.ops.aten
@@ -181,30 +181,22 @@ class GraphMaker(GraphDraft):
         return getattr(self.graph.owning_module, "meta", {}).get(GROUPS_KEY) or {}
 
     def whole(self, new: New[fx.Node], one: Single[fx.Node], reshape: Reshape) -> fx.Node:
-        return self.view(new, one.sources[0], reshape)
+        return self.look(new, VIEW, one.sources[0], reshape)
 
-    def view(self, new: New[fx.Node], of: fx.Node, reshape: Reshape) -> fx.Node:
-        return self.call(new, _ATEN.view.default, (of, list(reshape(tuple(of.meta["val"].shape)))))
+    def look(self, new: New[fx.Node], op: str, of: fx.Node, *args: Any, nbytes: int | None = None) -> fx.Node:
+        if op == VIEW:
+            args = (list(args[0](tuple(of.meta["val"].shape))),)
+        return self.call(new, _target(op), (of, *args))
 
-    def permute(self, new: New[fx.Node], of: fx.Node, dims: Sequence[int]) -> fx.Node:
-        return self.call(new, _ATEN.permute.default, (of, list(dims)))
-
-    def piece(
-        self, new: New[fx.Node], of: fx.Node, dim: int, columns: tuple[int, int], nbytes: int | None = None
+    def compute(
+        self, new: New[fx.Node], op: str, of: Sequence[fx.Node], *args: Any, result: bool, packed: bool = False
     ) -> fx.Node:
-        return self.call(new, _ATEN.slice.Tensor, (of, dim, *columns))
-
-    def copy(self, new: New[fx.Node], of: fx.Node, *, packed: bool = False) -> fx.Node:
-        if not packed:  # dense, its dimensions in memory as those of the whole
-            return self.call(new, _ATEN.clone.default, (of,))
-        return _keep_whole(self.call(new, _ATEN.clone.default, (of,), {"memory_format": torch.contiguous_format}))
-
-    def cat(self, new: New[fx.Node], of: Sequence[fx.Node], dim: int, *, packed: bool = False) -> fx.Node:
-        made = self.call(new, _ATEN.cat.default, (list(of), dim))
-        return _keep_whole(made) if packed else made
-
-    def plus(self, new: New[fx.Node], of: tuple[fx.Node, fx.Node], *, last: bool) -> fx.Node:
-        return self.call(new, _ATEN.add.Tensor, of)
+        """Call it; what is not packed is dense, its dimensions in memory as those of the whole."""
+        kwargs = {"memory_format": torch.contiguous_format} if packed and op == CLONE else {}
+        made = self.call(new, _target(op), (list(of), *args) if op == CAT else (*of, *args), kwargs)
+        if packed:
+            made.meta[KEPT_WHOLE] = True
+        return made
 
     def launch(self, new: New[fx.Node], of: fx.Node, members: Sequence[Single[fx.Node]]) -> fx.Node:
         like = members[0].launch
@@ -213,9 +205,6 @@ class GraphMaker(GraphDraft):
     def coalesced(self, new: New[fx.Node], members: Sequence[Single[fx.Node]]) -> fx.Node:
         target, sources = getattr(_C10D, f"{members[0].op}_coalesced").default, [one.sources[0] for one in members]
         return self.call(new, target, (sources, *arguments(members[0].launch)[1:]))
-
-    def got(self, new: New[fx.Node], launch: fx.Node, i: int) -> fx.Node:
-        return self.call(new, operator.getitem, (launch, i))
 
     def relaunch(self, new: New[fx.Node], one: Single[fx.Node]) -> fx.Node:
         return self.launch(new, one.sources[0], [one])
@@ -309,7 +298,7 @@ class GraphMaker(GraphDraft):
                     f"{node.name!r} is written to, and {outside.name!r}, which does not run in parts, shares its "
                     "memory: it stays whole."
                 )
-        self._parts, self._region = parts, followed(nodes, {v: one.cut for v, one in slices.items()}, parts)
+        self._parts, self._region = parts, follow_cuts(nodes, {v: one.cut for v, one in slices.items()}, parts)
         for node in nodes:
             why = self._region.ends.get(node, "none of its inputs is cut")
             if node in self._region.gives:
@@ -326,7 +315,7 @@ class GraphMaker(GraphDraft):
         v = new.like
         args, kwargs = fx.node.map_arg((list(v.args), dict(v.kwargs)), of_part)
         args, kwargs = list(args), dict(kwargs)
-        changes = self._region.told[v].changes if v in self._region.told else {}
+        changes = self._region.calls[v].changes if v in self._region.calls else {}
         names = [a.name for a in v.target._schema.arguments] if changes else []
         for name, value in changes.items():
             position = names.index(name)
@@ -418,9 +407,12 @@ def _group_argument(node: fx.Node) -> Arg | None:
     return Arg((names.index("group_name"), "group_name")) if "group_name" in names else None
 
 
-def _keep_whole(copy: fx.Node) -> fx.Node:
-    copy.meta[KEPT_WHOLE] = True
-    return copy
+def _target(op: str) -> Any:
+    """``"aten.cat.default"`` -> ``torch.ops.aten.cat.default``."""
+    if op == GETITEM:
+        return operator.getitem
+    _, name, overload = op.split(".")
+    return getattr(getattr(_ATEN, name), overload)
 
 
 def _offload_operators() -> Any:

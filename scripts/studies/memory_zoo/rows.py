@@ -9,13 +9,10 @@ from typing import TypeVar
 from overlap_sched.fit.planner import relabelled
 from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options
-from overlap_sched.peak_memory.addresses.plan import plan_addresses
-from overlap_sched.peak_memory.best import ORDERS, best_order
+from overlap_sched.peak_memory.addresses import plan_addresses
+from overlap_sched.peak_memory.best import ORDERS, best_order, judged, window_at_peak
+from overlap_sched.peak_memory.exact import Solver, program_of, solve
 from overlap_sched.peak_memory.memory_graph import lead_with_inputs, memory_graph_of
-from overlap_sched.peak_memory.program import program_of
-from overlap_sched.peak_memory.repair import judged
-from overlap_sched.peak_memory.solvers import Solver, solve
-from overlap_sched.peak_memory.windows import window_at_peak
 from overlap_sched.problem import MemoryModel, Problem
 from overlap_sched.scheduler.driver import schedule
 from overlap_sched.simulate.allocator import replay_allocator

@@ -9,7 +9,7 @@ from torch import Tensor
 from overlap_sched.fx import lift
 from overlap_sched.fx.dimensions import region_from
 from overlap_sched.fx.dimensions.candidates import expert_fissions, expert_regions, fission_of
-from overlap_sched.fx.dimensions.region import followed, writes
+from overlap_sched.fx.dimensions.region import follow_cuts, writes
 from overlap_sched.judge.validate import violation
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.dimension_graph.cut import Cut, Routed
@@ -26,7 +26,7 @@ def test_in_parts_gives_what_it_gives_whole(parts: int, narrow: bool) -> None:
     """Row by row to the last bit; gradients of weights are sums over the parts, in bfloat16."""
     gm = traced()
     region = list(expert_regions(gm.graph, parts))[narrow]
-    assert not [node for node in gm.graph.nodes if node.target is ALL_TO_ALL and node not in region.told]
+    assert not [node for node in gm.graph.nodes if node.target is ALL_TO_ALL and node not in region.calls]
     for seed in range(2):
         for whole, got in zip(run(gm, seed), run(in_parts(gm, region), seed), strict=True):
             check_alike(whole, got)
@@ -95,14 +95,14 @@ def test_what_would_mix_tokens_ends_the_dimension(
     gm = traced(routed(rows))
     for region in expert_regions(gm.graph, 2):
         put = next(node for node in gm.graph.nodes if node.target is torch.ops.aten.index_put.default)
-        assert (put in region.told) == (why is None)
+        assert (put in region.calls) == (why is None)
     seeds = {next(iter(gm.graph.nodes)): Cut(0, 1, TOKENS // 2)}
     ends = _first_ends(gm.graph, seeds)
     assert ends == [] if why is None else any(why in end for end in ends), ends
 
 
 def _first_ends(graph: torch.fx.Graph, seeds: dict[torch.fx.Node, Cut]) -> list[str]:
-    return list(followed(list(graph.nodes), seeds, 2).ends.values())
+    return list(follow_cuts(list(graph.nodes), seeds, 2).ends.values())
 
 
 def test_what_an_expert_has_may_not_be_sorted_in_unequal_parts() -> None:
@@ -136,8 +136,8 @@ def test_a_write_that_is_seen_outside_stays_whole() -> None:
         gm = trace(make, (4, 6))
         region = region_from(gm.graph, {next(iter(gm.graph.nodes)): Cut(0, 1, 2)}, 2)
         write = next(node for node in gm.graph.nodes if writes(node))
-        assert (write not in region.told) == whole
-        assert not [node for node in gm.graph.nodes if node.name == "zeros_like" and node in region.told]
+        assert (write not in region.calls) == whole
+        assert not [node for node in gm.graph.nodes if node.name == "zeros_like" and node in region.calls]
 
 
 def test_routed_rows_do_not_leave() -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from overlap_sched.fx.dimensions.region import told
-from overlap_sched.fx.dimensions.rules import RULES, Told
+from overlap_sched.fx.dimensions.region import cut_call
+from overlap_sched.fx.dimensions.rules import RULES, CallCut
 from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Uncut, cuts_of, range_cut
 from tests.support.cut_tensors import call_part, put_together
 
@@ -309,7 +309,7 @@ def whole_of(case: Case, args: tuple[Any, ...], values: dict[fx.Node, Tensor]) -
     return case.target(*fx.node.map_arg(args, lambda u: values[u].clone()), **case.kwargs)
 
 
-def accepted(parts: int, node: fx.Node, values: dict[fx.Node, Tensor]) -> list[tuple[int, Cut, Told]]:
+def accepted(parts: int, node: fx.Node, values: dict[fx.Node, Tensor]) -> list[tuple[int, Cut, CallCut]]:
     """Per input and cut that the rule accepts: what it says. Where it wants others of the same shape cut, they are."""
     found = []
     for at, x in enumerate(values):
@@ -317,7 +317,7 @@ def accepted(parts: int, node: fx.Node, values: dict[fx.Node, Tensor]) -> list[t
             alike = {u: cut for u in values if values[u].shape == values[x].shape}
             for cuts in ({x: cut}, alike):
                 try:
-                    found.append((at, cut, told(node, cuts, parts)))
+                    found.append((at, cut, cut_call(node, cuts, parts)))
                     break
                 except EndsError:
                     continue

@@ -1,4 +1,4 @@
-"""Cluster files: those that are shipped, the way there and back, and every mistake by its text."""
+"""Clusters: files and their mistakes, what measurements say of one, and where process groups are on it."""
 
 import re
 import tracemalloc
@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from overlap_sched.cost import H100, XEON_8480, Collective, Price
 from overlap_sched.cost.cluster import (
     Across,
     Cluster,
     DefaultContention,
     IntraNodeLink,
     MeshDimension,
+    calibrated,
     cluster_text,
     contention_of,
     parse_cluster,
@@ -20,8 +22,9 @@ from overlap_sched.cost.cluster import (
     shipped_clusters,
     write_cluster,
 )
-from overlap_sched.cost.model import H100
-from overlap_sched.cost.table import CollectiveTime, KernelTime, Tables
+from overlap_sched.cost.collectives import model_of
+from overlap_sched.cost.placement import SHORT, DataflowNode, Facts, Nodes, place, ranks_along, sharding_groups
+from overlap_sched.cost.table import COPY, CollectiveTime, KernelTime, TableModel, Tables
 from overlap_sched.cost.toml_file import parse_toml
 from overlap_sched.errors import CostError
 from overlap_sched.problem import Group
@@ -214,3 +217,180 @@ def test_contention_follows_from_placement() -> None:
     contention = contention_of(cluster, groups)
     assert contention.slowdown == {"": 1.189}
     assert contention.links == {"fsdp": "across nodes", "dp": "across nodes"}
+
+
+KERNELS = (
+    KernelTime("aten.mm.default", "large", 2 * 10**12, 10**9, 4000.0),
+    KernelTime("aten.mm.default", "small", 10**9, 10**6, 10.0),
+    KernelTime(COPY, "small", 0, 10**4, 3.0),
+    KernelTime(COPY, "in cache", 0, 10**7, 1.0),
+    KernelTime(COPY, "large", 0, 10**9, 500.0),
+)
+GATHERS = (
+    CollectiveTime("all_gather", 8, 1, 8_000, 20.0, 5.0),
+    CollectiveTime("all_gather", 8, 1, 80_008_000, 220.0, 5.0),
+    CollectiveTime("all_gather", 2, 1, 8_000, 5.0, 5.0),
+    CollectiveTime("all_reduce", 8, 1, 8_000, 7.0, 5.0),
+)
+ACROSS = (
+    CollectiveTime("all_gather", 16, 2, 16_000, 60.0, 5.0),
+    CollectiveTime("all_gather", 16, 2, 16_016_000, 360.0, 5.0),
+)
+TABLES = Tables(GATHERS, KERNELS)
+
+
+def test_rates_are_the_best_that_was_measured():
+    cluster = calibrated("NVIDIA H100 80GB HBM3", 8, TABLES, "today")
+    device = cluster.device
+    assert (cluster.name, cluster.source, cluster.ranks_per_node) == ("measured-nvidia-h100-80gb-hbm3", "today", 8)
+    assert device.flops_per_s == 5e14  # of the large one
+    assert device.bytes_per_s == 2e12  # of the largest: smaller ones stay in caches
+    assert device.kernel_us == 1.0
+    assert cluster.inside == IntraNodeLink("nvlink", 350e9, 20.0, "measured")  # 80 MB * 7/8 in 200 us, of most ranks
+    assert cluster.across is None
+    assert (cluster.library, cluster.tables) == ("formula", TABLES)
+
+
+def test_links_across_nodes():
+    cluster = calibrated("GPU", 8, Tables((*GATHERS, *ACROSS), KERNELS), "")
+    assert cluster.across == Across(8 * 50e9, 1, 60.0, source="measured, all cards of a node together")
+    assert cluster.across_bytes_per_s == 50e9  # 16 MB * 15/16 in 300 us
+
+
+def test_a_slow_link_of_a_gpu_is_pcie_and_of_a_cpu_memory():
+    slow = Tables((GATHERS[0], GATHERS[1]._replace(time_us=2020.0)))
+    assert calibrated("GPU", 8, slow, "").inside.fabric == "pcie"
+    assert calibrated("cpu", 8, slow, "").inside.fabric == "memory"
+
+
+def test_what_was_not_measured_is_that_of_a_published_device():
+    for name, basis in (("cpu", XEON_8480), ("GPU", H100)):
+        cluster = calibrated(name, 1, Tables(), "")
+        assert cluster.device == basis._replace(name=name, memory_bytes=0)
+        assert cluster.inside.source == "not measured: that of memory"
+    one_size = calibrated("GPU", 8, Tables(GATHERS[:1]), "")
+    assert one_size.inside.bytes_per_s == H100.peak_bytes_per_s
+
+
+def test_a_file_gives_the_same_cluster_again():
+    cluster = calibrated("cpu", 8, Tables((*GATHERS, *ACROSS), KERNELS), "today")
+    assert parse_cluster(cluster_text(cluster), "x") == cluster
+
+
+def test_the_model_of_a_measured_file_knows_launches_on_a_cpu_alone():
+    gather = Collective("all_gather_into_tensor", 8_000, Group(8, True))
+    for device, launch_us in (("cpu", 5.0), ("GPU", 0.0)):
+        model = model_of(calibrated(device, 8, TABLES, ""))
+        assert isinstance(model, TableModel)
+        assert model.launch_us(gather) == launch_us
+        assert model.finish_us(gather) == 0.0  # not measured
+        assert model.collective_price(gather) == Price(20.0 - launch_us, "table")  # a launch has a node of its own
+        assert model.collective_price(gather._replace(op="broadcast")).source == "roofline"
+
+
+MESH = (MeshDimension("pp", 2), MeshDimension("fsdp", 8), MeshDimension("tp", 8))
+INSIDE, SPREAD = Group(8, True), Group(8, False, 8)
+
+
+def groups(facts: dict[str, Facts], on: Nodes) -> dict[str, Group]:
+    return {name: placement.group for name, placement in place(facts, on).items()}
+
+
+def test_ranks_decide_never_the_size() -> None:
+    known = {
+        "near": Facts(8, tuple(range(8, 16))),
+        "far": Facts(8, tuple(range(0, 64, 8))),
+        "across the edge": Facts(2, (7, 8)),
+        "pairs": Facts(4, (0, 1, 8, 9)),
+    }
+    placed = place(known, Nodes(8))
+    assert {name: one.group for name, one in placed.items()} == {
+        "near": INSIDE,
+        "far": SPREAD,
+        "across the edge": Group(2, False, 2),
+        "pairs": Group(4, False, 2),
+    }
+    assert not any(one.assumed for one in placed.values())
+
+
+def test_the_mesh_places_what_has_a_size_of_its_own() -> None:
+    placed = place({"0": Facts(128), "1": Facts(64), "2": Facts(2)}, Nodes(8, mesh=MESH))
+    assert [one.group for one in placed.values()] == [Group(128, False, 16), Group(64, False, 8), Group(2, False, 2)]
+    assert not any(one.assumed for one in placed.values())
+
+
+def test_of_two_dimensions_alike_the_sharding_group_is_the_outer_one() -> None:
+    placed = place({"a": Facts(8, shards=True), "b": Facts(8)}, Nodes(8, mesh=MESH))
+    assert [one.group for one in placed.values()] == [SPREAD, INSIDE]
+    assert placed["a"].assumed == (
+        "process group 'a' (8 ranks) may be fsdp or tp of the mesh: taken as fsdp, on 8 nodes, 1 rank on each; say "
+        "otherwise with --group a=DIMENSION"
+    )
+
+
+def test_tensor_parallel_fills_the_node_so_fsdp_crosses_it() -> None:
+    placed = place({"0": Facts(8, shards=True), "1": Facts(8)}, Nodes(8))
+    assert [one.group for one in placed.values()] == [SPREAD, INSIDE]
+    assert placed["0"].assumed == (
+        "process group '0' (8 ranks): its ranks are not known, assumed on 8 nodes, 1 rank on each (groups inside it "
+        "take 8 neighbouring ranks); say otherwise with --group 0=RANK,RANK,... or --mesh NAME=SIZE,..."
+    )
+
+
+def test_as_large_as_the_others_together_is_all_of_them() -> None:
+    facts = {"0": Facts(64, shards=True), "513": Facts(8, shards=True), "521": Facts(8)}
+    assert groups(facts, Nodes(8)) == {"0": Group(64, False, 8), "513": SPREAD, "521": INSIDE}
+    assert groups({"0": Facts(64, shards=True), "1": Facts(8)}, Nodes(8))["0"] == Group(64, False, 64)
+    assert groups({"0": Facts(4, shards=True), "1": Facts(2)}, Nodes(8))["0"] == Group(4, True)
+    assert groups({"0": Facts(4, shards=True), "1": Facts(4)}, Nodes(8))["0"] == Group(4, False, 2)
+
+
+def test_groups_that_do_not_fit() -> None:
+    with pytest.raises(CostError) as error:
+        place({"dp": Facts(64)}, Nodes(8, single=True))
+    assert str(error.value) == (
+        "process group 'dp' has 64 ranks, but the cluster is one node of 8. Choose a cluster with several (--cluster), "
+        "or give [across] in its file."
+    )
+    with pytest.raises(CostError) as error:
+        place({"dp": Facts(5)}, Nodes(8, mesh=MESH))
+    assert str(error.value) == (
+        "process group 'dp' has 5 ranks, but no dimension of the mesh pp=2, fsdp=8, tp=8, nor neighbours together, has "
+        "as many. Correct --mesh, or give its ranks: --group dp=RANK,RANK,..."
+    )
+    with pytest.raises(CostError) as error:
+        place({"dp": Facts(2, (0, 128))}, Nodes(8, mesh=MESH))
+    assert str(error.value) == (
+        "process group 'dp' has rank 128, but the mesh has ranks 0 to 127. Correct --group or the mesh."
+    )
+    with pytest.raises(CostError, match="has rank 9, but the cluster is one node of ranks 0 to 7"):
+        place({"dp": Facts(2, (0, 9))}, Nodes(8, single=True))
+
+
+def test_ranks_along_a_mesh() -> None:
+    assert ranks_along(MESH, "tp") == tuple(range(8))
+    assert ranks_along(MESH, "fsdp") == tuple(range(0, 64, 8))
+    assert ranks_along(MESH, "pp+fsdp") == tuple(range(0, 128, 8))
+    with pytest.raises(CostError) as error:
+        ranks_along(MESH, "ep")
+    assert str(error.value) == (
+        "the mesh is pp=2, fsdp=8, tp=8: it has no 'ep'. Name a dimension, or neighbours joined by +, outermost first."
+    )
+
+
+def test_what_gathers_parameters_and_reduces_gradients_shards() -> None:
+    def graph(casts: int) -> list[DataflowNode]:
+        steps = [DataflowNode((), False)]
+        steps += [DataflowNode((k,), True) for k in range(casts)]
+        steps.append(DataflowNode((casts,), True, "all_gather_into_tensor", "fsdp"))
+        steps.append(DataflowNode((len(steps) - 1,), True))
+        steps.append(DataflowNode((len(steps) - 1,), True, "all_reduce", "tp"))
+        steps += [DataflowNode((len(steps) - 1 + k,), True) for k in range(SHORT + 1)]
+        steps.append(DataflowNode((len(steps) - 1,), True, "reduce_scatter_tensor", "fsdp"))
+        steps.append(DataflowNode((len(steps) - 1,), False))
+        return steps
+
+    assert sharding_groups(graph(1)) == {"fsdp"}
+    assert sharding_groups(graph(SHORT + 1)) == {"fsdp"}  # half of them: the reduce_scatter
+    both = [*graph(SHORT + 1)[:-2]]
+    assert sharding_groups(both) == set()

@@ -1,0 +1,294 @@
+"""Flags of a command from its dataclass: names, types and defaults of the fields, help from the text below each.
+
+A text may begin with what stands for the value, as in ``"SIZE: memory allowed above the peak"``. A field of type
+:class:`~overlap_sched.options.Options` says which options are flags, under their own names.
+"""
+
+import argparse
+import ast
+import inspect
+import os
+import re
+import shlex
+import stat
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from overlap_sched.errors import OptionsError
+from overlap_sched.options import GONE, Options, RewriteKind, close_to
+from overlap_sched.problem import MAX_TOTAL_BYTES
+from overlap_sched.problem.file import nameable
+from overlap_sched.problem.sizes import limit_given, size_given
+
+NO_DIFF = "compare the figures of two `overlap-sched plan --json` with jq, which can also fail a build"
+GONE_FLAGS = {
+    **GONE,
+    "fail_if": f"{NO_DIFF}.",
+    "frontier": "ask `overlap-sched sweep GRAPH --vary headroom=0..2GiB`.",
+}
+SCHEDULING = (
+    "headroom", "memory_limit", "budget", "base", "preserve_collective_order", "concurrent_groups", "effort",
+    "allocator", "pins", "strict",
+)  # fmt: skip
+"""Options that are flags of each command that schedules."""
+EXIT_CODES = """\
+exit codes:
+  0    fine
+  1    the original order was kept because the new one failed verification (with --strict: an error, nothing written)
+  2    bad usage, bad input, or a file that cannot be written; one line on standard error says which
+  4    no order (`fit`: no plan) was found that runs in --memory-limit
+  70   a bug in overlap_sched, with a traceback
+  130  interrupted (Ctrl-C)
+  141  whoever read the output stopped reading
+
+All times and memory are simulated: one compute stream, one stream per process group.
+"""
+_CHOICE = re.compile(r"(?P<before>.*invalid choice: '(?P<given>.*)') \(choose from (?P<known>.*)\)", re.DOTALL)
+_HELP = re.compile(r"(?:([A-Z][^\s:]*): )?(.*)", re.DOTALL)
+_ATTRIBUTE = re.compile(r"^    (\w+): (.*?)(?:\.\s|\.?\Z)", re.DOTALL | re.MULTILINE)
+Command = TypeVar("Command")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How a field is written, where its type does not say it.
+
+    Attributes:
+        read: Reads the text of a value.
+        name: Of the flag, where it is not the field's.
+        const: What the flag means without a value.
+        positional: A value without a name.
+        many: Several values may follow one flag.
+        group: At most one flag of a group may be given; exactly one where the group's name ends in ``!``.
+        file: Names a file that is read, or written.
+    """
+
+    read: Callable[[str], Any] | None = None
+    name: str = ""
+    const: Any = None
+    positional: bool = False
+    many: bool = False
+    group: str = ""
+    file: Literal["", "in", "out"] = ""
+
+
+def read_rewrites(text: str) -> tuple[str, ...]:
+    """Read kinds of rewrites, joined by commas."""
+    names, known = tuple(name.strip() for name in text.split(",")) if text else (), get_args(RewriteKind)
+    if unknown := next((name for name in names if name not in known), None):
+        near = close_to(unknown, known)
+        raise OptionsError(f"--rewrites has {unknown!r}; known are {', '.join(known)}.{near}")
+    return names
+
+
+_NO_FLAG, _MANY = Flag(), Flag(many=True)
+
+
+class Parser(argparse.ArgumentParser):
+    """An ``ArgumentParser`` whose errors are one line that names what may be meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message, and exit with 2."""
+        choice = _CHOICE.fullmatch(message)
+        if choice is not None:  # versions of Python differ in the quotes
+            given, known = choice["given"], re.findall(r"[^\s',]+", choice["known"])
+            message = f"{choice['before']} (choose from {', '.join(known)}).{close_to(given, known)}"
+        self.exit(2, f"overlap-sched: error: {' '.join(message.split())}\n")
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """As argparse does; an unknown flag is an error that names what it is like."""
+        parsed, extra = self.parse_known_args(args, namespace)
+        for text in extra:
+            if (name := text.partition("=")[0].removeprefix("--").replace("-", "_")) in GONE_FLAGS:
+                self.error(in_flags(f"{text.partition('=')[0]} is no option any more: {GONE_FLAGS[name]}"))
+        if extra:
+            flags = list(self._option_string_actions)[2:]  # without -h, --help
+            near = [close_to(text.partition("=")[0], flags) for text in extra if text.startswith("--")]
+            self.error(f"unrecognized arguments: {' '.join(extra)}.{''.join(near)}")
+        return parsed
+
+
+def in_flags(text: str) -> str:
+    """Return what :class:`~overlap_sched.options.Options` says of its fields, as of flags."""
+    for field in Options.__dataclass_fields__:
+        flag = f"--{field.replace('_', '-')}"
+        text = re.sub(rf"\b{field} (is|of) ", rf"{flag} \1 ", text)
+        text = re.sub(rf"\b{field}=\(\)", f"no {flag}", text)
+        text = re.sub(rf"\b{field}='([\w-]+)'", rf"{flag} \1", text)
+    return text
+
+
+def parser_of(command: type, name: str, summary: str) -> Parser:
+    """Return the parser of a command, from its dataclass."""
+    parser = Parser(
+        prog=f"overlap-sched {name}",
+        description=summary,
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    exclusive: dict[str, Any] = {}
+    owners = [owner for owner in command.__mro__ if is_dataclass(owner)]
+    for owner in reversed(owners):
+        for field, (_, flag) in _flags_of(owner, inherited=False):
+            if isinstance(flag, Flag) and flag.positional:
+                optional = command.__dataclass_fields__[field].default is not MISSING  # type: ignore[attr-defined]
+                metavar, told = _HELP.fullmatch(_texts(owner)[field]).groups()  # type: ignore[union-attr]
+                parser.add_argument(field, nargs="?" if optional else None, metavar=metavar, help=told)
+    for owner in owners:
+        title = (owner.__doc__ or "").partition("\n")[0].rstrip(".").lower()
+        section = parser if owner is command else parser.add_argument_group(title)
+        texts = _texts(owner)
+        for field, (hint, flag) in _flags_of(owner, inherited=False):
+            if hint is Options:
+                for option, (its, default, text) in _options_of(flag).items():
+                    _add(section, option, its, default, text, _MANY if option == "pins" else _NO_FLAG)
+            elif field in texts and not flag.positional:
+                into = section
+                if flag.group:
+                    if flag.group not in exclusive:
+                        exclusive[flag.group] = section.add_mutually_exclusive_group(required=flag.group.endswith("!"))
+                    into = exclusive[flag.group]
+                _add(into, field, hint, command.__dataclass_fields__[field].default, texts[field], flag)  # type: ignore[attr-defined]
+    return parser
+
+
+def parse(command: type[Command], name: str, summary: str, arguments: Sequence[str]) -> Command:
+    """Read the arguments of a command; a field ``given`` gets the command line itself."""
+    read = {
+        field: tuple(value) if isinstance(value, list) else value
+        for field, value in vars(parser_of(command, name, summary).parse_args(arguments)).items()
+    }
+    read["given"] = shlex.join(("overlap-sched", name, *arguments))
+    for field, (hint, flag) in _flags_of(command):
+        if hint is Options:
+            if "rewrites" in flag:
+                read["rewrites"] = read_rewrites(read["rewrites"])
+            try:
+                read[field] = Options(**{option: read[option] for option in flag})
+            except OptionsError as error:
+                raise OptionsError(in_flags(str(error))) from None
+    return command(**{field.name: read[field.name] for field in fields(command) if field.name in read})  # type: ignore[arg-type]
+
+
+def _flags_of(command: type, *, inherited: bool = True) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Each field, its type, and what is beside that."""
+    hints = get_type_hints(command, None, None, True)
+    names = [field.name for field in fields(command)] if inherited else inspect.get_annotations(command)
+    return ((name, _split(hints[name])) for name in names)
+
+
+def _split(hint: Any) -> tuple[Any, Any]:
+    """A type, and what is beside it in ``Annotated``: a flag, or which options are flags."""
+    if get_origin(hint) is Annotated:
+        return get_args(hint)[:2]  # type: ignore[return-value]
+    return hint, _NO_FLAG
+
+
+def _texts(owner: type) -> dict[str, str]:
+    """The text below each field of a class."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+    assert isinstance(tree, ast.ClassDef)
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in zip(tree.body, tree.body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+    }
+
+
+def _options_of(names: Sequence[str]) -> dict[str, tuple[Any, Any, str]]:
+    """Type, default and first sentence of options."""
+    texts = dict(_ATTRIBUTE.findall(inspect.cleandoc(Options.__doc__ or "")))
+    hints, default = get_type_hints(Options), Options(rewrites=())
+    found = {}
+    for name in names:
+        known = f"kinds of rewrites, joined by commas: {', '.join(get_args(RewriteKind))}"
+        plain = known if name == "rewrites" else re.sub(r" \(:mod:`.*?`\)", "", " ".join(texts[name].split()))
+        plain = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`|``(.*?)``", r"\1\2", plain)
+        hint = str if name == "rewrites" else hints[name]
+        found[name] = (hint, "" if name == "rewrites" else getattr(default, name), plain[0].lower() + plain[1:])
+    return found
+
+
+def _add(section: Any, field: str, hint: Any, default: Any, text: str, flag: Flag) -> None:
+    metavar, told = _HELP.fullmatch(text).groups()  # type: ignore[union-attr]
+    of = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kind = str if str in of else next(one for one in of if one is not NoneType)
+    required = default is MISSING
+    if default not in (MISSING, None, False, (), "", 0) and "default" not in told:
+        told += f" (default: {default})"
+    more: dict[str, Any] = {"help": told.replace("%", "%%")}
+    if kind is bool:
+        more["action"] = "store_true"
+    else:
+        if get_origin(hint) is tuple:
+            more |= {"action": "extend", "nargs": "+"} if flag.many else {"action": "append"}
+            kind, default = get_args(kind)[0], [] if required else list(default)
+        choices = get_args(kind) if get_origin(kind) is Literal else None
+        more |= {"choices": choices} if choices else {"type": flag.read or kind, "metavar": metavar}
+        if flag.const is not None:
+            more |= {"nargs": "?", "const": flag.const}
+    name = flag.name or f"--{field.replace('_', '-')}"
+    section.add_argument(name, dest=field, required=required, default=default, **more)
+
+
+def check_files(command: Any) -> None:
+    """Find out before the work is done that a result could not be written, or would destroy something."""
+    files: dict[str, list[tuple[str, str]]] = {"in": [], "out": []}
+    for field, (hint, flag) in _flags_of(type(command)):
+        if hint is not Options and flag.file and (value := getattr(command, field)) is not None:
+            name = "the input" if flag.positional else flag.name or f"--{field.replace('_', '-')}"
+            files[flag.file] += [(name, path) for path in (value if isinstance(value, tuple) else (value,))]
+    for at, (option, path) in enumerate(files["out"]):
+        if not path:
+            raise OptionsError(f"{option}: the name of the file is empty. Name a file, or leave {option} out.")
+        for what, read in files["in"]:
+            if _same_file(path, read):
+                raise OptionsError(f"{option} {path}: would overwrite {what}, {read}. Name another file to write to.")
+        for other, taken in files["out"][:at]:
+            if _same_file(path, taken):
+                raise OptionsError(
+                    f"{option} {path}: would overwrite what {other} {taken} writes. Give each a file of its own."
+                )
+    from overlap_sched.report.files import check_writable
+
+    for option, path in files["out"]:
+        check_writable(path)
+        if option == "--plot":
+            from overlap_sched.report.pictures import check_plot
+
+            check_plot(path)
+
+
+def _same_file(one: str, other: str) -> bool:
+    """Tell whether two paths lead to one file, also through links. What is no plain file (a terminal) may be shared."""
+    try:
+        paths = [Path(os.path.realpath(nameable(path))) for path in (one, other)]
+    except OSError:  # no file at all
+        return False
+    try:
+        found = [path.stat() for path in paths]
+    except OSError:  # at least one is not there
+        return paths[0] == paths[1]
+    return stat.S_ISREG(found[0].st_mode) and os.path.samestat(*found)
+
+
+def limit_bytes(option: str, text: str, original_peak_bytes: int) -> int:
+    """A memory limit in bytes: ``80GB``, ``24GiB``, or percent of the original peak."""
+    meant = "a size with a unit (80GB, 24GiB) or percent of the original peak (90%)"
+    read = size_given if option == "--host-memory" else limit_given  # of the host's it may be none
+    found = read(option, text, original_peak_bytes, meant)
+    if found > MAX_TOTAL_BYTES:
+        raise OptionsError(f"{option} is {shortened(text)!r}; write {meant}.")
+    return found
+
+
+def shortened(text: str) -> str:
+    """At most 40 characters of what was given, for a message."""
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,7 +1,16 @@
-"""Operations, bytes and times of nodes; process groups; what the user's callable may say."""
+"""Operations, bytes and times of nodes; process groups; what the user's callable may say.
+
+Predicted kernels of real graphs: which operators are loops, what is looked through, who pays.
+
+Recorded traces of two gloo ranks, matched against the graphs that ran.
+"""
 
 import importlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,16 +18,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._higher_order_ops.effects import with_effects
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from overlap_sched import cost
-from overlap_sched.errors import CostError, OptionsError
+from overlap_sched.cost import A100, Price, Roofline
+from overlap_sched.cost.profile import read_traces
+from overlap_sched.dump import load_dump
+from overlap_sched.errors import CostError, OptionsError, OverlapSchedWarning
 from overlap_sched.fx import lift
+from overlap_sched.fx.lifting import Lifted
 from overlap_sched.fx.operators import traits_of
-from overlap_sched.problem import Group, Node
+from overlap_sched.fx.profile import ProfileCost, lifted_with_profile, shapes_of
+from overlap_sched.inductor.caches import settings_key
+from overlap_sched.inductor.settings import Settings
+from overlap_sched.problem import Group, Kind, Node
 from overlap_sched.scheduler.restrictions import clashes
-from tests.fx.test_fx_hazards import Builder
-from tests.support.fx_graphs import ATEN, C10D, gather, scatter, trace, wait
+from tests.fx.test_hazards import Builder
+from tests.support.fx_graphs import ATEN, C10D, gather, on_gpu, scatter, trace, wait
+from tests.support.profile_traces import GRAPHS, TRACES
+from tests.support.traces import event, write
 
 
 def nodes(gm: torch.fx.GraphModule, **arguments: Any) -> dict[str, Node]:
@@ -371,3 +391,326 @@ def test_scatters_in_place_touch_the_rows_that_they_write(op: Any, args: Any, to
         assert found.bytes == 2 * 64000 + 64 + 4
     else:
         assert found.bytes == 512 + 64 + touched * 512
+
+
+ROWS, WIDTH = 256, 512
+FULL = 4 * ROWS * WIDTH
+
+
+def fused(f: Callable[..., Any], *shapes: tuple[int, ...], device: str = "cuda", **options: Any) -> Lifted:
+    gm = trace(f, *shapes)
+    if device == "cuda":
+        on_gpu(gm)
+    return lift(gm, fusion="inductor", **options)
+
+
+def kernels(lifted: Lifted) -> dict[str, int]:
+    """Bytes of every kernel, by the node that names it."""
+    found: dict[str, int] = {}
+    for node, price in zip(lifted.problem.nodes, lifted.prices, strict=True):
+        if node.kind is Kind.COMPUTE and price.source != "free":
+            name = price.part_of or node.name
+            found[name] = found.get(name, 0) + node.bytes
+    return found
+
+
+def norm(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+
+
+def test_a_norm_is_one_kernel() -> None:
+    lifted = fused(norm, (ROWS, WIDTH), (WIDTH,))
+    assert kernels(lifted) == {"mul_1": 2 * FULL + 4 * WIDTH}
+    plain = lift(trace(norm, (ROWS, WIDTH), (WIDTH,)))
+    assert sum(node.bytes for node in plain.problem.nodes) > 3 * sum(node.bytes for node in lifted.problem.nodes)
+    assert {price.source for price in plain.prices} == {"free", "roofline"}
+
+
+def test_the_graph_stays_one_of_single_nodes() -> None:
+    gm = trace(norm, (ROWS, WIDTH), (WIDTH,))
+    plain, priced = lift(gm), lift(gm, fusion="inductor")
+    assert plain.nodes == priced.nodes
+
+    def bare(node: Node) -> Node:
+        return node._replace(time_us=0.0, bytes=0)
+
+    assert [bare(node) for node in plain.problem.nodes] == [bare(node) for node in priced.problem.nodes]
+    for node, price in zip(priced.problem.nodes, priced.prices, strict=True):
+        assert node.time_us == price.time_us
+
+
+def softmax(x: Tensor) -> Tensor:
+    e = torch.exp(x - x.amax(-1, keepdim=True))
+    return e / e.sum(-1, keepdim=True)
+
+
+def softmax_backward(x: Tensor, y: Tensor) -> Tensor:
+    return ATEN._softmax_backward_data.default(x, y, -1, torch.float32).sum(-1)
+
+
+def transposed(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.relu(x)
+    return y, y.t() * 2
+
+
+def halves(x: Tensor) -> Tensor:
+    left, right = x.split(WIDTH // 2, 1)
+    return left * right
+
+
+def around_a_collective(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    return y * wait(gather(y))[:ROWS], y
+
+
+X = (ROWS, WIDTH)
+KERNELS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], dict[str, int]]] = {
+    "softmax, decomposed": (softmax, [X], {"div": 2 * FULL}),
+    "softmax": (lambda x: ATEN._softmax.default(x * 2, -1, False) + 1, [X], {"add": 2 * FULL}),
+    "softmax backward": (softmax_backward, [X, X], {"sum_1": 2 * FULL + 4 * ROWS}),
+    "views are looked through": (
+        lambda x: ((x + 1).view(-1) * 2).view(WIDTH, ROWS).unsqueeze(0).exp(),
+        [X],
+        {"exp": 2 * FULL},
+    ),
+    "results in another order are not merged with who made them": (
+        transposed,
+        [X],
+        {"relu": 2 * FULL, "mul": 2 * FULL},
+    ),
+    "parts are read as parts": (halves, [X], {"mul": FULL + FULL // 2}),
+    "a slice is read as a part": (lambda x: x[:, :8] * 2, [X], {"mul": 2 * 4 * ROWS * 8}),
+    "broadcast values are read once": (lambda x: x.expand(ROWS, WIDTH) + 1, [(WIDTH,)], {"add": FULL + 4 * WIDTH}),
+    "what is written back is written": (lambda x, y: x.copy_(y * 2), [X, X], {"copy_": 2 * FULL}),
+    "no kernel spans a collective": (around_a_collective, [X], {"mul": 2 * FULL, "mul_1": 3 * FULL}),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels(name: str) -> None:
+    f, shapes, found = KERNELS[name]
+    assert kernels(fused(f, *shapes)) == found
+
+
+def test_matmuls_stay_alone_and_what_they_read_is_stored() -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return torch.relu(torch.relu(x + 1) @ y) * 2
+
+    found = fused(f, (ROWS, WIDTH), (WIDTH, WIDTH))
+    assert kernels(found) == {"relu": 2 * FULL, "mm": 2 * FULL + 4 * WIDTH * WIDTH, "mul": 2 * FULL}
+    by_name = dict(zip([node.name for node in found.problem.nodes], found.prices, strict=True))
+    assert (by_name["mm"].source, by_name["relu_1"].part_of, by_name["relu_1"].time_us) == ("roofline", "mul", 0.0)
+
+
+def test_matmuls_read_broadcast_values_from_copies() -> None:
+    found = kernels(fused(lambda x, y: x.expand(ROWS, WIDTH) @ y, (1, 1), (WIDTH, WIDTH)))
+    assert found["expand"] == FULL + 4
+
+
+def test_lookups_read_the_rows_that_they_pick() -> None:
+    def f(table: Tensor, x: Tensor) -> Tensor:
+        return table[x.argmax(1)] * 2
+
+    assert kernels(fused(f, (10_000, WIDTH), (ROWS, 7)))["mul"] == 2 * FULL + 4 * 7 * ROWS
+
+
+def test_masks_pick_what_only_the_data_knows() -> None:
+    env = ShapeEnv(allow_dynamic_output_shape_ops=True)
+    with torch._subclasses.FakeTensorMode(shape_env=env):
+        x = torch.empty(ROWS, WIDTH)
+        gm = make_fx(lambda x: x[x > 0] * 2)(x)
+    assert set(kernels(lift(gm, fusion="inductor"))) == {"gt", "index", "mul"}
+
+
+def test_concatenations_are_written() -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([x * 2, y * 3]) + 1
+
+    moved = sum(kernels(fused(f, (ROWS, WIDTH), (ROWS, WIDTH))).values())
+    assert moved == 4 * FULL  # the sum joins: nobody else reads the concatenation
+
+
+def scattered(x: Tensor, at: Tensor, values: Tensor) -> Tensor:
+    return (x * 2).scatter_add(1, at.long(), values)
+
+
+@pytest.mark.parametrize(
+    ("device", "found"),
+    [
+        ("cuda", {"scatter_add": 2 * FULL + (4 + 4 + 4) * ROWS}),
+        ("cpu", {"mul": 2 * FULL, "_to_copy": 12 * ROWS, "scatter_add": 2 * FULL + 12 * ROWS}),
+    ],
+)
+def test_scatters_copy_what_they_write_into(device: str, found: dict[str, int]) -> None:
+    shapes = (ROWS, WIDTH), (ROWS, 1), (ROWS, 1)
+    assert kernels(fused(scattered, *shapes, device=device)) == found
+    doubled_after = fused(lambda *given: scattered(*given) * 2, *shapes, device=device)
+    assert kernels(doubled_after) == {**found, "mul_1": 2 * FULL}  # all has to be written before it is read
+
+
+def test_complex_numbers_and_unknown_operators_stay_alone() -> None:
+    def f(x: Tensor) -> Tensor:
+        turned = torch.view_as_complex(x.view(ROWS, -1, 2)) * 1j
+        return torch.view_as_real(turned * 1j) + 1
+
+    assert set(kernels(fused(f, (ROWS, WIDTH)))) == {"mul", "mul_1", "add"}
+    assert set(kernels(fused(lambda x: (x * 2).sort(1)[0] * 2, (ROWS, WIDTH)))) == {"mul", "sort", "mul_1"}
+
+
+def test_no_kernel_spans_the_order_of_the_collectives() -> None:
+    """b joins a, and would have to run before the first collective is waited for and after the second."""
+
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        a = x * 2
+        first = wait(gather(a))
+        second = wait(gather(y))
+        return a, first, a * second[:ROWS] + x
+
+    assert set(kernels(fused(f, (ROWS, WIDTH), (ROWS, WIDTH)))) == {"mul", "add"}
+
+
+def test_times_of_the_user_are_kept_and_are_all_that_a_kernel_takes() -> None:
+    gm_times = {"pow_1": 7.0, "mul_1": 2.0}
+    lifted = fused(norm, (ROWS, WIDTH), (WIDTH,), cost=lambda node: gm_times.get(node.name))
+    timed = {node.name: node.time_us for node in lifted.problem.nodes if node.time_us}
+    assert timed == gm_times
+    sources = {node.name: price.source for node, price in zip(lifted.problem.nodes, lifted.prices, strict=True)}
+    assert (sources["pow_1"], sources["mean"]) == ("user", "fusion")
+
+
+def test_it_is_asked_for_by_name() -> None:
+    with pytest.raises(OptionsError) as error:
+        lift(trace(norm, (ROWS, WIDTH), (WIDTH,)), fusion="triton")  # type: ignore[arg-type]
+    assert str(error.value) == "fusion is 'triton'; it is 'none' or 'inductor'."
+
+
+def doubled(reduction: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: reduction(x) * 2
+
+
+def test_reductions_name_their_dimensions_in_many_ways() -> None:
+    ways: list[tuple[Callable[[Tensor], Tensor], int]] = [
+        (lambda x: x.sum(), 1),
+        (lambda x: x.sum(0), WIDTH),
+        (lambda x: x.mean([-1]), ROWS),
+        (lambda x: x.amax((0, 1)), 1),
+        (lambda x: torch.linalg.vector_norm(x, 2.0, 1), ROWS),
+        (lambda x: x.max(1)[0], ROWS),
+    ]
+    for reduction, points in ways:  # squares of the result join only where there is one for each point
+        assert len(kernels(fused(doubled(reduction), (ROWS, WIDTH)))) == 1, points
+        assert len(kernels(fused(doubled(reduction), (ROWS + 1, WIDTH + 1)))) == 1, points
+
+
+def test_normalized_rows_and_columns_differ() -> None:
+    rows = fused(lambda x: x / x.sum(1, keepdim=True), (ROWS, WIDTH))
+    columns = fused(lambda x: x / x.sum(0, keepdim=True), (ROWS, WIDTH))
+    assert (len(kernels(rows)), len(kernels(columns))) == (1, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fusion", ["none", "inductor"])
+@pytest.mark.parametrize(("graph", "collectives", "products"), [(GRAPHS[0], 21, 15), (GRAPHS[1], 41, 30)])
+def test_all_of_a_real_graph_is_found(graph: Path, collectives: int, products: int, fusion: Any) -> None:
+    before = lift(load_dump(graph).gm, fusion=fusion)
+    after, profile = lifted_with_profile(before, read_traces(TRACES))
+    assert (profile.runs, profile.ranks) == (2, 2)
+    assert profile.share() == pytest.approx(1.0)
+    found = Counter((node.name, m.how) for node, m in zip(profile.sought, profile.measured, strict=True) if m)
+    by_order = Counter(name.split("::")[0] for (name, how), n in found.items() for _ in range(n) if how == "order")
+    assert by_order["_c10d_functional"] == collectives
+    assert found["aten::mm", "order"] == products
+    assert {how for _, how in found} == {"order", "names"}
+    assert profile.skew_us is not None
+    assert profile.skew_us > 0
+    fused = sum(m.us for m in profile.measured if m is not None and m.how == "names")
+    assert fused == pytest.approx(profile.fused_us)
+    sources = {price.source for node, price in zip(after.problem.nodes, after.prices, strict=True) if node.time_us}
+    assert sources == {"profile"}
+    assert [n._replace(time_us=0) for n in after.problem.nodes] == [n._replace(time_us=0) for n in before.problem.nodes]
+    assert [price.time_us for price in after.prices] == [node.time_us for node in after.problem.nodes]
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_without_skew_no_collective_is_longer_than_on_any_rank() -> None:
+    lifted = lift(load_dump(GRAPHS[1]).gm)
+    both, _ = lifted_with_profile(lifted, read_traces(TRACES))
+    alone = [lifted_with_profile(lifted, read_traces([path]))[0] for path in TRACES]
+    shorter = 0
+    for v in both.problem.collectives:
+        least = min(one.problem.nodes[v].time_us for one in alone)
+        assert both.problem.nodes[v].time_us <= least + 1e-6
+        shorter += both.problem.nodes[v].time_us < max(one.problem.nodes[v].time_us for one in alone)
+    assert shorter == 41
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_a_cost_of_traces_for_whoever_takes_one() -> None:
+    graph = load_dump(GRAPHS[0]).gm
+    cost = ProfileCost(*TRACES)
+    with_cost, (with_profile, _) = lift(graph, cost=cost), lifted_with_profile(lift(graph), read_traces(TRACES))
+    assert with_cost.problem == with_profile.problem
+    assert with_cost.prices == with_profile.prices
+    assert len(cost.profiles) == 1  # asked node by node, matched once
+
+
+def test_nodes_predicted_to_be_in_the_kernel_of_another_are_found_where_they_run_apart(tmp_path: Path) -> None:
+    b = Builder()
+    x = b.input("x")
+    relu = b.call("relu", ATEN.relu.default, b.call("exp", ATEN.exp.default, x))
+    lifted = lift(b.done(relu))
+    exp, last = 1, 2
+    nodes = list(lifted.problem.nodes)
+    nodes[exp] = nodes[exp]._replace(time_us=0.0)
+    prices = list(lifted.prices)
+    prices[exp], prices[last] = Price(0.0, "fusion", part_of="relu"), Price(2.0, "fusion", "kernel", "relu")
+    lifted = replace(lifted, problem=replace(lifted.problem, nodes=tuple(nodes)), prices=tuple(prices))
+    apart = [event("aten::exp", 0, 5, (4, 4)), event("aten::relu", 10, 7, (4, 4))]
+    after, _ = lifted_with_profile(lifted, read_traces([write(tmp_path, apart)]))
+    assert after.prices[exp : last + 1] == (Price(5.0, "profile"), Price(7.0, "profile"))
+    together = [event("aten::relu", 0, 0.5, (9, 9)), event("triton_poi_fused_exp_relu_0", 10, 7)]
+    mm = event("aten::exp", 20, 1, (9, 9))
+    with pytest.raises(CostError):  # kernels alone do not tell which graph they are of
+        lifted_with_profile(lifted, read_traces([write(tmp_path, [*together, mm])]))
+
+
+@pytest.mark.slow
+def test_other_traces_are_another_entry_in_the_caches_of_torch() -> None:
+    keys = [settings_key(Settings(cost=ProfileCost(*paths))) for paths in (TRACES, TRACES[:1], TRACES)]
+    assert None not in keys
+    assert keys[0] == keys[2] != keys[1]
+
+    assert settings_key(Settings(cost=ProfileCost(TRACES[0], model=Roofline(A100)))) not in (None, keys[1])
+    plain: Any = SimpleNamespace(compute_us=lambda work: 1.0, collective_us=lambda work: 1.0)
+    assert settings_key(Settings(cost=ProfileCost(TRACES[0], model=plain))) is None
+
+
+def test_a_graph_of_which_the_traces_have_nothing(tmp_path: Path) -> None:
+    b = Builder()
+    x = b.input("x")
+    b.call("mm", ATEN.mm.default, x, x)
+    gm = b.done(x)
+    cost = ProfileCost(write(tmp_path, [event("aten::add", 0, 1, (4, 4), (4, 4))]))
+    with pytest.warns(OverlapSchedWarning, match=r"^a graph keeps its predicted times: .*has none of the graph's oper"):
+        lifted = lift(gm, cost=cost)
+    assert lifted.problem == lift(gm).problem
+    assert {price.source for price in lifted.prices} == {"roofline", "free"}
+    assert cost.profiles == []
+
+
+def test_shapes_of_lists_numbers_and_keywords() -> None:
+    b = Builder()
+    x = b.input("x")
+    number = b.input("number")
+    number.meta["val"] = b.tensor()
+    cat = b.call("cat", ATEN.cat.default, [x, x], 1)
+    add = b.call("add", ATEN.add.Tensor, x, number)
+    rand = b.call("sum", ATEN.sum.dim_IntList, add, [0], dtype=torch.float32)
+    assert shapes_of(cat) == ((4, 4), (4, 4))
+    assert shapes_of(add) == ((4, 4),)  # the profiler writes a tensor without dimensions like a number
+    assert shapes_of(rand) == ((4, 4),)
+    assert shapes_of(x) == ()
+    kinds = {node.kind for node in lift(b.done(cat)).problem.nodes}
+    assert kinds == {Kind.INPUT, Kind.COMPUTE, Kind.OUTPUT}

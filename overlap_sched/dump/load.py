@@ -61,7 +61,7 @@ from overlap_sched.errors import DumpError
 from overlap_sched.fx.calls import GROUPS_KEY
 from overlap_sched.fx.sizes import SIZES_KEY
 from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
-from overlap_sched.report.words.sizes import AssumedSize
+from overlap_sched.report.words.graph import AssumedSize
 from overlap_sched.scheduler.driver import no_collection
 
 NO_SHAPES = (

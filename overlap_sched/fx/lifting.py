@@ -56,7 +56,7 @@ from overlap_sched.fx.sizes import carried_sizes
 from overlap_sched.problem import FINISH, LAUNCH, OF_HOST, PART, Group, Kind, MemoryModel, Node, Problem, Storage
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.precedence import launched_on
-from overlap_sched.report.words.sizes import AssumedSize
+from overlap_sched.report.words.graph import AssumedSize
 from overlap_sched.transform.host import OUT
 
 Which = Callable[[fx.Node], bool] | Collection[str]

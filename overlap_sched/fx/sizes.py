@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from overlap_sched.report.words.sizes import AssumedSize
+from overlap_sched.report.words.graph import AssumedSize
 
 Number = int | float | Fraction
 """Whole where it is finite, but for factors; ``math.inf`` where there is no limit."""

@@ -32,13 +32,11 @@ from typing import Any, NamedTuple
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import FINISH, LAUNCH, Group, Kind, Node, NodeId, Problem, StorageId
 from overlap_sched.transform.draft import NOT_KNOWN, Alike, Draft
-from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.host import OUT
-from overlap_sched.transform.part_times import PartTimes
-from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.prices import PartTimes, Prices
 from overlap_sched.transform.recipes import ADD, CAT, GETITEM, VIEW, Maker, New, Reshape, Single, rewrite, unique
 from overlap_sched.transform.recompute import is_view, refusal, writes
-from overlap_sched.transform.rewrites import Form, Rewrite
+from overlap_sched.transform.rewrites import Fission, Form, Leave, Rewrite, Slice
 
 WAIT, HOST_WAIT = "_c10d_functional.wait_tensor.default", "ao.wait_tensor.default"
 OFFLOAD, RELOAD = "offload", "reload"

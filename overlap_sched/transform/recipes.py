@@ -15,7 +15,7 @@ members one after the other::
 
 So the parts of a reduction are contiguous views of one storage, those of a gather are copied out.
 
-**Fissions** are listed in :mod:`overlap_sched.transform.fission`, other rewrites in
+**Fissions** are listed in :mod:`overlap_sched.transform.rewrites`, other rewrites in
 :mod:`overlap_sched.transform.rewrites`.
 """
 
@@ -26,17 +26,18 @@ from math import prod
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.transform.dimension_graph.cut import Cut
-from overlap_sched.transform.dimension_graph.shapes import through_permute
-from overlap_sched.transform.fission import Fission, Leave, Slice
+from overlap_sched.transform.dimension_graph import Cut, through_permute
 from overlap_sched.transform.rewrites import (
     Bucket,
+    Fission,
     Form,
     Keep,
+    Leave,
     Offload,
     Recompute,
     Regather,
     Rewrite,
+    Slice,
     Stream,
     second_group,
 )

@@ -30,11 +30,10 @@ from overlap_sched.fx.dimensions.region import Region, follow_cuts
 from overlap_sched.fx.operators import Arg, Role, traits_of
 from overlap_sched.fx.rewrites.backends import check_coalesced, check_exact
 from overlap_sched.fx.rewrites.draft import GraphDraft, shares_storage
-from overlap_sched.transform.dimension_graph.cut import Uncut, is_cut_of
+from overlap_sched.transform.dimension_graph import Uncut, is_cut_of
 from overlap_sched.transform.draft import WHOLE
-from overlap_sched.transform.fission import Fission, How, Leave, Slice
 from overlap_sched.transform.recipes import CAT, CLONE, GETITEM, VIEW, New, Reshape, Single
-from overlap_sched.transform.rewrites import BUCKETED, Form, second_group
+from overlap_sched.transform.rewrites import BUCKETED, Fission, Form, How, Leave, Slice, second_group
 
 _C10D, _ATEN = torch.ops._c10d_functional, torch.ops.aten
 _WAIT = _C10D.wait_tensor.default

@@ -211,7 +211,7 @@ def dual_pipe(ranks: int, micro_batches: int) -> PipelineSchedule:
 
 
 def dual_pipe_v(ranks: int, micro_batches: int) -> PipelineSchedule:
-    """Down the ranks and up again, as :func:`~overlap_sched.pipeline.named.zbv` places stages.
+    """Down the ranks and up again, as :func:`~overlap_sched.pipeline.named` places stages.
 
     Source: as of :func:`dual_pipe`, whose README calls it "cut in half" (Qi et al., sail-sg); the order is that of
     torch's ``ScheduleDualPipeV``. With PP = 2p stages and 2p micro-batches or more the bubble is (PP / 2 - 1)(F&B + B

@@ -18,8 +18,7 @@ from overlap_sched.fx.fitting import fit_graph
 from overlap_sched.fx.rewrites import prepare
 from overlap_sched.judge.validate import peak_memory, violation
 from overlap_sched.options import Options
-from overlap_sched.transform.fission import Fission
-from overlap_sched.transform.rewrites import Bucket, Recompute
+from overlap_sched.transform.rewrites import Bucket, Fission, Recompute
 from tests.support.fit_graphs import training_step
 from tests.support.fx_graphs import RANKS, random_order, tensors
 from tests.support.lockstep import run_lockstep

@@ -25,7 +25,7 @@ import torch
 from torch import fx
 
 from overlap_sched.fx.dimensions.rules import RULES, Call, CallCut, Rule, end_if, is_float, is_pure, not_cut, reckoned
-from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Routed, Uncut
+from overlap_sched.transform.dimension_graph import Cut, EndsError, Routed, Uncut
 
 _ATEN = torch.ops.aten
 WHOLE_NUMBERS: frozenset[Any] = frozenset(

@@ -17,7 +17,7 @@ from overlap_sched.fx.rewrites import rewrite_graph
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem import Group
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.dimension_graph.cut import Cut, Routed
+from overlap_sched.transform.dimension_graph import Cut, Routed
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Rewrite
 from tests.support.fission_graphs import traced as traced_model

@@ -30,8 +30,8 @@ from overlap_sched.inductor.launches import launches_in
 from overlap_sched.inductor.names import graph_name
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.joint import JointSearchResult, Judge, Question, fit_joint
-from overlap_sched.joint.cut import Partitioner
 from overlap_sched.joint.graphs import draws, has_graphs_inside, runs_again
+from overlap_sched.joint.search import Partitioner
 from overlap_sched.report.units import count, duration, from_to, size
 
 Halves = tuple[fx.GraphModule, fx.GraphModule]

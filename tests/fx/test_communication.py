@@ -26,8 +26,8 @@ from overlap_sched.fx import lift, schedule_graph
 from overlap_sched.fx.calls import Communication, Communications
 from overlap_sched.fx.lifting import FINISH, LAUNCH, launch_times, one_collective_each, with_launches
 from overlap_sched.fx.operators import _declared, declare_operator
-from overlap_sched.inductor.cache_key import settings_key
-from overlap_sched.inductor.launches import traffic_in
+from overlap_sched.inductor.agree import traffic_in
+from overlap_sched.inductor.caches import settings_key
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import launch_violation

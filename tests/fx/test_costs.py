@@ -31,7 +31,7 @@ from overlap_sched.fx import lift
 from overlap_sched.fx.lifting import Lifted
 from overlap_sched.fx.operators import traits_of
 from overlap_sched.fx.profile import ProfileCost, lifted_with_profile, shapes_of
-from overlap_sched.inductor.cache_key import settings_key
+from overlap_sched.inductor.caches import settings_key
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.problem import Group, Kind, Node
 from overlap_sched.scheduler.restrictions import clashes

@@ -6,12 +6,15 @@ from itertools import pairwise
 from typing import Any
 
 from torch import fx
+from torch._inductor import ir
+from torch._inductor.utils import is_collective, is_wait
+from torch._inductor.virtualized import V
 
 from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.calls import Communications
 from overlap_sched.fx.operators import Ordering, is_higher_order, traits_of
-from overlap_sched.inductor.launches import Traffic, waits
-from overlap_sched.inductor.private import V, ir, is_collective, is_wait, members, runs
+from overlap_sched.inductor.agree import Traffic, waits
+from overlap_sched.inductor.private import members, runs
 
 
 def kernel_traffic(snodes: Sequence[Any]) -> Traffic | None:

@@ -1,15 +1,19 @@
 """The cluster that a job is taken to run on where nobody says: by its GPU, and only where CUDA runs already."""
 
+from typing import Any
+
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
+import overlap_sched
 from overlap_sched.cost import H100, Roofline
 from overlap_sched.cost.cluster import read_cluster, shipped_clusters
-from overlap_sched.inductor.cache_key import settings_key
+from overlap_sched.inductor.caches import settings_key
 from overlap_sched.inductor.settings import NODES, Settings, cluster_here
+from overlap_sched.problem import Group, Kind, Problem
+from tests.inductor.conftest import compiled_step
+
+pytest.importorskip("torch")
 
 
 @pytest.fixture
@@ -68,3 +72,22 @@ def test_caches_tell_the_prices_of_two_gpus_apart(on_gpu) -> None:
     on_gpu("NVIDIA H200")
     assert before is not None
     assert settings_key(Settings()) not in (before, None)
+
+
+def problems(**how: Any) -> list[Problem]:
+    reports = compiled_step(options=overlap_sched.inductor_options(**how)).reports
+    return [one.report.schedule.problem for one in reports if one.report.schedule is not None]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("stage", ["inductor", "post_grad"])
+def test_the_graphs_of_a_job_are_priced_by_its_cluster(stage: str) -> None:
+    plain, priced = problems(stage=stage), problems(stage=stage, cluster="dgx-h100")
+    assert len(plain) == len(priced) == 2
+    for before, after in zip(plain, priced, strict=True):
+        assert not before.contention
+        assert after.contention.slowdown == read_cluster("dgx-h100").beside.slowdown
+        assert set(after.groups.values()) == {Group(2, True, ranks=(0, 1))}
+        times = [[node.time_us for node in one.nodes if node.kind is Kind.COLLECTIVE] for one in (before, after)]
+        assert times[0] != times[1]

@@ -1,5 +1,6 @@
 """What is reported is the order of the code, whoever reorders behind us; torch alone is never undone for nothing."""
 
+import gc
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -14,12 +15,11 @@ from torch._inductor.utils import run_and_get_code
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
-from overlap_sched.inductor import post_grad, private, scheduler_pass
-from overlap_sched.inductor.attempt import Attempt
-from overlap_sched.inductor.post_grad import DeterministicWatch, RewritePass
-from overlap_sched.inductor.rewriting import planned as choose
+from overlap_sched.inductor import private, scheduler_pass, switch
+from overlap_sched.inductor.decision import OrderDraft, decide
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.inductor.switch import RewritePass, WatchPass
 from overlap_sched.report.units import duration
 from tests.support.inductor.generated import Event, events, numbered, planned
 from tests.support.inductor.models import RANKS, gathered
@@ -99,7 +99,7 @@ def test_an_order_that_other_code_undoes_is_reported_as_undone(
 
 
 def off() -> None:
-    setattr(config, post_grad.PASSES_ON, False)
+    setattr(config, switch.PASSES_ON, False)
 
 
 def deterministic() -> None:
@@ -128,40 +128,45 @@ def test_who_switches_us_off_later_has_the_order_of_torch_alone(later: Any, alon
 @pytest.mark.parametrize("last", [True, False])
 def test_waits_are_known_only_where_our_order_comes_last(monkeypatch: pytest.MonkeyPatch, last: bool) -> None:
     """By them ranks reorder that launch differently: what torch still moves is not what it alone would run."""
-    made: list[Any] = []
+    made: list[OrderDraft] = []
+
+    def noted(graph: Any, settings: Settings) -> OrderDraft:
+        made.append(decide(graph, settings))
+        return made[-1]
+
     monkeypatch.setattr(scheduler_pass, "asks", lambda settings: True)
-    monkeypatch.setattr(Attempt, "decided", lambda attempt, plan: made.append(attempt) or plan(attempt))
+    monkeypatch.setattr(scheduler_pass, "decide", noted)
     if not last:
         monkeypatch.setattr(private, "at_the_end", lambda *_: False)
     overlap_sched.enable(ROOM)
     layers()
-    assert (made[0].original is not None) is last
+    assert (made[0].facts.original is not None) is last
 
 
 def test_nothing_that_reorders_behind_us_is_switched_off() -> None:
     before = config.get_config_copy()
     overlap_sched.enable()
     changed = {name for name, value in config.get_config_copy().items() if value != before[name]}
-    assert changed <= {post_grad.PASSES, post_grad.PASSES_ON, post_grad.POST_GRAD}
+    assert changed <= {switch.PASSES, switch.PASSES_ON, switch.POST_GRAD}
 
 
 @pytest.mark.usefixtures("not_deterministic")
 def test_torchs_earlier_reorderer_runs_where_we_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlap_sched.inductor.post_grad.tell_of", lambda found: None)
+    monkeypatch.setattr(switch, "warn_of_obstacle", lambda found: None)
     graph = fx.Graph()
     graph.output(())
 
     def competing() -> bool:
         return bool(config.aten_distributed_optimizations.enable_overlap_scheduling)
 
-    with config.patch({post_grad.COMPETING: True}):
+    with config.patch({switch.COMPETING: True}):
         overlap_sched.enable(Options(rewrites=()))
         overlap_sched.enable(Options(rewrites=()))
         with overlap_sched.enabled(Options(rewrites=())):
-            looks = getattr(config, post_grad.POST_GRAD)
-            assert isinstance(looks, DeterministicWatch)
+            looks = getattr(config, switch.POST_GRAD)
+            assert isinstance(looks, WatchPass)
             seen = [competing()]
-            for step in (lambda: None, off, lambda: setattr(config, post_grad.PASSES_ON, True), deterministic):
+            for step in (lambda: None, off, lambda: setattr(config, switch.PASSES_ON, True), deterministic):
                 step()
                 looks(graph)
                 seen.append(competing())
@@ -173,9 +178,9 @@ def test_torchs_earlier_reorderer_runs_where_we_do_not(monkeypatch: pytest.Monke
 def test_nothing_is_rewritten_where_no_order_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bucket that nothing hides may be worse than what torch alone makes."""
     done: list[Any] = []
-    monkeypatch.setattr(post_grad, "rewrite_fx", lambda *given: done.append(given))
+    monkeypatch.setattr(switch, "rewrite_fx", lambda *given: done.append(given))
     overlap_sched.enable()
-    rewrites = RewritePass(Settings(), choose)
+    rewrites = RewritePass(Settings())
     rewrites(fx.Graph())
     assert len(done) == 1
     off()
@@ -197,3 +202,22 @@ def test_an_order_that_takes_more_cuda_graphs_is_not_used(monkeypatch: pytest.Mo
     with config.patch({"triton.cudagraphs": True, "graph_partition": True}):
         assert private.cuda_graphs([gpu, cpu, more]) == 3
         assert private.cuda_graphs([gpu, more, cpu]) == 2
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_garbage_is_collected_while_a_graph_is_planned(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lift(*_: Any, **__: Any) -> Any:
+        assert not gc.isenabled()
+        raise RuntimeError("far enough")
+
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        monkeypatch.setattr("overlap_sched.inductor.lifting.lift_kernels", lift)
+        monkeypatch.setattr(private, "contains_collective", lambda _: True)
+        overlap_sched.enable()
+        with pytest.warns(OverlapSchedWarning, match="far enough"):
+            torch.compile(lambda x: x + 1)(torch.ones(2))
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()

@@ -17,12 +17,11 @@ from overlap_sched.problem import Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.file import read_problem
 from tests.judge.test_contention import contended, contentions, with_lanes
-from tests.support.exact.graphs import small_graphs
-from tests.support.exact.search import shortest_step
-from tests.support.exact.table import read_golden
+from tests.support.exact_search import shortest_step
 from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES, all_orders
+from tests.support.small_graphs import read_golden, small_graphs
 
 GROUPS = {"fsdp": Group(8, intra_node=False)}
 

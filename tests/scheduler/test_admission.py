@@ -21,7 +21,7 @@ from overlap_sched.scheduler.admission import (
     RangeMax,
     completion_profile,
 )
-from overlap_sched.scheduler.ready import FEW, FewKeys, ReadyList, sorted_keys
+from overlap_sched.scheduler.ready import FewKeys, ReadyList
 from overlap_sched.scheduler.task import Reference
 from tests.support.graphs import problems
 from tests.support.oracle import random_order, rules
@@ -190,19 +190,6 @@ def test_what_was_too_large_for_a_step_waits_for_room(missing: int, back: list[i
     ready, memory = ready_list(Obstacle(3, THIS_STEP))
     memory.room = memory.alloc_bytes[GATHER] - missing
     assert ready.unblocked([]) == back
-
-
-def test_what_is_blocked_is_in_no_other_set() -> None:
-    ready, _ = ready_list(Obstacle(2, 5))
-    assert [key.node for key in ready.paths] == [MM]
-    assert [len(queue) for queue in ready.launches.values()] == [0]
-    assert list(ready.compute) == [MM]
-    assert [key.node for key in ready.blocked] == [GATHER]
-
-
-def test_which_kind_goes_by_how_many_there_may_be() -> None:
-    assert isinstance(sorted_keys(FEW), FewKeys)
-    assert isinstance(sorted_keys(FEW + 1), SortedList)
 
 
 @pytest.mark.parametrize("seed", range(20))

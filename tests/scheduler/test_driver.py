@@ -1,4 +1,4 @@
-"""The driver: promises, fallbacks, all ranks alike, and the record of each decision."""
+"""The driver: promises, fallbacks, all ranks alike, contention, and the record of each decision."""
 
 import importlib
 import subprocess
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,11 +20,15 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import memory_profile, peak_memory, violation
 from overlap_sched.options import headroom_bytes
 from overlap_sched.peak_memory.best import best_order
+from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.file import read_problem
+from overlap_sched.scheduler import runs
 from overlap_sched.scheduler.driver import ALL
 from overlap_sched.scheduler.explain import Decision, decisions
-from overlap_sched.scheduler.runs import lowest_peak
-from overlap_sched.scheduler.task import Candidate, Refusal, Task
+from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
+from overlap_sched.scheduler.task import Candidate, Reference, Refusal, Task
+from overlap_sched.simulate.ledger import LiveRanges
+from tests.judge.test_contention import contended, contentions
 from tests.support.examples import at_night, examples
 from tests.support.graphs import problems
 from tests.support.layers import layers
@@ -181,42 +186,6 @@ def test_no_collectives_nothing_moves() -> None:
 
 def test_effort_zero_keeps_the_original_order() -> None:
     assert schedule(EXAMPLE, Options(effort=0)).order == EXAMPLE.original_order
-
-
-@pytest.mark.parametrize(
-    ("more", "asked"), [({"effort": 7}, 0), ({"effort": 8}, 1), ({"effort": 8, "budget": "profile"}, 0)]
-)
-def test_more_effort_starts_from_the_lowest_peak_too(
-    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], asked: int
-) -> None:
-    runs_module = importlib.import_module("overlap_sched.scheduler.runs")
-    found = []
-    monkeypatch.setattr(runs_module, "lowest_peak", lambda *a: found.append(lowest_peak(*a)) or found[-1])
-    result = schedule(layers(12), Options(**more))
-    assert len(found) == asked
-    assert result.fell_back is None
-    assert result.scheduled.peak_bytes <= result.original.peak_bytes
-
-
-def test_a_run_that_cannot_win_any_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each run knows the best step so far; one that gives up has put fewer nodes into its sets than there are."""
-    runs_module = importlib.import_module("overlap_sched.scheduler.runs")
-    problem, known, given_up = layers(12), [], 0
-    run = runs_module.list_schedule
-
-    def watched(*arguments: Any) -> Any:
-        made = run(*arguments)
-        known.append(arguments[-1])
-        nonlocal given_up
-        given_up += made.made is None and made.work.rescored < len(problem.nodes)
-        return made
-
-    monkeypatch.setattr(runs_module, "list_schedule", watched)
-    result = schedule(problem, Options(effort=7))
-    assert known == sorted(known, reverse=True)
-    assert known[0] == pytest.approx(result.original.step_us)
-    assert known[-1] < known[0]
-    assert given_up
 
 
 def test_other_memory_model_is_an_error() -> None:
@@ -474,3 +443,83 @@ def test_where_it_ran_and_what_hid_it() -> None:
     assert [NODES[v].name for v in found.under] == ["long", "mm"]
     behind = of("two", "make one mm two long one.wait two.wait")
     assert (behind.launch_us, behind.start_us, behind.finish_us) == (15.0, 40.0, 60.0)
+
+
+@given(problems(max_steps=30), contentions)
+@examples(100)
+def test_runs_know_the_times_that_the_judges_replay(problem: Problem, contention: Contention) -> None:
+    problem = contended(problem, replace(contention, stretch={}))  # which their clock leaves out
+    found = []
+
+    def kept(reference, *arguments, **more):
+        run = list_schedule(reference, *arguments, **more)
+        found.append((reference.problem, run))
+        return run
+
+    list_schedule = runs.list_schedule
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "list_schedule", kept)
+        schedule(problem, Options(memory_model=problem.memory_model, strict=True))
+    for known, run in found:
+        if run.made is not None:
+            assert run.made.step_us == pytest.approx(replay(known, run.made.order).step_us, rel=1e-9)
+
+
+def test_from_the_lowest_peak_the_budget_holds_too() -> None:
+    """Strict: an order above the budget would raise."""
+    slowed = replace(EXAMPLE, contention=Contention({"": 1.5}))
+    for base in ("memory-peak", "memory", "original"):
+        for headroom in (0, "1MiB", "3MiB"):
+            result = schedule(slowed, Options(base=base, headroom=headroom, strict=True))
+            assert result.scheduled.peak_bytes <= result.budget_bytes
+
+
+def rounds(contention: Contention, gather_us: float = 12.0) -> Problem:
+    """Compute 30, an exchange of 10 that nothing hides, compute 40; a gather that the last compute, 50, needs::
+
+    compute  |= first 30 =|..........|== second 40 ==|= last 50 =|
+    tp                    |exchange 10|
+    fsdp                  |gather 12 |                             or anywhere before the last
+    """
+    nodes = (
+        Node("first", Kind.COMPUTE, time_us=30.0),
+        Node("exchange", Kind.COLLECTIVE, deps=(0,), time_us=10.0, op="all_to_all", group="tp"),
+        Node("exchanged", Kind.WAIT, collective=1),
+        Node("second", Kind.COMPUTE, deps=(2,), time_us=40.0),
+        Node("gather", Kind.COLLECTIVE, time_us=gather_us, op="all_gather", group="fsdp"),
+        Node("full", Kind.WAIT, collective=4),
+        Node("last", Kind.COMPUTE, deps=(3, 5), time_us=50.0),
+    )
+    groups = {"tp": Group(8, intra_node=True), "fsdp": Group(64, intra_node=False)}
+    return Problem("rounds", nodes, (), groups, contention=contention)
+
+
+@pytest.mark.parametrize(
+    ("contention", "gather_us", "reason", "step_us"),
+    [
+        (Contention({"": 1.25}), 12.0, "beside another", 130.0 + 2 * 0.2),
+        (Contention({"": 1.25}), 21.0, "latest start", 130.0 + 21 * 0.2),  # less than half of it is beside the exchange
+        (Contention({"all_gather": 1.25}), 12.0, "latest start", 130.0 + 12 * 0.2),  # the exchange slows nothing
+        (Contention({"": 1.25}, {"tp": "rail", "fsdp": "rail"}), 12.0, "latest start", 130.0 + 12 * 0.2),
+    ],
+)
+def test_a_collective_is_launched_beside_one_of_another_link(
+    contention: Contention, gather_us: float, reason: str, step_us: float
+) -> None:
+    problem = rounds(contention, gather_us)
+    live_ranges = LiveRanges(problem)
+    reference = Reference(problem, problem.original_order, live_ranges)
+    run = list_schedule(reference, np.array(0), Policy(0.0, -1.0, beside=1.0)).made
+    assert run is not None
+    assert run.reasons[4] == reason
+    assert run.step_us == pytest.approx(step_us)
+
+
+def test_beside_another_no_earlier_than_asked() -> None:
+    problem = rounds(Contention({"": 1.25}))
+    reference = Reference(problem, problem.original_order, LiveRanges(problem))
+    # when the exchange is launched, 30 of 120 us of compute are done; the gather's latest start is at 58
+    early, late = (list_schedule(reference, np.array(0), Policy(0.0, -1.0, beside=lead)).made for lead in (0.24, 0.23))
+    assert early is not None
+    assert late is not None
+    assert (early.reasons[4], late.reasons[4]) == ("beside another", "latest start")

@@ -1,28 +1,39 @@
-"""The scheduler against proven optima, torch's orders, and committed figures that may only become better."""
+"""The scheduler against proven optima, torch's orders, and committed figures and digests; the exact search itself."""
 
 import json
 from dataclasses import replace
+from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from overlap_sched import Options, read_problem, schedule
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import memory_profile, peak_memory, violation
-from overlap_sched.problem import EXAMPLE, Kind, Node, Problem
+from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.scheduler.beam_search import Beam, BeamSearchResult, beam_search
 from overlap_sched.scheduler.task import Reference
-from tests.support.exact import cpsat
-from tests.support.exact.graphs import FAMILIES, SEEDS, small_graph, small_graphs
-from tests.support.exact.search import shortest_step
-from tests.support.exact.table import DATA, Row, measure, read_golden, summary
+from tests.support.exact_search import TooLargeError, shortest_step
 from tests.support.examples import examples
 from tests.support.fsdp import MIB, OPTIMAL_US, SMALL_SEEDS, TORCH, Step, fsdp_step, made, small_step
 from tests.support.fsdp import SEEDS as FSDP_SEEDS
 from tests.support.graphs import problems
-from tests.support.oracle import peak_by_definition, step_by_definition
+from tests.support.oracle import all_orders, peak_by_definition, step_by_definition
+from tests.support.order_digests import DIGESTS, cases, digests_of
+from tests.support.small_graphs import (
+    DATA,
+    FAMILIES,
+    SEEDS,
+    Row,
+    measure,
+    read_golden,
+    small_graph,
+    small_graphs,
+    summary,
+)
 
 FAST = slice(1, None, 12)
 """Of the held-out seeds, those that fast tests look at."""
@@ -199,20 +210,6 @@ def test_graphs_are_many_kinds_and_memory_binds(rows: list[Row]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS[::12])
-def test_a_second_solver_agrees(seed: int) -> None:
-    pytest.importorskip("ortools")
-    problem = small_graph(seed)
-    budget = max(peak_by_definition(problem, list(problem.original_order)))
-    found = cpsat.shortest_step(problem, budget)
-    assert found is not None
-    step_us, order = found
-    assert step_us == read_golden().optimal_us[problem.name]
-    assert step_by_definition(problem, list(order)) == step_us
-    assert max(peak_by_definition(problem, list(order))) <= budget
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", HARD)
 def test_hard_graphs_of_the_file(name: str) -> None:
     """The order in the file is optimal; ours is no worse than on the day it was found."""
@@ -226,3 +223,93 @@ def test_hard_graphs_of_the_file(name: str) -> None:
     assert found is not None
     assert found.step_us == known["optimal_us"]
     assert known["optimal_us"] <= schedule(problem).scheduled.step_us <= known["scheduled_us"]
+
+
+EXPECTED = json.loads(DIGESTS.read_text(encoding="utf-8"))
+CASES = list(cases())
+FAST_INSTANCE = "llama3_8b_bw_64_2d x1 runtime"
+
+
+def test_every_instance_has_its_digests() -> None:
+    assert list(EXPECTED) == [name for name, *_ in CASES]
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "comm_scale", "model"),
+    [pytest.param(*case, marks=() if case[0] == FAST_INSTANCE else pytest.mark.slow, id=case[0]) for case in CASES],
+)
+def test_orders_and_decisions_are_those_committed(name: str, path: Path, comm_scale: float, model: str) -> None:
+    assert digests_of(path, comm_scale, model) == EXPECTED[name], (
+        "an order or a decision has changed; if it was meant to: python -m tests.support.order_digests"
+    )
+
+
+MOST_ORDERS = 400
+
+
+def measured_orders(problem: Problem) -> list[tuple[int, float]]:
+    """(peak, step) of every valid order; the graph is passed over where there are too many."""
+    orders = list(islice(all_orders(problem), MOST_ORDERS + 1))
+    assume(1 < len(orders) <= MOST_ORDERS)
+    return [(max(peak_by_definition(problem, order)), step_by_definition(problem, order)) for order in orders]
+
+
+def budgets(measured: list[tuple[int, float]]) -> tuple[int, ...]:
+    """One that no order keeps, the least that some do, one between, one that all do."""
+    peaks = sorted({peak for peak, _ in measured})
+    return peaks[0] - 1, peaks[0], peaks[len(peaks) // 2], peaks[-1]
+
+
+@examples(60)
+@given(problems(max_steps=6))
+def test_no_order_is_shorter_and_one_is_as_short(problem: Problem) -> None:
+    measured = measured_orders(problem)
+    for budget in budgets(measured):
+        steps = [step for peak, step in measured if peak <= budget]
+        found = shortest_step(problem, budget)
+        if not steps:
+            assert found is None
+        else:
+            assert found is not None
+            assert found.step_us == min(steps)
+            assert step_by_definition(problem, list(found.order)) == found.step_us
+            assert max(peak_by_definition(problem, list(found.order))) <= budget
+
+
+@examples(30)
+@given(problems(max_steps=5))
+def test_what_can_be_reached_with_the_listed_order_to_fall_back_on(problem: Problem) -> None:
+    orders = list(islice(all_orders(problem), MOST_ORDERS + 1))
+    assume(1 < len(orders) <= MOST_ORDERS)
+    listed = list(range(len(problem.nodes)))
+    budget = max(peak_by_definition(problem, listed))
+    steps = []
+    for order in orders:
+        prefixes = (order[:k] + [v for v in listed if v not in order[:k]] for k in range(len(order) + 1))
+        if all(max(peak_by_definition(problem, prefix)) <= budget for prefix in prefixes):
+            steps.append(step_by_definition(problem, order))
+    found = shortest_step(problem, budget, completed_as_listed=True)
+    assert found is not None
+    assert found.step_us == min(steps)
+
+
+def test_the_search_gives_up_by_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.support.exact_search.MOST_PATHS", 10)
+    with pytest.raises(TooLargeError, match=r"^forward-0: more than 10 paths$"):
+        shortest_step(small_graph(SEEDS[0]), 2**60)
+
+
+def test_what_needs_a_launch_only_does_not_wait_for_its_stream() -> None:
+    """`second` is launched behind `first`, which takes 1 us; `after` needs its launch only: 1 us in all."""
+    nodes = (
+        Node("first", Kind.COLLECTIVE, (), (), (), 1.0, "all_gather", "fsdp"),
+        Node("view", Kind.COMPUTE, (0,)),
+        Node("second", Kind.COLLECTIVE, (1,), (), (), 0.0, "all_gather", "fsdp"),
+        Node("after", Kind.COMPUTE, (0, 1, 2), (), (), 1.0),
+    )
+    problem = Problem("launches", nodes, (), {"fsdp": Group(8, True)})
+    found = shortest_step(problem, 0)
+    assert found is not None
+    assert found.step_us == 1.0
+    reference = Reference(problem, problem.original_order)
+    assert beam_search(reference, np.array(0), (), 1.5, Beam(8)).step_us == 1.0

@@ -72,29 +72,10 @@ def test_two_policies_that_end_at_the_same_step_near_the_bound_end_it(
     assert gap == pytest.approx(min(g for g in gaps[:runs] if g is not None))
 
 
-def test_with_more_effort_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert steps_asked(monkeypatch, [0.012] * 8, effort=8)[0] == 8
-    assert steps_asked(monkeypatch, [0.007] * 8, effort=8)[0] == 2
-
-
 def test_one_run_goes_from_chain_to_chain_where_the_first_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps_asked(monkeypatch, [0.012, None, 0.012, 9], chains=True)[0] == 3  # policy, chains, policy
     assert steps_asked(monkeypatch, [0.05, None, None, None, None, 0.04, 0.03, 0.02], chains=True)[0] == 8
     assert steps_asked(monkeypatch, [0.05, 0.001], chains=True)[0] == 2
-
-
-def test_the_original_order_is_no_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the first run is given up, one that ends where the original order does is the first to say anything."""
-    problem, order = ONE, ONE.original_order
-    task = Task(problem, Options(), 10**6)
-    reference = Reference(problem, order, task.live_ranges)
-    step_us = 1.01 * max(
-        simple_bound_us(problem, reference.priorities()), streams_bound_us(problem, reference.priorities())
-    )
-    monkeypatch.setattr(under_test, "has_chains", lambda _: False)
-    made = Candidate(order, step_us, 5, {0: "reference"})
-    monkeypatch.setattr(under_test, "list_schedule", lambda *_: SchedulerRun(Work(1), made))
-    assert best_of_runs(task, reference, Candidate(order, step_us, 5)).work.runs == 4
 
 
 @pytest.mark.parametrize("problem", [ONE, TWO], ids=["backward", "forward"])

@@ -1,4 +1,4 @@
-"""The allocator's replay against torch's rules, slow models of it, and requests of orders."""
+"""The allocator's replay against torch's rules and slow models of it; live ranges against drawn ones."""
 
 import json
 import random
@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.problem import EXAMPLE, Problem
+from overlap_sched.peak_memory.addresses import address_violation
+from overlap_sched.peak_memory.memory_graph import memory_graph_of
+from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
 from overlap_sched.problem.file import problem_bytes
 from overlap_sched.problem.sizes import (
     EXPANDABLE,
@@ -32,7 +34,7 @@ from overlap_sched.simulate.allocator import (
     requests_of,
     rounded,
 )
-from overlap_sched.simulate.ledger import LiveRanges
+from overlap_sched.simulate.ledger import LiveRange, LiveRanges
 from tests.support.graphs import problems
 from tests.support.oracle import random_order
 
@@ -414,3 +416,40 @@ def test_step_by_step_it_is_what_requests_so_far_reserve(
     for step in (0, len(order) // 2):  # behind a step: the inputs, and what the steps up to it make
         some = replace(requests, steps=requests.steps[: step + 2])
         assert profile[step] == some.replayed(settings).reserved_bytes
+
+
+# storages     0: unused input  1: given up  2: pinned input  3: passing  4: pinned  5: of the output, unused
+NODES = (
+    Node("unused", Kind.INPUT, alloc=(0,)),
+    Node("given", Kind.INPUT, alloc=(1,)),
+    Node("weight", Kind.INPUT, alloc=(2,)),
+    Node("make", Kind.COMPUTE, deps=(1,), alloc=(3, 4), use=(1, 2)),
+    Node("use", Kind.COMPUTE, deps=(3,), use=(4,)),
+    Node("output", Kind.OUTPUT, alloc=(5,)),
+    Node("behind", Kind.COMPUTE, deps=(5,)),
+)
+STORAGES = (Storage(1), Storage(2), Storage(4, True), Storage(8), Storage(16, True), Storage(32))
+PROBLEM = Problem("rules", NODES, STORAGES)
+
+
+def test_every_rule() -> None:
+    ranges = LiveRanges(PROBLEM).of(PROBLEM.original_order)
+    spans = [(0, 6), (0, 3), (0, 6), (3, 3), (3, 6), (5, 6)]
+    assert ranges == [LiveRange(s, STORAGES[s].bytes, *span) for s, span in enumerate(spans)]
+    assert LiveRanges(PROBLEM).profile(PROBLEM.original_order).tolist() == [7, 7, 7, 31, 21, 53, 53]
+    assert LiveRanges(PROBLEM).end_bytes == 53
+
+
+def test_the_memory_graph_sorts_storages_by_the_same_rules() -> None:
+    graph = memory_graph_of(PROBLEM)
+    assert (graph.always_bytes, graph.given, graph.kept) == (5, (1,), (4, 5))
+    assert graph.passing_bytes == (0, 0, 0, 8, 0, 0, 0)
+
+
+def test_the_checker_of_addresses_keeps_what_an_output_makes() -> None:
+    apart = {0: 0, 1: 1, 2: 3, 3: 7, 4: 15, 5: 31}
+    assert address_violation(PROBLEM, PROBLEM.original_order, apart) is None
+    late = Node("late", Kind.COMPUTE, deps=(5,), alloc=(6,), use=())
+    problem = Problem("late", (*NODES, late), (*STORAGES, Storage(1)))
+    said = address_violation(problem, problem.original_order, {**apart, 6: 31})
+    assert said == "storages 5 and 6 overlap while late runs"

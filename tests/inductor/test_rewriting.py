@@ -373,7 +373,8 @@ def test_gloo_has_no_coalesced_gathers() -> None:
 @pytest.mark.private
 def test_a_rewritten_graph_counts_as_rewritten(ranks: None) -> None:
     """Its order is the plan's, so that no better one is found behind it: the report and the line say the same."""
-    unsearched = mock.patch.object(beam_search, "LOOKS", 0)  # or a better order is found than the plan's
+    none = replace(beam_search.TUNING, beam_states=0)
+    unsearched = mock.patch.object(beam_search, "TUNING", none)  # or a better order is found than the plan's
     with unsearched, overlap_sched.enabled(Options(headroom="100%", strict=True), ranks_per_node=1):
         done = compiled_step(backend="overlap_sched")
     told = [one for one in done.reports if one.report.made is not None and not one.report.changed]

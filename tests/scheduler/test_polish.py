@@ -19,7 +19,7 @@ from overlap_sched.scheduler import polish
 from overlap_sched.scheduler.driver import ALL, relink_far_from_bound
 from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
 from overlap_sched.scheduler.polish import _Line, between, fill_stalls, shift, shifted
-from overlap_sched.scheduler.task import NO_WORK, SAME_STEP, Candidate, Reference, Task, Work
+from overlap_sched.scheduler.task import NO_WORK, SAME_STEP, TUNING, Candidate, Reference, Task, Work
 from overlap_sched.simulate.clock import StepTrail
 from overlap_sched.simulate.ledger import LiveRanges
 from tests.judge.test_contention import contended, contentions
@@ -248,9 +248,9 @@ def test_where_network_and_memory_bind_the_step_is_shorter(monkeypatch: pytest.M
     assert rounds[0][0] == without.scheduled.step_us
     assert rounds[-1][1] == with_it.scheduled.step_us
     gains = [1 - after / before for before, after in rounds]
-    assert gains[0] > polish.WORTH_FIRST
-    assert all(gain > polish.WORTH_MORE for gain in gains[:-1])
-    assert len(rounds) == 4 or gains[-1] <= polish.WORTH_MORE
+    assert gains[0] > TUNING.relink_gain
+    assert all(gain > TUNING.relink_more_gain for gain in gains[:-1])
+    assert len(rounds) == 4 or gains[-1] <= TUNING.relink_more_gain
 
 
 def filled(problem: Problem, order: Order, options: Options) -> Candidate:
@@ -367,10 +367,10 @@ def test_what_is_tried_in_vain_is_counted(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(StepTrail, "of", never_shorter)
     problem = routed(60)
-    monkeypatch.setattr(polish, "MOST_IN_VAIN", 40)
+    monkeypatch.setattr(polish, "TUNING", replace(TUNING, stall_in_vain=40))
     assert filled(problem, problem.original_order, Options(headroom=99)).order == problem.original_order
-    assert len(tried) == polish.MOST_IN_VAIN
+    assert len(tried) == polish.TUNING.stall_in_vain
     tried.clear()
-    monkeypatch.setattr(polish, "TRIED_NODES", 5 * len(problem.nodes))
+    monkeypatch.setattr(polish, "TUNING", replace(TUNING, stall_tried_nodes=5 * len(problem.nodes)))
     filled(problem, problem.original_order, Options(headroom=99, effort=1))
     assert len(tried) == 5

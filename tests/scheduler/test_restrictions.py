@@ -21,9 +21,8 @@ from overlap_sched.report.words.reserved import short_text
 from overlap_sched.report.words.schedule import budget_words
 from overlap_sched.report.words.together import together_figures, together_text
 from overlap_sched.scheduler import restrictions as under_test
-from overlap_sched.scheduler.driver import STALLS, follow
+from overlap_sched.scheduler.driver import follow
 from overlap_sched.scheduler.restrictions import (
-    BUDGET_PARTS,
     DeviceLimit,
     Proposal,
     clashes,
@@ -32,7 +31,7 @@ from overlap_sched.scheduler.restrictions import (
     needed_bytes,
     on_one_stream,
 )
-from overlap_sched.scheduler.task import Reference, Task
+from overlap_sched.scheduler.task import TUNING, Reference, Task
 from overlap_sched.simulate.allocator import requests_of
 from overlap_sched.simulate.ledger import LiveRanges
 from tests.scheduler.test_driver import check_promises
@@ -228,7 +227,7 @@ def test_what_a_wait_needs_may_communicate_itself() -> None:
 
 
 @examples(60)
-@given(problems(), st.integers(0, 2**32 - 1), st.booleans(), st.sampled_from(STALLS))
+@given(problems(), st.integers(0, 2**32 - 1), st.booleans(), st.sampled_from(TUNING.apart_stalls))
 def test_orders_kept_apart_are_valid_hold_no_more_memory_and_satisfy_the_judge(
     problem: Problem, seed: int, defers: bool, stalls: float
 ) -> None:
@@ -358,7 +357,7 @@ def test_where_nothing_runs_the_best_says_what_it_is_short() -> None:
 
 def test_the_original_order_is_taken_where_it_alone_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = large_layers(12, 20)
-    monkeypatch.setattr(under_test, "BUDGET_PARTS", ())
+    monkeypatch.setattr(under_test, "TUNING", replace(TUNING, budget_parts=()))
     found = schedule(problem, Options(memory_limit="100%", allocator="plain"))
     assert (found.order, found.short_bytes) == (problem.original_order, 0)
 
@@ -374,9 +373,9 @@ def test_eight_tighter_runs_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(under_test, "list_schedule", noted)
     schedule(problem, task.options)
-    assert len(limits) == 2 * len(BUDGET_PARTS) == 8
+    assert len(limits) == 2 * len(TUNING.budget_parts) == 8
     for k, limit in enumerate(limits):
-        assert (limit == (live + BUDGET_PARTS[k // 2] * (task.limit - live)).astype(int)).all()
+        assert (limit == (live + TUNING.budget_parts[k // 2] * (task.limit - live)).astype(int)).all()
 
 
 @pytest.mark.parametrize(

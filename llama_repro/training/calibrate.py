@@ -10,10 +10,15 @@ from llama_repro.training.world import World
 from overlap_sched.cost import Device, Link, Network, Roofline
 from overlap_sched.cost.cluster import calibrated
 from overlap_sched.cost.table import TableModel, Tables
-from overlap_sched.distributed.calibration.collectives import Division
-from overlap_sched.distributed.calibration.kernels import Grid, calls_in_grid
-from overlap_sched.distributed.calibration.machine import machine_on
-from overlap_sched.distributed.calibration.measuring import WantedCollective, Wishes, measure
+from overlap_sched.distributed.calibration import (
+    Division,
+    Grid,
+    WantedCollective,
+    Wishes,
+    calls_in_grid,
+    machine_on,
+    measure,
+)
 
 _GRID = Grid(
     ((64, 64, 64), (256, 256, 256), (512, 512, 512), (512, 2048, 512)),

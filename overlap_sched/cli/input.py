@@ -36,10 +36,10 @@ from overlap_sched.problem.file import (
 )
 from overlap_sched.problem.pins import pinned
 from overlap_sched.problem.sizes import size_bytes
-from overlap_sched.report.console import complain, shown
 from overlap_sched.report.files import write_file
-from overlap_sched.report.words.profile import profile_notes, profile_table
-from overlap_sched.transform.fission import Fission
+from overlap_sched.report.table import complain, shown
+from overlap_sched.report.words.graph import profile_notes, profile_table
+from overlap_sched.transform.rewrites import Fission
 from overlap_sched.transform.search import Refuses, refuse_nothing
 
 _DUMP_SUFFIXES = (".py", ".txt", ".log")

@@ -6,26 +6,31 @@ from typing import Annotated, Any
 
 from rich.console import RenderableType
 
-from overlap_sched.cli.answers import as_json
+from overlap_sched.cli.answers import answer_of, as_json
 from overlap_sched.cli.flags import SCHEDULING, Flag, in_flags
 from overlap_sched.cli.input import Input, Loaded, options_for, read_input, save
 from overlap_sched.errors import OptionsError
+from overlap_sched.judge.validate import read_order
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.report import figures, summary, write_trace
-from overlap_sched.report.console import complain
 from overlap_sched.report.files import write_order
 from overlap_sched.report.memory_snapshot import write_memory_snapshot
 from overlap_sched.report.progress import told_stages
+from overlap_sched.report.table import complain
 from overlap_sched.report.trace_measured import read_measured_steps
 from overlap_sched.report.units import count
-from overlap_sched.report.words.pins import pins_text
-from overlap_sched.report.words.reserved import reserved_figures, reserved_of, reserved_rows, short_text
 from overlap_sched.report.words.rewrites import left_text, rewrites_figures, rewrites_text
-from overlap_sched.report.words.together import together_text
-from overlap_sched.scheduler.driver import Schedule, schedule
-from overlap_sched.transform.left_out import Left, left_json, left_out
-from overlap_sched.transform.plan import Plan, plan
+from overlap_sched.report.words.schedule import (
+    pins_text,
+    reserved_figures,
+    reserved_of,
+    reserved_rows,
+    short_text,
+    together_text,
+)
+from overlap_sched.scheduler.driver import Schedule, schedule, schedule_of
+from overlap_sched.transform.plan import Left, Plan, left_json, left_out, plan
 from overlap_sched.transform.prices import Prices, on_cluster
 
 CLUSTER = "dgx-h100"
@@ -39,6 +44,8 @@ class Rewriting(Input):
     """What is done to a graph."""
 
     options: Annotated[Options, (*SCHEDULING, "rewrites")]
+    order: Annotated[str | None, Flag(file="in")] = None
+    """ORDER.json: take this order, as `plan --out` wrote it or another tool did, instead of searching for one"""
     left_out: Annotated[int, Flag(const=LEFT_OUT)] = 0
     """N: with --rewrites: also the step without each of the N rewrites that take most off their stream (12 where no
     number is given); one run of the scheduler each"""
@@ -50,6 +57,8 @@ class Rewriting(Input):
                 "--rewrites: merged collectives are in no trace, so that measured and predicted times do not compare. "
                 "Leave --profile out."
             )
+        if self.order and self.options.rewrites:
+            raise OptionsError("--order is one of the graph as it is, --rewrites changes it. Leave out one of the two.")
         if self.left_out < 0:
             raise OptionsError(f"--left-out is {self.left_out}; it is a number of rewrites, 1 or more.")
         if self.left_out and not self.options.rewrites:
@@ -90,6 +99,8 @@ def scheduled(command: Rewriting, tell: Callable[[str], None]) -> tuple[Loaded, 
     """Read the input and schedule it; with ``--rewrites`` also the plan that the schedule is of."""
     loaded = read_input(command, tell, saves=not command.options.rewrites)
     wanted, many = options_for(command, command.options, loaded.problem), f"{len(loaded.problem.nodes):,} nodes"
+    if command.order:
+        return loaded, schedule_of(loaded.problem, read_order(command.order, loaded.problem), wanted), None
     if not command.options.rewrites:
         tell(f"scheduling {many}")
         return loaded, schedule(loaded.problem, wanted, stages=told_stages(tell, f"scheduling {many}")), None
@@ -172,7 +183,7 @@ def run(command: PlanCommand, tell: Callable[[str], None]) -> tuple[str | tuple[
         if command.left_out:
             more |= {"left_out": left_json(left)}
         more |= {"prices": prices_of(command, loaded), **reserved_figures(reserved)}
-        return as_json("plan", {**figures(result), **more}), code
+        return as_json(answer_of("plan", {**figures(result), **more})), code
     device_bytes = result.memory_limit_bytes or loaded.device_bytes or None
     table, short = summary(result, reserved_rows(reserved, device_bytes)), in_flags(short_text(result))
     if made is not None:

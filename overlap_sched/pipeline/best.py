@@ -104,9 +104,9 @@ def find_pipeline(
         raise PipelineError(f"{job.name}: no schedule can be searched for: it has {len(job.routes)} routes. Give one.")
     trials, any_cut_us = _trials(job)
     best_us = inf
-    for trial in trials:
+    for at, trial in enumerate(trials, 1):
         if trial.bound_us < best_us * (1 - SAME):  # else it can be no better
-            tell(f"searching {trial.layout}")
+            tell(f"searching {trial.layout}: {at} of {len(trials)}")
             trial.add(*_named(trial))
             trial.policies.best_us = min(best_us, trial.step_us)
             trial.policies.same_on_all()

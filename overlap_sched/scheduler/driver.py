@@ -238,8 +238,20 @@ def follow_launches(problem: Problem, launches: Sequence[NodeId], options: Optio
             return best
     except Exception:  # the order at hand serves
         pass
+    return schedule_of(problem, order, options)
+
+
+def schedule_of(problem: Problem, order: Sequence[NodeId], options: Options | None = None) -> Schedule:
+    """Return the schedule that a given order is, whatever memory and time it takes.
+
+    Args:
+        problem: What is ordered.
+        order: Node ids; an order that can run.
+        options: The budget that reports compare with; ``None``: the defaults.
+    """
+    options = options_given(options)
     before, after = measure(problem, problem.original_order), measure(problem, order)
-    candidate = Candidate(order, after.timeline.step_us, max(after.profile))
+    candidate = Candidate(tuple(order), after.timeline.step_us, max(after.profile))
     candidate = replace(candidate, reasons=dict.fromkeys(problem.collectives, "reference"))
     return Schedule(
         problem=problem,

@@ -19,7 +19,7 @@ from overlap_sched.options import Base, Concurrent
 from overlap_sched.problem import PART
 from overlap_sched.problem.file import redacted
 from overlap_sched.problem.pins import BINDS_NOTHING, Pin, is_in, pin_notes, pin_pairs, pinned, read_pin
-from overlap_sched.report.words.pins import pins_text
+from overlap_sched.report.words.schedule import pins_text
 from overlap_sched.scheduler.driver import close_up
 from overlap_sched.scheduler.restrictions import clashes, kept_apart
 from overlap_sched.scheduler.task import Task

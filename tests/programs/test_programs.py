@@ -1,16 +1,31 @@
 """Random programs on two gloo ranks, through every way in: results bitwise, launches alike.
 
 More of them: ``python scripts/fuzz_programs.py --programs 5000``, which also prints how to read what is found.
+
+Of the fuzzer itself: its rules by hand, its programs and its shrinking.
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.examples import RUN
-from tests.support.programs.broken import BROKEN
-from tests.support.programs.kinds import KINDS
+from tests.support.programs.program import (
+    KINDS,
+    STALE,
+    Program,
+    Step,
+    correct,
+    generate,
+    reads_by_older_names,
+    returned,
+    shrunk,
+    source_of,
+    without,
+)
+from tests.support.programs.rank import BROKEN
 from tests.support.programs.run import run_programs
 
 pytestmark = pytest.mark.slow
@@ -34,3 +49,83 @@ def test_a_broken_scheduler_is_found(tmp_path: Path, broken: str) -> None:
     found = run_programs(tmp_path, first=0, count=BROKEN_PROGRAMS, broken=broken)
     assert len(found.faults) > BROKEN_PROGRAMS // 3, str(found)
     assert all(fault["program"].startswith("# seed") for fault in found.faults)
+
+
+GATHERED = (
+    Step("all_gather", (4,), (9,), group=1),
+    Step("mm", (0, 1), (10,)),
+    Step("flat", (9,), (11,)),
+    Step("wait_f", (9,), (12,)),
+    Step("add", (11, 12), (13,)),
+)
+
+
+def test_a_program_is_a_function_in_python() -> None:
+    program = Program(1, GATHERED)
+    assert source_of(program, program.parts[0], returned(program, 0)) == (
+        "def part(r0, r1, r4):\n"
+        "    r9 = torch.ops._c10d_functional.all_gather_into_tensor.default(r4, 2, G1)\n"
+        "    r10 = torch.mm(r0, r1) * 0.1\n"
+        "    r11 = r9.view(-1).view(N, N)\n"
+        "    r12 = torch.ops._c10d_functional.wait_tensor.default(r9)\n"
+        "    r13 = r11 + 0.5 * r12\n"
+        "    return (r10, r12, r13, )\n"
+    )
+
+
+def test_what_is_in_flight_is_neither_read_nor_written() -> None:
+    assert correct(Program(1, GATHERED))
+    gather, wait = GATHERED[0], Step("wait_f", (9,), (10,))
+    read, write, write_sent = Step("relu", (9,), (10,)), Step("mul_", (9,)), Step("half_", (4,))
+    for early in (read, write, write_sent):
+        assert not correct(Program(1, (gather, early)))
+        assert correct(Program(1, (gather, wait, replace(early, makes=tuple(v + 1 for v in early.makes)))))
+
+
+def test_a_read_by_an_older_name_is_known_through_views() -> None:
+    assert reads_by_older_names(Program(1, GATHERED))
+    assert not reads_by_older_names(Program(1, (*GATHERED[:4], Step("add", (12, 10), (13,)))))
+
+
+def test_what_is_sent_is_in_flight_until_all_results_have_arrived() -> None:
+    gathers, first = Step("gathers", (4, 5), (9, 10)), Step("wait_f", (9,), (11,))
+    assert not correct(Program(1, (gathers, first, Step("half_", (5,)))))
+    assert correct(Program(1, (gathers, first, Step("wait_f", (10,), (12,)), Step("half_", (5,)))))
+
+
+def test_a_result_is_not_written_while_another_wait_writes_it_again() -> None:
+    scatters, first = Step("scatters", (0, 1), (9, 10)), Step("wait_h", (9,), (11,))
+    assert not correct(Program(1, (scatters, first, Step("half_", (9,)))))
+    assert correct(Program(1, (scatters, first, Step("wait_h", (10,), (12,)), Step("half_", (9,)))))
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_a_seed_is_a_program_and_all_are_correct() -> None:
+    programs = [generate(seed) for seed in range(300)]
+    assert programs == [generate(seed) for seed in range(300)]
+    assert all(map(correct, programs))
+    assert {step.kind for program in programs for step in program.steps} == set(KINDS)
+    few = [generate(seed, ("collective", STALE)) for seed in range(30)]
+    assert not any(step.is_of.family == "collective" for program in few for step in program.steps)
+
+
+def test_a_part_gives_nothing_that_is_in_flight_but_to_another_part() -> None:
+    launched = Program(1, GATHERED[:3])
+    assert returned(launched, 0) == [10]
+    assert 9 in returned(Program(1, GATHERED, cuts=(3,)), 0)
+
+
+def test_a_step_goes_with_those_that_need_it() -> None:
+    assert without(Program(1, GATHERED), range(3, 4)).steps == GATHERED[:3]
+    assert [step.makes for step in without(Program(1, GATHERED), range(1, 2)).steps] == [(9,), (10,), (11,), (12,)]
+
+
+def test_the_least_program_that_fails() -> None:
+    def fails(program: Program) -> bool:
+        return any(step.kind == "wait_f" for step in program.steps)
+
+    least = shrunk(Program(1, GATHERED, cuts=(2,), odd=((1, 0),)), fails)
+    assert [step.kind for step in least.steps] == ["all_gather", "wait_f"]
+    assert not least.cuts
+    assert not least.odd

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from overlap_sched import EXAMPLE, Options, schedule
-from overlap_sched.report.progress import progress, told_stages
+from overlap_sched.report.progress import log_steps, progress, told_stages
 from overlap_sched.scheduler.driver import ALL
 
 
@@ -36,7 +36,16 @@ def test_quick_work_shows_nothing() -> None:
     assert written(console) == ""
 
 
-def test_nobody_watching_shows_nothing() -> None:
+def test_off_a_terminal_a_line_every_ten_seconds_says_what_is_left() -> None:
+    lines: list[str] = []
+    seconds = iter([0.0, 4.0, 12.0, 16.0, 24.0])
+    tell = log_steps(lines.append, lambda: next(seconds))
+    for text in ("reading", "run 1 of 11", "run 2 of 11", "run 4 of 11"):
+        tell(text)
+    assert lines == ["overlap-sched: run 1 of 11 (12 s)", "overlap-sched: run 4 of 11 (24 s, about 32 s left)"]
+
+
+def test_quick_work_off_a_terminal_shows_nothing() -> None:
     console = Console(file=io.StringIO(), force_terminal=False)
     with progress(console, delay_s=0.0) as tell:
         tell("reading")

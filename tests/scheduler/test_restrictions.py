@@ -17,9 +17,7 @@ from overlap_sched.judge.validate import together, together_violation, violation
 from overlap_sched.options import Concurrent
 from overlap_sched.problem.precedence import launched_on
 from overlap_sched.problem.sizes import EXPANDABLE, MIB, PLAIN, AllocatorSettings
-from overlap_sched.report.words.reserved import short_text
-from overlap_sched.report.words.schedule import budget_words
-from overlap_sched.report.words.together import together_figures, together_text
+from overlap_sched.report.words.schedule import budget_words, short_text, together_figures, together_text
 from overlap_sched.scheduler import restrictions as under_test
 from overlap_sched.scheduler.driver import follow
 from overlap_sched.scheduler.restrictions import (

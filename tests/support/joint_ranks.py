@@ -1,8 +1,11 @@
-"""What each of two gloo ranks runs: ``python -m tests.support.joint_ranks FOLDER``: cuts that all agree on.
+"""Models whose joint graphs are cut, and a step of each; what is returned shows every effect of the step.
+
+What each of two gloo ranks runs: ``python -m tests.support.joint_ranks FOLDER``: cuts that all agree on.
 
 Writes ``FOLDER/rank<r>.pt``: per case results, what is marked, and why torch's own cut is used.
 """
 
+import copy
 import warnings
 from contextlib import nullcontext
 from typing import Any
@@ -10,14 +13,106 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as functional
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
 
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.distributed import shard
 from overlap_sched.inductor import partitioning
-from tests.support.joint_models import WIDTH, blocks
+from overlap_sched.inductor.partitioning import clear_partitions
 from tests.support.ranks import save_found
+
+WIDTH = 32
+
+
+class Block(nn.Module):
+    """A residual block that saves much for backward."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = functional.gelu(self.up(self.norm(x)))
+        made: Tensor = x + self.dropout(self.down(hidden.sin()))
+        return made
+
+
+class Normed(nn.Module):
+    """Batch norms: their statistics are written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = x + functional.gelu(part(x)).cos()
+        return x
+
+
+class Tied(nn.Module):
+    """One matrix, used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.blocks = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH), blocks()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(self.blocks(functional.linear(x, self.weight)), self.weight)
+
+
+class Broken(nn.Module):
+    """Two graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = blocks(), blocks()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(x)
+
+
+class Checkpointed(nn.Module):
+    """A checkpoint with random numbers in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = checkpoint(self.block, x, use_reentrant=False)
+        return made
+
+
+def blocks(dropout: float = 0.0, number: int = 3) -> nn.Sequential:
+    """Some of them."""
+    return nn.Sequential(*(Block(dropout) for _ in range(number)))
+
+
+def dropping() -> nn.Sequential:
+    """With dropout."""
+    return blocks(0.3)
+
+
+def step(model: nn.Module, rows: int = 64, backend: Any = overlap_sched.backend, **how: Any) -> list[Tensor]:
+    """One step of a copy, compiled anew: the result, gradients and buffers. ``how``: as of ``enabled``."""
+    torch.compiler.reset()
+    clear_partitions()
+    model, dynamic = copy.deepcopy(model).train(), how.pop("dynamic", None)
+    torch.manual_seed(1)
+    given = torch.randn(rows, WIDTH, requires_grad=True)
+    with overlap_sched.enabled(how.pop("options", None) or Options(), **how):
+        made = torch.compile(model, backend=backend, dynamic=dynamic)(given)
+        made.square().sum().backward()
+    grads = [given.grad, *(p.grad for p in model.parameters())]
+    return [made.detach(), *(g for g in grads if g is not None), *model.buffers()]
 
 
 def one(**how: Any) -> dict[str, Any]:

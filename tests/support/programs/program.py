@@ -1,14 +1,330 @@
-"""Programs as values, and their source.
+"""What a step of a program can be: its source, what it reads, writes, launches and awaits.
+
+Values have one of few shapes, so that most steps can follow any other: ``f`` is a matrix (N, N), ``h`` its upper half
+(N/2, N), ``r`` has a number of rows that only the data knows, ``s`` is a vector (N,), ``i`` a whole number in a tensor.
+
+Programs as values, and their source.
 
 Registers are numbered in the order in which they are made; the first are the inputs of :data:`INPUTS`. A program may
 have several parts, each captured and compiled by itself: what one has launched another may await.
+
+Which programs are correct: what is in flight is not written, and nothing reads what has not arrived.
+
+The rule goes by storages, through every alias, and over the parts of a program.
+
+A program for every seed.
+
+The least program that still fails: steps are dropped, with all that needs them, while it does.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Literal
 
-from tests.support.programs.kinds import KINDS, Kind
+N = 16
+SHAPES = {"f": (N, N), "h": (N // 2, N), "s": (N,), "i": ()}
+
+Capture = Literal["make_fx", "dynamo"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of step.
+
+    Attributes:
+        name: Of the kind.
+        family: What it is counted as in summaries.
+        takes: A letter per argument: its shape.
+        makes: A letter per result.
+        text: Source, one statement a line. ``{a} {b} {c}``: the arguments; ``{x} {y}``: the results; ``{g}``: the name
+            of a process group; ``{k}``: a small number; ``{t}``: a name of the step's own.
+        writes: Arguments that it writes.
+        views: The argument at which its result looks.
+        sends: Arguments that are in flight after it, until all of its results have been awaited.
+        receives: Arguments that arrive in flight; ``launches``: so do its results.
+        again: Each wait for one of its results writes all of them: so gloo does it.
+        waits: Its argument has arrived after it.
+        weight: How often.
+        ways: By which ways programs with it are captured.
+        grad: Whether it can stand in a program that is differentiated.
+    """
+
+    name: str
+    family: str
+    takes: str
+    makes: str
+    text: str
+    writes: tuple[int, ...] = ()
+    views: int | None = None
+    sends: tuple[int, ...] = ()
+    receives: tuple[int, ...] = ()
+    launches: bool = False
+    again: bool = False
+    waits: bool = False
+    weight: float = 1.0
+    ways: tuple[Capture, ...] = ("make_fx", "dynamo")
+    grad: bool = False
+
+
+_C10D = "torch.ops._c10d_functional"
+_OWN = "torch.ops.progs"
+_MAKE_FX: tuple[Capture, ...] = ("make_fx",)
+_DYNAMO: tuple[Capture, ...] = ("dynamo",)
+
+
+def _compute() -> Iterable[Kind]:
+    yield Kind("mm", "compute", "ff", "f", "{x} = torch.mm({a}, {b}) * 0.1", weight=4, grad=True)
+    yield Kind("mms", "compute", "f", "f", "{x} = torch.mm(torch.mm({a}, {a}), {a}) * 0.01", weight=3, grad=True)
+    yield Kind("add", "compute", "ff", "f", "{x} = {a} + 0.5 * {b}", weight=2, grad=True)
+    yield Kind("relu", "compute", "f", "f", "{x} = torch.relu({a})", grad=True)
+    yield Kind("turn", "compute", "f", "f", "{x} = {a}.t().contiguous() * 0.5", grad=True)
+    yield Kind("cat", "compute", "hh", "f", "{x} = torch.cat([{a}, {b}])", grad=True)
+    yield Kind("scale", "compute", "h", "h", "{x} = {a} * 0.5 + 0.1", grad=True)
+    yield Kind("outer", "compute", "ss", "f", "{x} = torch.outer({a}, {b}) * 0.1", weight=0.5)
+    yield Kind("sub", "compute", "fs", "f", "{x} = {a} - {b}", weight=0.7, grad=True)
+
+
+def _views() -> Iterable[Kind]:
+    yield Kind("upper", "view", "f", "h", "{x} = {a}[: N // 2]", views=0, weight=1.5, grad=True)
+    yield Kind("lower", "view", "f", "h", "{x} = {a}[N // 2 :]", views=0, weight=1.5, grad=True)
+    yield Kind("flat", "view", "f", "f", "{x} = {a}.view(-1).view(N, N)", views=0, weight=1, grad=True)
+    yield Kind("t", "view", "f", "f", "{x} = {a}.t()", views=0, weight=0.5, grad=True)
+
+
+def _in_place() -> Iterable[Kind]:
+    yield Kind("add_", "in place", "ff", "", "{a}.add_({b}, alpha=0.25)", writes=(0,), weight=1.5)
+    yield Kind("mul_", "in place", "f", "", "{a}.mul_(0.5)", writes=(0,))
+    yield Kind("half_", "in place", "h", "", "{a}.add_(0.125)", writes=(0,), weight=1.5)
+    yield Kind("copy_", "in place", "ff", "", "{a}.copy_({b})", writes=(0,), weight=1.5)
+    yield Kind("row_", "in place", "fs", "", "{a}[{k}].copy_({b})", writes=(0,))
+    yield Kind("diagonal_", "in place", "f", "", "{a}.view(-1)[:: N + 1].mul_(0.5)", writes=(0,))
+    yield Kind("index_put", "in place", "ff", "", "{a}[torch.arange(0, N, 2)] = {b}[: N // 2]", writes=(0,), weight=0.5)
+    yield Kind("stat_", "in place", "sf", "", "{a}.add_({b}[0], alpha=0.5)", writes=(0,), weight=0.5)
+    yield Kind("mm_out", "in place", "fff", "", "torch.mm({b}, {c}, out={a})", writes=(0,), weight=0.5, ways=_MAKE_FX)
+
+
+def _collectives() -> Iterable[Kind]:
+    sent = {"sends": (0,), "launches": True}
+    yield Kind(
+        "all_gather",
+        "collective",
+        "h",
+        "f",
+        "{x} = " + _C10D + ".all_gather_into_tensor.default({a}, 2, {g})",
+        weight=4,
+        grad=True,
+        **sent,
+    )
+    yield Kind(
+        "reduce_scatter",
+        "collective",
+        "f",
+        "h",
+        "{x} = " + _C10D + ".reduce_scatter_tensor.default({a}, 'sum', 2, {g})",
+        weight=3,
+        grad=True,
+        **sent,
+    )
+    yield Kind(
+        "all_reduce",
+        "collective",
+        "f",
+        "f",
+        "{x} = " + _C10D + ".all_reduce.default({a}, 'sum', {g})",
+        weight=3,
+        **sent,
+    )
+    yield Kind(
+        "all_to_all",
+        "collective",
+        "f",
+        "f",
+        "{x} = " + _C10D + ".all_to_all_single.default({a}, [N // 2, N // 2], [N // 2, N // 2], {g})",
+        weight=2,
+        grad=True,
+        **sent,
+    )
+    yield Kind("broadcast", "collective", "f", "f", "{x} = " + _C10D + ".broadcast.default({a}, 0, {g})", **sent)
+    coalesced = {"sends": (0, 1), "launches": True}
+    yield Kind(
+        "gathers",
+        "coalesced",
+        "hh",
+        "ff",
+        "{x}, {y} = " + _C10D + ".all_gather_into_tensor_coalesced.default([{a}, {b}], 2, {g})",
+        **coalesced,
+    )
+    yield Kind(
+        "scatters",
+        "coalesced",
+        "ff",
+        "hh",
+        "{x}, {y} = " + _C10D + ".reduce_scatter_tensor_coalesced.default([{a}, {b}], 'sum', 2, {g})",
+        again=True,
+        **coalesced,
+    )
+    yield Kind(
+        "reduces",
+        "coalesced",
+        "ff",
+        "ff",
+        "{x}, {y} = " + _C10D + ".all_reduce_coalesced.default([{a}, {b}], 'sum', {g})",
+        **coalesced,
+    )
+    yield Kind(
+        "gather_out",
+        "collective in place",
+        "hf",
+        "",
+        _C10D + ".all_gather_into_tensor_out.default({a}, 2, {g}, out={b})",
+        writes=(1,),
+        sends=(0,),
+        receives=(1,),
+        ways=_MAKE_FX,
+    )
+    yield Kind(
+        "scatter_out",
+        "collective in place",
+        "fh",
+        "",
+        _C10D + ".reduce_scatter_tensor_out.default({a}, 'sum', 2, {g}, out={b})",
+        writes=(1,),
+        sends=(0,),
+        receives=(1,),
+        weight=0.7,
+        ways=_MAKE_FX,
+    )
+    yield Kind(
+        "all_reduce_",
+        "collective in place",
+        "f",
+        "",
+        _C10D + ".all_reduce_.default({a}, 'sum', {g})",
+        writes=(0,),
+        receives=(0,),
+        ways=_MAKE_FX,
+    )
+    yield Kind(
+        "broadcast_",
+        "collective in place",
+        "f",
+        "",
+        _C10D + ".broadcast_.default({a}, 0, {g})",
+        writes=(0,),
+        receives=(0,),
+        weight=0.5,
+        ways=_MAKE_FX,
+    )
+    yield Kind(
+        "shard_dim",
+        "blocking collective",
+        "f",
+        "f",
+        "{x} = torch.ops._dtensor.shard_dim_alltoall.default({a}, 0, 1, {g}).reshape(N, N).clone()",
+        weight=1.5,
+    )
+
+
+def _waits() -> Iterable[Kind]:
+    for letter, weight in (("f", 9), ("h", 6)):
+        text = "{x} = " + _C10D + ".wait_tensor.default({a})"
+        yield Kind(f"wait_{letter}", "wait", letter, letter, text, views=0, waits=True, weight=weight, grad=True)
+
+
+def _custom() -> Iterable[Kind]:
+    yield Kind("plain", "custom operator", "f", "f", "{x} = " + _OWN + ".plain({a})")
+    yield Kind("plain_into", "custom operator", "ff", "", _OWN + ".plain_into({a}, {b})", writes=(0,))
+    yield Kind("hidden", "hidden communication", "f", "f", "{x} = " + _OWN + ".hidden({a}, {g})", weight=1.5)
+    yield Kind("hidden_mute", "hidden communication", "f", "f", "{x} = " + _OWN + ".hidden_mute({a})", weight=0.7)
+    yield Kind("hidden_into", "hidden communication", "ff", "", _OWN + ".hidden_into({a}, {b}, {g})", writes=(0,))
+    yield Kind("noted", "effect", "f", "f", "{x} = " + _OWN + ".noted({a}, {k})", weight=1.5)
+
+
+def _random() -> Iterable[Kind]:
+    yield Kind("noise", "random", "f", "f", "{x} = {a} + torch.rand_like({a}) * 0.1", weight=1.5)
+    yield Kind("dropout", "random", "f", "f", "{x} = torch.nn.functional.dropout({a}, 0.3, True)")
+    yield Kind("normal_", "random", "f", "", "{a}.normal_()", writes=(0,), weight=0.5)
+
+
+def _statistics() -> Iterable[Kind]:
+    yield Kind(
+        "batch_norm",
+        "batch norm",
+        "fss",
+        "f",
+        "{x} = torch.nn.functional.batch_norm({a}, {b}, {c}, training=True)",
+        writes=(1, 2),
+        weight=1.5,
+    )
+
+
+def _sizes() -> Iterable[Kind]:
+    cut = "{t} = {b}.item()\ntorch._check({t} >= 0)\ntorch._check({t} <= N)\n"
+    yield Kind("rows", "unbacked size", "fi", "r", cut + "{x} = {a}.narrow(0, 0, {t}) * 0.5")
+    yield Kind(
+        "rows_gather",
+        "unbacked size",
+        "fi",
+        "r",
+        cut + "{x} = " + _C10D + ".all_gather_into_tensor.default({a}.narrow(0, 0, {t}).clone(), 2, {g})",
+        launches=True,
+    )
+    yield Kind(
+        "wait_r", "wait", "r", "r", "{x} = " + _C10D + ".wait_tensor.default({a})", views=0, waits=True, weight=3
+    )
+    yield Kind("fold", "unbacked size", "fr", "f", "{x} = {a} + {b}.sum(0)", weight=1.5)
+    yield Kind(
+        "nonzero",
+        "unbacked size",
+        "ff",
+        "f",
+        "{t} = torch.nonzero({b} > 0.5)\n{x} = {a} * 0.5 + {t}.to(torch.float32).sum() * 0.001",
+        weight=0.7,
+    )
+    yield Kind("item", "unbacked size", "ff", "f", "{t} = {b}.sum().item()\n{x} = {a} + {t} * 0.001", weight=0.7)
+
+
+def _nested() -> Iterable[Kind]:
+    yield Kind("region", "sub-graph", "ff", "f", "{x} = region({a}, {b})", ways=_DYNAMO)
+    yield Kind(
+        "region_gather",
+        "sub-graph with communication",
+        "hf",
+        "f",
+        "{x} = region_gather_{g}({a}, {b})",
+        ways=_DYNAMO,
+        weight=1.5,
+    )
+    yield Kind("cond", "sub-graph", "fi", "f", "{x} = either({b} > {k}, cond_true, cond_false, ({a},))")
+    yield Kind(
+        "cond_gather",
+        "sub-graph with communication",
+        "fi",
+        "f",
+        "{x} = either({b} > {k}, cond_gather_{g}, cond_false, ({a},))",
+        weight=1.5,
+    )
+
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kinds in (
+        _compute(),
+        _views(),
+        _in_place(),
+        _collectives(),
+        _waits(),
+        _custom(),
+        _random(),
+        _statistics(),
+        _sizes(),
+        _nested(),
+    )
+    for kind in kinds
+}
+
 
 INPUTS = "ffffhhssi"
 """A letter per input: its shape."""
@@ -19,7 +335,7 @@ class Step:
     """One step.
 
     Attributes:
-        kind: Of :data:`tests.support.programs.kinds.KINDS`.
+        kind: Of :data:`tests.support.programs.program.KINDS`.
         takes: Registers.
         makes: Registers, new ones.
         group: Number of a process group, for kinds that communicate.
@@ -115,3 +431,267 @@ def shown(program: Program, gives: Callable[[Program, int], Sequence[int]]) -> s
     ]
     texts = [source_of(program, part, gives(program, number)) for number, part in enumerate(program.parts)]
     return "\n".join([head, *odd, *texts])
+
+
+@dataclass
+class Registers:
+    """All registers after some steps.
+
+    Attributes:
+        letter: Per register, its shape.
+        storage: Per register, its storage; a view has that of what it looks at.
+        arriving: Per storage that has not arrived, the launch that brings it.
+        sent: Per launch of which not all results have arrived, the storages that it sends, or writes once more.
+        compact: Per register, whether its elements lie one after the other.
+    """
+
+    letter: list[str] = field(default_factory=lambda: list(INPUTS))
+    storage: list[int] = field(default_factory=lambda: list(range(len(INPUTS))))
+    arriving: dict[int, int] = field(default_factory=dict)
+    sent: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    compact: list[bool] = field(default_factory=lambda: [True] * len(INPUTS))
+    launches: int = 0
+    storages: int = len(INPUTS)
+
+    def allows(self, kind: Kind, takes: tuple[int, ...]) -> bool:
+        """Whether a step of this kind may come next with these arguments."""
+        if len(takes) != len(kind.takes) or any(
+            v >= len(self.letter) or self.letter[v] != letter for v, letter in zip(takes, kind.takes, strict=True)
+        ):
+            return False
+        stores = [self.storage[v] for v in takes]
+        if not kind.waits and kind.views is None and any(s in self.arriving for s in stores):
+            return False
+        if not all(self.compact[v] for v in takes) and (kind.family not in ("compute", "view") or kind.name == "flat"):
+            return False
+        busy = {s for sent in self.sent.values() for s in sent}
+        written = [stores[i] for i in kind.writes]
+        if any(s in busy for s in written):
+            return False
+        others = [s for i, s in enumerate(stores) if i not in kind.writes]
+        return len(set(written)) == len(written) and set(written).isdisjoint(others)
+
+    def older_names(self, wait: Step) -> set[int]:
+        """Registers, inputs apart, that had what a wait completes before it."""
+        storage = self.storage[wait.takes[0]]
+        return {v for v, found in enumerate(self.storage[: wait.makes[0]]) if found == storage and v >= len(INPUTS)}
+
+    def take(self, step: Step) -> bool:
+        """Do a step; whether it was allowed."""
+        kind = step.is_of
+        if not self.allows(kind, step.takes):
+            return False
+        stores = [self.storage[v] for v in step.takes]
+        if kind.waits:
+            launch = self.arriving.pop(stores[0], None)
+            if launch is not None and launch not in self.arriving.values():
+                del self.sent[launch]
+        for letter in kind.makes:
+            self.letter.append(letter)
+            self.compact.append(kind.name != "t" and (kind.views is None or self.compact[step.takes[kind.views]]))
+            if kind.views is None:
+                self.storage.append(self.storages)
+                self.storages += 1
+            else:
+                self.storage.append(stores[kind.views])
+        if kind.launches or kind.receives:
+            arrive = [*(stores[i] for i in kind.receives), *(self.storage[len(self.storage) - len(kind.makes) :])]
+            self.arriving |= dict.fromkeys(arrive if kind.launches else arrive[: len(kind.receives)], self.launches)
+            again = arrive if kind.again else []
+            self.sent[self.launches] = (*(stores[i] for i in kind.sends), *again)
+            self.launches += 1
+        return True
+
+
+def after(program: Program, steps: int) -> Registers | None:
+    """Registers after so many steps; ``None``: one of them is not allowed."""
+    registers = Registers()
+    for step in program.steps[:steps]:
+        if tuple(range(len(registers.letter), len(registers.letter) + len(step.makes))) != step.makes:
+            return None
+        if not registers.take(step):
+            return None
+    return registers
+
+
+def correct(program: Program) -> bool:
+    """Whether a program is."""
+    return after(program, len(program.steps)) is not None
+
+
+def reads_by_older_names(program: Program) -> bool:
+    """Whether anything takes a value that has arrived by a name that it had before its wait.
+
+    Inductor may read such a value before it has arrived, or write over it: to it a wait's result is new memory.
+    """
+    registers, older = Registers(), set[int]()
+    for step in program.steps:
+        if older.intersection(step.takes):
+            return True
+        if step.is_of.waits:
+            older |= registers.older_names(step)
+        registers.take(step)
+    return False
+
+
+def returned(program: Program, number: int) -> list[int]:
+    """What a part of a program gives back: what later parts read, of the last one every other that is whole."""
+    part = program.parts[number]
+    before = len(INPUTS) + sum(len(s.makes) for s in program.steps[: part.start])
+    registers = after(program, part.stop)
+    assert registers is not None
+    made = range(before, len(registers.letter))
+    later = {v for step in program.steps[part.stop :] for v in step.takes}
+    read = {v for step in program.steps for v in step.takes}
+    whole = [v for v in made if registers.storage[v] not in registers.arriving]
+    kept = [v for v in whole if (v not in read or (v * 7 + program.seed) % 5 == 0) and registers.letter[v] != "r"]
+    return sorted({*(v for v in later if v in made), *kept})
+
+
+GROUPS = 3
+STALE = "reads by older names"
+"""Of what a wait completes, by the name that it had before, or by a view made before."""
+TRIES = 30
+"""Choices of arguments for one step."""
+
+
+def generate(seed: int, without: Collection[str] = ()) -> Program:
+    """The program of a seed.
+
+    Args:
+        seed: Any number.
+        without: Families and kinds of steps that are left out, and :data:`STALE`.
+    """
+    rng = random.Random(f"program {seed}")
+    way: Capture = rng.choice(("make_fx", "make_fx", "make_fx", "dynamo"))
+    grad = way == "dynamo" and rng.random() < 0.2
+    kinds = [kind for kind in KINDS.values() if way in kind.ways and (kind.grad or not grad)]
+    kinds = [kind for kind in kinds if not {kind.family, kind.name}.intersection(without)]
+    weights = {kind.name: kind.weight for kind in kinds}
+    for kind in kinds:  # each program has its own flavour: some kinds often, some never
+        weights[kind.name] *= rng.choice((0, 1, 1, 3)) if kind.family not in ("wait", "compute") else 1
+    registers, steps = Registers(), []
+    late = rng.random()  # how late it waits
+    for _ in range(rng.randint(6, 26)):
+        step = _next(rng, registers, kinds, weights, late)
+        if step is not None:
+            assert registers.take(step)
+            steps.append(step)
+            if step.is_of.waits and STALE in without:
+                for v in registers.older_names(step):
+                    registers.letter[v] = "."  # which no kind takes
+    several = rng.random() < 0.25 and not grad
+    open_ends = several and rng.random() < 0.7
+    program = Program(seed, tuple(steps), grad=grad)
+    if not open_ends or rng.random() < 0.8:
+        program = _awaited(program, registers)
+    if several and len(program.steps) > 4:
+        program = replace(program, cuts=(rng.randint(2, len(program.steps) - 2),))
+    if rng.random() < 0.4:
+        program = replace(program, odd=_odd(rng, program))
+    return program
+
+
+def _next(
+    rng: random.Random, registers: Registers, kinds: list[Kind], weights: dict[str, float], late: float
+) -> Step | None:
+    for _ in range(TRIES):
+        kind = rng.choices(kinds, [weights[kind.name] for kind in kinds])[0]
+        if kind.waits and registers.arriving and rng.random() < late:
+            continue
+        takes = _arguments(rng, registers, kind)
+        if takes is None:
+            continue
+        first = len(registers.letter)
+        makes = tuple(range(first, first + len(kind.makes)))
+        return Step(kind.name, takes, makes, rng.randrange(GROUPS), rng.randint(1, 12))
+    return None
+
+
+def _arguments(rng: random.Random, registers: Registers, kind: Kind) -> tuple[int, ...] | None:
+    """Registers that a step of a kind may take; the later they were made the sooner."""
+    chosen = []
+    for letter in kind.takes:
+        fitting = [v for v, found in enumerate(registers.letter) if found == letter]
+        if kind.waits:  # mostly for what has not arrived; a wait of a wait is allowed
+            open_ = [v for v in fitting if registers.storage[v] in registers.arriving]
+            waited = [v for v in fitting if v >= len(INPUTS)]
+            fitting = open_ if open_ and rng.random() < 0.93 else waited if rng.random() < 0.15 else []
+        if not fitting:
+            return None
+        chosen.append(fitting[max(rng.randrange(len(fitting)), rng.randrange(len(fitting)))])
+    takes = tuple(chosen)
+    return takes if registers.allows(kind, takes) else None
+
+
+def _awaited(program: Program, registers: Registers) -> Program:
+    """With waits at its end for all that has not arrived."""
+    steps = list(program.steps)
+    for v in range(len(registers.letter)):
+        if registers.storage[v] in registers.arriving and f"wait_{registers.letter[v]}" in KINDS:
+            step = Step(f"wait_{registers.letter[v]}", (v,), (len(registers.letter),))
+            if registers.take(step):
+                steps.append(step)
+    return replace(program, steps=tuple(steps))
+
+
+def _odd(rng: random.Random, program: Program) -> tuple[tuple[int, int], ...]:
+    """Where the last rank computes more: arguments that are only read."""
+    places = [
+        (at, which)
+        for at, step in enumerate(program.steps)
+        for which, letter in enumerate(step.is_of.takes)
+        if letter in "fh" and which not in step.is_of.writes and which != step.is_of.views
+    ]
+    return tuple(sorted(rng.sample(places, min(len(places), rng.randint(1, 3)))))
+
+
+def shrunk(program: Program, fails: Callable[[Program], bool], tries: int = 80) -> Program:
+    """A program of which nothing can be dropped; ``fails`` is asked so often at most."""
+    left = tries
+    again = True
+    while again:
+        again = False
+        for smaller in _smaller(program):
+            if left == 0:
+                return program
+            if not smaller.steps or not correct(smaller):
+                continue
+            left -= 1
+            if fails(smaller):
+                program, again = smaller, True
+                break
+    return program
+
+
+def _smaller(program: Program) -> Iterator[Program]:
+    for cut in program.cuts:
+        yield replace(program, cuts=tuple(c for c in program.cuts if c != cut))
+    for odd in program.odd:
+        yield replace(program, odd=tuple(o for o in program.odd if o != odd))
+    size = max(1, len(program.steps) // 4)
+    while size:
+        for at in reversed(range(0, len(program.steps), size)):
+            yield without(program, range(at, min(at + size, len(program.steps))))
+        size //= 2
+
+
+def without(program: Program, dropped: range) -> Program:
+    """A program without some steps, and without those that need them."""
+    number = {v: v for v in range(len(INPUTS))}  # of registers that stay
+    steps: list[Step] = []
+    place: dict[int, int] = {}
+    for at, step in enumerate(program.steps):
+        if at in dropped or not all(v in number for v in step.takes):
+            continue
+        makes = tuple(range(len(number), len(number) + len(step.makes)))
+        number |= dict(zip(step.makes, makes, strict=True))
+        place[at] = len(steps)
+        steps.append(replace(step, takes=tuple(number[v] for v in step.takes), makes=makes))
+    cuts = {sum(p < cut for p in place) for cut in program.cuts}
+    return replace(
+        program,
+        steps=tuple(steps),
+        cuts=tuple(sorted(cut for cut in cuts if 0 < cut < len(steps))),
+        odd=tuple((place[at], which) for at, which in program.odd if at in place),
+    )

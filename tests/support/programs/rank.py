@@ -1,4 +1,8 @@
-"""What each of two gloo ranks does, one program after the other:
+"""Schedulers that are wrong on purpose: the fuzzer must find each of them.
+
+They stand in the place of ``overlap_sched.schedule_graph``, and know only what a graph's arguments say.
+
+What each of two gloo ranks does, one program after the other:
 
 ``python -m tests.support.programs.rank FOLDER FIRST LAST INDUCTOR_SHARE LIMIT_S WITHOUT BROKEN``: the programs of the
 seeds FIRST to LAST - 1. Rank 0 appends a line (JSON) to ``FOLDER/found.jsonl`` as a program begins and ends: where a
@@ -7,30 +11,76 @@ rank hangs or dies, the last line says in which program.
 
 import faulthandler
 import json
+import random
 import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import fx
+
+import overlap_sched
+from overlap_sched import Options
+from overlap_sched.fx import Report
+from tests.support.programs.execution import World
+from tests.support.programs.program import Program, generate, returned, shown, shrunk
+from tests.support.programs.trial import PLUGINS, Outcome, Trial, ways_of
+
+
+def _any_order(graph: fx.Graph, rng: random.Random) -> list[fx.Node]:
+    """An order that keeps what flows from node to node, and nothing else."""
+    placed: dict[fx.Node, None] = {node: None for node in graph.nodes if node.op in ("placeholder", "get_attr")}
+    left = [node for node in graph.nodes if node not in placed]
+    while left:
+        ready = [node for node in left if all(u in placed for u in node.all_input_nodes)]
+        ready = [node for node in ready if node.op != "output" or len(left) == 1]
+        node = rng.choice(ready)
+        placed[node] = None
+        left.remove(node)
+    return list(placed)
+
+
+def _put(graph: fx.Graph, order: list[fx.Node]) -> None:
+    output = order[-1]
+    for node in order[:-1]:
+        output.prepend(node)
+
+
+def without_hazards(gm: fx.GraphModule, options: Options, **arguments: Any) -> Report:
+    """Keeps nothing but data dependencies; the same on both ranks."""
+    _put(gm.graph, _any_order(gm.graph, random.Random(len(gm.graph.nodes))))
+    return Report("broken", changed=True)
+
+
+def without_agreement(gm: fx.GraphModule, options: Options, **arguments: Any) -> Report:
+    """Another order on the second rank: two launches that stand one behind the other change places there."""
+    nodes = list(gm.graph.nodes)
+    for first, second in pairwise(nodes):
+        both = [str(node.target) for node in (first, second)]
+        launches = all("_c10d_functional." in text and "wait" not in text for text in both)
+        if dist.get_rank() == 1 and launches and first not in second.all_input_nodes and both[0] != both[1]:
+            second.append(first)
+            return Report("broken", changed=True)
+    return Report("broken", reason="nothing to break")
+
+
+BROKEN: dict[str, Callable[..., Report]] = {
+    function.__name__: function for function in (without_hazards, without_agreement)
+}
+
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch._inductor.compile_fx
 
-import overlap_sched
-from tests.support.programs.broken import BROKEN
-from tests.support.programs.execution import World
-from tests.support.programs.generate import generate
-from tests.support.programs.program import Program, shown
-from tests.support.programs.rules import returned
-from tests.support.programs.shrink import shrunk
-from tests.support.programs.trial import PLUGINS, Outcome, Trial, ways_of
 
 SHRUNK = 1
 """So many faults of each way are shrunk."""

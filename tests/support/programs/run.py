@@ -80,7 +80,7 @@ def run_programs(
         inductor_share: Part of the programs that Inductor compiles, too.
         limit_s: For one program.
         without: Families and kinds of steps to leave out, by commas.
-        broken: A scheduler in place of the package's: :mod:`tests.support.programs.broken`; ``""``: none.
+        broken: A scheduler in place of the package's: :mod:`tests.support.programs.rank`; ``""``: none.
     """
     found, seed = Found(), first
     while seed < first + count:

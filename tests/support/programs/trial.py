@@ -12,11 +12,8 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
 from tests.support.programs import ways
-from tests.support.programs.execution import Run, World, functions_of, run
-from tests.support.programs.flight import Record
-from tests.support.programs.launches import by_group, launches_of
-from tests.support.programs.program import Program
-from tests.support.programs.rules import reads_by_older_names
+from tests.support.programs.execution import Record, Run, World, by_group, functions_of, launches_of, run
+from tests.support.programs.program import Program, reads_by_older_names
 
 Status = Literal["ok", "fault", "torch"]
 """``"torch"``: the same way without the package fails, too, or differs from eager execution: nothing can be learnt."""

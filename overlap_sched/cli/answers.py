@@ -1,41 +1,419 @@
-"""What ``--json`` prints, and the JSON Schema that promises it.
+"""What ``--json`` prints: one struct per answer, of which its JSON Schema is made (``overlap-sched schema COMMAND``).
 
-The number at the end of ``"schema": "overlap-sched/plan/1"`` goes up when a key is taken away or changes its meaning.
+Units are in the names: microseconds, bytes, percent, seconds; all times but ``schedule_s`` are simulated. The number at
+the end of ``"schema": "overlap-sched/plan/1"`` goes up when a key is taken away or changes its meaning.
 """
 
 import json
 from collections.abc import Mapping
-from importlib import import_module
-from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, Struct, UnsetType, field
 
 from overlap_sched.errors import ProblemError
+from overlap_sched.options import Concurrent
+from overlap_sched.problem import MemoryModel
 
-ANSWERS = ("plan", "sweep", "explain", "memory", "costs", "fit", "pipeline")
+
+class _Part(Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of an answer."""
+
+
+class ContentionFigures(_Part):
+    """What compute and communication cost each other.
+
+    Attributes:
+        slowdown: Factor on compute by how the operator of the collective in flight begins.
+        links: Link of each process group that shares one.
+        stretch: Factor on collectives beside compute, by how their operator begins.
+        shares: Part of a slowdown that compute takes which its flops or its bytes bind.
+        flops_per_byte: From so many on compute is bound by its flops.
+    """
+
+    slowdown: dict[str, float]
+    links: dict[str, str]
+    stretch: dict[str, float] | UnsetType = UNSET
+    shares: dict[str, float] | UnsetType = UNSET
+    flops_per_byte: float | UnsetType = UNSET
+    lanes: int | UnsetType = UNSET
+    crowding: float | UnsetType = UNSET
+
+
+class PinFigures(_Part):
+    """A pin, and how many nodes it is about."""
+
+    pin: str
+    nodes: int
+
+
+class PriceSource(_Part):
+    """Where the times come from: a problem file has its own; the nodes of a dump are priced for a device and a cluster.
+
+    Attributes:
+        cluster: null: a formula of latency and bandwidth prices collectives.
+        traces: Traces of a profiler whose times replace predicted ones.
+    """
+
+    source: Literal["problem file", "dump"] = field(name="from")
+    comm_scale: float
+    traces: int
+    device: str | UnsetType = UNSET
+    cluster: str | UnsetType | None = UNSET
+    fusion: Literal["none", "inductor"] | UnsetType = UNSET
+
+
+class BeforeAfter(_Part):
+    """Pairs of collectives of groups that share more than one rank, in flight together."""
+
+    original: int
+    scheduled: int
+
+
+class TriedPlan(_Part):
+    """A plan that was tried: its step, and why it was not taken."""
+
+    what: str
+    step_us: float | None
+    why_not: str
+
+
+class LeftOut(_Part):
+    """The step without one rewrite, against ``with_us`` with all by the same run."""
+
+    rewrite: dict[str, Any]
+    step_us: float | None
+    with_us: float
+    why_not: str
+
+
+class PlanAnswer(_Part, tag_field="schema", tag="overlap-sched/plan/1"):
+    """A schedule, all of it simulated.
+
+    Attributes:
+        bound_us: No order's step is shorter. budget_bound_us: nor that of any order within the budget.
+        memory_limit_bytes: The device asked for. short_bytes: what it lacks for the order.
+        original_reserved_bytes, reserved_bytes: By a replay of torch's caching allocator; null: none was replayed.
+        rewrites: Kind, names, and microseconds less on its stream, microseconds more compute, bytes more at once.
+    """
+
+    name: str
+    nodes: int
+    original_step_us: float
+    step_us: float
+    exposed_us: float
+    bound_us: float
+    gap_percent: float
+    budget_bound_us: float
+    gap_within_budget_percent: float
+    original_peak_bytes: int
+    peak_bytes: int
+    headroom_bytes: int
+    memory_model: MemoryModel
+    contention: ContentionFigures | None
+    prices: PriceSource
+    groups_together: BeforeAfter
+    concurrent_groups: Concurrent
+    unrestricted_step_us: float | None
+    schedule_s: float
+    fell_back: bool
+    pins: list[PinFigures]
+    memory_limit_bytes: int | None
+    short_bytes: int
+    original_reserved_bytes: int | None
+    reserved_bytes: int | None
+    rewrites: list[dict[str, Any]] | UnsetType = UNSET
+    step_without_rewrites_us: float | UnsetType = UNSET
+    bound_without_rewrites_us: float | UnsetType = UNSET
+    not_rewritten: list[str] | UnsetType = UNSET
+    tried: list[TriedPlan] | UnsetType = UNSET
+    left_out: list[LeftOut] | UnsetType = UNSET
+
+
+class CauseFigures(_Part):
+    """A cause of exposed time, and of how many collectives."""
+
+    name: str
+    exposed_us: float
+    collectives: int
+
+
+class CollectiveFigures(_Part):
+    """A collective: where it is launched, when it runs, what hides it and what keeps it from an earlier launch."""
+
+    name: str
+    op: str
+    group: str
+    bytes: int
+    exposed_us: float
+    hidden_us: float
+    position: int
+    original_position: int
+    launch_us: float
+    start_us: float
+    finish_us: float
+    wait_us: float
+    reason: str
+    blocked_by: str
+    blocking_node: str | None
+    under: list[str]
+    over_budget_bytes: int
+
+
+class ExplainAnswer(_Part, tag_field="schema", tag="overlap-sched/explain/1"):
+    """Why a step is exposed."""
+
+    name: str
+    memory_model: MemoryModel
+    contention: ContentionFigures | None
+    step_us: float
+    exposed_us: float
+    fell_back: bool
+    pins: list[PinFigures]
+    collectives: int
+    causes: list[CauseFigures]
+    most_exposed: list[CollectiveFigures]
+
+
+class SourceTotal(_Part):
+    """All nodes of a kind whose times come from one source; percent of all nodes of that kind."""
+
+    source: str
+    kind: str
+    nodes: int
+    time_us: float
+    percent: float
+
+
+class NodeCost(_Part):
+    """The time of a node, where it comes from, what bounds it, and whose kernel it is part of."""
+
+    name: str
+    op: str
+    kind: str
+    group: str | None
+    time_us: float
+    source: str
+    bound: str | None
+    part_of: str | None
+    flops: int
+    bytes: int
+
+
+class CostsAnswer(_Part, tag_field="schema", tag="overlap-sched/costs/1"):
+    """What every node costs, the longest first."""
+
+    name: str
+    nodes: int
+    compute_us: float
+    collective_us: float
+    sources: list[SourceTotal]
+    costs: list[NodeCost]
+
+
+class MemoryAnswer(_Part, tag_field="schema", tag="overlap-sched/memory/1"):
+    """The order with the lowest peak that was found; with ``--addresses``, the arena and its unused share."""
+
+    name: str
+    nodes: int
+    memory_model: MemoryModel
+    original_peak_bytes: int
+    peak_bytes: int
+    bound_bytes: int
+    optimal: bool
+    found_by: str
+    tried: dict[str, int]
+    work: int
+    original_reserved_bytes: int | None
+    reserved_bytes: int | None
+    arena_bytes: int | UnsetType = UNSET
+    fragmentation: float | UnsetType = UNSET
+
+
+class PlanPoint(_Part):
+    """A plan by its peak and step."""
+
+    peak_bytes: int
+    step_us: float
+    exposed_us: float
+    host_bytes: int
+    rewrites: int
+
+
+class FitRewrite(_Part):
+    """A rewrite: bytes that need not be kept, microseconds of compute and of copies."""
+
+    rewrite: dict[str, Any]
+    bytes: int
+    compute_us: float
+    copy_us: float
+
+
+class FitReserved(_Part):
+    """What torch's caching allocator reserves without a limit, and needs more than the limit."""
+
+    reserved_bytes: int
+    over_bytes: int
+    faster: dict[str, Any] | None
+
+
+class FitAnswer(_Part, tag_field="schema", tag="overlap-sched/fit/1"):
+    """The plan picked, beside the original and the best order without rewrites; points: none dominates another."""
+
+    name: str
+    limit_bytes: int | None
+    limit_us: float | None
+    fits: bool
+    live_bytes_fit: bool
+    slowdown_percent: float
+    original: PlanPoint
+    without: PlanPoint
+    picked: PlanPoint
+    points: list[PlanPoint]
+    rewrites: list[FitRewrite]
+    reserved: FitReserved | None
+    tried: int
+
+
+class RankFigures(_Part):
+    """A rank of a pipeline."""
+
+    busy_us: float
+    bubble_us: float
+    exposed_us: float
+    inside_us: float
+    peak_bytes: int
+    peak_at: str
+
+
+class RankLack(_Part):
+    """The rank that lacks most, and at which action."""
+
+    rank: int
+    bytes: int
+    at: str
+
+
+class PipelineScheduleFigures(_Part):
+    """A schedule of a pipeline; ``cut`` and ``recomputed`` by stage."""
+
+    name: str
+    step_us: float
+    bound_us: float
+    gap_percent: float
+    bubble: float
+    cut: list[int]
+    recomputed: list[int]
+    ranks: list[RankFigures]
+    lacks: RankLack | None
+
+
+class NoSchedule(_Part):
+    """A schedule that the job cannot have."""
+
+    name: str
+    why: str
+
+
+class VariedSchedule(_Part):
+    """The shortest schedule that fits where the job is changed; null: none does."""
+
+    changed: dict[str, float]
+    schedule: PipelineScheduleFigures | None
+
+
+class PipelineAnswer(_Part, tag_field="schema", tag="overlap-sched/pipeline/1"):
+    """Schedules of a pipelined job, and the graphs that its blocks run, before and after they were ordered."""
+
+    name: str
+    stages: int
+    ranks: int
+    micro_batches: int
+    memory_limit_bytes: list[int] | None
+    schedules: list[PipelineScheduleFigures]
+    cannot: list[NoSchedule]
+    found: dict[str, Any] | None
+    graphs: list[dict[str, Any]]
+    pairs: list[dict[str, Any]]
+    varied: list[VariedSchedule]
+
+
+class SweptOrder(_Part):
+    """An order at one point: microseconds and bytes.
+
+    Attributes:
+        median_us, p95_us: Of the step in 100 replays with wrong durations; null where no noise was asked for.
+    """
+
+    step_us: float
+    exposed_us: float
+    peak_bytes: int
+    median_us: float | None
+    p95_us: float | None
+
+
+class SweepPoint(_Part):
+    """A combination, the original order there and the one that was found.
+
+    Attributes:
+        varied: Bytes of headroom and memory_limit, factors on speeds, ranks, noise as a share (0.3: 30 %).
+        lower_bound_us: No order's step is shorter.
+        short_bytes: What the device of ``memory_limit`` lacks for the order; 0: nothing.
+        fell_back: Whether the original order was kept because the new one failed verification.
+    """
+
+    varied: dict[str, float]
+    original: SweptOrder
+    scheduled: SweptOrder
+    lower_bound_us: float
+    gap_percent: float
+    short_bytes: int
+    fell_back: bool
+
+
+class SweepAnswer(_Part, tag_field="schema", tag="overlap-sched/sweep/1"):
+    """The step for each combination of what was varied; cluster: that collectives are priced for anew."""
+
+    name: str
+    memory_model: MemoryModel
+    contention: ContentionFigures | None
+    cluster: str | None
+    points: tuple[SweepPoint, ...]
+
+
+ANSWERS: dict[str, type[Struct]] = {
+    "plan": PlanAnswer,
+    "sweep": SweepAnswer,
+    "explain": ExplainAnswer,
+    "memory": MemoryAnswer,
+    "costs": CostsAnswer,
+    "fit": FitAnswer,
+    "pipeline": PipelineAnswer,
+}
 """``costs``: what ``explain --costs`` prints."""
-VERSION = 1
 
 
 def schema_text(command: str) -> str:
-    """The JSON Schema of a command's output."""
-    if command == "sweep":
-        answer = import_module("overlap_sched.cli.sweep").SweepAnswer
-        return json.dumps(msgspec.json.schema(answer), indent=2)
-    return files("overlap_sched.cli.schemas").joinpath(f"{command}.json").read_text(encoding="utf-8").rstrip("\n")
+    """Return the JSON Schema of a command's output."""
+    return json.dumps(msgspec.json.schema(ANSWERS[command]), indent=2)
 
 
-def as_json(answer: msgspec.Struct | str, figures: Mapping[str, Any] | None = None) -> str:
-    """Figures on one line, with the name of their schema in front."""
-    if isinstance(answer, str):
-        named = {"schema": f"overlap-sched/{answer}/{VERSION}", **(figures or {})}
-    else:
-        named = msgspec.to_builtins(answer)
+def as_json(answer: Struct) -> str:
+    """Return an answer on one line, the name of its schema in front.
+
+    Raises:
+        ProblemError: A figure is not finite.
+    """
     try:
-        return json.dumps(named, allow_nan=False)
+        return json.dumps(msgspec.to_builtins(answer), allow_nan=False)
     except ValueError:
         raise ProblemError(
             "a figure of the result is not a finite number: the times are too large to be added up. "
             "Are they in microseconds?"
         ) from None
+
+
+def answer_of(command: str, figures: Mapping[str, Any]) -> Struct:
+    """Return figures as the answer of a command."""
+    answer = ANSWERS[command]
+    return msgspec.convert({"schema": answer.__struct_config__.tag, **figures}, answer)

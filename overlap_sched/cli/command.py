@@ -140,8 +140,8 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     module, dataclass = _module_of(name)
     asked = parse(dataclass, name, COMMANDS[name], arguments)
     check_files(asked)
-    from overlap_sched.report.console import shown
     from overlap_sched.report.progress import progress
+    from overlap_sched.report.table import shown
 
     first_rank = os.environ.get("RANK", "0") == "0"  # the one that speaks, of `calibrate` under torchrun
     with progress() if first_rank else nullcontext(lambda text: None) as tell:
@@ -160,7 +160,7 @@ def _demo() -> int:
 
 
 def _complain(text: str) -> None:
-    from overlap_sched.report.console import complain
+    from overlap_sched.report.table import complain
 
     complain(text)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from overlap_sched.cli.answers import as_json
+from overlap_sched.cli.answers import answer_of, as_json
 from overlap_sched.cli.flags import Flag
 from overlap_sched.cli.input import read_input
 from overlap_sched.cli.plan import Rewriting, fell_back, left_of, scheduled
@@ -12,13 +12,17 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.report import explanation
 from overlap_sched.report.causes import causes
-from overlap_sched.report.words.contention import contention_figures, with_contention_line
-from overlap_sched.report.words.costs import cost_figures, cost_text
-from overlap_sched.report.words.peak import peak_text
-from overlap_sched.report.words.pins import pins_figures
-from overlap_sched.report.words.reserved import reserved_lines, reserved_of
+from overlap_sched.report.words.graph import cost_figures, cost_text, peak_text
 from overlap_sched.report.words.rewrites import left_text, rewrites_text
-from overlap_sched.report.words.schedule import find_collective, most_exposed
+from overlap_sched.report.words.schedule import (
+    contention_figures,
+    find_collective,
+    most_exposed,
+    pins_figures,
+    reserved_lines,
+    reserved_of,
+    with_contention_line,
+)
 from overlap_sched.scheduler.driver import Schedule
 from overlap_sched.scheduler.explain import Decision
 
@@ -68,14 +72,14 @@ def run(command: ExplainCommand, tell: Callable[[str], None]) -> tuple[str | tup
     if command.costs:
         loaded = read_input(command, tell)
         shows = (loaded.problem, loaded.prices, top)
-        return as_json("costs", cost_figures(*shows)) if command.json else (cost_text(*shows),), 0
+        return as_json(answer_of("costs", cost_figures(*shows))) if command.json else (cost_text(*shows),), 0
     loaded, result, made = scheduled(command, tell)
     code = int(fell_back(result, made))
     if command.peak:
         lines = [peak_text(explain_peak(result.problem, result.order)), *reserved_lines(reserved_of(result))]
         return (with_contention_line("\n".join(lines), result.problem.contention),), code
     if command.json:
-        return as_json("explain", explain_figures(result, command.collective, top)), code
+        return as_json(answer_of("explain", explain_figures(result, command.collective, top))), code
     told = (explanation(result, command.collective, top),)
     if made is not None:
         told += (rewrites_text(made), *filter(None, [left_text(left_of(command, loaded, made, tell))]))

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from rich.console import RenderableType
 
-from overlap_sched.cli.answers import as_json
+from overlap_sched.cli.answers import answer_of, as_json
 from overlap_sched.cli.flags import Flag, limit_bytes, shortened
 from overlap_sched.cli.input import Input, read_input
 from overlap_sched.cli.plan import save_rewritten, times_of
@@ -20,7 +20,7 @@ from overlap_sched.report.files import write_order
 from overlap_sched.report.page import write_page
 from overlap_sched.report.page_data import extras_of_fit
 from overlap_sched.report.units import duration, size
-from overlap_sched.report.words.fit import answer_line, fit_figures, points_table, rewrites_table
+from overlap_sched.report.words.rewrites import answer_line, fit_figures, points_table, rewrites_table
 from overlap_sched.transform.host import PCIE_4, PCIE_5, HostLink
 from overlap_sched.transform.prices import Prices
 
@@ -145,7 +145,7 @@ def run(command: FitCommand, tell: Callable[[str], None]) -> tuple[str | tuple[R
     save_rewritten(command, command.out, found.best.problem, bool(found.best.rewrites), tell)
     code = 1 if found.fell_back is not None else 0 if found.fits else 4
     if command.json:
-        return as_json("fit", fit_figures(found)), code
+        return as_json(answer_of("fit", fit_figures(found))), code
     tables = (rewrites_table(found),) if found.best.rewrites else ()
     return (*tables, points_table(found), answer_line(found)), code
 

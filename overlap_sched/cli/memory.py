@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from rich.console import RenderableType
 from rich.table import Table
 
-from overlap_sched.cli.answers import as_json
+from overlap_sched.cli.answers import answer_of, as_json
 from overlap_sched.cli.flags import Flag, limit_bytes
 from overlap_sched.cli.input import Input, read_input
 from overlap_sched.errors import OptionsError
@@ -21,12 +21,11 @@ from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.problem import Problem
 from overlap_sched.problem.precedence import Preserve
 from overlap_sched.problem.sizes import show_number
-from overlap_sched.report.console import complain
 from overlap_sched.report.files import write_file, write_order
-from overlap_sched.report.table import captioned_table
+from overlap_sched.report.table import captioned_table, complain
 from overlap_sched.report.units import change, printable, size
-from overlap_sched.report.words.peak import peak_text
-from overlap_sched.report.words.reserved import Reserved, reserved_figures, reserved_for, reserved_rows, settings_for
+from overlap_sched.report.words.graph import peak_text
+from overlap_sched.report.words.schedule import Reserved, reserved_figures, reserved_for, reserved_rows, settings_for
 
 FORMAT = "overlap-addresses/1"
 MAX_EFFORT = 30
@@ -100,7 +99,7 @@ def run(command: MemoryCommand, tell: Callable[[str], None]) -> tuple[str | tupl
         plot_memory(plan, command.plot)
     reserved = reserved_for(problem, plan.order, settings_for(problem))
     if command.json:
-        return as_json("memory", figures(plan, addresses, reserved)), 0
+        return as_json(answer_of("memory", figures(plan, addresses, reserved))), 0
     table = _table(plan, addresses, reserved)
     return (table, f"\n{peak_text(explain_peak(problem, plan.order))}") if command.peak else (table,), 0
 

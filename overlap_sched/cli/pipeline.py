@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 
 from rich.console import RenderableType
 
-from overlap_sched.cli.answers import as_json
+from overlap_sched.cli.answers import answer_of, as_json
 from overlap_sched.cli.flags import Flag
 from overlap_sched.cli.input import Input, InputLimits, is_dump, load
 from overlap_sched.errors import OptionsError, PipelineError
@@ -118,7 +118,8 @@ def run(command: PipelineCommand, tell: Callable[[str], None]) -> tuple[str | tu
         write_file(command.html, page.encode())
     if command.json:
         figures = job_figures(one.job, one.planned, one.cannot, one.found)
-        return as_json("pipeline", {**figures, **graph_figures(one.graphs), "varied": varied_figures(varied)}), 0
+        figures |= {**graph_figures(one.graphs), "varied": varied_figures(varied)}
+        return as_json(answer_of("pipeline", figures)), 0
     short = [(plan.name, lack) for plan in one.planned if (lack := plan.shortage) is not None]
     lacking = [f"{name} does not fit: {lack_words(lack)}." for name, lack in short]
     notes = [] if one.found is None else [found_line(one.found)]
@@ -200,7 +201,7 @@ class _Plans:
         self._tell(f"reading {source.path}")
         path = str(source.path)
         limits = {"max_input_bytes": self._command.max_input_bytes, "max_nodes": self._command.max_nodes}
-        of_dump = {"cluster": source.cluster, "group": tuple(source.groups.items())} if is_dump(path) else {}
+        of_dump = {"cluster": source.cluster, "group": source.groups} if is_dump(path) else {}
         return load(Input(problem=path, **limits, **of_dump), self._tell).problem  # type: ignore[arg-type]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from rich.console import RenderableType
 
-from overlap_sched.cli.answers import as_json
+from overlap_sched.cli.answers import answer_of, as_json
 from overlap_sched.cli.flags import SCHEDULING, Flag, in_flags
 from overlap_sched.cli.input import Input, Loaded, options_for, read_input, save
 from overlap_sched.errors import OptionsError
@@ -14,19 +14,23 @@ from overlap_sched.judge.validate import read_order
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.report import figures, summary, write_trace
-from overlap_sched.report.console import complain
 from overlap_sched.report.files import write_order
 from overlap_sched.report.memory_snapshot import write_memory_snapshot
 from overlap_sched.report.progress import told_stages
+from overlap_sched.report.table import complain
 from overlap_sched.report.trace_measured import read_measured_steps
 from overlap_sched.report.units import count
-from overlap_sched.report.words.pins import pins_text
-from overlap_sched.report.words.reserved import reserved_figures, reserved_of, reserved_rows, short_text
 from overlap_sched.report.words.rewrites import left_text, rewrites_figures, rewrites_text
-from overlap_sched.report.words.together import together_text
+from overlap_sched.report.words.schedule import (
+    pins_text,
+    reserved_figures,
+    reserved_of,
+    reserved_rows,
+    short_text,
+    together_text,
+)
 from overlap_sched.scheduler.driver import Schedule, schedule, schedule_of
-from overlap_sched.transform.left_out import Left, left_json, left_out
-from overlap_sched.transform.plan import Plan, plan
+from overlap_sched.transform.plan import Left, Plan, left_json, left_out, plan
 from overlap_sched.transform.prices import Prices, on_cluster
 
 CLUSTER = "dgx-h100"
@@ -179,7 +183,7 @@ def run(command: PlanCommand, tell: Callable[[str], None]) -> tuple[str | tuple[
         if command.left_out:
             more |= {"left_out": left_json(left)}
         more |= {"prices": prices_of(command, loaded), **reserved_figures(reserved)}
-        return as_json("plan", {**figures(result), **more}), code
+        return as_json(answer_of("plan", {**figures(result), **more})), code
     device_bytes = result.memory_limit_bytes or loaded.device_bytes or None
     table, short = summary(result, reserved_rows(reserved, device_bytes)), in_flags(short_text(result))
     if made is not None:

@@ -8,13 +8,12 @@ does a faster network.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-from msgspec import Struct
 from rich.console import RenderableType
 
-from overlap_sched.cli.answers import as_json
+from overlap_sched.cli.answers import ContentionFigures, SweepAnswer, SweepPoint, SweptOrder, as_json
 from overlap_sched.cli.flags import SCHEDULING, Flag
 from overlap_sched.cli.input import Input, options_for, read_input
 from overlap_sched.cost import H100
@@ -22,16 +21,15 @@ from overlap_sched.cost.cluster import ASSUMED
 from overlap_sched.cost.repricing import MACHINE, on_machine
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.replay import replay
-from overlap_sched.judge.validate import broken_promise, measure
+from overlap_sched.judge.validate import Promise, broken_promise, measure
 from overlap_sched.options import Options
 from overlap_sched.pipeline.compare import read_axes
 from overlap_sched.problem import Order, Problem
-from overlap_sched.problem.sizes import size_given
+from overlap_sched.problem.sizes import parse_size
 from overlap_sched.report.colours import AFTER, BEFORE, LIMIT
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import duration, from_to, memory_unit, printable, size
-from overlap_sched.report.words.contention import contention_figures, with_contention_line
-from overlap_sched.report.words.schedule import gap_percent
+from overlap_sched.report.words.schedule import contention_figures, gap_percent, with_contention_line
 from overlap_sched.scheduler.driver import Schedule, figures_of, schedule
 from overlap_sched.scheduler.task import SAME_STEP
 
@@ -43,59 +41,12 @@ NONE = (None, None)
 _EXAMPLE = "headroom=0..2GiB network=0.25..4 noise=0..30%"
 
 
-class SweptOrder(Struct, frozen=True):
-    """An order at one point: microseconds and bytes.
-
-    Attributes:
-        median_us, p95_us: Of the step in 100 replays with wrong durations; null where no noise was asked for.
-    """
-
-    step_us: float
-    exposed_us: float
-    peak_bytes: int
-    median_us: float | None
-    p95_us: float | None
-
-
-class SweepPoint(Struct, frozen=True):
-    """A combination, the original order there and the one that was found.
-
-    Attributes:
-        varied: Bytes of headroom and memory_limit, factors on speeds, ranks, noise as a share (0.3: 30 %).
-        lower_bound_us: No order's step is shorter.
-        short_bytes: What the device of ``memory_limit`` lacks for the order; 0: nothing.
-        fell_back: Whether the original order was kept because the new one failed verification.
-    """
-
-    varied: dict[str, float]
-    original: SweptOrder
-    scheduled: SweptOrder
-    lower_bound_us: float
-    gap_percent: float
-    short_bytes: int
-    fell_back: bool
-
-
-class SweepAnswer(Struct, frozen=True, tag_field="schema", tag="overlap-sched/sweep/1"):
-    """The step for each combination of what was varied, all simulated.
-
-    Attributes:
-        cluster: That collectives are priced for anew; null: times are those of the input.
-    """
-
-    name: str
-    memory_model: str
-    contention: dict[str, Any] | None
-    cluster: str | None
-    points: tuple[SweepPoint, ...]
-
-
 def _read_vary(texts: Sequence[str], peak_bytes: int) -> dict[str, tuple[float, ...]]:
     """Read ``--vary``; percent of memory are of the original peak."""
 
     def read(name: str, text: str) -> float:
         if name in MEMORY:
-            return size_given(f"--vary {name}", text, peak_bytes, "a size with a unit (2GiB) or percent (5%)")
+            return parse_size(f"--vary {name}", text, peak_bytes, "a size with a unit (2GiB) or percent (5%)")
         return float(text.removesuffix("%")) / 100 if name == "noise" and text.endswith("%") else float(text)
 
     vary = read_axes(texts, AXES, (*MEMORY, "ranks"), _EXAMPLE, MAX_POINTS, read, ("headroom", "noise"))
@@ -149,7 +100,9 @@ def run(command: SweepCommand, tell: Callable[[str], None]) -> tuple[str | tuple
 
     points = sweep(priced, vary, options_for(command, command.options, problem), tell)
     name = None if cluster is None else cluster.name
-    found = SweepAnswer(problem.name, problem.memory_model, contention_figures(problem.contention), name, points)
+    figures = contention_figures(problem.contention)
+    contention = None if figures is None else ContentionFigures(**figures)
+    found = SweepAnswer(problem.name, problem.memory_model, contention, name, points)
     if command.plot:
         tell(f"drawing {command.plot}")
         _plot(found, command.plot)
@@ -228,7 +181,16 @@ def _with_order_of(found: Schedule, other: Schedule) -> Schedule | None:
     if found.short_bytes and other.short_bytes >= found.short_bytes:
         return None
     original = measure(problem, problem.original_order)
-    if broken_promise(problem, original, measured, found.options, found.base_bytes) is not None:
+    asked = found.options
+    promise = Promise(
+        found.base_bytes,
+        found.headroom_bytes,
+        asked.budget,
+        asked.preserve_collective_order,
+        asked.concurrent_groups,
+        asked.pins,
+    )
+    if broken_promise(problem, original, measured, promise) is not None:
         return None
     figures = figures_of(problem, measured)
     return replace(found, order=other.order, scheduled=figures, decisions=(), short_bytes=other.short_bytes)

@@ -19,10 +19,15 @@ from overlap_sched.options import Options, check_names, on_devices, options_give
 from overlap_sched.problem import Problem
 from overlap_sched.problem.pins import pin_notes
 from overlap_sched.report.units import count, duration, size
-from overlap_sched.report.words.kept import why_no_better
-from overlap_sched.report.words.reserved import reserved_lines, reserved_of, short_text
-from overlap_sched.report.words.sizes import AssumedSize, sizes_assumed
-from overlap_sched.report.words.together import apart_line, collectives_text
+from overlap_sched.report.words.graph import AssumedSize, sizes_assumed
+from overlap_sched.report.words.schedule import (
+    apart_line,
+    collectives_text,
+    reserved_lines,
+    reserved_of,
+    short_text,
+    why_no_better,
+)
 from overlap_sched.scheduler.driver import Figures, Schedule, schedule
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.rewrites import Rewrite

@@ -24,7 +24,7 @@ from overlap_sched.fx.calls import (
 from overlap_sched.fx.catalogue import FREES, SHAPES, WRITES
 from overlap_sched.fx.operators import NO_CALL, UNKNOWN_CALL, OperatorTraits, Ordering, Role, traits_of
 from overlap_sched.fx.sizes import Sizes
-from overlap_sched.report.words.sizes import AssumedSize
+from overlap_sched.report.words.graph import AssumedSize
 
 _NUMBERS = (type(None), int, float, bool, str, torch.SymInt, torch.SymFloat, torch.SymBool)
 

@@ -247,7 +247,7 @@ def _is_there(there: float | None, time_us: float) -> bool:
 
 POLICIES = tuple(
     PipelinePolicy(ahead, waiting, patient=patient)
-    for ahead, waiting, patient in product((-1, 0, 1, 2, 4, 8), (0, 1, 2, 4, 8, 64), (False, True))
+    for ahead, waiting, patient in product((-1, 0, 1, 4), (0, 1, 2, 4, 64), (False, True))
 )
 """On all ranks; the best :data:`BENT` of them also with the first stage's forwards before the last one's."""
 BENT = 8

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from overlap_sched.peak_memory.peak import PeakKind
-from overlap_sched.report.words.purpose import Purpose
+from overlap_sched.report.words.graph import Purpose
 
 COMPUTE, EXPOSED, REWRITTEN = "#56B4E9", "#D55E00", "#E69F00"
 AFTER, BESIDE = "#0072B2", "#CC79A7"

@@ -30,18 +30,16 @@ from overlap_sched.report.colours import (
 )
 from overlap_sched.report.timeline import IN_FLIGHT, MEMORY_KINDS, flights, memory_kinds
 from overlap_sched.report.units import printable
-from overlap_sched.report.words.contention import with_contention_line
-from overlap_sched.report.words.fit import answer_line, costs
-from overlap_sched.report.words.purpose import by_purpose, group_names, group_purposes
-from overlap_sched.report.words.reserved import (
-    reserved_figures,
-    reserved_for,
-    reserved_of,
-    reserved_rows,
-    settings_for,
-    short_text,
+from overlap_sched.report.words.graph import by_purpose, group_names, group_purposes
+from overlap_sched.report.words.rewrites import (
+    answer_line,
+    costs,
+    left_rows,
+    left_title,
+    outcome_text,
+    record_text,
+    rewrites_figures,
 )
-from overlap_sched.report.words.rewrites import left_rows, left_title, outcome_text, record_text, rewrites_figures
 from overlap_sched.report.words.schedule import (
     blocked_by,
     budget_words,
@@ -49,15 +47,21 @@ from overlap_sched.report.words.schedule import (
     launched_because,
     most_exposed,
     refusal,
+    reserved_figures,
+    reserved_for,
+    reserved_of,
+    reserved_rows,
+    settings_for,
+    short_text,
     summary_rows,
+    verdict,
+    with_contention_line,
 )
-from overlap_sched.report.words.verdict import verdict
 from overlap_sched.scheduler.driver import Figures, Schedule
 from overlap_sched.scheduler.explain import Decision, decisions
 from overlap_sched.scheduler.task import NO_WORK, Candidate, Task
 from overlap_sched.simulate.ledger import LiveRanges
-from overlap_sched.transform.left_out import Left
-from overlap_sched.transform.plan import Plan
+from overlap_sched.transform.plan import Left, Plan
 from overlap_sched.transform.records import Record
 from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Regather, Rewrite, Stream
 

@@ -17,7 +17,7 @@ from overlap_sched.report.colours import AFTER, BEFORE, COMPUTE, EXPOSED, IDLE, 
 from overlap_sched.report.files import write_file
 from overlap_sched.report.timeline import Span, Timeline, timeline
 from overlap_sched.report.units import between, change, duration, memory_unit, printable, size, time_unit
-from overlap_sched.report.words.purpose import Purpose, by_purpose, group_names, group_purposes
+from overlap_sched.report.words.graph import Purpose, by_purpose, group_names, group_purposes
 from overlap_sched.report.words.schedule import gap_percent
 from overlap_sched.scheduler.driver import Schedule
 

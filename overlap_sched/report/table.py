@@ -1,4 +1,4 @@
-"""The frame of the tables that people read: a title above, what was simulated below, readable at any width.
+"""What a command prints, as text; and its tables: a title above, what was simulated below, readable at any width.
 
 A table that does not fit is laid out anew rather than cut. The first of these that fits is taken:
 
@@ -7,16 +7,21 @@ A table that does not fit is laid out anew rather than cut. The first of these t
 3. a block per row, with a line per number.
 """
 
+import os
 import re
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
+
+from overlap_sched.report.units import printable
 
 _ENDLESS = 10_000
 """Columns: more than any table has."""
@@ -161,3 +166,39 @@ def _cells(column: Column) -> list[object]:
 
 def _text(cell: object) -> str:
     return cell.plain if isinstance(cell, Text) else str(cell or "")
+
+
+def shown(*parts: RenderableType) -> str:
+    """Tables, and text, as they are to be printed.
+
+    Escape codes (bold, dim; there is no colour) only where standard output is a terminal and ``NO_COLOR`` is not set.
+    Lines of text are wrapped where somebody sees them (a terminal, or ``COLUMNS`` is set), and stay whole in files and
+    pipes. Nothing in a text is taken for markup: titles hold names from files.
+    """
+    plain = bool(os.environ.get("NO_COLOR")) or not sys.stdout.isatty()  # FORCE_COLOR says nothing of a pipe
+    console = Console(
+        file=sys.stdout,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        force_terminal=False if plain else None,
+        color_system=None if plain else "auto",
+    )
+    watched = sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))
+    with console.capture() as captured:
+        for part in parts:
+            if isinstance(part, str):
+                console.print(Text(_fitted(part, console.width) if watched else part), soft_wrap=True)
+            else:
+                console.print(part)
+    return captured.get().rstrip("\n")
+
+
+def _fitted(text: str, width: int) -> str:
+    return "\n".join(short for line in text.split("\n") for short in wrapped(line, width))
+
+
+def complain(text: str) -> None:
+    """Print one line on standard error, whatever is in the text."""
+    with suppress(BrokenPipeError):
+        print(f"overlap-sched: {' '.join(printable(line) for line in text.splitlines())}", file=sys.stderr)

@@ -23,10 +23,8 @@ from overlap_sched.report.files import write_file
 from overlap_sched.report.timeline import Timeline, memory_by_kind, timeline
 from overlap_sched.report.trace_measured import Event, MeasuredStep, Place, place_of, rounded_us
 from overlap_sched.report.units import size
-from overlap_sched.report.words.contention import contention_figures
-from overlap_sched.report.words.purpose import Purpose, by_purpose, group_names, group_purposes
-from overlap_sched.report.words.reserved import settings_for
-from overlap_sched.report.words.schedule import why_text
+from overlap_sched.report.words.graph import Purpose, by_purpose, group_names, group_purposes
+from overlap_sched.report.words.schedule import contention_figures, settings_for, why_text
 from overlap_sched.scheduler.driver import Schedule
 from overlap_sched.scheduler.explain import Decision, decisions
 from overlap_sched.scheduler.task import Candidate

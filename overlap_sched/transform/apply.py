@@ -27,20 +27,17 @@ together is allocated as the whole was.
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import FINISH, LAUNCH, Group, Kind, Node, NodeId, Problem, StorageId
 from overlap_sched.transform.draft import NOT_KNOWN, Alike, Draft
-from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.host import OUT
-from overlap_sched.transform.part_times import ADD, CAT, CLONE, PartTimes
-from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.recipes import Maker, New, Reshape, Single, rewrite, unique
+from overlap_sched.transform.prices import PartTimes, Prices
+from overlap_sched.transform.recipes import ADD, CAT, GETITEM, VIEW, Maker, New, Reshape, Single, rewrite, unique
 from overlap_sched.transform.recompute import is_view, refusal, writes
-from overlap_sched.transform.rewrites import Form, Rewrite
+from overlap_sched.transform.rewrites import Fission, Form, Leave, Rewrite, Slice
 
-VIEW, SLICE, GETITEM, PERMUTE = "aten.view.default", "aten.slice.Tensor", "getitem", "aten.permute.default"
 WAIT, HOST_WAIT = "_c10d_functional.wait_tensor.default", "ao.wait_tensor.default"
 OFFLOAD, RELOAD = "offload", "reload"
 """Operators of new nodes."""
@@ -76,7 +73,7 @@ def apply(
     make: Maker[NodeId] = draft
     for one in rewrites:
         rewrite(make, one)
-    return draft.finished()
+    return draft.finish()
 
 
 def host_bytes(problem: Problem, order: Sequence[int]) -> int:
@@ -122,7 +119,7 @@ class _ProblemMaker(Draft):
     def is_view(self, v: NodeId, sources: Sequence[NodeId]) -> bool:
         return is_view(self.node(v)) and not set(self.node(v).use).isdisjoint(self.gives(sources[0]))
 
-    def why_once(self, v: NodeId) -> str:
+    def why_not_again(self, v: NodeId) -> str:
         return refusal(self.node(v))
 
     def check_member(self, one: Single[NodeId], form: Form) -> None:
@@ -140,41 +137,36 @@ class _ProblemMaker(Draft):
     def group(self, v: NodeId) -> str | None:
         return self.node(v).group
 
-    def whole(self, new: New[NodeId], one: Single[NodeId], reshape: Reshape) -> NodeId:
+    def look_at_input(self, new: New[NodeId], one: Single[NodeId], reshape: Reshape) -> NodeId:
         node = self.node(one.launch)
         size = self.groups[one.group].size if "all_gather" in one.op else 1
-        return self._view(new, VIEW, one.sources, _Value(node.use, -(-node.bytes // size)))
+        return self._look(new, VIEW, one.sources, _Value(node.use, -(-node.bytes // size)))
 
-    def view(self, new: New[NodeId], of: NodeId, reshape: Reshape) -> NodeId:
-        return self._view(new, VIEW, (of,), self._values[of])
+    def look(self, new: New[NodeId], op: str, of: NodeId, *args: Any, nbytes: int | None = None) -> NodeId:
+        value = self._values[of]
+        v = self._look(new, op, (of,), value if nbytes is None else value._replace(bytes=nbytes))
+        if op == GETITEM:  # in one of several storages; it holds all
+            self._values[v] = value._replace(held=self._result(new.like).held)
+        return v
 
-    def permute(self, new: New[NodeId], of: NodeId, dims: Sequence[int]) -> NodeId:
-        return self._view(new, PERMUTE, (of,), self._values[of])
+    def _look(self, new: New[NodeId], op: str, of: Sequence[NodeId], value: _Value) -> NodeId:
+        v = self.add(Node(new.name, Kind.COMPUTE, tuple(of), (), value.held, op=op), new.at)
+        self._values[v] = value
+        return v
 
-    def piece(
-        self, new: New[NodeId], of: NodeId, dim: int, columns: tuple[int, int], nbytes: int | None = None
+    def compute(
+        self, new: New[NodeId], op: str, of: Sequence[NodeId], *args: Any, result: bool, packed: bool = False
     ) -> NodeId:
-        nbytes = columns[1] - columns[0] if nbytes is None else nbytes
-        return self._view(new, SLICE, (of,), self._values[of]._replace(bytes=nbytes))
-
-    def copy(self, new: New[NodeId], of: NodeId, *, packed: bool = False) -> NodeId:
-        taken = self._values[of]
-        into = self._result(new.like).held if packed else self._fresh(taken.bytes, bool(taken.held))
-        return self._compute(new, CLONE, (of,), _Value(into, taken.bytes), 2 * taken.bytes)
-
-    def cat(self, new: New[NodeId], of: Sequence[NodeId], dim: int, *, packed: bool = False) -> NodeId:
-        result = self._result(new.like)
-        if packed:
-            nbytes = sum(self._values[u].bytes for u in of)
-            counted = bool(result.held) or any(self._values[u].held for u in of)
-            result = _Value(self._fresh(nbytes, counted), nbytes)
-        return self._compute(new, CAT, of, result, 2 * result.bytes)
-
-    def plus(self, new: New[NodeId], of: tuple[NodeId, NodeId], *, last: bool) -> NodeId:
-        result = self._result(new.like)
-        if not last:
-            result = result._replace(held=self._fresh(result.bytes, bool(result.held)))
-        return self._compute(new, ADD, of, result, 3 * result.bytes)
+        taken, value = [self._values[u] for u in of], self._result(new.like)
+        use = unique(s for one in taken for s in one.held)
+        if not result:
+            nbytes = sum(one.bytes for one in taken) if op == CAT else taken[0].bytes
+            value = _Value(self._fresh(nbytes, bool(value.held or use)), nbytes)
+        moved = (3 if op == ADD else 2) * value.bytes
+        us = self.prices.copy_us(op, moved)
+        v = self.add(Node(new.name, Kind.COMPUTE, tuple(of), value.held, use, us, op, bytes=moved), new.at)
+        self._values[v] = value
+        return v
 
     def launch(self, new: New[NodeId], of: NodeId, members: Sequence[Single[NodeId]]) -> NodeId:
         results = [self._result(one.launch) for one in members]
@@ -182,7 +174,7 @@ class _ProblemMaker(Draft):
         what = Node(new.name, Kind.COLLECTIVE, (of,), result, self._values[of].held, op=members[0].op)
         return self._launch(what, members, new.at)
 
-    def coalesced(self, new: New[NodeId], members: Sequence[Single[NodeId]]) -> NodeId:
+    def launch_coalesced(self, new: New[NodeId], members: Sequence[Single[NodeId]]) -> NodeId:
         deps = unique(u for one in members for u in one.sources)
         takes = unique(s for one in members for s in self.node(one.launch).use)
         gives = unique(s for one in members for s in self.node(one.launch).alloc)
@@ -207,11 +199,6 @@ class _ProblemMaker(Draft):
         host = Node(f"{node.name}.{op}", Kind.COMPUTE, node.deps, time_us=us, op=op)
         return node._replace(deps=(*node.deps, self.add(host, at)))
 
-    def got(self, new: New[NodeId], launch: NodeId, i: int) -> NodeId:
-        v = self._view(new, GETITEM, (launch,), self._values[launch])
-        self._values[v] = self._values[v]._replace(held=self._result(new.like).held)
-        return v
-
     def relaunch(self, new: New[NodeId], one: Single[NodeId]) -> NodeId:
         node = self.node(one.launch)
         fresh = tuple(self.storage(self.storages[s].bytes) for s in node.alloc)
@@ -227,17 +214,6 @@ class _ProblemMaker(Draft):
         self._values[v] = _Value(value.held, value.bytes)
         return v
 
-    def _view(self, new: New[NodeId], op: str, of: Sequence[NodeId], value: _Value) -> NodeId:
-        v = self.add(Node(new.name, Kind.COMPUTE, tuple(of), (), value.held, op=op), new.at)
-        self._values[v] = value
-        return v
-
-    def _compute(self, new: New[NodeId], op: str, of: Sequence[NodeId], value: _Value, moved: int) -> NodeId:
-        use, us = unique(s for u in of for s in self._values[u].held), self.prices.copy_us(op, moved)
-        v = self.add(Node(new.name, Kind.COMPUTE, tuple(of), value.held, use, us, op, bytes=moved), new.at)
-        self._values[v] = value
-        return v
-
     def _fresh(self, nbytes: int, counted: bool) -> tuple[StorageId, ...]:
         return (self.storage(nbytes),) if counted else ()
 
@@ -249,7 +225,7 @@ class _ProblemMaker(Draft):
         size = self.groups[node.group or ""].size if "reduce_scatter" in node.op else 1
         return _Value(node.alloc, -(-node.bytes // size))
 
-    def offloaded(self, name: str) -> NodeId:
+    def find_offloaded(self, name: str) -> NodeId:
         v = self.find(name)
         node = self.node(v)
         if len(node.alloc) != 1 or node.kind not in (Kind.COMPUTE, Kind.INPUT, Kind.COLLECTIVE):
@@ -277,12 +253,12 @@ class _ProblemMaker(Draft):
         nbytes = sum(self.storages[s].bytes for s in (*launch.use, *launch.alloc))
         return self.add(launch._replace(time_us=self.prices.host.copy_us(nbytes), bytes=nbytes), at)
 
-    def copied(self, new: New[NodeId], launch: NodeId, behind: NodeId) -> NodeId:
+    def wait_copied(self, new: New[NodeId], launch: NodeId, behind: NodeId) -> NodeId:
         node = self.node(launch)
         held = (*node.use, *node.alloc)
         return self.add(Node(new.name, Kind.WAIT, (behind, launch), (), held, op=HOST_WAIT, collective=launch), new.at)
 
-    def again(self, new: New[NodeId], made: Mapping[NodeId, NodeId]) -> NodeId:
+    def repeat(self, new: New[NodeId], made: Mapping[NodeId, NodeId]) -> NodeId:
         node, house = self.node(new.like), self._house(made)
         house |= {s: self.storage(self.storages[s].bytes) for s in node.alloc}
         copy = node._replace(
@@ -327,9 +303,9 @@ class _ProblemMaker(Draft):
             others = [w for w in node.deps if self._looks_at(w, old)]
             if others:
                 raise RewriteError(f"{node.name!r} also looks at it through {self.name(others[0])!r}: name that, too.")
-            self.rehouse(old, storage, [u])
+            self.rehouse(old, [storage], [u])
             if node.kind is Kind.COLLECTIVE:  # its waits hold what it reads
-                self.rehouse(old, storage, [w for w in self.waits(u) if old in self.node(w).use])
+                self.rehouse(old, [storage], [w for w in self.waits(u) if old in self.node(w).use])
             if is_view(node):
                 todo.extend(w for w in self.users(u) if old in self.node(w).use)
 
@@ -343,7 +319,7 @@ class _ProblemMaker(Draft):
     def stand_in(self, one: Single[NodeId], first: NodeId, out: NodeId) -> None:
         held = self._values[out].held if out in self._values else self.gives(out)
         for old, new in zip(self.node(one.launch).alloc, held, strict=False):
-            self.rehouse(old, new)
+            self.rehouse(old, [new])
         for v in (*one.waits, one.launch):  # of the launch: an output, which comes after everything
             self.redirect(v, out)
             self.remove(v)
@@ -369,7 +345,7 @@ class _ProblemMaker(Draft):
     def waits_for(self, v: NodeId) -> NodeId | None:
         return self.node(v).collective
 
-    def in_part(self, new: New[NodeId], p: int, of_part: Callable[[NodeId], NodeId]) -> NodeId:
+    def make_part(self, new: New[NodeId], p: int, of_part: Callable[[NodeId], NodeId]) -> NodeId:
         node, parts, at = self.node(new.like), self._parts, new.at
         own, host = parts.own[p], self.host_node(new.like)
         for s in node.alloc:
@@ -403,7 +379,7 @@ class _ProblemMaker(Draft):
             parts.entered[copy] = entered
         return copy
 
-    def leave(self, v: NodeId, leave: Leave, parts: Sequence[NodeId]) -> None:
+    def check_leave(self, v: NodeId, leave: Leave, parts: Sequence[NodeId]) -> None:
         whole = self._allocated(leave.maker, leave.result)
         self._results[v] = _Value(whole, leave.bytes)
         self._parts.left.update(whole)
@@ -412,12 +388,9 @@ class _ProblemMaker(Draft):
         if leave.how in ("parts", "same"):
             for s in whole:
                 given = [own[s] for own in self._parts.own[: 1 if leave.how == "same" else None]]
-                for w in [w for w in self.holders(s) if w not in self._parts.gone]:
-                    node = self.node(w)
-                    use = unique(t for u in node.use for t in (given if u == s else [u]))
-                    self.become(w, node._replace(use=use))
+                self.rehouse(s, given, [w for w in self.holders(s) if w not in self._parts.gone])
 
-    def outside(self, v: NodeId) -> Sequence[NodeId]:
+    def users_outside(self, v: NodeId) -> Sequence[NodeId]:
         return [w for w in self._users[v] if w not in self._parts.gone]
 
     def hand_out(

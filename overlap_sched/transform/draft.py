@@ -10,7 +10,7 @@ from dataclasses import replace
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import FINISH, LAUNCH, OF_HOST, Group, Kind, Node, NodeId, Problem, Storage, StorageId
 from overlap_sched.problem.precedence import launched_on
-from overlap_sched.transform.recipes import Single, in_places, unique
+from overlap_sched.transform.recipes import Single, sort_by_place, unique
 from overlap_sched.transform.rewrites import BUCKETED
 
 Alike = Mapping[str, str]
@@ -149,11 +149,11 @@ class Draft:
             node = self.node(w)
             self.become(w, node._replace(deps=unique(new if u == old else u for u in node.deps)))
 
-    def rehouse(self, old: StorageId, new: StorageId, who: Iterable[NodeId] | None = None) -> None:
-        """Those that use one storage (or only some of them) use another one instead."""
+    def rehouse(self, old: StorageId, new: Sequence[StorageId], who: Iterable[NodeId] | None = None) -> None:
+        """Those that use one storage (or only some of them) use others instead."""
         for w in list(self._holders[old] if who is None else who):
             node = self.node(w)
-            self.become(w, node._replace(use=unique(new if s == old else s for s in node.use)))
+            self.become(w, node._replace(use=unique(t for s in node.use for t in (new if s == old else [s]))))
 
     def depend(self, v: NodeId, before: NodeId) -> None:
         """A node comes after another one from now on."""
@@ -230,7 +230,7 @@ class Draft:
             return None
         return node.op, sum(self.storages[s].bytes for s in node.alloc)
 
-    def finished(self) -> Problem:
+    def finish(self) -> Problem:
         """The problem that it has become, its original order as near to the one it comes from as can be.
 
         Raises:
@@ -284,4 +284,4 @@ class Draft:
             return [w for w in views if self.node(w).op not in OF_HOST]
 
         there = [v for v, node in enumerate(nodes) if node is not None]
-        return in_places(self.at, there, before, taken_out, self.name, self.rewrites)
+        return sort_by_place(self.at, there, before, taken_out, self.name, self.rewrites)

@@ -16,7 +16,7 @@ from overlap_sched.cli.input import Input, load
 from overlap_sched.cli.plan import PlanCommand
 from overlap_sched.problem import Problem
 from overlap_sched.problem.contention import Contention
-from overlap_sched.report.words.contention import contention_line
+from overlap_sched.report.words.schedule import contention_line
 from tests.judge.test_contention import two_groups
 from tests.support.command import Command, run
 

@@ -20,7 +20,7 @@ from overlap_sched.dump.source import read_source
 from overlap_sched.dump.values import Opaque, Results
 from overlap_sched.errors import DumpError
 from overlap_sched.fx.lifting import carried_facts, lift
-from overlap_sched.report.words.sizes import AssumedSize
+from overlap_sched.report.words.graph import AssumedSize
 from tests.support.dump_graphs import handwritten, loaded, values
 from tests.support.dump_graphs import loaded as load
 

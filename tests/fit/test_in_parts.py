@@ -14,13 +14,11 @@ from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.report.units import duration, size
-from overlap_sched.report.words.fit import Cost, answer_line, costs, grouped, rewrites_table
+from overlap_sched.report.words.rewrites import Cost, answer_line, costs, grouped, rewrites_table
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.dimension_graph.cut import Cut
-from overlap_sched.transform.fission import Fission, Leave, Slice
-from overlap_sched.transform.part_times import fissioned_us
-from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.rewrites import Rewrite
+from overlap_sched.transform.dimension_graph import Cut
+from overlap_sched.transform.prices import Prices, fissioned_us
+from overlap_sched.transform.rewrites import Fission, Leave, Rewrite, Slice
 from overlap_sched.transform.search import Limit
 from tests.fit.test_fit import saved
 
@@ -260,6 +258,6 @@ def test_what_frees_nothing_has_no_price_per_gibibyte(monkeypatch: pytest.Monkey
     """It stands last, as it costs most for what it frees."""
     found = [Cost("fission", "aten.mm", 1, 0, 3.0, 0.0), Cost("recompute", "aten.gelu", 1, 2**30, 5.0, 0.0)]
     assert [one.kind for one in grouped(found)] == ["recompute", "fission"]
-    monkeypatch.setattr("overlap_sched.report.words.fit.costs", lambda _: found)
+    monkeypatch.setattr("overlap_sched.report.words.rewrites.costs", lambda _: found)
     cells = [list(column.cells) for column in rewrites_table(asked(300)).columns]
     assert cells[-1] == ["5.0 us", "nothing freed"]

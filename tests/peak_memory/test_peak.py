@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
-from overlap_sched.report.words.peak import peak_text
+from overlap_sched.report.words.graph import peak_text
 from tests.support.graphs import problems
 from tests.support.oracle import all_orders, peak_by_definition, random_order
 

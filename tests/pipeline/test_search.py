@@ -1,23 +1,25 @@
-"""The search for schedules: always valid and within the limits, never longer, and the optimum where it says so."""
+"""Cuts and schedules that are found."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import accumulate, combinations, pairwise, product
 
 import pytest
 
 from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import PipelineSchedule, forward, input_gradient, weight_gradient
 from overlap_sched.pipeline.best import FOUND, find_pipeline
+from overlap_sched.pipeline.cuts import best_cut, unit_cuts
 from overlap_sched.pipeline.exact import exact_pipeline, solvable
 from overlap_sched.pipeline.greedy import POLICIES, PolicySearch, greedy_schedule
-from overlap_sched.pipeline.improve import QuickTimes, improved
+from overlap_sched.pipeline.improve import QuickTimes, improve_schedule
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
 from overlap_sched.pipeline.judge import pipeline_bound_us, violation
-from overlap_sched.pipeline.layout import folded, mirrored
-from overlap_sched.pipeline.named import NAMED, laid_out
+from overlap_sched.pipeline.layout import Cut, StageLayout, folded, mirrored
+from overlap_sched.pipeline.named import NAMED, lay_out_named
 from overlap_sched.pipeline.replay import with_updates
-from tests.pipeline.test_bound import orders_of
+from tests.pipeline.test_judge import orders_of
 from tests.support.pipeline_judge import measure_pipeline
 from tests.support.pipelines import random_job, random_schedule, uniform
 
@@ -67,7 +69,7 @@ def test_quick_times_are_those_of_the_judge(seed: int) -> None:
 
 
 def test_quick_times_know_ranks_that_wait_for_each_other() -> None:
-    job, schedule = laid_out(uniform(2, 2), NAMED[1])
+    job, schedule = lay_out_named(uniform(2, 2), NAMED[1])
     times = QuickTimes(job, schedule)
     (f0, f1, b0, b1), second = times.orders_of(schedule)
     assert times.step_us([[f0, f1, b0, b1], second]) == 9.0
@@ -111,7 +113,7 @@ def test_what_is_improved_is_no_longer_and_within_the_limits(seed: int) -> None:
     if violation(job, schedule) is not None:
         return
     job = replace(job, memory_limit_bytes=peaks(job, schedule))
-    found = improved(job, schedule, pipeline_bound_us(job), 400)
+    found = improve_schedule(job, schedule, pipeline_bound_us(job), 400)
     assert violation(job, found) is None
     assert fits(job, found)
     assert measure_pipeline(job, found).step_us <= measure_pipeline(job, schedule).step_us
@@ -122,7 +124,7 @@ def test_a_weight_gradient_goes_into_the_gap() -> None:
     halves = [(forward, input_gradient, weight_gradient)] * 3
     orders = tuple(tuple(half(s, m) for m, each in enumerate(halves) for half in each) for s in range(2))
     schedule = PipelineSchedule("halves", orders)
-    found = improved(job, schedule, 0.0, 2000)
+    found = improve_schedule(job, schedule, 0.0, 2000)
     assert measure_pipeline(job, schedule).step_us == 15.0
     assert measure_pipeline(job, found).step_us < 13.0
 
@@ -190,7 +192,7 @@ def test_what_is_found_is_no_longer_than_any_named_schedule_that_fits(seed: int)
     job = uneven(2, 3, 2, rng)
     named = []
     for of in NAMED[:4]:
-        placed, schedule = laid_out(job, of)
+        placed, schedule = lay_out_named(job, of)
         named.append((measure_pipeline(placed, schedule).step_us, max(peaks(placed, schedule))))
     limit = sorted(need for _, need in named)[1]
     found = find_pipeline(replace(job, memory_limit_bytes=(limit,) * 2), 1)
@@ -243,3 +245,93 @@ def test_whole_backwards_may_be_what_fits() -> None:
     found = find_pipeline(job, 1)
     assert found is not None
     assert found.bound_us <= found.plan.replay.step_us < float("inf")
+
+
+ONE, TWO = StageLayout("looped"), StageLayout("looped", 2)
+FOLD, MIRROR = StageLayout("folded", 2), StageLayout("mirrored")
+
+
+def units(rng: random.Random, ranks: int, count: int, micro_batches: int = 3, **changes: object) -> PipelineJob:
+    """Unlike units, no multiple of the ranks; their transfers take no time."""
+    job = uneven(1, micro_batches, count, rng)
+    return replace(job, ranks=ranks, rank_of=tuple(s % ranks for s in range(count)), link=type(job.link)(), **changes)
+
+
+def all_cuts(count: int, stages: int) -> Iterator[Cut]:
+    for ends in combinations(range(1, count), stages - 1):
+        yield tuple(b - a for a, b in pairwise((0, *ends, count)))
+
+
+def whole_us(stage: PipelineStage) -> float:
+    halves = stage.input_gradient, stage.weight_gradient
+    return stage.forward.time_us + sum(half.time_us for half in halves if half is not None)
+
+
+def busiest_us(job: PipelineJob, layout: StageLayout, cut: Cut) -> tuple[float, float]:
+    """Of the job as it is laid out: of its ranks, for all micro-batches, and of its stages."""
+    placed = layout.put(job, cut)
+    times = [whole_us(stage) for stage in placed.stages]
+    ranks = [sum(len(placed.route_of[s].micro_batches) * times[s] for s in stages) for stages in placed.stages_of]
+    return max(ranks), max(times)
+
+
+@pytest.mark.parametrize("layout", [ONE, FOLD, MIRROR], ids=str)
+@pytest.mark.parametrize("seed", range(12))
+def test_the_busiest_rank_is_least_busy(layout: StageLayout, seed: int) -> None:
+    """Of all cuts, and of those that are alike the longest stage is shortest; none is below the bound of any."""
+    rng = random.Random(seed)
+    ranks = rng.randint(2, 3)
+    job = units(rng, ranks, rng.randint(layout.count(ranks), layout.count(ranks) + 4), rng.randint(2, 5))
+    every = list(all_cuts(len(job.stages), layout.count(ranks)))
+    cut = best_cut(job, layout)
+    assert cut in every
+    assert busiest_us(job, layout, cut) == min(busiest_us(job, layout, one) for one in every)
+    _, low_us = unit_cuts(job, layout)
+    bounds = [pipeline_bound_us(layout.put(job, one)) for one in every]
+    assert 0.85 * min(bounds) <= low_us <= min(bounds) + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_stages_that_are_dealt_out_are_cut_by_a_local_search(seed: int) -> None:
+    rng = random.Random(seed)
+    job = units(rng, 2, rng.randint(4, 8), rng.randint(1, 4))
+    every = list(all_cuts(len(job.stages), 4))
+    (one,), low_us = unit_cuts(job, TWO)
+    assert low_us <= min(pipeline_bound_us(TWO.put(job, cut)) for cut in every) + 1e-9
+    ordered = sorted(busiest_us(job, TWO, cut) for cut in every)
+    assert busiest_us(job, TWO, one.cut) <= ordered[len(ordered) // 10]  # near the best
+
+
+@pytest.mark.parametrize("layout", [ONE, TWO, FOLD, MIRROR], ids=str)
+def test_joined_stages_have_the_sums_of_their_units(layout: StageLayout) -> None:
+    job = units(random.Random(7), 2, 7, 2)
+    cut = best_cut(job, layout)
+    assert cut is not None
+    stages = layout.put(job, cut).stages[: len(cut)]
+    for a, stage in zip(accumulate((0, *cut)), stages, strict=False):
+        own = job.stages[a : a + cut[stages.index(stage)]]
+        assert whole_us(stage) == sum(map(whole_us, own))
+        for name in ("saved_bytes", "kept_bytes", "static_bytes"):
+            assert getattr(stage, name) == sum(getattr(one, name) for one in own)
+        assert stage.forward.output_bytes == own[-1].forward.output_bytes
+
+
+def test_fewer_units_than_stages() -> None:
+    job = units(random.Random(0), 2, 3)
+    assert best_cut(job, FOLD) is None
+    assert unit_cuts(job, FOLD)[0] == []
+    with pytest.raises(PipelineError) as caught:
+        FOLD.put(job, (1, 2, 0, 0))
+    assert str(caught.value) == "uneven: 3 stages cannot be joined to 4 of 1, 2, 0, 0, which 2 ranks need."
+
+
+def test_a_tight_limit_moves_the_cut() -> None:
+    """The first rank holds two micro-batches: with its limit it has one unit, and is not the busiest any more."""
+    job = units(random.Random(0), 2, 4, 4)
+    stage = PipelineStage(PipelineBlock(2.0), PipelineBlock(4.0), saved_bytes=10)
+    job = replace(job, stages=(stage,) * 4, pairs={})
+    assert [one.cut for one in unit_cuts(job, ONE)[0]] == [(2, 2)]
+    tight = replace(job, memory_limit_bytes=(25, 100))
+    assert [one.cut for one in unit_cuts(tight, ONE)[0]] == [(1, 3), (2, 2)]  # (2, 2) with one in flight
+    heavy = replace(tight, stages=(replace(stage, static_bytes=60),) * 4, memory_limit_bytes=(100, 300))
+    assert [one.cut for one in unit_cuts(heavy, ONE)[0]] == [(1, 3)]

@@ -1,15 +1,27 @@
-"""What is not a problem gets an error of its own that says what, where and how to mend it."""
+"""Problems: what follows from them, what breaks their rules, launches of compute, and graphs cut in two."""
+
+import itertools
+import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from overlap_sched import errors
+from overlap_sched.distributed import digest_of
+from overlap_sched.errors import ProblemError
 from overlap_sched.judge.lower_bound import lower_bound_us
-from overlap_sched.judge.validate import violation
+from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import launch_violation, memory_profile, violation
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import Contention
+from overlap_sched.problem.file import problem_bytes, read_problem, redact_problem, write_problem
+from overlap_sched.problem.parts import cut_problem, needed_first
+from overlap_sched.problem.precedence import Preserve, launch_pairs
 from overlap_sched.scheduler.driver import schedule
+from overlap_sched.transform.recompute import refusal
 from tests.support.graphs import problems
 from tests.support.oracle import rules
 
@@ -153,3 +165,128 @@ def test_the_example_is_frozen() -> None:
         EXAMPLE.name = "other"  # type: ignore[misc]
     with pytest.raises(AttributeError):
         EXAMPLE.nodes[0].name = "other"  # type: ignore[misc]
+
+
+def problem(text: str) -> Problem:
+    """Launches on groups ``a`` and ``b``; ``A``, ``B``: compute that communicates there; ``*``: on any; ``.``: none.
+
+    ``w``: a wait for what was launched before the graph.
+    """
+    nodes = []
+    for i, letter in enumerate(text):
+        if letter in "ab":
+            nodes.append(Node(f"{letter}{i}", Kind.COLLECTIVE, op="all_reduce", group=letter))
+        elif letter == "w":
+            nodes.append(Node(f"w{i}", Kind.WAIT))
+        else:
+            nodes.append(Node(f"{letter}{i}", Kind.COMPUTE, launches=() if letter == "." else (letter.lower(),)))
+    return Problem("letters", tuple(nodes), (), {"a": Group(2, True), "b": Group(2, True)})
+
+
+def brute(text: str, order: tuple[int, ...], preserve: Preserve) -> bool:
+    """Whether an order is allowed: each two launches that share a group stand as they did; waits behind launches."""
+    for i, v in enumerate(order):
+        for u in order[:i]:
+            x, y = text[u].lower(), text[v].lower()
+            if "." in (x, y) or "w" in (x, y):
+                meet = preserve == "waits" and x == "w" and y in "ab*"
+            else:
+                meet = preserve in ("all", "waits") or x == y or "*" in (x, y)
+            if meet and preserve != "none" and u > v:
+                return False
+    return True
+
+
+@pytest.mark.parametrize("preserve", ["none", "group", "all", "waits"])
+@pytest.mark.parametrize("text", ["aAb.", "a*bB", "A.aB*", "*ab*a", "ABba", "bAA*", "wabw.", "aw*wB"])
+def test_pairs_and_the_judge_against_brute_force(text: str, preserve: Preserve) -> None:
+    given = problem(text)
+    pairs = launch_pairs(given, given.original_order, preserve)
+    for order in itertools.permutations(range(len(text))):
+        allowed = brute(text, order, preserve)
+        assert all(order.index(u) < order.index(v) for u, v in pairs) == allowed
+        assert (launch_violation(given, order, preserve) is None) == allowed
+
+
+def test_files_have_them_as_version_2(tmp_path: Path) -> None:
+    given = problem("aA*")
+    write_problem(given, tmp_path / "p.json")
+    data = json.loads((tmp_path / "p.json").read_text())
+    assert data["format"] == "overlap-problem/2"
+    assert [node.get("launches") for node in data["nodes"]] == [None, ["a"], ["*"]]
+    assert read_problem(tmp_path / "p.json") == given
+    assert json.loads(problem_bytes(problem("ab.")))["format"] == "overlap-problem/1"
+    data["nodes"][1]["launches"] = [3]
+    (tmp_path / "p.json").write_text(json.dumps(data))
+    with pytest.raises(ProblemError, match=r"nodes\[1\]\.launches\[0\]: expected str, got int"):
+        read_problem(tmp_path / "p.json")
+
+
+def test_redacted_names() -> None:
+    assert [node.launches for node in redact_problem(problem("bA*")).nodes] == [(), ("group0",), ("*",)]
+
+
+def test_ranks_that_differ_in_them_have_other_digests() -> None:
+    found = [digest_of(problem(text), Options(), range(3)) for text in ("aAb", "aBb", "a.b", "a*b")]
+    assert len({one.launches for one in found}) == len({one.operators for one in found}) == 4
+
+
+def test_they_never_run_again() -> None:
+    assert refusal(problem("A").nodes[0]._replace(op="deep.dispatch")) == "communicates, or may (deep.dispatch)"
+
+
+def outputs(problem: Problem) -> int:
+    return sum(node.kind is Kind.OUTPUT for node in problem.nodes)
+
+
+@given(problems(), st.data())
+def test_as_much_is_live_as_in_the_whole(problem: Problem, data: st.DataObject) -> None:
+    count = len(problem.nodes)
+    if count < 2 or outputs(problem) > 1:
+        return
+    at = data.draw(st.integers(1, count - 1))
+    first, second = cut_problem(problem, at)
+    ahead = [v for v, node in enumerate(problem.nodes) if v < at or node.kind is Kind.INPUT]
+    behind = [v for v in range(count) if v not in set(ahead)]
+    whole = memory_profile(problem, [*ahead, *behind])
+    halves = [memory_profile(one, one.original_order) for one in (first, second)]
+    assert halves[0][: len(ahead)] == whole[: len(ahead)]
+    assert halves[1][len(halves[1]) - len(behind) :] == whole[len(ahead) :]
+    assert [node.name for node in first.nodes[:-1]] == [problem.nodes[v].name for v in ahead]
+    assert [node.name for node in second.nodes[len(second.nodes) - len(behind) :]] == [
+        problem.nodes[v].name for v in behind
+    ]
+
+
+@given(problems())
+def test_the_halves_take_no_less_than_the_whole(problem: Problem) -> None:
+    if len(problem.nodes) < 2 or outputs(problem) > 1 or problem.contention:
+        return
+    steps = [replay(one, one.original_order).step_us for one in cut_problem(problem, len(problem.nodes) // 2)]
+    assert sum(steps) >= replay(problem, problem.original_order).step_us - 1e-6
+
+
+def test_what_a_node_needs_comes_first() -> None:
+    """``wgrad`` needs no gathered weight: the gather, its wait and ``dgrad`` come after it."""
+    order, count = needed_first(EXAMPLE, 6)
+    assert [EXAMPLE.nodes[v].name for v in order[:count]] == ["w", "x", "mm", "wgrad"]
+    assert violation(EXAMPLE, order) is None
+    first, second = cut_problem(EXAMPLE.renumbered(order), count)
+    assert [node.name for node in first.nodes] == ["w", "x", "mm", "wgrad", "example.given"]
+    assert [(node.name, node.kind.value) for node in second.nodes[:4]] == [
+        ("w.0", "input"),
+        ("mm.3", "input"),
+        ("wgrad.5", "input"),
+        ("gather", "collective"),
+    ]
+    assert replay(first, first.original_order).step_us == 80
+    assert replay(second, second.original_order).step_us == 40 + 30 + 40
+
+
+@given(problems(), st.data())
+def test_needed_first_is_valid(problem: Problem, data: st.DataObject) -> None:
+    last = data.draw(st.integers(0, len(problem.nodes) - 1))
+    order, count = needed_first(problem, last)
+    assert last in order[:count]
+    if outputs(problem) < 2:
+        assert violation(problem, order) is None

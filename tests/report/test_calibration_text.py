@@ -1,7 +1,7 @@
 """What a calibration has found, as text."""
 
 from overlap_sched.cost.table import COPY, CollectiveTime, KernelTime, Tables
-from overlap_sched.report.words.calibration import calibration_text
+from overlap_sched.report.words.graph import calibration_text
 
 TABLES = Tables(
     (

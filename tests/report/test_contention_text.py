@@ -1,7 +1,7 @@
 """Contention beside figures, in words and as data."""
 
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
-from overlap_sched.report.words.contention import contention_figures, contention_line
+from overlap_sched.report.words.schedule import contention_figures, contention_line
 
 
 def test_both_directions_are_said() -> None:

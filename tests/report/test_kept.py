@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from overlap_sched import EXAMPLE, Options, schedule
 from overlap_sched.problem import Kind, Node, Problem, Storage
-from overlap_sched.report.words.kept import why_no_better
+from overlap_sched.report.words.schedule import why_no_better
 from overlap_sched.scheduler.driver import Schedule
 
 

@@ -5,7 +5,7 @@ import re
 from rich.console import Console
 
 from overlap_sched.cost.profile import MeasuredTime, Profile, Sought
-from overlap_sched.report.words.profile import profile_notes, profile_table
+from overlap_sched.report.words.graph import profile_notes, profile_table
 
 MM = Sought("aten::mm", ((4, 8), (8, 2)), 6.0)
 GATHER = Sought("_c10d_functional::all_gather_into_tensor", ((16,),), 10.0, collective=True)

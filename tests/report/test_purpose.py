@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from overlap_sched import EXAMPLE, Group, Kind, Node, Problem, Storage, read_problem
-from overlap_sched.report.words.purpose import Purpose, by_purpose, group_names, group_purposes
+from overlap_sched.report.words.graph import Purpose, by_purpose, group_names, group_purposes
 from overlap_sched.report.words.schedule import explanation
 from overlap_sched.scheduler.driver import schedule
 

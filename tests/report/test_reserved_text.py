@@ -7,7 +7,7 @@ import pytest
 from overlap_sched import EXAMPLE, Options, schedule
 from overlap_sched.peak_memory import replay_allocator
 from overlap_sched.problem.sizes import EXPANDABLE, PLAIN, AllocatorSettings
-from overlap_sched.report.words.reserved import (
+from overlap_sched.report.words.schedule import (
     Reserved,
     reserved_figures,
     reserved_lines,

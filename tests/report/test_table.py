@@ -6,8 +6,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from overlap_sched.report.console import shown
-from overlap_sched.report.table import ReadableTable, captioned_table, wrapped
+from overlap_sched.report.table import ReadableTable, captioned_table, shown, wrapped
 
 
 def drawn(table: ReadableTable, width: int) -> list[str]:

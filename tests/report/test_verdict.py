@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from overlap_sched import EXAMPLE, Options, Problem, Schedule, schedule
-from overlap_sched.report.words.reserved import reserved_of
-from overlap_sched.report.words.verdict import InShort, verdict
+from overlap_sched.report.words.schedule import InShort, reserved_of, verdict
 
 
 def told(found: Schedule, fits: bool | None = None) -> InShort:

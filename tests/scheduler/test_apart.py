@@ -13,8 +13,7 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import together, together_violation, violation
 from overlap_sched.options import Concurrent
 from overlap_sched.problem.precedence import launched_on
-from overlap_sched.report.words.schedule import budget_words
-from overlap_sched.report.words.together import together_figures, together_text
+from overlap_sched.report.words.schedule import budget_words, together_figures, together_text
 from overlap_sched.scheduler.driver import STALLS
 from overlap_sched.scheduler.restrictions import clashes, kept_apart, on_one_stream
 from tests.support.examples import examples

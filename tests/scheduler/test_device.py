@@ -11,7 +11,7 @@ from llama_repro.bench.cases import slower_network
 from overlap_sched import EXAMPLE, Options, Problem, Schedule, schedule
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem.sizes import EXPANDABLE, MIB, PLAIN, AllocatorSettings
-from overlap_sched.report.words.reserved import short_text
+from overlap_sched.report.words.schedule import short_text
 from overlap_sched.scheduler import restrictions as under_test
 from overlap_sched.scheduler.restrictions import BUDGET_PARTS, DeviceLimit, needed_bytes
 from overlap_sched.scheduler.task import Reference, Task

@@ -12,8 +12,7 @@ from overlap_sched.fit.answer import Effect, Faster, Fit, FitPoint, Held
 from overlap_sched.problem import Node
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, count, duration, printable, size
-from overlap_sched.transform.fission import Fission
-from overlap_sched.transform.rewrites import Offload, Recompute, Rewrite, to_json
+from overlap_sched.transform.rewrites import Fission, Offload, Recompute, Rewrite, to_json
 
 
 class Cost(NamedTuple):

@@ -1,23 +1,221 @@
-"""A schedule in words: the figures as data, a table for people, and why each collective is where it is."""
+"""A schedule in words: figures and a table, why each collective is where it is, what came of it, and why not more."""
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 from rich.table import Table
 
 from overlap_sched.errors import ProblemError
-from overlap_sched.problem import ANY_GROUP, Problem
+from overlap_sched.options import Options, replayed_allocator
+from overlap_sched.problem import ANY_GROUP, MAX_TOTAL_BYTES, Order, Problem
+from overlap_sched.problem.contention import Contention
+from overlap_sched.problem.pins import BINDS_NOTHING, binds_nothing, pinned
 from overlap_sched.problem.precedence import launched_on
-from overlap_sched.report.causes import ROUNDING, causes, causes_text
+from overlap_sched.problem.sizes import EXPANDABLE, PLAIN, VARIABLES, AllocatorSettings
+from overlap_sched.report.causes import ROUNDING, TAIL, Cause, causes, causes_text
 from overlap_sched.report.table import captioned_table
-from overlap_sched.report.units import change, count, duration, printable, size
-from overlap_sched.report.words.contention import contention_figures, with_contention_line
-from overlap_sched.report.words.pins import pins_figures, pins_text
-from overlap_sched.report.words.purpose import group_names, group_purposes
-from overlap_sched.report.words.together import collectives_text, together_figures, together_rows
-from overlap_sched.scheduler.driver import Schedule
+from overlap_sched.report.units import between, change, count, duration, printable, size
+from overlap_sched.report.words.graph import group_names, group_purposes
+from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.scheduler.explain import Decision
+from overlap_sched.simulate.allocator import replay_allocator
+
+
+def contention_line(contention: Contention) -> str:
+    """One line that says which slowdown, stretch, lanes and links there are; empty where there is no contention."""
+    parts = []
+    if any(factor != 1.0 for factor in contention.slowdown.values()):
+        by_kind = sorted(contention.slowdown.items(), key=lambda item: item[0] == "")  # "every kind" comes last
+        beside = [f"beside {_kind(kind, len(by_kind) > 1)}" for kind, _ in by_kind]
+        times = [f"{factor:.15g}{'' if k else ' times as long'}" for k, (_, factor) in enumerate(by_kind)]
+        parts.append(f"compute takes {', '.join(map(' '.join, zip(times, beside, strict=True)))}")
+    if contention.shares:
+        taken = (f"{share:.15g} where it is bound by its {kind}" for kind, share in contention.shares.items())
+        parts.append(f"of that it takes {' and '.join(taken)}")
+    for kind, factor in contention.stretch.items():
+        parts.append(f"{_kind(kind, len(contention.stretch) > 1)} takes {factor:.15g} times as long beside compute")
+    if contention.lanes > 1:
+        each = f"where each takes {contention.crowding:.15g} times as long as one alone"
+        parts.append(f"{contention.lanes} collectives of a group are in flight at once, {each}")
+    for link in contention.shared_links:
+        *groups, last = sorted(printable(group) for group, its in contention.links.items() if its == link)
+        parts.append(f"groups {', '.join(groups)} and {last} share link {printable(link)}")
+    return f"With contention: {'; '.join(parts)}." if parts else ""
+
+
+def with_contention_line(text: str, contention: Contention) -> str:
+    """A text, and under it the line about contention where there is any."""
+    return "\n".join(filter(None, (text, contention_line(contention))))
+
+
+def contention_figures(contention: Contention) -> dict[str, Any] | None:
+    """The same as data, in the words of a problem file; ``None`` where there is none."""
+    if not contention:
+        return None
+    figures: dict[str, Any] = {"slowdown": dict(contention.slowdown), "links": dict(contention.links)}
+    if contention.stretch:
+        figures["stretch"] = dict(contention.stretch)
+    if contention.shares:
+        figures |= {"shares": dict(contention.shares), "flops_per_byte": contention.flops_per_byte}
+    return figures | ({"lanes": contention.lanes, "crowding": contention.crowding} if contention.lanes > 1 else {})
+
+
+def _kind(kind: str, among_others: bool) -> str:
+    if kind:
+        return f"{printable(kind)}*"
+    return "any other collective" if among_others else "any collective"
+
+
+def pins_figures(schedule: Schedule) -> list[dict[str, Any]]:
+    """For ``--json``: each pin, and how many nodes it is about."""
+    return [{"pin": one.pin.text, "nodes": len(one.nodes)} for one in pinned(schedule.problem, schedule.options.pins)]
+
+
+def pins_text(schedule: Schedule) -> str:
+    """Say which pins the order keeps, or which it was to keep, and which bind nothing; ``""``: there are none."""
+    listed = []
+    for one in pinned(schedule.problem, schedule.options.pins):
+        nothing = BINDS_NOTHING.get(binds_nothing(schedule.problem, one))
+        about = count(len(one.nodes), "node") if nothing is None else f"binds nothing: {nothing}"
+        listed.append(f"'{printable(one.pin.text)}' ({about})")
+    kept = "Pins kept" if schedule.fell_back is None else "Pins asked for"
+    return f"{kept}: {', '.join(listed)}." if listed else ""
+
+
+def collectives_text(problem: Problem) -> str:
+    """``3 collectives``, ``3 collectives (1 blocks compute)``: launched by an operator itself, or in a sub-graph."""
+    blocking = sum(group != ANY_GROUP for node in problem.nodes for group in node.launches)
+    if not blocking:
+        return count(len(problem.collectives), "collective")
+    text = f"{count(len(problem.collectives) + blocking, 'collective')} ({blocking:,} block"
+    return f"{text}{'s' if blocking == 1 else ''} compute)"
+
+
+def together_figures(schedule: Schedule) -> dict[str, Any]:
+    """For ``--json``: pairs in flight together before and after; with groups kept apart, the step otherwise (us)."""
+    before, after = schedule.original.groups_together, schedule.scheduled.groups_together
+    return {
+        "groups_together": {"original": before, "scheduled": after},
+        "concurrent_groups": schedule.options.concurrent_groups,
+        "unrestricted_step_us": schedule.unrestricted_us,
+    }
+
+
+def together_rows(schedule: Schedule) -> list[tuple[str, ...]]:
+    """A row for the summary where any are in flight together, before or after."""
+    pairs = schedule.original.groups_together, schedule.scheduled.groups_together
+    return [("groups together", *(f"{k:,} pair{'' if k == 1 else 's'}" for k in pairs))] if any(pairs) else []
+
+
+def apart_line(schedule: Schedule) -> str:
+    """Pairs in flight together before and after, in a line of a report; ``""``: none are."""
+    before, after = schedule.original.groups_together, schedule.scheduled.groups_together
+    return f"pairs of groups that share ranks in flight together: {before:,} -> {after:,}" if before or after else ""
+
+
+def together_text(schedule: Schedule) -> str:
+    """Say what keeping groups apart costs, or how to have it; ``""``: there is nothing to be said."""
+    problem, asked = schedule.problem, schedule.options.concurrent_groups
+    before, after = schedule.original.groups_together, schedule.scheduled.groups_together
+    if schedule.unrestricted_us is not None:
+        step_us, without_us = schedule.scheduled.step_us, schedule.unrestricted_us
+        costs = f"costs {duration(step_us - without_us)}" if step_us > without_us else "costs nothing"
+        return (
+            f"To keep process groups apart ({asked}) {costs}: the step takes {duration(step_us)}, and "
+            f"{duration(without_us)} where all may be in flight together ({change(without_us, step_us)})."
+        )
+    if after <= before:
+        return ""
+    known = all(problem.groups[problem.nodes[v].group or ""].ranks for v in problem.collectives)
+    pairs, are = ("pair", "is") if after == 1 else ("pairs", "are")
+    return (
+        f"{after:,} {pairs} of collectives of process groups that share more than one rank"
+        f"{'' if known else ' (ranks that are not known are taken to be shared)'} {are} in flight together, "
+        f"{before:,} originally. Where a backend must not have that: --concurrent-groups disjoint."
+    )
+
+
+class Reserved(NamedTuple):
+    """Bytes reserved on a device without a limit.
+
+    Attributes:
+        before, after: For the original order, and for the new one.
+        settings: Of the allocator.
+    """
+
+    before: int
+    after: int
+    settings: AllocatorSettings
+
+    @property
+    def title(self) -> str:
+        """``reserved, plain segments``."""
+        kind = {PLAIN: "plain segments", EXPANDABLE: "expandable segments"}.get(self.settings, VARIABLES[0])
+        return f"reserved, {kind}"
+
+
+def settings_for(problem: Problem, options: Options | None = None) -> AllocatorSettings | None:
+    """The allocator that is replayed for reports; ``None``: none is, as in the tracker's memory model."""
+    settings = replayed_allocator(options or Options(memory_model=problem.memory_model))
+    return settings if problem.memory_model == "runtime" else None
+
+
+def reserved_for(
+    problem: Problem, order: Order, settings: AllocatorSettings | None, original: Problem | None = None
+) -> Reserved | None:
+    """Replay the original order and a new one; ``None`` without settings.
+
+    Args:
+        problem: Of the new order.
+        order: The new one.
+        settings: Of the allocator.
+        original: Whose order is the original one; ``None``: the same problem (else it was rewritten).
+    """
+    if settings is None:
+        return None
+    was = original or problem
+    after = replay_allocator(problem, order, settings).reserved_bytes
+    same = was is problem and order == was.original_order
+    before = after if same else replay_allocator(was, was.original_order, settings).reserved_bytes
+    return Reserved(before, after, settings)
+
+
+def reserved_of(schedule: Schedule, original: Problem | None = None) -> Reserved | None:
+    """The same of a schedule, with the allocator of its options."""
+    settings = settings_for(schedule.problem, schedule.options)
+    return reserved_for(schedule.problem, schedule.order, settings, original)
+
+
+def reserved_figures(found: Reserved | None) -> dict[str, int | None]:
+    """For ``--json``: bytes; null where nothing was replayed."""
+    before, after = (None, None) if found is None else (found.before, found.after)
+    return {"original_reserved_bytes": before, "reserved_bytes": after}
+
+
+def reserved_rows(found: Reserved | None, limit_bytes: int | None = None) -> Sequence[tuple[str, ...]]:
+    """The row of a table: original, scheduled, change, and the limit, if there is one."""
+    if found is None:
+        return ()
+    limit = () if limit_bytes is None else (size(limit_bytes),)
+    return ((found.title, size(found.before), size(found.after), change(found.before, found.after), *limit),)
+
+
+def reserved_lines(found: Reserved | None) -> list[str]:
+    """The same as a line of text; none where nothing was replayed."""
+    return [] if found is None else [f"{found.title} (replayed): {between(size(found.before), size(found.after))}"]
+
+
+def short_text(schedule: Schedule) -> str:
+    """Say what a device of ``memory_limit`` lacks for the order; ``""``: nothing, or there is no limit."""
+    if schedule.memory_limit_bytes is None or not schedule.short_bytes:
+        return ""
+    return (
+        f"No order was found that runs in the memory_limit of {size(schedule.memory_limit_bytes)}: this one needs "
+        f"{size(schedule.short_bytes)} more. Raise the limit, or let `overlap-sched fit` recompute and offload."
+    )
+
 
 _WHY = {
     "reference": "it was the next node of the order that the scheduler started from",
@@ -236,3 +434,136 @@ def budget_words(schedule: Schedule) -> str:
     base = "the lowest peak found" if schedule.base_bytes < schedule.original.peak_bytes else base
     more = schedule.headroom_bytes
     return f"{base} {'minus' if more < 0 else 'plus'} {size(abs(more))}"
+
+
+Came = Literal["runs", "fails", "kept", "reordered"]
+
+_BADGES: dict[Came, str] = {
+    "runs": "Runs",
+    "fails": "May run out of memory",
+    "kept": "Original order kept",
+    "reordered": "Reordered",
+}
+
+
+@dataclass(frozen=True)
+class InShort:
+    """What came of a schedule.
+
+    Attributes:
+        came: ``reordered``: whether it runs in a ``memory_limit`` was not asked.
+        badge: The same in words.
+        sentence: All that matters, in one sentence.
+    """
+
+    came: Came
+    badge: str
+    sentence: str
+
+
+def verdict(schedule: Schedule, original: Problem, reserved: Reserved | None, fits: bool | None = None) -> InShort:
+    """Say it.
+
+    Args:
+        schedule: What to tell of.
+        original: The graph of the original order: another one than the schedule's where it was rewritten.
+        reserved: Of both orders; ``None``: not replayed.
+        fits: Does it fit into the memory limit that was asked for (the budget)? ``None``: none was.
+    """
+    before, after = schedule.original, schedule.scheduled
+    gap = f"{gap_percent(after.step_us, schedule.lower_bound_us):.1f} % above the lower bound"
+    if original is schedule.problem and schedule.order == schedule.problem.original_order:
+        memory = f"{size(after.peak_bytes)} live" + (f" and {size(reserved.after)} reserved" if reserved else "")
+        return _short(
+            "kept", f"The original order stays: a step of {duration(after.step_us)}, {gap}, a peak of {memory}."
+        )
+    step = _compared(before.step_us, after.step_us, "as long as before", "shorter", "longer")
+    memory = _memory("live", before.peak_bytes, after.peak_bytes)
+    reserves = "reserved" if fits is None and schedule.memory_limit_bytes is None else "reserved without a limit"
+    memory += "" if reserved is None else f" and {_memory(reserves, reserved.before, reserved.after)}"
+    came, end = _end(schedule, fits)
+    return _short(
+        came,
+        f"The step takes {duration(after.step_us)} instead of {duration(before.step_us)} ({step}; {gap}) with a peak "
+        f"of {memory}{end}.",
+    )
+
+
+def _short(came: Came, sentence: str) -> InShort:
+    return InShort(came, _BADGES[came], sentence)
+
+
+def _end(schedule: Schedule, fits: bool | None) -> tuple[Came, str]:
+    """Say whether it runs, where that was asked."""
+    limit = schedule.memory_limit_bytes
+    if fits is None and limit is None:
+        return "reordered", ""
+    limit = schedule.budget_bytes if limit is None else limit
+    if not schedule.short_bytes if fits is None else fits:
+        return "runs", f", and it fits into {size(limit)}"
+    return "fails", f", but it does not fit into {size(limit)}"
+
+
+def _memory(what: str, before: float, after: float) -> str:
+    """``26.0 MiB live (23.8 % more)``."""
+    return f"{size(int(after))} {what} ({_compared(before, after, 'as before', 'less', 'more')})"
+
+
+def _compared(before: float, after: float, same: str, less: str, more: str) -> str:
+    """``59.6 % shorter``."""
+    found = change(before, after)
+    if found == "-":
+        return f"{more} than nothing"
+    return same if found == "+0.0 %" else f"{found[1:]} {less if found[0] == '-' else more}"
+
+
+_BECAUSE = {
+    TAIL: "no compute is left at the end of the step to run meanwhile",
+    "dependency": "what is sent was ready too late for an earlier launch",
+    "stream": "another collective was still on the stream",
+    "memory": "an earlier launch would not have fitted into the memory budget",
+    "memory_limit": "no order with earlier launches was found that runs in memory_limit",
+    "start": "what is launched at the start of the graph is waited for too soon",
+    "choice": "an earlier launch would not have made the step shorter",
+    "nothing": "of rounding",
+}
+_SHOWN = 2
+"""So many causes are named."""
+
+
+def why_no_better(kept: Schedule) -> str:
+    """Why a schedule has the original order: what exposes it, the two most expensive causes."""
+    if kept.fell_back is not None:
+        return kept.fell_back
+    if kept.options.effort == 0:
+        return "no other order was looked for (effort=0)"
+    if not kept.problem.collectives and kept.options.base != "original":
+        return "no order with a clearly lower peak was found"
+    found = [cause for cause in _causes(kept) if cause.collectives]
+    if not found:
+        return "no better order was found: nothing is exposed"
+    parts = []
+    for name, us, collectives in found[:_SHOWN]:
+        share = f"{duration(us)} " if len(found) > 1 else ""
+        parts.append(f"{share}because {_BECAUSE[name]} ({count(collectives, 'collective')})")
+    comma = "," if len(found) > 1 else ""
+    return f"no better order was found: {duration(kept.scheduled.exposed_us)} stay exposed{comma} {', '.join(parts)}"
+
+
+def _causes(kept: Schedule) -> tuple[Cause, ...]:
+    """List what exposes an order, with what memory refuses as a cause of its own; the most expensive first."""
+    if not kept.scheduled.exposed_us:
+        return ()
+    free = schedule(
+        kept.problem,
+        replace(kept.options, headroom=MAX_TOTAL_BYTES, memory_limit=None, base="original", effort=1, strict=False),
+    )
+    name = "memory" if free.scheduled.peak_bytes > kept.budget_bytes else "memory_limit"
+    limited = name == "memory" or kept.memory_limit_bytes is not None
+    hidden_us = kept.scheduled.exposed_us - free.scheduled.exposed_us
+    if not limited or hidden_us <= 0 or free.scheduled.step_us >= kept.scheduled.step_us:
+        return causes(kept)
+    exposed_us = {d.collective: d.exposed_us for d in free.decisions}
+    hidden = sum(d.exposed_us > exposed_us[d.collective] for d in kept.decisions)
+    found = (Cause(name, hidden_us, hidden), *causes(free))
+    return tuple(sorted(found, key=lambda cause: (-cause.exposed_us, cause.name)))

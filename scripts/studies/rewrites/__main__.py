@@ -18,7 +18,7 @@ from overlap_sched import Options, Problem, read_problem
 from overlap_sched.cost.cluster import read_cluster
 from overlap_sched.options import RewriteKind
 from overlap_sched.report.units import change
-from overlap_sched.report.words.reserved import reserved_of
+from overlap_sched.report.words.schedule import reserved_of
 from overlap_sched.transform.plan import plan
 from overlap_sched.transform.prices import Prices, on_cluster
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from overlap_sched.cost import Roofline
+from overlap_sched.cost import Collective, Roofline
 from overlap_sched.errors import RewriteError
 from overlap_sched.fit.planner import FitContext, FitSearch, Start
 from overlap_sched.fx import lift
@@ -22,11 +22,9 @@ from overlap_sched.options import Options
 from overlap_sched.problem import Group, Problem
 from overlap_sched.scheduler.driver import schedule
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.dimension_graph.cut import Cut, range_cut
-from overlap_sched.transform.fission import Fission, Leave, Slice
+from overlap_sched.transform.dimension_graph import Cut, range_cut
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.rewrites import Recompute
-from tests.fx.rewrites.test_agreement import MODELS
+from overlap_sched.transform.rewrites import Fission, Leave, Recompute, Slice
 from tests.support.examples import at_night
 from tests.support.fission_graphs import BATCH, EXAMPLES, fissions, run, traced
 from tests.support.fx_graphs import RANKS, reordered, tensors, trace
@@ -35,6 +33,19 @@ from tests.support.rewrite_graphs import by_name, check_equal, described, refusa
 from tests.support.traced_step import TINY, TINY_IMAGES, Workload, joint_graph, run_step, tiny_inputs, with_updates
 
 GROUPS = {"0": Group(RANKS, True)}
+
+
+class OnHost(Roofline):
+    """Launches and waits take time of the thread that computes, whatever they move."""
+
+    def launch_us(self, work: Collective) -> float:
+        return 7.0
+
+    def finish_us(self, work: Collective) -> float:
+        return 3.0
+
+
+MODELS = {"device": Roofline(), "host": OnHost()}
 
 
 def problem_of(gm: fx.GraphModule, model: Roofline = MODELS["device"]) -> Problem:

@@ -5,9 +5,10 @@ import torch
 from torch import Tensor, fx
 
 from overlap_sched.cost import Roofline
+from overlap_sched.errors import RewriteError
 from overlap_sched.fit import fit
 from overlap_sched.fx import lift
-from overlap_sched.fx.rewrites import rerunnable, rewrite_graph
+from overlap_sched.fx.rewrites import prepare, rerunnable, rewrite_graph
 from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.transform.apply import apply
@@ -77,10 +78,15 @@ def test_a_weight_is_updated_behind_all_that_reads_it_again() -> None:
         w.add_(1.0)
         return [late, z]
 
-    gm = trace(program, (4, 4), (4, 4))
+    gm, again = trace(program, (4, 4), (4, 4)), Recompute(("mm",), ("mul",))
     want = results(gm)
-    rewrite_graph(gm, [Recompute(("mm",), ("mul",))])
-    names = [node.name for node in gm.graph.nodes]
+    pending = prepare(gm, [again])
+    names = [node.name for node in pending.order]
+    pending.undo()
+    early = ["x_1", "w_1", "mm", "add_", *(name for name in names if name not in ("x_1", "w_1", "mm", "add_"))]
+    with pytest.raises(RewriteError, match="the order has 'add_' before 'again_mm'"):
+        prepare(gm, [again], early)
+    rewrite_graph(gm, [again])
     assert names.index("again_mm") < names.index("add_")
     for got, expected in zip(results(gm), want, strict=True):
         assert torch.equal(got, expected)

@@ -23,6 +23,7 @@ from overlap_sched.fx import Report, schedule_graph
 from overlap_sched.fx import apply as fx_apply
 from overlap_sched.fx.lifting import lift
 from overlap_sched.fx.rewrites import rewrite_graph
+from overlap_sched.fx.rewrites.maker import KEPT_WHOLE
 from overlap_sched.transform.buckets import BucketSearch, packed, places_of
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Bucket
@@ -314,5 +315,6 @@ def test_the_graph_packs_in_that_order_too() -> None:
     (packing,) = [node for node in gm.graph.nodes if node.name.endswith("_in")]
     sources = [view.args[0].args[0].name for view in packing.args[0]]
     assert sources == ["wait_tensor_2", "wait_tensor_1", "wait_tensor"]
+    assert packing.meta[KEPT_WHOLE]
     assert graph.problem.groups["0"].size == fx_graphs.RANKS
     assert graph.problem.nodes[-1].kind is Kind.OUTPUT

@@ -1,0 +1,347 @@
+"""A graph in words: prices, peak, purposes of process groups, and what a profile or a calibration says."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+from rich.table import Table
+
+from overlap_sched.cost import Price
+from overlap_sched.cost.profile import How, MeasuredTime, Profile, Sought
+from overlap_sched.cost.table import CollectiveTime, KernelTime, Tables, describe_table
+from overlap_sched.peak_memory.peak import Peak, PeakStorage
+from overlap_sched.problem import Kind, NodeId, Problem
+from overlap_sched.report.table import captioned_table
+from overlap_sched.report.units import count, duration, printable, size
+from overlap_sched.transform.apply import OFFLOAD, RELOAD
+from overlap_sched.transform.rewrites import second_group
+
+_SHOWN = 4
+
+
+class AssumedSize(NamedTuple):
+    """What a size that only the data knows was taken as, for memory.
+
+    Attributes:
+        name: Its symbol.
+        node: The first node whose value shows it; ``""``: none does, or it is the name.
+        taken: The number: figures hold for sizes up to it.
+        limited: Whether the graph's asserts admit no larger one; else it is a guess.
+    """
+
+    name: str
+    node: str
+    taken: int
+    limited: bool
+
+
+def sizes_assumed(sizes: Sequence[AssumedSize]) -> str:
+    """``peak rests on guessed sizes: u1 (nonzero) = 8,192, u0 (item) <= 4,096 as asserted``; ``""`` for none.
+
+    Those that no assert limits come first.
+    """
+    if not sizes:
+        return ""
+    ranked = sorted(sizes, key=lambda size: size.limited)
+    more = f" and {len(sizes) - _SHOWN:,} more" if len(sizes) > _SHOWN else ""
+    return f"peak rests on guessed sizes: {', '.join(map(_shown, ranked[:_SHOWN]))}{more}"
+
+
+def _shown(size: AssumedSize) -> str:
+    node = f" ({size.node})" if size.node else ""
+    return f"{size.name}{node} {f'<= {size.taken:,} as asserted' if size.limited else f'= {size.taken:,}'}"
+
+
+Purpose = Literal["FSDP", "data", "tensor", "expert", "host", "other"]
+
+FEW = 6
+"""So many nodes with a time may lie between a collective and what the graph is given, or gives: casts, copies, sums."""
+MOST_SEEN = 60
+"""So many nodes are looked at; what has more before or behind it is an activation."""
+
+
+def group_purposes(problem: Problem) -> dict[str, Purpose]:
+    """Per process group on which something runs, what it is for, by most of its bytes."""
+    sums = dict[str, dict[Purpose, int]]()
+    for v in problem.collectives:
+        of, what = sums.setdefault(problem.nodes[v].group or "", {}), _what(problem, v)
+        of[what] = of.get(what, 0) + max(problem.nodes[v].bytes, 1)
+    return {name: max(of, key=lambda what: of[what]) for name, of in sums.items()}
+
+
+def group_names(purposes: Mapping[str, Purpose]) -> dict[str, str]:
+    """Per process group its name with what it is for: ``"FSDP 0"``, ``"tensor 137"``, ``"other 7"``.
+
+    A name of more than digits says what it is for itself.
+    """
+    return {name: _named(name, what) for name, what in purposes.items()}
+
+
+def _named(name: str, what: Purpose) -> str:
+    return f"{what} {name}" if name.removesuffix(second_group("")).isdecimal() else printable(name)
+
+
+def by_purpose(names: Iterable[str], purposes: Mapping[str, Purpose]) -> list[str]:
+    """Order groups by what they are for; those of one purpose stay in their order."""
+    kinds = get_args(Purpose)
+    return sorted(names, key=lambda name: kinds.index(purposes[name]))
+
+
+def _what(problem: Problem, v: NodeId) -> Purpose:
+    op = problem.nodes[v].op
+    if op.startswith("all_to_all"):
+        return "expert"
+    if op in (OFFLOAD, RELOAD):
+        return "host"
+    if op.startswith("all_gather"):
+        return "FSDP" if _ends(problem, v, problem.predecessors, Kind.INPUT) else "tensor"
+    if not op.startswith(("reduce_scatter", "all_reduce")):
+        return "other"
+    if _ends(problem, v, problem.successors, Kind.OUTPUT):
+        return "data" if op.startswith("all_reduce") else "FSDP"
+    return "tensor"
+
+
+def _ends(problem: Problem, v: NodeId, following: Sequence[Sequence[NodeId]], end: Kind) -> bool:
+    """Is there little between a node and where the graph begins, or ends?"""
+    seen, look, timed = {v}, [v], 0
+    while look:
+        for u in following[look.pop()]:
+            node = problem.nodes[u]
+            if u in seen or node.kind is end:
+                continue
+            seen.add(u)
+            look.append(u)
+            timed += node.time_us > 0
+            if len(seen) > MOST_SEEN or timed > FEW or node.kind is Kind.COLLECTIVE:
+                return False
+    return True
+
+
+_FLOPS_UNITS = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
+_BOUNDS = {"flops": "arithmetic", "bytes": "memory", "kernel": "kernel launch"}
+"""Limits in words; the others are words already."""
+
+
+def cost_figures(problem: Problem, prices: Sequence[Price], top: int | None = None) -> dict[str, Any]:
+    """Microseconds, bytes and floating-point operations of the ``top`` longest nodes; ``None``: of all with a time."""
+    nodes = problem.nodes
+    timed = sorted((v for v, node in enumerate(nodes) if node.time_us), key=lambda v: (-nodes[v].time_us, v))
+    return {
+        "name": problem.name,
+        "nodes": len(nodes),
+        "compute_us": sum(nodes[v].time_us for v in timed if nodes[v].kind is Kind.COMPUTE),
+        "collective_us": sum(nodes[v].time_us for v in timed if nodes[v].kind is Kind.COLLECTIVE),
+        "sources": _sources(problem, prices),
+        "costs": [_record(problem, v, prices[v]) for v in timed[:top]],
+    }
+
+
+def _sources(problem: Problem, prices: Sequence[Price]) -> list[dict[str, Any]]:
+    """Totals by kind and source, the largest first; percent of all nodes of that kind."""
+    us: dict[tuple[str, str], float] = defaultdict(float)
+    of_kind: dict[str, float] = defaultdict(float)
+    nodes: Counter[tuple[str, str]] = Counter()
+    for node, price in zip(problem.nodes, prices, strict=True):
+        if node.time_us:
+            key = (node.kind.value, price.source)
+            us[key] += node.time_us
+            of_kind[node.kind.value] += node.time_us
+            nodes[key] += 1
+    return [
+        {
+            "source": key[1],
+            "kind": key[0],
+            "nodes": nodes[key],
+            "time_us": us[key],
+            "percent": 100 * us[key] / of_kind[key[0]],
+        }
+        for key in sorted(us, key=lambda key: (-us[key], key))
+    ]
+
+
+def _record(problem: Problem, v: int, price: Price) -> dict[str, Any]:
+    node = problem.nodes[v]
+    return {
+        "name": node.name,
+        "op": node.op,
+        "kind": node.kind.value,
+        "group": node.group,
+        "time_us": node.time_us,
+        "source": price.source,
+        "bound": price.bound or None,
+        "part_of": price.part_of or None,
+        "flops": node.flops,
+        "bytes": node.bytes,
+    }
+
+
+def cost_text(problem: Problem, prices: Sequence[Price], top: int | None = None) -> str:
+    """The same in words: totals by source, then a line per node."""
+    figures = cost_figures(problem, prices, top)
+    lines = [
+        f"{printable(problem.name)}: {count(figures['nodes'], 'node')}, compute {duration(figures['compute_us'])}, "
+        f"collectives {duration(figures['collective_us'])} (predicted)"
+    ]
+    for total in figures["sources"]:
+        lines.append(
+            f"  {total['kind']:<10}  {total['source']:<8}  {duration(total['time_us']):>12}  "
+            f"{total['percent']:5.1f} %  in {total['nodes']:,}"
+        )
+    rows = [_row(record) for record in figures["costs"]]
+    if rows:
+        head = ("time", "source", "bound by", "flops", "bytes", "node")
+        widths = [max(len(row[k]) for row in [head, *rows]) for k in range(len(head))]
+        lines.append("longest:")
+        lines += ["  " + _line(row, widths) for row in [head, *rows]]
+    return "\n".join(lines)
+
+
+def _row(record: dict[str, Any]) -> tuple[str, ...]:
+    what = f"{printable(record['name'])} ({printable(record['op'])}"
+    what += "" if record["group"] is None else f" on group {printable(record['group'])}"
+    what += ")" if record["part_of"] is None else f"), part of the kernel of {printable(record['part_of'])}"
+    bound = _BOUNDS.get(record["bound"], record["bound"] or "-")
+    flops = _flops(record["flops"]) if record["flops"] else "-"
+    return duration(record["time_us"]), record["source"], bound, flops, size(record["bytes"]), what
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    time, source, bound, flops, nbytes, what = row
+    left = f"{time:>{widths[0]}}  {source:<{widths[1]}}  {bound:<{widths[2]}}"
+    return f"{left}  {flops:>{widths[3]}}  {nbytes:>{widths[4]}}  {what}"
+
+
+def _flops(number: int) -> str:
+    """``3.4 TFLOP``."""
+    scale, unit = next(((s, u) for s, u in _FLOPS_UNITS if number >= s), (1.0, "FLOP"))
+    return f"{number / scale:,.1f} {unit}" if scale > 1 else f"{number} {unit}"
+
+
+LARGEST = 10
+"""Storages that are shown one by one."""
+
+
+def peak_text(peak: Peak, largest: int = LARGEST) -> str:
+    """A few lines: where the peak is, what it is made of, who made the largest and who still needs them."""
+    problem = peak.problem
+    lines = [
+        f"{printable(problem.name)}: peak {size(peak.bytes)}, first at {printable(problem.nodes[peak.node].name)}, "
+        f"step {peak.position + 1:,} of {peak.steps:,} ({problem.memory_model} memory model, simulated)"
+    ]
+    for kind, total in peak.by_kind().items():
+        if total:
+            count = sum(storage.kind == kind for storage in peak.storages)
+            lines.append(f"  {kind:<22} {size(total):>12}  {100 * total / max(peak.bytes, 1):5.1f} %  in {count:,}")
+    lines.append(
+        f"  live at this node in every order: {size(peak.forced_bytes)} "
+        f"({100 * peak.forced_bytes / max(peak.bytes, 1):.1f} %); in some orders, storages marked * are not live here"
+    )
+    shown = [storage for storage in peak.storages[:largest] if storage.bytes]
+    if shown:
+        lines.append("largest:" if len(shown) > 1 else "the only one:")
+    lines += [_storage_line(problem, storage) for storage in shown]
+    return "\n".join(lines)
+
+
+def _storage_line(problem: Problem, storage: PeakStorage) -> str:
+    names = [printable(problem.nodes[v].name) for v in storage.needed_by]
+    if names:
+        needed = ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
+    else:
+        needed = "nobody: never freed" if problem.storages[storage.storage].pinned else "nobody"
+    mark = " " if storage.forced else "*"
+    maker = printable(problem.nodes[storage.maker].name)
+    return f"{mark} {size(storage.bytes):>12}  {storage.kind:<22} made by {maker}, needed by {needed}"
+
+
+_LISTED = 4
+_ROWS = 8
+
+
+def profile_notes(profile: Profile) -> Iterator[str]:
+    """Lines: what was matched and how, what was not, and what of skew."""
+    pairs = zip(profile.sought, profile.measured, strict=True)
+    timed = [(node, m) for node, m in pairs if m is not None or node.us > 0.0]
+    how = Counter(m.how for _, m in timed if m is not None)
+    ways: tuple[tuple[How, str], ...] = (
+        ("order", "by shapes and order"),
+        ("shapes", "by shapes alone"),
+        ("names", "by names of fused kernels"),
+    )
+    yield (
+        f"profile: {sum(how.values()):,} of {count(len(timed), 'node')} that take time were found in it, "
+        f"{profile.share():.1%} of the predicted time"
+        + "".join(f", {how[key]:,} {what}" for key, what in ways if how[key])
+        + f" ({count(profile.runs, 'run')} on {count(profile.ranks, 'rank')})"
+    )
+    if profile.skew_us is not None:
+        yield f"profile: {duration(profile.skew_us)} of waiting for late ranks taken out of the collectives of a run"
+    else:
+        yield (
+            "profile: one rank: its collectives still hold the time that it waited for others in them; give the traces "
+            "of more ranks to take that out"
+        )
+    missing = Counter(node.name for node, m in timed if m is None).most_common()
+    if missing:
+        listed = ", ".join(f"{n} x {printable(name)}" for name, n in missing[:_LISTED])
+        more = ", ..." if len(missing) > _LISTED else ""
+        yield f"profile: not found, so as predicted: {listed}{more}"
+
+
+def profile_table(profile: Profile) -> Table:
+    """The operators whose predicted and measured times differ most."""
+    rows: dict[str, list[tuple[Sought, MeasuredTime]]] = defaultdict(list)
+    for node, measured in zip(profile.sought, profile.measured, strict=True):
+        if measured is not None:
+            rows["in fused kernels" if measured.how == "names" else _label(node)].append((node, measured))
+    totals = [
+        (label, len(pairs), sum(node.us for node, _ in pairs), sum(m.us for _, m in pairs))
+        for label, pairs in rows.items()
+    ]
+    totals.sort(key=lambda row: (-abs(row[3] - row[2]), row[0]))
+    heads = ("nodes", "predicted", "measured", "measured / predicted")
+    table = captioned_table("where prediction and profile differ most", "", heads, first="operator")
+    for label, nodes, predicted, measured_us in totals[:_ROWS]:
+        ratio = f"{measured_us / predicted:,.2f}" if predicted else "-"
+        table.add_row(label, f"{nodes:,}", duration(predicted), duration(measured_us), ratio)
+    return table
+
+
+def _label(node: Sought) -> str:
+    shapes = [str(list(shape)) for shape in node.shapes or ()]
+    return printable(" ".join([node.name.removeprefix("_c10d_functional::"), *shapes[:2], *["..."][: len(shapes) > 2]]))
+
+
+def calibration_text(tables: Tables, failed: Sequence[str], path: str) -> str:
+    """A line per table: how much was measured, and the largest of it; then what failed."""
+    lines = [f"{printable(path)}: {_count(tables)} measured"]
+    groups: dict[tuple[str, int, int], list[CollectiveTime]] = {}
+    for one in tables.collectives:
+        groups.setdefault((one.kind, one.ranks, one.nodes), []).append(one)
+    lines += [_collectives(describe_table(*key), ones) for key, ones in sorted(groups.items())]
+    ops: dict[str, list[KernelTime]] = {}
+    for kernel in tables.kernels:
+        ops.setdefault(kernel.op, []).append(kernel)
+    lines += [_kernels(op, kernels) for op, kernels in sorted(ops.items())]
+    return "\n".join([*lines, *(f"  not measured: {printable(what)}" for what in failed)])
+
+
+def _count(tables: Tables) -> str:
+    counts = ((tables.collectives, "collectives"), (tables.kernels, "kernels"))
+    return ", ".join(f"{len(ones):,} {what}" for ones, what in counts)
+
+
+def _collectives(what: str, ones: Sequence[CollectiveTime]) -> str:
+    least, most = min(ones, key=lambda one: one.bytes), max(ones, key=lambda one: one.bytes)
+    rate = most.bytes / most.time_us / 1e3
+    return (
+        f"  {what}: {size(least.bytes)} {duration(least.time_us)}, {size(most.bytes)} {duration(most.time_us)} "
+        f"({rate:.2f} GB/s), launch {duration(least.launch_us)} to {duration(most.launch_us)}"
+    )
+
+
+def _kernels(op: str, ones: Sequence[KernelTime]) -> str:
+    flops = max(one.flops / one.time_us / 1e6 for one in ones)
+    rate = f"{flops:.3g} TFLOP/s" if flops else f"{max(one.bytes / one.time_us / 1e3 for one in ones):.3g} GB/s"
+    return f"  {printable(op)}: {len(ones)} shapes, {rate} at best"

@@ -1,0 +1,396 @@
+"""Clusters: files and their mistakes, what measurements say of one, and where process groups are on it."""
+
+import re
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from overlap_sched.cost import H100, XEON_8480, Collective, Price
+from overlap_sched.cost.cluster import (
+    Across,
+    Cluster,
+    DefaultContention,
+    IntraNodeLink,
+    MeshDimension,
+    cluster_from_tables,
+    cluster_text,
+    contention_of,
+    parse_cluster,
+    read_cluster,
+    shipped_clusters,
+    write_cluster,
+)
+from overlap_sched.cost.collectives import model_of
+from overlap_sched.cost.placement import SHORT, DataflowNode, Facts, Nodes, place, ranks_along, sharding_groups
+from overlap_sched.cost.table import COPY, CollectiveTime, KernelTime, TableModel, Tables
+from overlap_sched.cost.toml_file import parse_toml
+from overlap_sched.errors import CostError
+from overlap_sched.problem import Group
+from overlap_sched.problem.contention import Contention
+
+GOOD = """
+name = "mine"
+device = "H100"
+ranks_per_node = 8
+generation = "hopper"
+[inside]
+fabric = "nvswitch"
+bandwidth = "450GB/s"
+[across]
+bandwidth = "400Gb/s"
+cards_per_node = 4
+rails = 2
+latency = "500ns"
+[mesh]
+names = ["dp", "tp"]
+sizes = [8, 8]
+"""
+
+
+def test_all_that_are_shipped_can_be_read_and_say_their_sources() -> None:
+    names = shipped_clusters()
+    assert names == ("dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200", "gloo", "mi300x", "pcie-box")
+    for name in names:
+        cluster = read_cluster(name)
+        assert cluster.name == name
+        assert cluster.source
+        assert cluster.inside.source
+        assert cluster.across is None or cluster.across.source
+        assert cluster.beside.source
+
+
+def test_what_a_file_says() -> None:
+    cluster = parse_cluster(GOOD, "mine.toml")
+    assert cluster == Cluster(
+        "mine", H100, 8, IntraNodeLink("nvswitch", 450e9), Across(50e9, 4, 0.5, 2), generation="hopper",
+        mesh=(MeshDimension("dp", 8), MeshDimension("tp", 8)),
+    )  # fmt: skip
+    assert cluster.across_bytes_per_s == 25e9  # two ranks share a card
+
+
+def test_a_device_may_say_its_memory() -> None:
+    own = '[device]\nname = "X"\nflops = "1PFLOPS"\nbandwidth = "8TB/s"\nmemory = "192GB"\n[inside]'
+    cluster = parse_cluster(GOOD.replace('device = "H100"\n', "").replace("[inside]", own), "mine.toml")
+    assert cluster.device.memory_bytes == 192 * 10**9
+    assert parse_cluster(cluster_text(cluster), "x") == cluster
+    assert read_cluster("dgx-h100").device.memory_bytes == 80 * 10**9
+
+
+def test_off_their_rails_ranks_share_the_spine() -> None:
+    text = GOOD.replace("rails = 2", "rails = 4\noversubscription = 2.0")
+    on_rails = parse_cluster(text, "x")
+    assert (on_rails.on_rails, on_rails.across_bytes_per_s) == (True, 25e9)
+    for rails in (1, 2):
+        off = parse_cluster(text.replace("rails = 4", f"rails = {rails}"), "x")
+        assert (off.on_rails, off.across_bytes_per_s) == (False, 12.5e9)
+    one_card = parse_cluster(text.replace("rails = 4", "rails = 1").replace("= 4", "= 1"), "x")
+    assert not one_card.on_rails  # one leaf switch for all nodes is not known to be there
+    assert not replace(on_rails, across=None).on_rails
+
+
+def test_there_and_back(tmp_path: Path) -> None:
+    tables = Tables(
+        (
+            CollectiveTime("all_gather", 8, 1, 1024, 20.5, 3.0),
+            CollectiveTime("all_gather", 8, 1, 4096, 21.0, 3.0, 1.5),
+        ),
+        (KernelTime("aten.mm.default", 'bf16 2x2 "x" 2x2', 16, 24, 2.5),),
+    )
+    beside = DefaultContention({"": 1.189, "all_to_all": 1.4}, False, "ours", {"flops": 0.5, "bytes": 1.5})
+    cluster = replace(parse_cluster(GOOD, "x"), tables=tables, beside=beside, source='2026, \\ a "test"\n')
+    write_cluster(cluster, tmp_path / "c.toml")
+    assert read_cluster(tmp_path / "c.toml") == cluster
+    assert cluster_text(cluster) == cluster_text(read_cluster(tmp_path / "c.toml"))
+    older = re.sub("finish_us = .*\n", "spread_us = [0.1, 0.2]\n", cluster_text(cluster))  # as calibrate wrote it
+    older = older.replace("us = 2.5", "us = 2.5\nspread_us = 0.25")
+    known = parse_cluster(older, "x").tables
+    assert known.collectives == tuple(one._replace(finish_us=0.0) for one in tables.collectives)
+    assert known.kernels == tables.kernels
+
+
+def test_what_binds_compute_goes_into_the_problem_with_the_balance_of_the_device() -> None:
+    cluster = replace(parse_cluster(GOOD, "x"), beside=DefaultContention({"": 1.2}, shares={"bytes": 1.5}))
+    found = contention_of(cluster, {})
+    assert found.shares == {"bytes": 1.5}
+    assert found.flops_per_byte == cluster.device.flops_per_s / cluster.device.bytes_per_s
+    assert contention_of(replace(cluster, beside=DefaultContention({"": 1.2})), {}) == Contention({"": 1.2})
+    with pytest.raises(CostError) as caught:
+        replace(cluster, beside=DefaultContention(shares={"memory": 1.0}))
+    assert str(caught.value).startswith(
+        "contention.shares: compute bound by 'memory' takes 1.0 of a slowdown; kinds are"
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"450GB/s"', "450", 'inside.bandwidth: 450 has no unit. Write "50GB/s" or "400Gb/s".'),
+        ('"450GB/s"', '"450"', "inside.bandwidth: '450' has no unit."),
+        ('"450GB/s"', '"-450GB/s"', "inside.bandwidth: '-450GB/s' is out of range"),
+        ('"450GB/s"', '"450gb/s"', "inside.bandwidth: '450gb/s' is in 'gb/s', which does not fit. Write"),
+        ('"450GB/s"', '"12us"', "inside.bandwidth: '12us' is in 'us', which does not fit."),
+        ('"450GB/s"', '"fast"', "inside.bandwidth: 'fast' is not a number with a unit."),
+        ('"450GB/s"', '"0GB/s"', "inside.bandwidth: '0GB/s' is out of range: it is finite and above 0."),
+        ('"450GB/s"', '"1e999GB/s"', "inside.bandwidth: '1e999GB/s' is out of range"),
+        ('"500ns"', "12", 'across.latency: 12 has no unit. Write "12us".'),
+        ('"H100"', '"H1000"', "device is unknown: no device is named 'H1000'; known are H100, H200, A100"),
+        ("ranks_per_node = 8", "ranks_per_node = 0", "ranks_per_node: expected int >= 1."),
+        ("ranks_per_node = 8", "ranks_per_node = true", "ranks_per_node: expected int, got bool."),
+        ("ranks_per_node = 8", "", "object missing required field ranks_per_node."),
+        ("ranks_per_node", "rank_per_node = 8\nranks_per_node", "rank_per_node. Did you mean 'ranks_per_node'?"),
+        ("rails = 2", "rails = 3", "across.rails is 3, but a node has 4 cards"),
+        (
+            '"nvswitch"',
+            '"ethernet"',
+            "inside.fabric: invalid enum value 'ethernet'. It is one of '",
+        ),
+        ('"hopper"', '""', 'library is "nccl", whose times depend on the generation of the GPU: give'),
+        ("[8, 8]", "[8]", "mesh has 2 names and 1 sizes"),
+        ("[8, 8]", "[8, -8]", "mesh.sizes[1]: expected int >= 1."),
+        ('"tp"]', '"dp"]', "mesh.names are dp, dp: each dimension has a name of its own."),
+        ("[mesh]", "[contention.slowdown]\nany = 0.5\n[mesh]", "contention.slowdown of '' is 0.5: it is finite and 1"),
+        ("[mesh]", '[[in_flight]]\nkind = "all_gather"\n[mesh]', "delete each [[in_flight]]."),
+        ("[mesh]", '[[slowdown]]\nkind = "all_gather"\n[mesh]', "delete each [[slowdown]]."),
+    ],
+)
+def test_mistakes_name_the_place_and_the_remedy(old: str, new: str, said: str) -> None:
+    assert GOOD.count(old) == 1
+    with pytest.raises(CostError, match=f"^mine.toml: .*{re.escape(said)}"):
+        parse_cluster(GOOD.replace(old, new), "mine.toml")
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(CostError) as error:
+        read_cluster("dgx-h1000")
+    assert str(error.value) == (
+        "dgx-h1000: is neither a file that can be read (No such file or directory) nor the name of a cluster that is "
+        "shipped: dgx-a100, dgx-b200, dgx-h100, dgx-h200, gloo, mi300x, pcie-box."
+    )
+    (tmp_path / "a.toml").write_text("name = ")
+    with pytest.raises(CostError, match=r"a\.toml: is not TOML: Invalid value"):
+        read_cluster(tmp_path / "a.toml")
+    (tmp_path / "b.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(CostError, match=r"is not text\. A cluster file is TOML in UTF-8\."):
+        read_cluster(tmp_path / "b.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("\nx = " + "9" * 5000, "an integer has more than 64 bits (at line 2)"),
+        ("x = 0x" + "f" * 5000, "'x' is an integer of more than 64 bits"),
+        ("x = [1, [9223372036854775808]]", "'x' is an integer of more than 64 bits"),
+        ("\n\n" + ".".join("a" * 4000) + " = 1", "a key has more than 32 parts (at line 3)"),
+        ("[ " + " . ".join(["'a'"] * 4000) + " ]", "a key has more than 32 parts (at line 1)"),
+        ("x = { " + ".".join([r'"\""'] * 4000) + " = 1 }", "a key has more than 32 parts (at line 1)"),
+        ("x" + ".a" * 32 + " = 1", "a key has more than 32 parts (at line 1)"),
+        ("x" + ".a" * 20 + " = { b" + ".c" * 20 + " = 1 }", "'c' nests more than 32 deep"),
+        ("x = " + "[" * 100 + "]" * 100, "'x' nests more than 32 deep"),
+        ("x = " + "[" * 5000 + "]" * 5000, "a value nests more than 32 deep"),
+    ],
+)
+def test_what_is_too_large_for_toml(text: str, said: str) -> None:
+    tracemalloc.start()
+    with pytest.raises(CostError) as error:
+        parse_cluster(text, "mine.toml")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert str(error.value) == f"mine.toml: is not TOML: {said}."
+    assert most < 4 * 2**20
+
+
+def test_what_is_just_small_enough_for_toml() -> None:
+    text = f"""
+        x{".a" * 31} = {2**63 - 1}
+        y = [{-(2**63)}, 1e300, true, "{"1234567890" * 500}"]  # {"z, " * 40}
+        z = "{"../" * 40}"
+        us = [{"1.5, " * 40}]
+    """
+    assert {"x", "y", "us"} < set(parse_toml(text))
+
+
+def test_contention_follows_from_placement() -> None:
+    cluster = read_cluster("dgx-h100")
+    groups = {"fsdp": Group(8, False, 8), "dp": Group(64, False, 8), "tp": Group(8, True), "one": Group(1, True)}
+    contention = contention_of(cluster, groups)
+    assert contention.slowdown == {"": 1.189}
+    assert contention.links == {"fsdp": "across nodes", "dp": "across nodes"}
+
+
+KERNELS = (
+    KernelTime("aten.mm.default", "large", 2 * 10**12, 10**9, 4000.0),
+    KernelTime("aten.mm.default", "small", 10**9, 10**6, 10.0),
+    KernelTime(COPY, "small", 0, 10**4, 3.0),
+    KernelTime(COPY, "in cache", 0, 10**7, 1.0),
+    KernelTime(COPY, "large", 0, 10**9, 500.0),
+)
+GATHERS = (
+    CollectiveTime("all_gather", 8, 1, 8_000, 20.0, 5.0),
+    CollectiveTime("all_gather", 8, 1, 80_008_000, 220.0, 5.0),
+    CollectiveTime("all_gather", 2, 1, 8_000, 5.0, 5.0),
+    CollectiveTime("all_reduce", 8, 1, 8_000, 7.0, 5.0),
+)
+ACROSS = (
+    CollectiveTime("all_gather", 16, 2, 16_000, 60.0, 5.0),
+    CollectiveTime("all_gather", 16, 2, 16_016_000, 360.0, 5.0),
+)
+TABLES = Tables(GATHERS, KERNELS)
+
+
+def test_rates_are_the_best_that_was_measured():
+    cluster = cluster_from_tables("NVIDIA H100 80GB HBM3", 8, TABLES, "today")
+    device = cluster.device
+    assert (cluster.name, cluster.source, cluster.ranks_per_node) == ("measured-nvidia-h100-80gb-hbm3", "today", 8)
+    assert device.flops_per_s == 5e14  # of the large one
+    assert device.bytes_per_s == 2e12  # of the largest: smaller ones stay in caches
+    assert device.kernel_us == 1.0
+    assert cluster.inside == IntraNodeLink("nvlink", 350e9, 20.0, "measured")  # 80 MB * 7/8 in 200 us, of most ranks
+    assert cluster.across is None
+    assert (cluster.library, cluster.tables) == ("formula", TABLES)
+
+
+def test_links_across_nodes():
+    cluster = cluster_from_tables("GPU", 8, Tables((*GATHERS, *ACROSS), KERNELS), "")
+    assert cluster.across == Across(8 * 50e9, 1, 60.0, source="measured, all cards of a node together")
+    assert cluster.across_bytes_per_s == 50e9  # 16 MB * 15/16 in 300 us
+
+
+def test_a_slow_link_of_a_gpu_is_pcie_and_of_a_cpu_memory():
+    slow = Tables((GATHERS[0], GATHERS[1]._replace(time_us=2020.0)))
+    assert cluster_from_tables("GPU", 8, slow, "").inside.fabric == "pcie"
+    assert cluster_from_tables("cpu", 8, slow, "").inside.fabric == "memory"
+
+
+def test_what_was_not_measured_is_that_of_a_published_device():
+    for name, basis in (("cpu", XEON_8480), ("GPU", H100)):
+        cluster = cluster_from_tables(name, 1, Tables(), "")
+        assert cluster.device == basis._replace(name=name, memory_bytes=0)
+        assert cluster.inside.source == "not measured: that of memory"
+    one_size = cluster_from_tables("GPU", 8, Tables(GATHERS[:1]), "")
+    assert one_size.inside.bytes_per_s == H100.peak_bytes_per_s
+
+
+def test_a_file_gives_the_same_cluster_again():
+    cluster = cluster_from_tables("cpu", 8, Tables((*GATHERS, *ACROSS), KERNELS), "today")
+    assert parse_cluster(cluster_text(cluster), "x") == cluster
+
+
+def test_the_model_of_a_measured_file_knows_launches_on_a_cpu_alone():
+    gather = Collective("all_gather_into_tensor", 8_000, Group(8, True))
+    for device, launch_us in (("cpu", 5.0), ("GPU", 0.0)):
+        model = model_of(cluster_from_tables(device, 8, TABLES, ""))
+        assert isinstance(model, TableModel)
+        assert model.launch_us(gather) == launch_us
+        assert model.finish_us(gather) == 0.0  # not measured
+        assert model.collective_price(gather) == Price(20.0 - launch_us, "table")  # a launch has a node of its own
+        assert model.collective_price(gather._replace(op="broadcast")).source == "roofline"
+
+
+MESH = (MeshDimension("pp", 2), MeshDimension("fsdp", 8), MeshDimension("tp", 8))
+INSIDE, SPREAD = Group(8, True), Group(8, False, 8)
+
+
+def groups(facts: dict[str, Facts], on: Nodes) -> dict[str, Group]:
+    return {name: placement.group for name, placement in place(facts, on).items()}
+
+
+def test_ranks_decide_never_the_size() -> None:
+    known = {
+        "near": Facts(8, tuple(range(8, 16))),
+        "far": Facts(8, tuple(range(0, 64, 8))),
+        "across the edge": Facts(2, (7, 8)),
+        "pairs": Facts(4, (0, 1, 8, 9)),
+    }
+    placed = place(known, Nodes(8))
+    assert {name: one.group for name, one in placed.items()} == {
+        "near": INSIDE,
+        "far": SPREAD,
+        "across the edge": Group(2, False, 2),
+        "pairs": Group(4, False, 2),
+    }
+    assert not any(one.assumed for one in placed.values())
+
+
+def test_the_mesh_places_what_has_a_size_of_its_own() -> None:
+    placed = place({"0": Facts(128), "1": Facts(64), "2": Facts(2)}, Nodes(8, mesh=MESH))
+    assert [one.group for one in placed.values()] == [Group(128, False, 16), Group(64, False, 8), Group(2, False, 2)]
+    assert not any(one.assumed for one in placed.values())
+
+
+def test_of_two_dimensions_alike_the_sharding_group_is_the_outer_one() -> None:
+    placed = place({"a": Facts(8, shards=True), "b": Facts(8)}, Nodes(8, mesh=MESH))
+    assert [one.group for one in placed.values()] == [SPREAD, INSIDE]
+    assert placed["a"].assumed == (
+        "process group 'a' (8 ranks) may be fsdp or tp of the mesh: taken as fsdp, on 8 nodes, 1 rank on each; say "
+        "otherwise with --group a=DIMENSION"
+    )
+
+
+def test_tensor_parallel_fills_the_node_so_fsdp_crosses_it() -> None:
+    placed = place({"0": Facts(8, shards=True), "1": Facts(8)}, Nodes(8))
+    assert [one.group for one in placed.values()] == [SPREAD, INSIDE]
+    assert placed["0"].assumed == (
+        "process group '0' (8 ranks): its ranks are not known, assumed on 8 nodes, 1 rank on each (groups inside it "
+        "take 8 neighbouring ranks); say otherwise with --group 0=RANK,RANK,... or --mesh NAME=SIZE,..."
+    )
+
+
+def test_as_large_as_the_others_together_is_all_of_them() -> None:
+    facts = {"0": Facts(64, shards=True), "513": Facts(8, shards=True), "521": Facts(8)}
+    assert groups(facts, Nodes(8)) == {"0": Group(64, False, 8), "513": SPREAD, "521": INSIDE}
+    assert groups({"0": Facts(64, shards=True), "1": Facts(8)}, Nodes(8))["0"] == Group(64, False, 64)
+    assert groups({"0": Facts(4, shards=True), "1": Facts(2)}, Nodes(8))["0"] == Group(4, True)
+    assert groups({"0": Facts(4, shards=True), "1": Facts(4)}, Nodes(8))["0"] == Group(4, False, 2)
+
+
+def test_groups_that_do_not_fit() -> None:
+    with pytest.raises(CostError) as error:
+        place({"dp": Facts(64)}, Nodes(8, single=True))
+    assert str(error.value) == (
+        "process group 'dp' has 64 ranks, but the cluster is one node of 8. Choose a cluster with several (--cluster), "
+        "or give [across] in its file."
+    )
+    with pytest.raises(CostError) as error:
+        place({"dp": Facts(5)}, Nodes(8, mesh=MESH))
+    assert str(error.value) == (
+        "process group 'dp' has 5 ranks, but no dimension of the mesh pp=2, fsdp=8, tp=8, nor neighbours together, has "
+        "as many. Correct --mesh, or give its ranks: --group dp=RANK,RANK,..."
+    )
+    with pytest.raises(CostError) as error:
+        place({"dp": Facts(2, (0, 128))}, Nodes(8, mesh=MESH))
+    assert str(error.value) == (
+        "process group 'dp' has rank 128, but the mesh has ranks 0 to 127. Correct --group or the mesh."
+    )
+    with pytest.raises(CostError, match="has rank 9, but the cluster is one node of ranks 0 to 7"):
+        place({"dp": Facts(2, (0, 9))}, Nodes(8, single=True))
+
+
+def test_ranks_along_a_mesh() -> None:
+    assert ranks_along(MESH, "tp") == tuple(range(8))
+    assert ranks_along(MESH, "fsdp") == tuple(range(0, 64, 8))
+    assert ranks_along(MESH, "pp+fsdp") == tuple(range(0, 128, 8))
+    with pytest.raises(CostError) as error:
+        ranks_along(MESH, "ep")
+    assert str(error.value) == (
+        "the mesh is pp=2, fsdp=8, tp=8: it has no 'ep'. Name a dimension, or neighbours joined by +, outermost first."
+    )
+
+
+def test_what_gathers_parameters_and_reduces_gradients_shards() -> None:
+    def graph(casts: int) -> list[DataflowNode]:
+        steps = [DataflowNode((), False)]
+        steps += [DataflowNode((k,), True) for k in range(casts)]
+        steps.append(DataflowNode((casts,), True, "all_gather_into_tensor", "fsdp"))
+        steps.append(DataflowNode((len(steps) - 1,), True))
+        steps.append(DataflowNode((len(steps) - 1,), True, "all_reduce", "tp"))
+        steps += [DataflowNode((len(steps) - 1 + k,), True) for k in range(SHORT + 1)]
+        steps.append(DataflowNode((len(steps) - 1,), True, "reduce_scatter_tensor", "fsdp"))
+        steps.append(DataflowNode((len(steps) - 1,), False))
+        return steps
+
+    assert sharding_groups(graph(1)) == {"fsdp"}
+    assert sharding_groups(graph(SHORT + 1)) == {"fsdp"}  # half of them: the reduce_scatter
+    both = [*graph(SHORT + 1)[:-2]]
+    assert sharding_groups(both) == set()

@@ -1,0 +1,368 @@
+"""What collectives take: by NCCL, and as measured."""
+
+import math
+import warnings
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlap_sched.cost import H100, Collective, Compute, Price, Roofline
+from overlap_sched.cost.cluster import read_cluster
+from overlap_sched.cost.collectives import ClusterModel, nccl_us, setting, ways
+from overlap_sched.cost.table import (
+    COPY,
+    CollectiveTime,
+    KernelTime,
+    TableModel,
+    Tables,
+    curve_of,
+    kind_of,
+)
+from overlap_sched.errors import CostError, OverlapSchedWarning
+from overlap_sched.problem import Group
+
+DGX_H100 = read_cluster("dgx-h100")
+DGX_A100 = read_cluster("dgx-a100")
+
+# NCCL 2.27.5 on H100 nodes, NCCL_DEBUG_SUBSYS=TUNING: us and GB/s of LL, LL128, SIMPLE by (nodes, ranks per node).
+# meta-pytorch/autoparallel, a54c2529, autoparallel/cost_models/nccl_cost_model.py, _H100_AGRS_RING
+RING = {
+    (2, 1): ((11.6, 48.0), (22.5, 88.3), (22.4, 96.0)),
+    (2, 2): ((11.3, 52.0), (21.8, 117.8), (29.2, 128.0)),
+    (2, 8): ((23.3, 41.6), (44.6, 313.2), (70.0, 409.6)),
+    (4, 4): ((26.7, 21.8), (48.8, 188.4), (91.2, 204.8)),
+    (8, 1): ((41.6, 23.3), (73.5, 50.5), (106.4, 54.9)),
+    (8, 8): ((81.5, 20.7), (148.4, 298.3), (296.8, 390.1)),
+    (16, 8): ((159.1, 20.6), (286.8, 295.9), (599.2, 387.0)),
+    (32, 2): ((122.3, 20.7), (198.8, 89.7), (551.2, 97.5)),
+    (32, 8): ((314.3, 20.5), (563.6, 294.8), (1204.0, 385.5)),
+}
+# the same, _H100_AR_TREE and _H100_AR_NVLS_TREE
+TREE = {
+    (2, 1): ((16.8, 9.3), (31.0, 31.2), (36.4, 35.2)),
+    (2, 8): ((25.2, 16.6), (48.5, 124.8), (92.4, 140.8)),
+    (4, 8): ((35.2, 8.7), (65.5, 98.6), (120.4, 122.4)),
+    (8, 1): ((36.8, 4.9), (65.0, 17.6), (92.4, 18.8)),
+    (8, 8): ((45.2, 8.7), (82.5, 98.6), (148.4, 122.4)),
+    (32, 8): ((65.2, 8.7), (116.5, 98.6), (204.4, 122.4)),
+}
+NVLS_TREE = {(2, 4): (53.0, 160.0), (2, 8): (53.0, 266.7), (8, 4): (109.0, 80.0), (32, 8): (165.0, 160.0)}
+# the same, _NVSWITCH_LAT_POINTS and _NVSWITCH_BW_POINTS: nccl-tests on one node, by ranks
+ONE_NODE = {
+    "all_gather": {2: (8.0, 537.0), 4: (17.0, 434.0), 8: (30.0, 394.0)},
+    "all_reduce": {2: (10.0, 324.0), 4: (15.0, 236.0), 8: (31.0, 267.0)},
+}
+# all_reduce_perf, us by (nodes, ranks, bytes): 16 H100 on InfiniBand (skypilot-org/skypilot, examples/nebius), 8 H100
+# (an nccl-tests report of one and two H100 nodes, file 69758259407 of the index) and 8 H200 (Azure ND H200 v5, file
+# 19124581599), out of place
+MEASURED = {
+    (2, 16, 2**29): 2432.7,
+    (2, 16, 2**30): 4523.3,
+    (2, 16, 2**33): 34468.0,
+    (1, 8, 2**27): 613.3,
+    (1, 8, 2**29): 2175.8,
+    (1, 8, 2**32): 15870.0,
+    (1, 8, 2**33): 31533.0,
+}
+
+# all_reduce_perf on 8 MI300X of one node, us, out of place: AMD, Understanding RCCL Bandwidth and xGMI Performance on
+# AMD Instinct MI300X, 2 March 2025 (ROCm/rocm-blogs, blogs/software-tools-optimization/mi300x-rccl-xgmi)
+RCCL = {
+    2**20: 27.42,
+    2**22: 51.72,
+    2**24: 148.8,
+    2**26: 429.1,
+    2**28: 1537.1,
+    2**30: 5970.6,
+    2**33: 47278.0,
+}
+
+
+def logged(kind: str, nodes: int, per_node: int, algorithm: str) -> list[tuple[float, float]]:
+    return [
+        (way.latency_us, way.bytes_per_s / 1e9)
+        for way in ways(kind, setting(DGX_H100, nodes * per_node, nodes))
+        if way.algorithm == algorithm
+    ]
+
+
+@pytest.mark.parametrize(("nodes", "per_node"), RING)
+def test_rings_across_nodes_are_those_of_nccl(nodes: int, per_node: int) -> None:
+    found = logged("reduce_scatter", nodes, per_node, "ring")
+    for (us, rate), (us_logged, rate_logged) in zip(found, RING[nodes, per_node], strict=True):
+        assert us == pytest.approx(us_logged, abs=0.06)
+        assert rate == pytest.approx(rate_logged, rel=0.04)
+
+
+@pytest.mark.parametrize(("nodes", "per_node"), TREE)
+def test_trees_are_those_of_nccl(nodes: int, per_node: int) -> None:
+    found = logged("all_reduce", nodes, per_node, "tree")
+    for (us, rate), (us_logged, rate_logged) in zip(found, TREE[nodes, per_node], strict=True):
+        assert us == pytest.approx(us_logged, abs=0.06)
+        assert rate == pytest.approx(rate_logged, rel=0.08)
+
+
+@pytest.mark.parametrize(("nodes", "per_node"), NVLS_TREE)
+def test_nvls_trees_are_those_of_nccl(nodes: int, per_node: int) -> None:
+    ((us, rate),) = logged("all_reduce", nodes, per_node, "nvls-tree")
+    assert (us, rate) == pytest.approx(NVLS_TREE[nodes, per_node], rel=0.01)
+
+
+@pytest.mark.parametrize("kind", ONE_NODE)
+def test_one_node_is_within_a_quarter_of_what_was_measured(kind: str) -> None:
+    worst = max(
+        (abs(sum(nccl_us(kind, size, setting(DGX_H100, ranks, 1))[1:]) / (us + size / rate / 1e3) - 1), ranks, size)
+        for ranks, (us, rate) in ONE_NODE[kind].items()
+        for size in (2**k for k in range(20, 33))
+    )
+    assert worst[0] <= 0.25, worst
+
+
+@pytest.mark.parametrize(("nodes", "ranks", "size"), MEASURED)
+def test_all_reduces_that_others_have_measured(nodes: int, ranks: int, size: int) -> None:
+    us = sum(nccl_us("all_reduce", size, setting(DGX_H100, ranks, nodes))[1:])
+    assert us == pytest.approx(MEASURED[nodes, ranks, size], rel=0.25)
+
+
+@pytest.mark.parametrize("size", RCCL)
+def test_the_formula_of_mi300x_against_what_amd_has_measured(size: int) -> None:
+    us = ClusterModel(read_cluster("mi300x")).collective_us(Collective("all_reduce", size, Group(8, True)))
+    assert us == pytest.approx(RCCL[size], rel=0.21)
+
+
+def test_small_ones_go_by_ll_and_large_ones_by_bandwidth() -> None:
+    there = setting(DGX_A100, 64, 8)
+    taken = [nccl_us("all_gather", size, there)[0].protocol for size in (2**10, 2**24, 2**34)]
+    assert taken == ["LL", "LL128", "SIMPLE"]
+    assert nccl_us("all_reduce", 2**10, there)[0].algorithm == "tree"
+    assert nccl_us("all_reduce", 2**34, there)[0].algorithm == "ring"
+
+
+def test_pcie_has_no_ll128_inside_a_node() -> None:
+    pcie = read_cluster("pcie-box")
+    assert [way.protocol for way in ways("all_gather", setting(pcie, 8, 1))] == ["LL", "SIMPLE"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["all_gather", "reduce_scatter", "all_reduce", "all_to_all_single", "broadcast", "isend"]
+)
+def test_more_bytes_take_longer_and_crossing_nodes_too(kind: str) -> None:
+    for cluster in (DGX_A100, DGX_H100):
+        model = ClusterModel(cluster)
+        for group in (Group(8, True), Group(8, False, 8), Group(64, False, 8)):
+            times = [model.collective_us(Collective(kind, size, group)) for size in (2**20, 2**25, 2**30)]
+            assert times == sorted(times)
+        inside, across = (model.collective_us(Collective(kind, 2**28, g)) for g in (Group(8, True), Group(8, False, 8)))
+        assert inside < across
+
+
+def test_where_a_price_comes_from() -> None:
+    model = ClusterModel(DGX_H100)
+    assert model.collective_price(Collective("all_gather_into_tensor", 2**30, Group(8, True)))[1:] == (
+        "nccl",
+        "bandwidth",
+        "",
+    )
+    assert model.collective_price(Collective("all_reduce", 8, Group(64, False)))[1:] == ("nccl", "latency", "")
+    assert model.collective_us(Collective("all_reduce", 8, Group(1, True))) == 0.0
+    gloo = ClusterModel(read_cluster("gloo"))
+    assert gloo.collective_price(Collective("all_reduce", 2**21, Group(2, True)))[:2] == (200 + 2**21 / 2e3, "roofline")
+
+
+def test_rings_fill_with_size_as_measured() -> None:
+    """1 MiB per rank: 0.68 of the rate that NCCL logs (autoparallel, _TABLE_RING_FULL_MESH_RAMP), by LL128."""
+    us = sum(nccl_us("all_gather", 2**26, setting(DGX_H100, 64, 8))[1:])
+    assert us == pytest.approx(148.4 + 2**26 / (0.68 * 298.3e3), rel=0.01)
+
+
+def test_a_long_ring_of_all_reduce_has_a_plateau() -> None:
+    (ring,) = [
+        w for w in ways("all_reduce", setting(DGX_H100, 64, 8)) if (w.algorithm, w.protocol) == ("ring", "SIMPLE")
+    ]
+    assert ring.time_us(2**30, 64)[0] == pytest.approx(1.4 * ring.time_us(2**14, 64)[0])
+
+
+def test_all_to_all_goes_through_each_ranks_own_card() -> None:
+    """As autoparallel's fit: 60 us on 8 nodes, seven eighths of the bytes, 1 - 0.44 / 8 of 50 GB/s."""
+    us = sum(nccl_us("all_to_all_single", 2**30, setting(DGX_H100, 64, 8))[1:])
+    assert us == pytest.approx(60 + 2**30 * 0.875 / (50e3 * (1 - 0.44 / 8)), rel=1e-6)
+
+
+def test_cards_that_are_shared_are_slower() -> None:
+    cluster = replace(DGX_H100, across=replace(DGX_H100.across, cards_per_node=2, rails=2))
+    own, shared = (sum(nccl_us("all_gather", 2**30, setting(c, 8, 8))[1:]) for c in (DGX_H100, cluster))
+    assert 3 < shared / own < 4
+
+
+PAIR, ACROSS = Group(2, True), Group(2, False)
+GATHERS = (
+    CollectiveTime("all_gather", 2, 1, 1000, 10.0, 4.0),
+    CollectiveTime("all_gather", 2, 1, 100000, 90.0, 9.0),
+    CollectiveTime("all_gather", 2, 4, 1000, 40.0, 4.0),
+    CollectiveTime("all_gather", 2, 2, 1000, 20.0, 4.0),
+)
+MATMULS = (
+    KernelTime("aten.mm.default", "a", 10**12, 10**9, 3000.0),
+    KernelTime("aten.mm.default", "b", 10**10, 10**7, 40.0),
+)
+COPIES = (KernelTime(COPY, "c", 0, 10**6, 2.0), KernelTime(COPY, "d", 0, 10**8, 200.0))
+TABLES = Tables(GATHERS, (*MATMULS, *COPIES))
+
+
+def test_between_two_points_logarithms_are_interpolated():
+    curve = curve_of([(100, 10.0), (10000, 1000.0)])
+    assert curve.at(1000) == pytest.approx(100.0)  # the middle of both, on both axes
+    assert curve.at(100) == 10.0
+    assert curve.at(10000) == 1000.0
+    assert curve_of([(1, 2.0), (4, 4.0)]).at(2) == pytest.approx(2 * math.sqrt(2))
+
+
+def test_beyond_the_ends():
+    curve = curve_of([(100, 10.0), (200, 12.0)])
+    assert curve.at(1) == 10.0  # latency
+    assert curve.at(0) == 10.0
+    assert curve.at(2000) == pytest.approx(120.0)  # bandwidth
+    assert [curve.covers(size) for size in (99, 100, 150, 200, 201)] == [False, True, True, True, False]
+
+
+def test_what_falls_is_averaged_with_its_neighbour():
+    curve = curve_of([(1, 1.0), (2, 8.0), (3, 2.0), (4, 16.0)])
+    assert curve.times_us == pytest.approx((1.0, 4.0, 4.0, 16.0))
+    assert curve_of([(3, 1.0), (2, 10.0), (1, 100.0)]).times_us == pytest.approx((10.0, 10.0, 10.0))
+    assert curve_of([(5, 4.0), (5, 9.0)]).times_us == pytest.approx((6.0,))  # two of one size
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**12), st.floats(1e-3, 1e9)), min_size=1), st.data())
+def test_a_larger_size_never_takes_less(points, data):
+    curve = curve_of(points)
+    small, large = sorted(data.draw(st.tuples(st.integers(0, 10**13), st.integers(0, 10**13))))
+    assert curve.at(small) <= curve.at(large) * (1 + 1e-9)
+    times = [time_us for _, time_us in points]
+    assert min(times) * (1 - 1e-9) <= curve.times_us[0] <= curve.times_us[-1] <= max(times) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("point", [(0, 1.0), (-1, 1.0), (1, 0.0), (1, -1.0), (1, math.inf), (1, math.nan)])
+def test_points_that_are_none(point):
+    with pytest.raises(CostError) as error:
+        curve_of([point])
+    assert str(error.value) == f"a measured size of {point[0]} took {point[1]} us; both are finite and above 0."
+
+
+def test_a_curve_of_nothing():
+    with pytest.raises(CostError, match=r"^a curve needs one measured point at least\.$"):
+        curve_of([])
+
+
+def test_what_was_not_measured_lists_what_was():
+    with pytest.raises(CostError) as error:
+        TABLES.collective("all_to_all", 8, 1)
+    assert str(error.value) == (
+        "all_to_all of 8 ranks on 1 node was not measured; there is all_gather of 2 ranks on 1 node, all_gather of 2 "
+        "ranks on 2 nodes, all_gather of 2 ranks on 4 nodes. Calibrate with this group, or leave it to the formulas."
+    )
+    with pytest.raises(CostError, match="there is no collective at all"):
+        Tables().launch("all_gather", 2, 1)
+    with pytest.raises(CostError) as error:
+        TABLES.kernel("aten.bmm.default")
+    assert str(error.value) == (
+        "operator 'aten.bmm.default' was not measured; there is aten.clone.default, aten.mm.default. "
+        "Calibrate with a graph that has it."
+    )
+    with pytest.raises(CostError, match="there is no operator at all"):
+        Tables().kernel("x")
+    assert TABLES.kernel(COPY) == COPIES
+
+
+@pytest.mark.parametrize(
+    ("op", "kind"),
+    [
+        ("all_gather_into_tensor_coalesced", "all_gather"),
+        ("reduce_scatter_tensor", "reduce_scatter"),
+        ("all_reduce_", "all_reduce"),
+        ("allreduce_", "all_reduce"),
+        ("all_to_all_single", "all_to_all"),
+        ("broadcast", ""),
+        ("isend", ""),
+    ],
+)
+def test_the_kind_of_an_operator(op, kind):
+    assert kind_of(op) == kind
+
+
+def test_a_collective_is_looked_up_by_kind_ranks_and_nodes():
+    model = TableModel(TABLES)
+    gather = Collective("all_gather_into_tensor", 10000, PAIR)
+    assert model.collective_price(gather) == Price(pytest.approx(30.0), "table")
+    assert model.collective_us(gather) == model.collective_price(gather).time_us
+    with pytest.warns(OverlapSchedWarning):
+        assert model.collective_us(Collective("all_gather_into_tensor", 999, ACROSS)) == 20.0  # fewest nodes above 1
+    fresh = TableModel(TABLES)
+    with pytest.warns(OverlapSchedWarning):
+        assert fresh.collective_us(Collective("all_gather_into_tensor", 999, Group(2, False, 4))) == 40.0
+    for other in (Collective("broadcast", 10, PAIR), Collective("all_gather_into_tensor", 10, Group(4, True))):
+        assert model.collective_price(other) == Roofline().collective_price(other)
+    assert model.launch_us(gather) == 0.0  # a GPU's stream does not wait for the host
+    host = TableModel(TABLES, on_host=True)
+    assert host.launch_us(gather) == pytest.approx(6.0)
+    assert host.launch_us(Collective("all_reduce", 10, PAIR)) == 0.0
+
+
+def test_a_kernel_that_was_measured():
+    model = TableModel(TABLES)
+    assert model.compute_price(Compute("aten.mm.default", 10**12, 10**9)) == Price(pytest.approx(3000.0), "table")
+    assert model.compute_us(Compute("aten.mm.default", 10**10, 10**7)) == pytest.approx(40.0)
+    odd = Tables(
+        kernels=(MATMULS[0]._replace(time_us=10.0), MATMULS[1])
+    )  # the curve never falls, what was measured may
+    assert TableModel(odd).compute_us(Compute("aten.mm.default", 10**12, 10**9)) == 10.0
+    twice = Tables(kernels=(*MATMULS, MATMULS[0]._replace(shapes="transposed", time_us=12000.0)))
+    assert TableModel(twice).compute_us(Compute("aten.mm.default", 10**12, 10**9)) == pytest.approx(6000.0)
+
+
+def test_a_shape_in_between_is_found_by_the_time_of_the_formulas():
+    model = TableModel(TABLES)
+    between = Compute("aten.mm.default", 10**11, 10**8)
+    small, asked, large = (Roofline().compute_us(Compute("x", 10**k, 10 ** (k - 3))) for k in (10, 11, 12))
+    part = math.log(asked / small) / math.log(large / small)
+    assert model.compute_price(between) == Price(pytest.approx(40.0 * 75.0**part), "table")
+
+
+def test_kernels_without_products_cost_what_copies_cost():
+    model = TableModel(TABLES)
+    assert model.compute_price(Compute("aten.add.Tensor", 0, 10**7)) == Price(pytest.approx(20.0), "table")
+    assert model.compute_price(Compute("aten.view.default", 0, 0)) == Price(0.0, "free")
+    bmm = Compute("aten.bmm.default", 10**10, 10**7)
+    assert model.compute_price(bmm) == Roofline().compute_price(bmm)
+    add = Compute("aten.add.Tensor", 0, 10**7)
+    assert TableModel(Tables(GATHERS), Roofline(H100)).compute_price(add) == Roofline().compute_price(add)
+
+
+def test_beyond_what_was_measured_there_is_one_warning():
+    model = TableModel(TABLES)
+    with pytest.warns(OverlapSchedWarning) as said:
+        assert model.collective_us(Collective("all_gather_into_tensor", 200000, PAIR)) == pytest.approx(180.0)
+    assert [str(one.message) for one in said] == [
+        "all_gather of 2 ranks on 1 node is asked for beyond the sizes that were measured: its time is extrapolated. "
+        "Calibrate with this graph (--graph)."
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.collective_us(Collective("all_gather_into_tensor", 400000, PAIR))
+        model.collective_us(Collective("all_gather_into_tensor", 100000, PAIR))
+    assert model.beyond == {"all_gather of 2 ranks on 1 node": 2}
+    small = Compute("aten.mm.default", 10**9, 10**6)
+    ratio = Roofline().compute_us(small) / Roofline().compute_us(Compute("x", 10**10, 10**7))
+    with pytest.warns(OverlapSchedWarning, match=r"^aten\.mm\.default is asked for beyond"):
+        assert model.compute_us(small) == pytest.approx(40.0 * ratio)  # in proportion, not as long as the smallest
+    with pytest.warns(OverlapSchedWarning, match=r"^a copy is asked for beyond"):
+        assert model.compute_us(Compute("aten.add.Tensor", 0, 10)) == 2.0
+
+
+def test_the_model_has_one_key_whatever_it_was_asked():
+    model, other = TableModel(TABLES), TableModel(TABLES)
+    with pytest.warns(OverlapSchedWarning):
+        model.compute_us(Compute("aten.add.Tensor", 0, 10))
+    assert model == other
+    assert repr(model) == repr(other)

@@ -1,0 +1,146 @@
+"""Prices, the roofline, and steps that are too long or too short."""
+
+import subprocess
+import sys
+
+import pytest
+
+from overlap_sched import cost
+from overlap_sched.cost import FREE, Collective, Compute, Device, ExplainingModel, Pricer, Roofline
+from overlap_sched.cost.model import Price
+from overlap_sched.cost.plausible import question_step
+from overlap_sched.errors import OptionsError
+from overlap_sched.problem import Group, Kind, Node, Problem
+
+SLOW = Device("slow", peak_flops_per_s=1e9, peak_bytes_per_s=1e9, flops_efficiency=1, bytes_efficiency=1)
+
+
+class Flat:
+    """A user's model that knows times only."""
+
+    def compute_us(self, work: Compute) -> float:
+        return 7.0
+
+    def collective_us(self, work: Collective) -> float:
+        return 70.0
+
+
+class Halved(Roofline):
+    """A user's model that changes some times of ours: what it inherits explains the others."""
+
+    def compute_us(self, work: Compute) -> float:
+        return 1.0 if work.op == "mine" else super().compute_us(work)
+
+
+@pytest.mark.parametrize(
+    ("flops", "nbytes", "price"),
+    [
+        (10_000, 2_000, Price(10.0, "roofline", "flops")),
+        (1_000, 5_000, Price(5.0, "roofline", "bytes")),
+        (1_000, 1_500, Price(2.0, "roofline", "kernel")),
+        (0, 0, FREE),
+    ],
+)
+def test_what_bounds_compute(flops: int, nbytes: int, price: Price) -> None:
+    model = Roofline(SLOW)
+    assert Pricer(model).compute(Compute("op", flops, nbytes)) == price
+    assert model.compute_us(Compute("op", flops, nbytes)) == price.time_us
+
+
+@pytest.mark.parametrize(("nbytes", "bound"), [(1000, "latency"), (10**9, "bandwidth")])
+def test_what_bounds_a_collective(nbytes: int, bound: str) -> None:
+    work = Collective("all_gather_into_tensor", nbytes, Group(8, True))
+    price = Pricer(Roofline()).collective(work)
+    assert price == Price(Roofline().collective_us(work), "roofline", bound)
+
+
+def test_a_model_that_only_knows_times_is_the_users() -> None:
+    assert not isinstance(Flat(), ExplainingModel)
+    assert Pricer(Flat()).compute(Compute("op", 1, 1)) == Price(7.0, "user")
+    assert Pricer(Flat()).collective(Collective("all_reduce", 1, Group(2, True))) == Price(70.0, "user")
+
+
+def test_an_inherited_explanation_of_another_time_is_not_used() -> None:
+    pricer = Pricer(Halved(SLOW))
+    assert pricer.compute(Compute("mine", 10_000, 0)) == Price(1.0, "user")
+    assert pricer.compute(Compute("other", 10_000, 0)) == Price(10.0, "roofline", "flops")
+
+
+# of real graphs: (op, flops, bytes, us)
+@pytest.mark.parametrize(
+    ("op", "flops", "nbytes", "us"),
+    [
+        ("aten.mm.default", 3435973836800, 2130706432, 5784.468),  # bound by arithmetic
+        ("aten.bmm.default", 201326592, 469958656, 175.358),  # bound by memory
+        ("aten.full.default", 0, 4, 2.0),  # bound by the launch
+        ("aten.view.default", 0, 0, 0.0),  # free
+        ("aten._scaled_dot_product_cudnn_attention.default", 274877906944, 67371024, 462.757),
+    ],
+)
+def test_compute(op: str, flops: int, nbytes: int, us: float) -> None:
+    assert round(cost.Roofline().compute_us(cost.Compute(op, flops, nbytes)), 3) == us
+
+
+@pytest.mark.parametrize(
+    ("op", "nbytes", "group", "us"),
+    [
+        ("all_gather_into_tensor", 419430400, Group(64, False), 2323.76),
+        ("reduce_scatter_tensor", 838860800, Group(64, False), 4617.52),
+        ("all_to_all_single", 201326592, Group(8, True), 488.11),
+        ("all_gather_into_tensor", 131334144, Group(8, False), 668.43),
+        ("all_reduce", 370000, Group(2, True), 13.0),  # 12 + 2 * 370000 / 2 / 370e9
+        ("all_reduce_", 370000, Group(2, True), 13.0),
+        ("all_reduce_coalesced", 370000, Group(2, True), 13.0),
+        ("broadcast", 370000, Group(2, True), 12.5),
+        ("all_gather_into_tensor", 10**9, Group(1, True), 12.0),  # alone: latency only
+    ],
+)
+def test_collective(op: str, nbytes: int, group: Group, us: float) -> None:
+    assert round(cost.Roofline().collective_us(cost.Collective(op, nbytes, group)), 3) == us
+
+
+def test_rates_of_the_default_device() -> None:
+    assert cost.H100.flops_per_s == 594e12
+    assert cost.H100.bytes_per_s == 2.68e12
+
+
+def test_another_device_changes_only_compute() -> None:
+    h100, a100 = cost.Roofline(), cost.Roofline(cost.A100)
+    matmul = cost.Compute("aten.mm.default", 10**12, 10**6)
+    gather = cost.Collective("all_gather_into_tensor", 10**9, Group(8, True))
+    assert a100.compute_us(matmul) / h100.compute_us(matmul) == pytest.approx(990 / 312)
+    assert a100.collective_us(gather) == h100.collective_us(gather)
+
+
+def test_devices_are_found_by_name() -> None:
+    assert [cost.device_named(device.name) for device in cost.DEVICES] == list(cost.DEVICES)
+    assert cost.device_named("h200") is cost.H200
+    assert cost.device_named("CPU") is cost.XEON_8480
+    with pytest.raises(OptionsError) as error:
+        cost.device_named("H300")
+    assert str(error.value) == (
+        "no device is named 'H300'; known are H100, H200, A100, RTX-3090, RTX-3090-TF32, Xeon-8480+ and cpu. "
+        "Or make your own: cost.Device(...)."
+    )
+
+
+def test_cost_never_imports_torch() -> None:
+    code = "import sys, overlap_sched.cost; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("us", "found"),
+    [(3600e6, None), (1.0, None), (0.0, None), (7.2e9, "2.0 hours"), (0.25, "250 ns"), (0.999, "999 ns")],
+)
+def test_steps_of_odd_lengths_are_asked_about(us: float, found: str | None) -> None:
+    problem = Problem("alone", (Node("mm", Kind.COMPUTE, time_us=us),), ())
+    expected = (
+        None
+        if found is None
+        else (
+            f"the original step takes {found}: are all times in microseconds, sizes in bytes, rates per second? "
+            "`overlap-sched explain --costs` lists the longest nodes and where their times come from"
+        )
+    )
+    assert question_step(problem) == expected

@@ -8,12 +8,17 @@ import torch
 
 from llama_repro.training.world import World
 from overlap_sched.cost import Device, Link, Network, Roofline
-from overlap_sched.cost.cluster import calibrated
+from overlap_sched.cost.cluster import cluster_from_tables
 from overlap_sched.cost.table import TableModel, Tables
-from overlap_sched.distributed.calibration.collectives import Division
-from overlap_sched.distributed.calibration.kernels import Grid, calls_in_grid
-from overlap_sched.distributed.calibration.machine import machine_on
-from overlap_sched.distributed.calibration.measuring import WantedCollective, Wishes, measure
+from overlap_sched.distributed.calibration import (
+    Division,
+    Grid,
+    WantedCollective,
+    Wishes,
+    calls_in_grid,
+    machine_on,
+    measure,
+)
 
 _GRID = Grid(
     ((64, 64, 64), (256, 256, 256), (512, 512, 512), (512, 2048, 512)),
@@ -31,7 +36,7 @@ def measured_model(world: World, dtype: torch.dtype) -> TableModel:
     ]
     wishes = Wishes(tuple(collectives), tuple(calls_in_grid(_GRID, dtype, world.device)))
     tables, _ = measure(machine_on(world.device), wishes, lambda text: None)
-    cluster = calibrated(world.device.type, world.size, tables, "")
+    cluster = cluster_from_tables(world.device.type, world.size, tables, "")
     link = Link(cluster.inside.latency_us, cluster.inside.bytes_per_s)
     return TableModel(tables, Roofline(cluster.device, Network(link, link)), on_host=world.device.type == "cpu")
 

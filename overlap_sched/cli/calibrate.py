@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from overlap_sched.cli.flags import Flag
 from overlap_sched.cli.input import Input, is_dump, load, torch_for
-from overlap_sched.cost.cluster import calibrated, cluster_text
+from overlap_sched.cost.cluster import cluster_from_tables, cluster_text
 from overlap_sched.errors import DumpGroupError
 from overlap_sched.problem.sizes import size_bytes
 from overlap_sched.report.files import write_file
 from overlap_sched.report.words.graph import calibration_text
 
 if TYPE_CHECKING:
-    from overlap_sched.distributed.calibration.machine import Machine
-    from overlap_sched.distributed.calibration.measuring import Wishes
+    from overlap_sched.distributed.calibration import Machine, Wishes
     from overlap_sched.fx import Lifted
     from overlap_sched.problem import Problem
 
@@ -67,13 +66,13 @@ def run(command: CalibrateCommand, tell: Callable[[str], object]) -> tuple[str |
     with torch_for("calibrate needs torch: pip install 'overlap_sched[torch]' ."):
         import torch
 
-        from overlap_sched.distributed.calibration import machine, measuring
-    with machine.joined(command.device) as here:
-        tables, failed = measuring.measure(here, wishes_of(command, here, tell), tell)
+        from overlap_sched.distributed.calibration import join_ranks, measure
+    with join_ranks(command.device) as here:
+        tables, failed = measure(here, wishes_of(command, here, tell), tell)
         if here.rank:
             return "", 0
         source = f"calibrate, {date.today()}, torch {torch.__version__}, {here.size} ranks"
-        cluster = calibrated(here.name, here.ranks_per_node, tables, source)
+        cluster = cluster_from_tables(here.name, here.ranks_per_node, tables, source)
         write_file(command.out, cluster_text(cluster).encode())
         return (calibration_text(tables, failed, command.out),), 0
 
@@ -82,25 +81,25 @@ def wishes_of(command: CalibrateCommand, here: "Machine", tell: Callable[[str], 
     """Return what is to be measured; the same on every rank."""
     import torch
 
-    from overlap_sched.distributed.calibration import collectives, kernels, measuring
+    from overlap_sched.distributed import calibration
 
-    divisions = [collectives.Division(*group) for group in command.group]
-    divisions = divisions or collectives.default_divisions(here.size, here.ranks_per_node)
+    divisions = [calibration.Division(*group) for group in command.group]
+    divisions = divisions or calibration.default_divisions(here.size, here.ranks_per_node)
     for division in divisions:
         division.groups(here.size)  # where it does not fit, now and not after minutes
-    calls: list[kernels.KernelCall] = []
-    more: list[measuring.WantedCollective] = []
+    calls: list[calibration.KernelCall] = []
+    more: list[calibration.WantedCollective] = []
     for path in command.graph:
         tell(f"reading {path}")
         problem, lifted = _graph(path)
-        calls += [] if lifted is None else kernels.calls_in(lifted)
-        more += measuring.collectives_of(problem, divisions)
-    grid = kernels.GPU_GRID if here.device.type == "cuda" else kernels.CPU_GRID
+        calls += [] if lifted is None else calibration.calls_in(lifted)
+        more += calibration.collectives_of(problem, divisions)
+    grid = calibration.GPU_GRID if here.device.type == "cuda" else calibration.CPU_GRID
     if command.graph:
         grid = grid._replace(matmuls=(), attentions=())
-    calls += kernels.calls_in_grid(grid, getattr(torch, command.dtype), here.device)
+    calls += calibration.calls_in_grid(grid, getattr(torch, command.dtype), here.device)
     smallest, largest = command.bytes or (_SMALLEST, _LARGEST[here.device.type])
-    return measuring.wishes_of(divisions, collectives.sizes_between(smallest, largest), calls, more)
+    return calibration.combine_wishes(divisions, calibration.sizes_between(smallest, largest), calls, more)
 
 
 def _graph(path: str) -> "tuple[Problem, Lifted | None]":

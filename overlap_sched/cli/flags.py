@@ -22,7 +22,7 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.options import GONE, Options, RewriteKind, close_to
 from overlap_sched.problem import MAX_TOTAL_BYTES
 from overlap_sched.problem.file import nameable
-from overlap_sched.problem.sizes import limit_given, size_given
+from overlap_sched.problem.sizes import parse_limit, parse_size
 
 NO_DIFF = "compare the figures of two `overlap-sched plan --json` with jq, which can also fail a build"
 GONE_FLAGS = {
@@ -282,7 +282,7 @@ def _same_file(one: str, other: str) -> bool:
 def limit_bytes(option: str, text: str, original_peak_bytes: int) -> int:
     """A memory limit in bytes: ``80GB``, ``24GiB``, or percent of the original peak."""
     meant = "a size with a unit (80GB, 24GiB) or percent of the original peak (90%)"
-    read = size_given if option == "--host-memory" else limit_given  # of the host's it may be none
+    read = parse_size if option == "--host-memory" else parse_limit  # of the host's it may be none
     found = read(option, text, original_peak_bytes, meant)
     if found > MAX_TOTAL_BYTES:
         raise OptionsError(f"{option} is {shortened(text)!r}; write {meant}.")

@@ -19,8 +19,8 @@ from overlap_sched.cost import FREE, H100, CostModel, Device, Price, Roofline, d
 from overlap_sched.cost.cluster import ASSUMED, Cluster, MeshDimension, read_cluster
 from overlap_sched.cost.collectives import model_of
 from overlap_sched.cost.placement import ranks_along
-from overlap_sched.cost.plausible import doubt
-from overlap_sched.cost.profile import Profile, RankTrace, profiled, read_traces
+from overlap_sched.cost.plausible import question_step
+from overlap_sched.cost.profile import Profile, RankTrace, apply_profile, read_traces
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemError
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, MemoryModel, Problem
@@ -32,14 +32,14 @@ from overlap_sched.problem.file import (
     nameable,
     problem_bytes,
     read_problem,
-    redacted,
+    redact_problem,
 )
 from overlap_sched.problem.pins import pinned
 from overlap_sched.problem.sizes import size_bytes
 from overlap_sched.report.files import write_file
 from overlap_sched.report.table import complain, shown
 from overlap_sched.report.words.graph import profile_notes, profile_table
-from overlap_sched.transform.fission import Fission
+from overlap_sched.transform.rewrites import Fission
 from overlap_sched.transform.search import Refuses, refuse_nothing
 
 _DUMP_SUFFIXES = (".py", ".txt", ".log")
@@ -297,7 +297,7 @@ def save(source: Input, problem: Problem, tell: Callable[[str], None]) -> None:
     """Write what ``--save-problem`` asks for; gzipped where the name ends in ``.gz``."""
     if source.save_problem:
         tell(f"writing {source.save_problem}")
-        made = redacted(problem) if source.redact else problem
+        made = redact_problem(problem) if source.redact else problem
         write_file(source.save_problem, problem_bytes(made, gzipped=source.save_problem.endswith(".gz")))
 
 
@@ -305,7 +305,7 @@ def load(source: Input, tell: Callable[[str], None]) -> Loaded:
     """Read a problem, whatever it comes as; ``tell`` hears what is being done."""
     loaded = _load_dump(source, tell) if is_dump(source.problem) else _load_problem(source, tell)
     problem = with_contention(_scaled(loaded.problem, source.comm_scale), source.contention, source.problem)
-    asked = doubt(problem)
+    asked = question_step(problem)
     prices = [price._replace(time_us=v.time_us) for price, v in zip(loaded.prices, problem.nodes, strict=True)]
     notes = (*loaded.notes, *notes_on(problem, source.contention), *([] if asked is None else [asked]))
     return replace(loaded, problem=problem, prices=tuple(prices), notes=notes)
@@ -331,7 +331,7 @@ def _load_problem(source: Input, tell: Callable[[str], None]) -> Loaded:
     prices = [Price(node.time_us, "file") if node.time_us else FREE for node in problem.nodes]
     if not source.profile:
         return Loaded(problem, tuple(prices))
-    found = profiled(problem, _traces(source, tell))
+    found = apply_profile(problem, _traces(source, tell))
     for v in found.measured:
         prices[v] = Price(found.problem.nodes[v].time_us, "profile")
     return Loaded(found.problem, tuple(prices), tuple(profile_notes(found.profile)), found.profile)

@@ -30,8 +30,7 @@ from overlap_sched.report.words.schedule import (
     together_text,
 )
 from overlap_sched.scheduler.driver import Schedule, schedule, schedule_of
-from overlap_sched.transform.left_out import Left, left_json, left_out
-from overlap_sched.transform.plan import Plan, plan
+from overlap_sched.transform.plan import Left, Plan, left_json, left_out, plan
 from overlap_sched.transform.prices import Prices, on_cluster
 
 CLUSTER = "dgx-h100"

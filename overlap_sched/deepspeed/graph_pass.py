@@ -22,8 +22,8 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.fx.calls import GROUPS_KEY, SHARED
-from overlap_sched.inductor.console import warn
 from overlap_sched.inductor.fx_stage import schedule_fx
+from overlap_sched.inductor.reporting import warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import current_settings
 from overlap_sched.options import Options, check_names

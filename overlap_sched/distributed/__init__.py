@@ -9,10 +9,8 @@ Nothing here imports torch unless a process group is up, or :func:`shard` or :fu
 from importlib import import_module
 from typing import Any
 
-from overlap_sched.distributed.agreement import TIMEOUT_S, Agreement, agree
-from overlap_sched.distributed.digest import Digest, digest_of
-from overlap_sched.distributed.shared import broadcast_costs, run_token
-from overlap_sched.distributed.verdict import Verdict
+from overlap_sched.distributed.agreement import TIMEOUT_S, Agreement, agree, broadcast_costs, run_token
+from overlap_sched.distributed.digest import Digest, Verdict, digest_of
 
 __all__ = ["TIMEOUT_S", "Agreement", "Digest", "Verdict", "agree", "broadcast_costs", "digest_of", "run_token"]
 

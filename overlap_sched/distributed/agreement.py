@@ -3,23 +3,27 @@
 NCCL hangs when ranks launch collectives in different orders. Before a new order is used, every rank shows the digest
 of it; only if all are the same do all use it. The protocol, and why it cannot come out differently on two ranks, is in
 :mod:`overlap_sched.distributed.protocol`; what is guaranteed and what is not in ``docs/agreement.md``.
+
+Torch is touched only in :func:`membership_of`, and there its one private name that is needed (``_get_default_store``:
+the store of ``init_process_group``; there is no public way to it).
 """
 
 import hashlib
+import json
+import sys
 import time
 import uuid
-from collections.abc import Callable, Generator, Sequence
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
-from overlap_sched.distributed.digest import Digest
-from overlap_sched.distributed.membership import PREFIX, Membership, Store, members_of, membership_of
+from overlap_sched.distributed.digest import Digest, Verdict
 from overlap_sched.distributed.protocol import InDoubtError, NotShownError, StoreCall, agreement_steps
 from overlap_sched.distributed.sequences import Entry, Launch, SequencesInForce, log_steps
-from overlap_sched.distributed.verdict import Verdict
-from overlap_sched.errors import AgreementError
+from overlap_sched.errors import AgreementError, OptionsError, OverlapSchedWarning
 
 TIMEOUT_S = 300.0
 """How long to wait for the slowest rank (seconds).
@@ -39,6 +43,86 @@ _TRIES = 3
 """How often the log of launch sequences is asked where the store fails."""
 
 _SERVED = "Is the process that serves the store (rank 0, or torchrun) still running?"
+
+
+PREFIX = "overlap_sched/"
+"""In front of every key that we write."""
+
+
+class Store(Protocol):
+    """What is used of ``torch.distributed.Store``; none of it blocks.
+
+    ``compare_set`` returns what is stored afterwards; with an empty expected value it writes only where nothing is.
+    """
+
+    def set(self, key: str, value: str) -> object: ...  # noqa: D102
+    def get(self, key: str) -> bytes: ...  # noqa: D102
+    def check(self, keys: list[str]) -> bool: ...  # noqa: D102
+    def add(self, key: str, amount: int) -> int: ...  # noqa: D102
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A rank among those that share a store."""
+
+    store: Store
+    rank: int
+    world_size: int
+
+
+def membership_of(store: Store | None, rank: int | None, world_size: int | None) -> Membership | None:
+    """The membership given, or that in torch's default process group; ``None``: there is nobody to agree with.
+
+    That is so without a process group, with one rank, and with torch's ``fake`` backend (one process for all ranks).
+
+    Raises:
+        OptionsError: Only some of the three are given.
+        AgreementError: There are several ranks, but torch does not give access to their store.
+    """
+    if store is not None and rank is not None and world_size is not None:
+        return Membership(store, rank, world_size) if world_size > 1 else None
+    if store is not None or rank is not None or world_size is not None:
+        raise OptionsError(
+            f"only some of store, rank ({rank}) and world_size ({world_size}) are given. "
+            "Give all three, or none to use the default process group."
+        )
+    c10d = _initialized()
+    if c10d is None or c10d.get_world_size() == 1 or c10d.get_backend() == "fake":
+        return None
+    try:
+        default: Any = c10d._get_default_store()
+    except Exception as error:
+        raise AgreementError(
+            f"cannot get the store of the default process group: {type(error).__name__}: {error}. "
+            "Call torch.distributed.init_process_group with init_method or store (torch 2.11 to 2.13)."
+        ) from error
+    return Membership(default, c10d.get_rank(), c10d.get_world_size())
+
+
+def members_of(membership: Membership, ranks: Sequence[int] | None) -> tuple[int, ...]:
+    """Who takes part, ascending; ``None``: everybody.
+
+    Raises:
+        OptionsError: This rank is not among them, or one of them does not exist.
+    """
+    members = tuple(sorted(set(range(membership.world_size) if ranks is None else ranks)))
+    if membership.rank not in members or members[0] < 0 or members[-1] >= membership.world_size:
+        raise OptionsError(
+            f"ranks is {list(members)}. Every rank must be between 0 and {membership.world_size - 1}, "
+            f"and this rank ({membership.rank}) must be among them."
+        )
+    return members
+
+
+def _initialized() -> Any:
+    """``torch.distributed.distributed_c10d`` if a process group is up; torch is not imported for this."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d
 
 
 @dataclass(frozen=True)
@@ -76,7 +160,6 @@ def agree(
     *,
     ranks: Sequence[int] | None = None,
     strict: bool = False,
-    rest: Sequence[Digest] = (),
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Agreement:
@@ -97,8 +180,6 @@ def agree(
         ranks: Who must agree: all whose collectives may meet those of this graph, the same list on each of them.
             Default: every rank.
         strict: Raise where the original order would be kept, and not only the order of launches.
-        rest: What this rank can take only together with it: all then agree on both, or the verdict is ``again``, see
-            :mod:`~overlap_sched.distributed.protocol`.
         clock: Seconds; tests give their own.
         sleep: Waits some seconds; tests give their own.
 
@@ -116,7 +197,7 @@ def agree(
     members = members_of(membership, ranks)
     name = uuid.uuid4().hex
     limits = limits_of(timeout_s)
-    steps = agreement_steps(mine, name, membership.rank, members, *limits, rest)
+    steps = agreement_steps(mine, name, membership.rank, members, *limits)
     try:
         verdict: Verdict = run_steps(steps, membership.store, prefix_of(membership, members), limits, clock, sleep)
         result = Agreement(verdict.agreed, verdict, waited_s=clock() - began)
@@ -203,12 +284,7 @@ _logs_lock = Lock()
 
 
 def find_sequence(
-    launches: Sequence[Launch],
-    store: Store | None = None,
-    rank: int | None = None,
-    world_size: int | None = None,
-    *,
-    ranks: Sequence[int] | None = None,
+    launches: Sequence[Launch], membership: Membership | None, ranks: Sequence[int] | None = None
 ) -> Entry | None:
     """Return the launch sequence that is in force for the launches of a graph; ``None``: none yet, or a rank alone.
 
@@ -216,63 +292,49 @@ def find_sequence(
 
     Args:
         launches: Those of the graph, in their original order.
-        store: What the ranks share; this and the others are as for :func:`agree`.
-        rank: This rank.
-        world_size: How many ranks there are.
-        ranks: Who must agree.
+        membership: This rank among the others; ``None``: it is alone.
+        ranks: Who must agree; ``None``: all.
     """
-    return _ask_log(tuple(launches), None, membership_of(store, rank, world_size), ranks)
+    return None if membership is None else _ask_log(tuple(launches), None, membership, ranks)
 
 
-def settle_sequence(
-    entry: Entry,
-    store: Store | None = None,
-    rank: int | None = None,
-    world_size: int | None = None,
-    *,
-    ranks: Sequence[int] | None = None,
-) -> Entry | None:
+def settle_sequence(entry: Entry, membership: Membership | None, ranks: Sequence[int] | None = None) -> Entry | None:
     """Put a launch sequence in force; return the one that is, which may be another.
 
     ``None``: there can be none. Whatever the graph launches, ranks that cut the program into other graphs launch it
     otherwise, so it must not run. The arguments besides ``entry`` are those of :func:`find_sequence`.
     """
-    membership = membership_of(store, rank, world_size)
     return entry if membership is None else _ask_log(entry.launches, entry, membership, ranks)
 
 
-def is_part_of_others(entry: Entry, ranks: Sequence[int] | None = None) -> bool:
+def is_part_of_others(entry: Entry, membership: Membership | None, ranks: Sequence[int] | None = None) -> bool:
     """Tell whether ranks that cut the program otherwise may launch what is in force for an entry in another sequence.
 
     Never asks the store: by what :func:`find_sequence` has read.
     """
-    membership = membership_of(None, None, None)
     with _logs_lock:
-        return membership is not None and _log_of(membership, ranks).launch_elsewhere(entry)
+        return membership is not None and _log_of(membership, ranks)[0].launch_elsewhere(entry)
 
 
-def _log_of(membership: Membership, ranks: Sequence[int] | None) -> SequencesInForce:
+def _log_of(membership: Membership, ranks: Sequence[int] | None) -> tuple[SequencesInForce, str]:
+    """Return what is known of the log of some ranks, and the prefix of its keys."""
     store, prefix = membership.store, prefix_of(membership, members_of(membership, ranks))
     log = next((known for s, p, known in _logs if s is store and p == prefix), None)
     if log is None:
         log = SequencesInForce()
         _logs.append((store, prefix, log))
-    return log
+    return log, prefix
 
 
 def _ask_log(
-    launches: tuple[Launch, ...], entry: Entry | None, membership: Membership | None, ranks: Sequence[int] | None
+    launches: tuple[Launch, ...], entry: Entry | None, membership: Membership, ranks: Sequence[int] | None
 ) -> Entry | None:
-    if membership is None:
-        return None
-    store, prefix = membership.store, prefix_of(membership, members_of(membership, ranks))
     with _logs_lock:
-        log = _log_of(membership, ranks)
+        log, prefix = _log_of(membership, ranks)
         for _ in range(_TRIES):
             try:
-                found: Entry | None = run_steps(
-                    log_steps(log, launches, entry), store, prefix, (0.0, 0.0), time.monotonic, time.sleep
-                )
+                steps = log_steps(log, launches, entry)
+                found: Entry | None = run_steps(steps, membership.store, prefix, (0.0, 0.0), time.monotonic, time.sleep)
                 return found
             except Exception:  # torch's stores raise several types, none of them public
                 continue
@@ -287,6 +349,89 @@ def prefix_of(membership: Membership, members: tuple[int, ...]) -> str:
 
 
 def _checked(result: Agreement, mine: Digest, strict: bool) -> Agreement:
-    if strict and not result.agreed and not (result.verdict.launches_alike or result.verdict.again):
+    if strict and not result.agreed and not result.verdict.launches_alike:
         raise AgreementError(f"the ranks do not agree on an order for graph {mine.name!r}: {result.reason}")
     return result
+
+
+def broadcast_costs(
+    costs: Mapping[str, float],
+    name: str = "costs",
+    timeout_s: float = TIMEOUT_S,
+    store: Store | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    *,
+    strict: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> dict[str, float]:
+    """Rank 0's costs, on every rank, to the last bit: no two machines measure the same.
+
+    Rank 0 puts its table into the store, the others wait for it. The first table under a name stays for the whole
+    run: rank 0 too gets that one back, if it measures again.
+
+    Where the table does not come, a rank warns and keeps its own; :func:`~overlap_sched.distributed.agree` then
+    finds that the ranks differ in their costs, and all keep the original order.
+
+    Args:
+        costs: What this rank has measured: times (microseconds) by name.
+        name: Which table; one for each thing that is measured.
+        timeout_s: How long to wait for rank 0 (seconds).
+        store: What the ranks share; a ``torch.distributed.Store``. With it ``rank`` and ``world_size``; default: those
+            of the default process group.
+        rank: This rank.
+        world_size: How many ranks there are.
+        strict: Raise where the own table would be kept.
+        clock: Seconds; tests give their own.
+        sleep: Waits some seconds; tests give their own.
+
+    Raises:
+        AgreementError: With ``strict``: rank 0 did not come, or the store failed.
+        OptionsError: Only some of ``store``, ``rank``, ``world_size`` are given.
+    """
+    text: bytes | None = None
+    try:
+        membership = membership_of(store, rank, world_size)
+        if membership is None:
+            return dict(costs)
+        shared, key, backoff = membership.store, f"{PREFIX}costs/{name}", Backoff(clock, sleep)
+        if membership.rank == 0:
+            text = shared.compare_set(key, "", json.dumps(dict(costs)))
+        else:
+            while not (published := shared.check([key])) and backoff.pause(timeout_s):
+                pass
+            text = shared.get(key) if published else None
+        reason = f"rank 0 did not publish them within {timeout_s:g} s"
+    except OptionsError:
+        raise
+    except Exception as error:  # torch raises several types, none of them public
+        text, reason = None, f"{type(error).__name__}: {error}"
+    if text is not None:
+        table: dict[str, float] = json.loads(text)
+        return table
+    message = f"cannot get the costs {name!r} of rank 0 ({reason})."
+    if strict:
+        raise AgreementError(message)
+    warnings.warn(f"{message} This rank uses its own.", OverlapSchedWarning, stacklevel=2)
+    return dict(costs)
+
+
+def run_token(store: Store | None = None, rank: int | None = None, world_size: int | None = None) -> str | None:
+    """A text that is the same on all ranks of this run and in no other run; ``None`` for a rank alone.
+
+    In the key of a cache whose entries depend on an agreement it keeps them from serving a later run, in which the
+    agreement does not stand. Within a run every rank must have the same entries, see ``docs/agreement.md``. Never
+    waits: whoever asks first makes it. If the store fails, the token is this rank's own, so its caches miss.
+
+    Raises:
+        OptionsError: Only some of ``store``, ``rank``, ``world_size`` are given.
+    """
+    own = uuid.uuid4().hex
+    try:
+        membership = membership_of(store, rank, world_size)
+        return None if membership is None else membership.store.compare_set(f"{PREFIX}run", "", own).decode()
+    except OptionsError:
+        raise
+    except Exception:  # torch raises several types, none of them public
+        return own

@@ -24,11 +24,16 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from overlap_sched.distributed.agreement import TIMEOUT_S, limits_of, prefix_of, run_steps
-from overlap_sched.distributed.digest import Digest
-from overlap_sched.distributed.membership import Store, members_of, membership_of
+from overlap_sched.distributed.agreement import (
+    TIMEOUT_S,
+    Membership,
+    limits_of,
+    members_of,
+    prefix_of,
+    run_steps,
+)
+from overlap_sched.distributed.digest import Digest, Verdict
 from overlap_sched.distributed.protocol import StoreCall
-from overlap_sched.distributed.verdict import Verdict
 from overlap_sched.errors import AgreementError
 from overlap_sched.scheduler.restrictions import Proposal
 
@@ -86,10 +91,8 @@ def negotiate(
     mine: Proposal,
     kept_us: float,
     planned: Planned,
+    membership: Membership | None,
     timeout_s: float = TIMEOUT_S,
-    store: Store | None = None,
-    rank: int | None = None,
-    world_size: int | None = None,
     *,
     ranks: Sequence[int] | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -102,10 +105,8 @@ def negotiate(
         mine: The order that this rank would run alone.
         kept_us: The step of this rank where all keep their launches (microseconds).
         planned: Plans with the proposals of others.
+        membership: This rank among the others; ``None``: it is alone.
         timeout_s: How long to wait for the others, each time (seconds).
-        store: As for :func:`~overlap_sched.distributed.agreement.agree`; so are the others.
-        rank: This rank.
-        world_size: How many ranks there are.
         ranks: Who must agree.
         clock: Seconds; tests give their own.
         sleep: Waits some seconds; tests give their own.
@@ -114,7 +115,6 @@ def negotiate(
         AgreementError: Not all ranks came within the limit.
         Exception: What the store raises, or planning.
     """
-    membership = membership_of(store, rank, world_size)
     if membership is None:
         return LaunchChoice()
     members = members_of(membership, ranks)

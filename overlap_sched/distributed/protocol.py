@@ -34,26 +34,15 @@ has a verdict from an earlier round), and follows what is recorded. Only if that
 knowing; and since "agreed" is only written where every rank stands, or has been agreed on before, that leaves no doubt
 unless it failed while it stood, or at a graph that it asks about again (:class:`InDoubtError`).
 
-**A pair.** A rank that has found a forward and its backward in a cache must take both or none, and asks before either
-has run: it shows a digest of the forward that names the rest (:meth:`Digest.with_rest`). If all ranks do, all agree on
-both, and the verdict is recorded under the key of the rest, too, for those that compile that again. If they are alike,
-but for the rest, which others do not have yet, the verdict is "ask again": in the next round all show the forward
-alone. Nobody has promised anything by then, and nothing has run. Only the first question about a graph may be for a
-pair: later ones may find ranks that run what they have, and would not come to speak of the rest.
-
-    rank 0   found both:      D + rest in round 0    "ask again": traces, D in round 1    rest, when the forward has run
-    rank 1   found nothing:   D in round 0           "ask again": D in round 1            rest, when the forward has run
-
 **All stand waiting, but at different graphs.** Then nobody would come before the limit. The last one who comes to
 stand sees it and decides, at once: as before where that is known; if it is nowhere, "original" for all those graphs.
 """
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from overlap_sched.distributed.digest import Digest
-from overlap_sched.distributed.verdict import Verdict, absent, as_before, elsewhere, failed, gone, judge
+from overlap_sched.distributed.digest import Digest, Verdict, absent, as_before, elsewhere, failed, gone, judge
 
 
 class StoreCall(NamedTuple):
@@ -88,7 +77,7 @@ Steps = Generator[StoreCall, Any, Verdict]
 
 @dataclass
 class _Call:
-    """One rank's way through one agreement; the first seven are as for :func:`agreement_steps`.
+    """One rank's way through one agreement; the first six are as for :func:`agreement_steps`.
 
     Attributes:
         text: What it posts: like no other call of any rank.
@@ -103,7 +92,6 @@ class _Call:
     ranks: Sequence[int]
     limit_s: float
     short_limit_s: float
-    rest: Sequence[Digest] = ()
     stands: bool = False
     again: bool = False
     before: Verdict | None = None
@@ -116,11 +104,8 @@ def agreement_steps(
     ranks: Sequence[int],
     limit_s: float,
     short_limit_s: float,
-    rest: Sequence[Digest] = (),
 ) -> Steps:
-    """The steps of one rank; returns the verdict that all ranks have.
-
-    With a rest it may be "ask again": then ask about ``mine`` alone, once it is at hand. Without, that is done here.
+    """The steps of one rank; returns the verdict that all ranks have, whatever fails on the way.
 
     Args:
         mine: This rank's digest.
@@ -130,22 +115,8 @@ def agreement_steps(
         limit_s: Time limit, for the message only (seconds).
         short_limit_s: The one that holds where somebody may well not come: after a rank was found missing, and where
             the digest has been decided on before.
-        rest: What this rank can take only together with it, and then takes.
     """
-    mine = mine.with_rest(rest)
-    call = _Call(mine, f"{name} {mine.to_json()}", rank, ranks, limit_s, short_limit_s, rest)
-    if rest and (yield from _asked_before(call)):
-        return Verdict(False, "compiled before", again=True)
-    verdict = yield from _answered(call)
-    if verdict.again and not rest:
-        verdict = yield from _answered(replace(call, text=f"{name}+ {mine.to_json()}", stands=False))
-    if verdict.agreed:
-        yield from _record_rest(call)
-    return verdict
-
-
-def _answered(call: _Call) -> Steps:
-    """The verdict, whatever fails on the way."""
+    call = _Call(mine, f"{name} {mine.to_json()}", rank, ranks, limit_s, short_limit_s)
     try:
         return (yield from _settled(call))
     except Exception as fault:  # torch's stores raise several types, none of them public
@@ -173,32 +144,6 @@ def _settled(call: _Call, fault: Exception | None = None) -> Steps:
                 return verdict
             passed_over = True
         number, call.again = number + 1, True
-
-
-def _asked_before(call: _Call) -> Generator[StoreCall, Any, bool]:
-    """Tell whether this rank has shown anything of this, or of the rest, before, or cannot tell."""
-    try:
-        for one in (call.mine, *call.rest):
-            if (yield StoreCall("check", ([f"{one.key}/0/{call.rank}"],))):
-                return True
-        return False
-    except Exception:
-        return True
-
-
-def _record_rest(call: _Call) -> Generator[StoreCall, Any, None]:
-    """All have agreed on the rest with the first: say so where a rank looks that compiles the rest again.
-
-    A fault changes nothing by now.
-    """
-    name = call.text.split(" ", 1)[0]
-    for one in call.rest:
-        verdict = Verdict(agreed=True, shown=(one.identity,))
-        try:
-            yield StoreCall("compare_set", (f"{one.key}/0/{call.rank}", "", f"{name} {one.to_json()}"))
-            yield StoreCall("compare_set", (f"{one.key}/0/verdict", "", verdict.to_json()))
-        except Exception:
-            continue
 
 
 def _waited_for(call: _Call, round_key: str, passed_over: bool) -> Steps:
@@ -232,7 +177,7 @@ def _before(mine: Digest, number: int) -> Generator[StoreCall, Any, Verdict | No
         round_key = f"{mine.key}/{earlier}"
         if (yield _has_verdict(round_key)):
             verdict = yield from _verdict(round_key)
-            if mine.identity in verdict.shown and not verdict.again:  # that decided nothing
+            if mine.identity in verdict.shown:
                 return verdict
     return None
 
@@ -271,7 +216,7 @@ def _decide_if_all_wait(ranks: Sequence[int]) -> Generator[StoreCall, Any, None]
             verdicts[round_key] = as_before(before, [r for r in ranks if r not in here])
     if not verdicts:
         verdict = judge(digests)
-        if len(different) > 1 and (verdict.agreed or verdict.again):  # in different rounds: they have not met before
+        if len(different) > 1 and verdict.agreed:  # in different rounds: they have not met before
             verdict = elsewhere(digests)
         verdicts = dict.fromkeys(different, verdict)
     for round_key, verdict in verdicts.items():

@@ -7,7 +7,6 @@ the line is said; from then on nothing runs per step.
 import logging
 import sys
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -64,22 +63,21 @@ uncompiled = Uncompiled()
 _hooks: list[Any] = []
 
 
-def watch_optimizers() -> Callable[[], None]:
-    """Count the steps of optimizers; the function that comes back stops it."""
+def watch_optimizers() -> None:
+    """Count the steps of optimizers."""
     if not _hooks and uncompiled.counts:
-        _hooks.append(register_optimizer_step_post_hook(_stepped))
-    return stop
+        _hooks.append(register_optimizer_step_post_hook(_count_step))
 
 
-def stop() -> None:
+def stop_counting() -> None:
     """Count no more: torch is about to compile, and must not find a hook of ours in an optimizer."""
     while _hooks:
         _hooks.pop().remove()
 
 
-def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if torch.compiler.is_compiling():
         return
     uncompiled.step("optimizer")
     if not uncompiled.counts:
-        stop()
+        stop_counting()

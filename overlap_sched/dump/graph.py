@@ -124,7 +124,7 @@ _CONSTANTS: Mapping[str, Any] = {
     if isinstance(value, torch.dtype | torch.layout | torch.memory_format | torch.qscheme)
 }
 _NAMES: Mapping[str, Any] = {"inf": math.inf, "nan": math.nan, "NoneType": type(None)}
-ARITHMETIC: Mapping[type[ast.operator], Callable[..., Any]] = {
+ARITHMETIC: Mapping[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -147,6 +147,11 @@ _SIZE_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "PowByNatural": operator.pow,
 }
 """As torch's printer of sizes (sympy) calls them."""
+_OF_NUMBERS: Mapping[type[ast.AST], Callable[..., Any]] = {
+    **ARITHMETIC,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
 _DEVICE = re.compile(r"[a-z]+(?::(\d{1,3}))?$")
 _DEEPEST, _WIDTH = 200, 100
 _LARGEST_EXPONENT = 64
@@ -216,7 +221,7 @@ class Literals:
     def _arithmetic(self, expr: ast.UnaryOp | ast.BinOp, depth: int) -> Any:
         operands = [expr.operand] if isinstance(expr, ast.UnaryOp) else [expr.left, expr.right]
         values = [self.read(operand, depth) for operand in operands]
-        function = {**ARITHMETIC, ast.USub: operator.neg, ast.UAdd: operator.pos}.get(type(expr.op))
+        function = _OF_NUMBERS.get(type(expr.op))
         numbers = all(isinstance(value, int | float | complex) for value in values)
         if not numbers or function is None or (function is operator.pow and not _computable(*values)):
             self.fail(expr)
@@ -327,7 +332,8 @@ def _functions() -> dict[str, Callable[..., Any]]:
             found[f"torch.{name}"] = getattr(torch, name)
     for name in ("floor", "ceil", "trunc", "sqrt"):
         found[f"math.{name}"] = found[f"math_{name}"] = getattr(math, name)
-    named = {*_OPERATORS.values(), operator.not_, operator.truth, operator.index, operator.getitem} - {*_COMPARISONS}
+    others: tuple[Callable[..., Any], ...] = (operator.not_, operator.truth, operator.index, operator.getitem)
+    named = [function for function in (*_OPERATORS.values(), *others) if function not in _COMPARISONS]
     for function in named:
         for prefix in ("_operator.", "_operator_", "operator."):
             found[prefix + function.__name__] = function

@@ -373,8 +373,9 @@ def contradictions(nodes: Sequence[fx.Node], value_of: Callable[[fx.Node], Any])
         source, sent = node.args[0], node.args[2]
         tensor = value_of(source) if isinstance(source, fx.Node) else None
         splits = [value_of(split) if isinstance(split, fx.Node) else split for split in sent]
-        known = isinstance(tensor, torch.Tensor) and tensor.dim() and all(type(n) is int for n in splits)
-        if known and sum(splits) != tensor.shape[0]:
+        if not isinstance(tensor, torch.Tensor) or not tensor.dim() or not all(type(n) is int for n in splits):
+            continue
+        if sum(splits) != tensor.shape[0]:
             found.append(Contradiction(node, tensor.shape[0], tuple(splits)))
     return found
 

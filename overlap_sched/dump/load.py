@@ -148,8 +148,8 @@ class Loader:
         self, parsed: ParsedGraph, placeholder: Callable[[fx.Node], Any], attribute: Callable[[fx.Node], Any]
     ) -> Values:
         sizes = (self._size, self._maker.size_of)
-        host = (self.groups, self.notes, self._strict, *self._running)
-        return Values(parsed, placeholder, attribute, self._run_body, *sizes, *host)
+        run = partial(Values, parsed, placeholder, attribute, self._run_body, *sizes)
+        return run(self.groups, self.notes, self._strict, *self._running)
 
     def _match_inputs(self, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
         placeholders = [node for node in self.nodes if node.op == "placeholder"]

@@ -44,10 +44,8 @@ from overlap_sched.scheduler.task import SAME_STEP, Reference, Task
 from overlap_sched.simulate.allocator import Requests, requests_of
 from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.apply import apply, host_bytes
-from overlap_sched.transform.fission import Fission
-from overlap_sched.transform.part_times import fissioned_us
-from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.rewrites import Rewrite
+from overlap_sched.transform.prices import Prices, fissioned_us
+from overlap_sched.transform.rewrites import Fission, Rewrite
 from overlap_sched.transform.search import Limit, finish, halve, run_policies, undominated
 
 KINDS = ("recompute", "offload")

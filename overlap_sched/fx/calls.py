@@ -67,23 +67,23 @@ def call_of(node: fx.Node) -> EffectiveCall:
     return EffectiveCall(node.target, node.args, node.kwargs)
 
 
-def _only_call(graph: fx.Graph, args: tuple[Any, ...]) -> EffectiveCall | None:
+def _only_call(graph: fx.Graph, operands: tuple[Any, ...]) -> EffectiveCall | None:
     """The one call of a sub-graph that is given these arguments; ``None``: it makes several, or none."""
     calls = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
     if len(calls) != 1 or calls[0].op != "call_function":
         return None
     (call,) = calls
-    handed = dict(zip(graph.find_nodes(op="placeholder"), args, strict=False))
-    outside = [fx.node.map_arg(arguments, handed.get) for arguments in (call.args, call.kwargs)]
+    handed = dict(zip(graph.find_nodes(op="placeholder"), operands, strict=False))
+    args, kwargs = fx.node.map_arg((call.args, call.kwargs), handed.get)
     (result,) = (node.args[0] for node in graph.find_nodes(op="output"))
     if not isinstance(result, list | tuple):
-        return EffectiveCall(call.target, *outside, in_body=True)
+        return EffectiveCall(call.target, args, kwargs, in_body=True)
     at = next((i for i, one in enumerate(result) if one is call), None)  # what is handed through stands behind it
 
     def given(value: Any) -> Any:
         return value[at] if at is not None and isinstance(value, list | tuple) and at < len(value) else None
 
-    return EffectiveCall(call.target, *outside, given, True)
+    return EffectiveCall(call.target, args, kwargs, given, True)
 
 
 def _behind_token(value: Any) -> Any:

@@ -1,8 +1,7 @@
-"""Floating-point operations of a node, by the formulas of torch's own counter.
+"""Operations of a node, and what the prediction of fusion needs to know of a graph: its steps, views looked through.
 
-Which operators a compiler writes loops for: by operator objects, as TorchInductor lowers them (``lowering.py``).
-
-What the prediction of fusion needs to know of a graph: its steps, and what they read, views looked through.
+Operations come from the formulas of torch's own counter; which operators a compiler writes loops for, by operator
+objects, as TorchInductor lowers them (``lowering.py``).
 """
 
 import math
@@ -33,31 +32,20 @@ def _grouped_mm(a: torch.Tensor, b: torch.Tensor, *_: Any, **__: Any) -> int:
     return 2 * batches * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
 
-def _mm(a: torch.Tensor, b: torch.Tensor, *_: Any, **__: Any) -> int:
-    return 2 * a.shape[-2] * a.shape[-1] * b.shape[-1]
-
-
-def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> int:
-    return sdpa_flop_count(query.shape, key.shape, value.shape)
-
-
-def _attention_backward(
-    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
-) -> int:
-    return sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape)
-
-
-_ADDED: tuple[tuple[str, Formula], ...] = (
-    ("_grouped_mm", _grouped_mm),
-    ("_scaled_grouped_mm", _grouped_mm),
-    ("_scaled_grouped_mm_v2", _grouped_mm),
-    ("_scaled_mm_v2", _mm),
-    ("_int_mm", _mm),
-    ("_scaled_dot_product_flash_attention_for_cpu", _attention),
-    ("_scaled_dot_product_flash_attention_for_cpu_backward", _attention_backward),
-    ("_scaled_dot_product_fused_attention_overrideable", _attention),
-    ("_scaled_dot_product_fused_attention_overrideable_backward", _attention_backward),
-)
+_ADDED: Mapping[str, Formula] = {
+    **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"), _grouped_mm),
+    **dict.fromkeys(("_scaled_mm_v2", "_int_mm"), _grouped_mm),  # of one group
+    **{
+        f"_scaled_dot_product_{kind}": lambda q, k, v, *_, **__: sdpa_flop_count(q.shape, k.shape, v.shape)
+        for kind in ("flash_attention_for_cpu", "fused_attention_overrideable")
+    },
+    **{
+        f"_scaled_dot_product_{kind}_backward": lambda grad, q, k, v, *_, **__: sdpa_backward_flop_count(
+            grad.shape, q.shape, k.shape, v.shape
+        )
+        for kind in ("flash_attention_for_cpu", "fused_attention_overrideable")
+    },
+}
 """Operators that torch's counter (2.13) has no formula for. Attention counts its whole square, causal or not, as
 torch's formulas do."""
 
@@ -68,7 +56,7 @@ def formula(target: Any) -> Formula | None:
     key = target.overloadpacket if isinstance(target, OpOverload) else target
     if key in flop_registry:
         return flop_registry[key]
-    return next((f for name, f in _ADDED if getattr(torch.ops.aten, name, None) is key), None)
+    return next((f for name, f in _ADDED.items() if getattr(torch.ops.aten, name, None) is key), None)
 
 
 class FlopCounter:

@@ -1,8 +1,4 @@
-"""Put an order back into an FX graph.
-
-Metadata of nodes that are made like others.
-
-What a model's code says of its nodes: the module of each, and pins (:mod:`overlap_sched.problem.pins`).
+"""FX graphs: orders put back, metadata of copied nodes, and what a model's code says of its nodes (modules, pins).
 
 ::
 

@@ -1,10 +1,8 @@
-"""The rules of hazards: what must keep its order although no data flows. Pure data in, pairs out; no torch.
+"""What must keep its order although no data flows: the rules, and what an FX graph does at each node.
 
-Both front ends, FX graphs and Inductor's scheduler nodes, say what happens at each position of the original order; the
-rules answer with pairs ``(later, earlier)`` of positions: the first must come after the second. Each rule gives only
-the pairs from which the others follow.
-
-What an FX graph does at each node, for the rules of :mod:`~overlap_sched.fx.hazards`.
+The rules take pure data. Both front ends, FX graphs and Inductor's scheduler nodes, say what happens at each position
+of the original order; the rules answer with pairs ``(later, earlier)`` of positions: the first must come after the
+second. Each rule gives only the pairs from which the others follow.
 
 A collective in flight reads its inputs and writes its outputs until its wait, so its wait counts as reading the former
 and (where something else looks at the latter) writing the latter. What a collective reads that an earlier graph has

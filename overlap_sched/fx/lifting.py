@@ -1,11 +1,6 @@
-"""Which graph inputs stay (parameters, what the caller keeps) and which may be freed after their last use.
+"""Lift an FX graph into a problem: data flow, hazards, storages, groups, times.
 
-Process groups of a graph's collectives: who they are, how many ranks, inside a node or across.
-
-What every node allocates and uses, in either memory model.
-
-Nodes of a problem that stand for no node of the graph by themselves: further waits, launches, finishes.
-
+Some nodes of a problem stand for no node of the graph by themselves: further waits, launches, finishes.
 A problem has one collective per wait, and only waits wait. torch 2.15 has ``wait_tensors``: the compute stream stands
 still until all collectives that its tensors come from have finished. Mostly that is one collective with several
 outputs. Where there are several, the wait gets company: one more wait for each of the others, in front of it, which
@@ -26,8 +21,6 @@ front of it, which holds no memory and takes that long::
 
 A wait for a collective that is done takes time, too (gloo copies what a reduce_scatter has summed up). Where the model
 knows that (``finish_us``), a *finish node* stands in front of the wait. Without such a model no node is added.
-
-Lift an FX graph into a problem: data flow, hazards, storages, times.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -92,11 +85,9 @@ def kept_inputs(
 
 
 def _predicate(which: Which | None, names: set[str], argument: str) -> Callable[[fx.Node], bool]:
-    if which is None:
-        return lambda node: False
     if callable(which):
         return which
-    wanted = {which} if isinstance(which, str) else set(which)
+    wanted = {which} if isinstance(which, str) else set(which or ())
     for name in sorted(wanted - names):
         near = get_close_matches(name, sorted(names), n=1, cutoff=0.4)
         hint = f" (did you mean {near[0]!r}?)" if near else ""

@@ -1,16 +1,9 @@
-"""Which operators are collectives and waits: by operator objects, never by how they print.
+"""The traits of what a ``call_function`` node calls, found once per operator: by operator objects, not by their names.
 
-The traits of an operator: what is known of it before looking at a node. The vocabulary.
-
-What the user says of operators that torch does not know.
-
-Of an operator that another library registers nothing says whether it communicates inside. Where one of its arguments
-names a process group it is taken for communication; all others are *opaque*: they may communicate, too.
-
-The traits of what a ``call_function`` node calls, found once per operator.
-
-Those of ``torch.ops`` operators come from their schemas and tags, those of higher-order operators from families of
-``torch.ops.higher_order``, those of Python functions from tables.
+Those of ``torch.ops`` operators come from their schemas and tags and the catalogue, those of higher-order operators
+from families of ``torch.ops.higher_order``, those of Python functions from tables. Of an operator that another library
+registers nothing says whether it communicates inside, but for what the user declares: where one of its arguments names
+a process group it is taken for communication; all others are *opaque*: they may communicate, too.
 """
 
 import math

@@ -1,17 +1,15 @@
-"""How large sizes can be that only the data knows: intervals, from what a graph asserts of them.
-
-An assertion is kept as a sum that is zero or less: ``u0 <= s0``, with 4,096 for ``s0``, as ``u0 - 4096``. Its terms are
-symbols, or whole expressions where it is not linear (``u0*u1``). From it follows an interval of each of its symbols;
-and a bound of any sum that it is a part of: of ``u0 + u1`` where that very sum is asserted.
-
-Plain numbers for sizes that have none: hints for times, and for memory the largest that the graph's asserts admit.
+"""Plain numbers for sizes that have none: hints for times, and for memory the largest that the graph's asserts admit.
 
 A dynamic size has the hint with which it was traced. A size that only the data knows (unbacked: ``u0`` of ``.item()``
-or ``nonzero``) has limits at most, see :mod:`overlap_sched.fx.sizes`. They come from
+or ``nonzero``) has limits at most. They come from
 
 - ranges in torch's ``ShapeEnv``, and what it has concluded of equal sizes;
 - run-time asserts: deferred ones in the ``ShapeEnv``, and nodes of the graph;
 - shapes: no dimension of a tensor is below zero.
+
+An assertion is kept as a sum that is zero or less: ``u0 <= s0``, with 4,096 for ``s0``, as ``u0 - 4096``. Its terms are
+symbols, or whole expressions where it is not linear (``u0*u1``). From it follows an interval of each of its symbols;
+and a bound of any sum that it is a part of: of ``u0 + u1`` where that very sum is asserted.
 
 For times a size has the middle of its interval, so that ``u0`` and ``s0 - u0`` both cost something. For memory each
 storage has its largest size, though not all can have it at once. Without an upper limit both are a guess.
@@ -102,7 +100,7 @@ class SizeLimits:
         return self._high(_sum(expr), _DEPTH)
 
     def _high(self, one: Sum, depth: int) -> Number:
-        best = one.constant + sum([_largest(n, self._interval(term)) for term, n in one.terms.items()])
+        best = one.constant + sum([self._largest(term, n) for term, n in one.terms.items()])
         if depth and len(one.terms) > 1:
             tried = dict.fromkeys(at for term in one.terms for at in self.having.get(term, ()))
             for at in tried:
@@ -125,9 +123,7 @@ class SizeLimits:
 
     def _narrow_by(self, one: Sum, symbol: sympy.Symbol, n: Number) -> bool:
         """Narrow by an assertion, and tell whether it narrows the interval of one of its symbols."""
-        rest = one.constant - sum(
-            [_largest(-m, self._interval(term)) for term, m in one.terms.items() if term is not symbol]
-        )
+        rest = one.constant - sum([self._largest(term, -m) for term, m in one.terms.items() if term is not symbol])
         old = self.intervals[symbol]
         if not math.isfinite(rest):
             return False
@@ -140,6 +136,10 @@ class SizeLimits:
             return False
         self.intervals[symbol] = new
         return True
+
+    def _largest(self, term: sympy.Basic, n: Number) -> Number:
+        interval = self._interval(term)
+        return n * (interval.high if n > 0 else interval.low)
 
     def _interval(self, term: sympy.Basic) -> Interval:
         if isinstance(term, sympy.Symbol):
@@ -196,10 +196,6 @@ def _less(one: Sum, asserted: Sum, factor: Number) -> Sum:
     for term, n in asserted.terms.items():
         terms[term] = terms.get(term, 0) - factor * n
     return Sum({term: n for term, n in terms.items() if n}, one.constant - factor * asserted.constant)
-
-
-def _largest(n: Number, interval: Interval) -> Number:
-    return n * (interval.high if n > 0 else interval.low)
 
 
 def by_name(symbol: sympy.Basic) -> tuple[int, str]:

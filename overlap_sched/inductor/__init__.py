@@ -1,7 +1,7 @@
 """Plug-ins of ``torch.compile``: the order is kept down to the generated code, or left as it was.
 
 - :mod:`~overlap_sched.inductor.scheduler_pass`: after Inductor's fusion, on its scheduler nodes; the default.
-- :mod:`~overlap_sched.inductor.post_grad`: on the FX graph that Inductor is about to lower.
+- :mod:`~overlap_sched.inductor.switch`: on the FX graph that Inductor is about to lower.
 - :mod:`~overlap_sched.inductor.partitioning`: where AOTAutograd cuts the joint graph; only where a limit is given.
 - :mod:`~overlap_sched.inductor.eager`: ``torch.compile(model, backend="overlap_sched")``, which does not lower.
 

@@ -16,9 +16,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx.graph import _BoxedCodeGen
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.inductor.console import log
-from overlap_sched.inductor.partitioning import fitted
-from overlap_sched.inductor.rewriting import rewrite_and_schedule
+from overlap_sched.inductor.fx_stage import rewrite_and_schedule
+from overlap_sched.inductor.partitioning import cut_to_fit
+from overlap_sched.inductor.reporting import log
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import current_settings
 from overlap_sched.joint.graphs import note_what_stays
@@ -55,7 +55,7 @@ def backend(
     }
     compiled: Callable[..., Any] = aot_autograd(
         **compilers,
-        partition_fn=partial(fitted, settings=settings, partitioner=_cut) if settings.fits else _cut,
+        partition_fn=partial(cut_to_fit, settings=settings, partitioner=_cut) if settings.fits else _cut,
         keep_inference_input_mutations=True,
     )(gm, example_inputs)
     return compiled

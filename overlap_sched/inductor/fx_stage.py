@@ -1,23 +1,107 @@
-"""Schedule an FX graph for a plug-in: in place, agreed with all ranks, kept in the reports."""
+"""Rewrite and schedule an FX graph for a plug-in: in place, agreed with all ranks, kept in the reports.
 
-from dataclasses import replace
+    lift -> choose rewrites -> prepare -> all ranks agree -> commit, which cannot fail
+                  any failure before, or no agreement: undo, the graph as it was on every rank
+    then plan an order, and agree on that: :mod:`~overlap_sched.inductor.decision`
+
+Ranks show each other the graph, the options and the prices from which they have chosen rewrites, and what: under
+``order`` of their digests stand the rewrites. What comes after (Inductor's lowering, the order behind fusion) meets a
+rewritten graph as it would any other, and agrees on its order by itself.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from torch import fx
 from torch._inductor.utils import get_donated_idxs
 
+from overlap_sched.distributed import Digest, digest_of
+from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report, schedule_graph
-from overlap_sched.fx.costs import Fusion
 from overlap_sched.fx.graphs import reorder
-from overlap_sched.fx.lifting import STAYS
-from overlap_sched.inductor import names
-from overlap_sched.inductor.agree import asks, graph_key
-from overlap_sched.inductor.attempt import Attempt
-from overlap_sched.inductor.console import warn
-from overlap_sched.inductor.launches import traffic_in
+from overlap_sched.fx.lifting import STAYS, Lifted, lift
+from overlap_sched.fx.rewrites import Pending, alike_of, prepare
+from overlap_sched.fx.rewrites.apply import may_rewrite, plan_rewrites, refused_in
+from overlap_sched.inductor.agree import (
+    asks,
+    find_in_force,
+    graph_key,
+    launch_digest,
+    launch_texts,
+    launches_in,
+    put_in_force,
+    refuse,
+    report_failure,
+    traffic_in,
+    warn_of_ranks,
+)
+from overlap_sched.inductor.caches import CachedOrder, decisions, note_rewrites, order_to_cache
+from overlap_sched.inductor.decision import GraphPlan, LaunchFacts, PlanRequest, ScheduleCall, decide
+from overlap_sched.inductor.reporting import describe_error, log, name_graph, note, warn
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.report.units import count
+from overlap_sched.transform.plan import Plan
+from overlap_sched.transform.rewrites import Rewrite, to_json
 
 _AS_THEY_ARE = ("backend", "titan")
 """Stages behind which nothing moves a wait: Inductor lowers the graphs of the others, and keeps launches only."""
+
+
+def rewrite_and_schedule(gm: fx.GraphModule | fx.Graph, settings: Settings, kind: str | None = None) -> None:
+    """Rewrite a graph's collectives where that is asked for, then reorder it; see :func:`schedule_fx`."""
+    wanted = settings.options.rewrites  # calling nothing that could fail here
+    done = bool(wanted) and bool(rewrite_fx(gm, settings, choose_rewrites, kind))
+    schedule_fx(gm, settings, kind, done)
+
+
+@dataclass
+class _FXGraph:
+    """A :class:`~overlap_sched.inductor.decision.Graph`: the nodes ``before`` are in their original order."""
+
+    gm: fx.GraphModule | fx.Graph
+    before: list[fx.Node]
+    kind: str | None
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.gm.graph if isinstance(self.gm, fx.GraphModule) else self.gm
+
+    def read(self, how: PlanRequest) -> LaunchFacts:
+        self.put_in_order(self.before)  # planned already, in another way
+        name = graph_name(self.graph, self.kind)
+        if not asks(how.settings):
+            return LaunchFacts(name)
+        traffic = traffic_in(self.before)
+        runs_so = how.settings.stage in _AS_THEY_ARE and not any(map(_in_region, self.before))
+        places = {node.name: k for k, node in enumerate(traffic.launches)}
+        key = graph_key(self.graph, f"{how.settings.stage} {how.settings.graph}".rstrip())
+        return LaunchFacts(name, key, traffic.launches, traffic if runs_so else None, traffic.launches, places)
+
+    def plan(self, how: PlanRequest, facts: LaunchFacts, schedule: ScheduleCall) -> GraphPlan:
+        compiled = how.settings.stage == "post_grad"  # by Inductor, and not run as FX
+        if compiled:
+            note_held(self.graph)
+        report = schedule_graph(
+            self.gm,
+            how.settings.options,
+            name=facts.name,
+            fusion="inductor" if compiled else "none",
+            scheduler=schedule,
+            **how.settings.costs,
+        )
+        if report.schedule is None:
+            nothing = (report.reason or "").startswith(NO_COLLECTIVES)
+            report = Report(facts.name, reason=report.reason) if nothing else report
+            return GraphPlan(report, self.before, communicates=not nothing)
+        problem, order = report.schedule.problem, list(self.graph.nodes)
+        return GraphPlan(report, order, traffic_in(order), problem, bool(problem.collectives))
+
+    def put_in_order(self, order: Sequence[fx.Node]) -> None:
+        if list(self.graph.nodes) != list(order):
+            reorder(self.gm, list(order))
 
 
 def schedule_fx(
@@ -35,23 +119,28 @@ def schedule_fx(
     Raises:
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
     """
-    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
-    before, attempt = list(graph.nodes), Attempt(settings)
+    options = settings.options
+    if options.rewrites:  # what was to be rewritten is
+        headroom = 0 if rewritten else options.headroom
+        settings = replace(settings, options=replace(options, rewrites=(), headroom=headroom))
+    nodes = gm.graph.nodes if isinstance(gm, fx.GraphModule) else gm.nodes
+    graph = _FXGraph(gm, list(nodes), kind)
+    draft = decide(graph, settings, options)
+    graph.put_in_order(draft.plan.order if draft.report.changed else graph.before)
     try:
-        report = attempt.decided(lambda known: _plan(gm, before, known, kind, rewritten))
-    except Exception as error:  # on this rank alone, before it could agree
-        report = attempt.failed(error)
-    if not report.changed and list(graph.nodes) != before:
-        reorder(gm, before)
-    try:
-        attempt.record(report)
+        draft.record()
     except Exception as error:  # the order is settled
-        warn(f"overlap_sched could not report on {attempt.name!r}", error)
+        warn(f"overlap_sched could not report on {draft.facts.name!r}", error)
 
 
 def graph_name(graph: fx.Graph, kind: str | None = None) -> str:
-    """Return the name of what is being compiled, see :func:`overlap_sched.inductor.names.graph_name`."""
-    return names.graph_name(kind or _kind_of(graph))
+    """Return the name of what is being compiled: its kind, where it is not given, by the names of its inputs."""
+    inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
+    if any(name.startswith("tangents") for name in inputs):
+        found = "backward"
+    else:
+        found = "forward" if any(name.startswith("primals") for name in inputs) else "inference"
+    return name_graph(kind or found)
 
 
 def note_held(graph: fx.Graph) -> None:
@@ -62,8 +151,8 @@ def note_held(graph: fx.Graph) -> None:
     (``torch/_functorch/_aot_autograd/graph_compile.py:collect_bw_donated_buffer_idxs``), and Inductor may write over
     them.
 
-    To be called while torch compiles the graph. Gradients of outputs (``tangents_*``) are not saved: of them nothing
-    is said. Nothing is marked in other graphs, or where torch does not know.
+    To be called while torch compiles the graph. Gradients of outputs (``tangents_*``) are not saved, and are not
+    marked. Nothing is marked in other graphs, or where torch does not know.
     """
     inputs = list(graph.find_nodes(op="placeholder"))
     donated = get_donated_idxs()
@@ -82,53 +171,151 @@ def _in_region(node: fx.Node) -> bool:
     return "compile_with_inductor" in (node.meta.get("custom") or ())
 
 
-def _plan(
-    gm: fx.GraphModule | fx.Graph, before: list[fx.Node], attempt: Attempt, kind: str | None, rewritten: bool
-) -> Report:
+class RewriteChoice(NamedTuple):
+    """What is to be done to a graph.
+
+    Attributes:
+        rewrites: In their order; none: the graph stays.
+        names: An order of the rewritten problem; ``None``: the graph's own.
+        made: The plan that they are of, for the report; ``None``: they are of none.
+    """
+
+    rewrites: Sequence[Rewrite] = ()
+    names: Sequence[str] | None = None
+    made: Plan | None = None
+
+
+Choose = Callable[[Lifted, Settings, Mapping[str, str]], RewriteChoice]
+"""Chooses rewrites of a lifted graph. It must be the same function of the same graph on every rank; the mapping is what
+members of a bucket must share, see :func:`overlap_sched.fx.rewrites.alike_of`."""
+
+
+def choose_rewrites(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> RewriteChoice:
+    """Choose rewrites and an order, within the budget of the graph as it was."""
+    note(lifted.problem.name, refused=refused_in(lifted, settings.options, alike))
+    made = plan_rewrites(lifted, settings.options, alike)
+    if made is None:
+        return RewriteChoice()
+    return RewriteChoice(made.rewrites, made.schedule.problem.names(made.schedule.order), made)
+
+
+@dataclass
+class _Known:
+    """What is known of a graph so far: as much as a failure leaves.
+
+    Attributes:
+        name: The graph's.
+        key: Under which the ranks meet; ``""``: not yet known.
+        launches: The digest of its launches; ``""``: not known.
+        mine: What the others are shown.
+        texts: What its launches are known by on all ranks.
+        pending: The rewritten graph, not committed.
+        choice: What it was made by.
+        cached: As of :class:`~overlap_sched.inductor.decision.OrderDraft`.
+    """
+
+    name: str = "a graph"
+    key: str = ""
+    launches: str = ""
+    mine: Digest | None = None
+    texts: tuple[Launch, ...] = ()
+    pending: Pending | None = None
+    choice: RewriteChoice = field(default_factory=RewriteChoice)
+    cached: CachedOrder | None = None
+
+
+def rewrite_fx(
+    gm: fx.GraphModule | fx.Graph,
+    settings: Settings,
+    choose: Choose,
+    kind: str | None = None,
+    always: bool = False,
+) -> Sequence[Rewrite]:
+    """Rewrite a graph in place, or leave it as it was; all ranks do the same. Returns what was done.
+
+    Call it on every rank for every graph, before its order is planned. ``always``: look at it even where its launches
+    leave nothing to rewrite; the same on all ranks. The rest is as for :func:`schedule_fx`.
+
+    Raises:
+        VerificationError, AgreementError: With ``strict``, instead of a fallback.
+    """
+    graph, known, failure = gm.graph if isinstance(gm, fx.GraphModule) else gm, _Known(), None
+    try:
+        if not (always or may_rewrite(launches_in(graph.nodes), settings.options)):
+            return ()
+        leave = note_rewrites(graph) if asks(settings) else None
+        try:
+            _prepare(gm, settings, choose, known, kind)
+        except Exception as error:  # raised once the other ranks know of it
+            failure = error
+        agreed = _agree_on_rewrites(known, settings, failure)
+        if leave is not None:
+            leave(known.cached)
+        if failure is not None:
+            raise failure
+    except BaseException as error:
+        if known.pending is not None:
+            known.pending.undo()
+        if not isinstance(error, Exception):
+            raise
+        report_failure(error, settings, f"rewriting {known.name!r}", f"rewrites no collective of {known.name!r}")
+        return ()
+    if known.pending is None:
+        return ()
+    if not agreed:
+        known.pending.undo()
+        return ()
+    known.pending.commit()
+    if known.choice.made is not None:
+        note(known.name, made=known.choice.made)
+    return known.choice.rewrites
+
+
+def _prepare(
+    gm: fx.GraphModule | fx.Graph, settings: Settings, choose: Choose, known: _Known, kind: str | None
+) -> None:
     """Plan what this rank would do by itself."""
-    attempt.given = attempt.given or attempt.settings.options
-    settings = attempt.settings = _without_rewrites(attempt.settings, rewritten)
     graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
-    if list(graph.nodes) != before:  # planned already, in another way
-        reorder(gm, before)
-    name = attempt.name = graph_name(graph, kind)
     if asks(settings):
-        traffic = traffic_in(before)
-        attempt.key, attempt.launches = graph_key(graph, settings.met_under), traffic.launches
-        runs_so = settings.stage in _AS_THEY_ARE and not any(map(_in_region, before))
-        attempt.original, attempt.standing = traffic if runs_so else None, traffic.launches
-        attempt.places = {node.name: k for k, node in enumerate(traffic.launches)}
-    compiled = settings.stage == "post_grad"  # by Inductor, and not run as FX
+        launches = launches_in(graph.nodes)
+        known.key = graph_key(graph, f"rewrites {settings.graph}".rstrip())
+        known.launches, known.texts = launch_digest(launches), launch_texts(launches)
+    known.name = graph_name(graph, kind)
+    compiled = settings.stage in ("inductor", "post_grad")
     if compiled:
         note_held(graph)
-    fusion: Fusion = "inductor" if compiled else "none"
-    report = schedule_graph(
-        gm, settings.options, name=name, fusion=fusion, scheduler=attempt.scheduled, **settings.costs
-    )
-    if report.schedule is None and (report.reason or "").startswith(NO_COLLECTIVES):
-        attempt.key = None
-        return Report(name, reason=report.reason)
-    attempt.problem = None if report.schedule is None else report.schedule.problem
-    if attempt.problem is None and not attempt.launches:  # it fails here, but no other rank will ask
-        attempt.key = None
-    if attempt.problem is not None and not attempt.problem.collectives:  # other ranks may have no such graph
-        attempt.key = None
-    if attempt.key is not None:
-        attempt.planned = traffic_in(graph.nodes)
-    return report
+    lifted = lift(graph, name=known.name, fusion="inductor" if compiled else "none", **settings.costs)
+    choice = known.choice = choose(lifted, settings, alike_of(graph))
+    if known.key:
+        names = None if choice.names is None else list(choice.names)
+        order = hashlib.sha256(json.dumps([to_json(choice.rewrites), names], sort_keys=True).encode()).hexdigest()
+        digest = digest_of(lifted.problem, settings.options, lifted.problem.original_order)
+        known.mine = replace(digest, key=known.key, launches=known.launches, order=f"rewrites: {order}")
+    if choice.rewrites or choice.names is not None:
+        known.pending = prepare(gm, choice.rewrites, choice.names)
+        log.info("%s: %s, if all ranks agree", known.name, count(len(choice.rewrites), "rewrite"))
 
 
-def _without_rewrites(settings: Settings, rewritten: bool) -> Settings:
-    """The settings for the order alone: what was to be rewritten is."""
-    options = settings.options
-    if not options.rewrites:
-        return settings
-    return replace(settings, options=replace(options, rewrites=(), headroom=0 if rewritten else options.headroom))
-
-
-def _kind_of(graph: fx.Graph) -> str:
-    """Tell by the names of its inputs whether a graph is a forward, a backward, or for inference."""
-    inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
-    if any(name.startswith("tangents") for name in inputs):
-        return "backward"
-    return "forward" if any(name.startswith("primals") for name in inputs) else "inference"
+def _agree_on_rewrites(known: _Known, settings: Settings, failure: Exception | None) -> bool:
+    """Tell whether all ranks do the same; nothing that could fail comes after it."""
+    if not known.key:
+        return True
+    mine, entry = known.mine, None
+    if mine is None or failure is not None:
+        mine = Digest.of_failure(describe_error(failure), known.key, known.launches, known.name)
+    if known.pending is not None and launch_texts(launches_in(known.pending.order)) != known.texts:
+        entry = Entry(known.texts, (), True, mine.identity)  # what is launched instead of the original launches
+    earlier = find_in_force(known.texts, settings)
+    if earlier is not None:
+        if earlier.rewritten and earlier != entry:
+            refuse(known.name, "they have rewritten its collectives")
+        return earlier == entry
+    agreement = decisions.take_or_ask(mine, settings)
+    if agreement is None:
+        return True
+    known.cached = order_to_cache(mine, agreement, "nothing is rewritten", entry if agreement.agreed else None)
+    if agreement.agreed:
+        return entry is None or put_in_force(entry, settings) == entry
+    if agreement.verdict.to_mend or not agreement.verdict.launches_alike:
+        warn_of_ranks(f"rewrites no collective of {known.name!r}", agreement.verdict, settings)
+    return False

@@ -23,15 +23,13 @@ from overlap_sched.distributed.digest import options_text
 from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.costs import Fusion
 from overlap_sched.fx.graphs import own_meta
-from overlap_sched.inductor.agree import ask, given_up, graph_key, warn_of_ranks
-from overlap_sched.inductor.cache_key import key_after, settings_key
-from overlap_sched.inductor.console import log, rank, said, warn
-from overlap_sched.inductor.launches import launches_in
-from overlap_sched.inductor.names import graph_name
+from overlap_sched.inductor.agree import ask, graph_key, launches_in, report_failure, warn_of_ranks
+from overlap_sched.inductor.caches import key_after, settings_key
+from overlap_sched.inductor.reporting import describe_error, log, name_graph, rank, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.joint import JointSearchResult, Judge, Question, fit_joint
-from overlap_sched.joint.cut import Partitioner
 from overlap_sched.joint.graphs import draws, has_graphs_inside, runs_again
+from overlap_sched.joint.search import Partitioner
 from overlap_sched.report.units import count, duration, from_to, size
 
 Halves = tuple[fx.GraphModule, fx.GraphModule]
@@ -101,7 +99,7 @@ class FitPartitioner(CustomPartitionerFn):
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **given: Any) -> Halves:
         """Cut a joint graph."""
-        return fitted(gm, joint_inputs, self.settings, self.before or min_cut_rematerialization_partition, **given)
+        return cut_to_fit(gm, joint_inputs, self.settings, self.before or min_cut_rematerialization_partition, **given)
 
     def uuid(self) -> str:
         """For torch's caches: of the settings; where those have no key, one that nobody else has.
@@ -111,7 +109,7 @@ class FitPartitioner(CustomPartitionerFn):
         return key_after(self.before, settings_key(self.settings)) or self._once
 
 
-def fitted(gm: fx.GraphModule, joint_inputs: Any, settings: Settings, partitioner: Any, **given: Any) -> Halves:
+def cut_to_fit(gm: fx.GraphModule, joint_inputs: Any, settings: Settings, partitioner: Any, **given: Any) -> Halves:
     """Cut a joint graph as the settings ask for, or as the partitioner alone does: torch's, or another of its kind.
 
     It changes the graph, and is given ``joint_inputs`` and what is ``given`` (``num_fwd_outputs`` and so on).
@@ -122,10 +120,10 @@ def fitted(gm: fx.GraphModule, joint_inputs: Any, settings: Settings, partitione
     cut = partial(_cut, partitioner=partitioner, joint_inputs=joint_inputs, given=given)
     name, found, reason = "a joint graph", None, None
     try:
-        name = graph_name("joint")
+        name = name_graph("joint")
         found, reason = _found(gm, cut, settings, name, given["num_fwd_outputs"])
     except Exception as error:
-        reason = given_up(error, settings, f"fitting {name!r}", f"leaves {name!r} to torch's partitioner")
+        reason = report_failure(error, settings, f"fitting {name!r}", f"leaves {name!r} to torch's partitioner")
     _record(Partition(name, found, reason, settings.priced_for))
     if found is None or reason is not None:
         return cut(gm)
@@ -158,7 +156,7 @@ def _found(
         judge = Judge(settings.options, fusion, settings.costs, outputs)
         found = fit_joint(gm, cut, judge, Question(settings.memory_limit, settings.max_slowdown))
     except Exception as error:  # the others must hear of it
-        failure = said(error)
+        failure = describe_error(error)
         if not communicates:
             raise
     if communicates:

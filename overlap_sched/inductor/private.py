@@ -1,7 +1,9 @@
-"""The names of Inductor's scheduler, all that we use of them in one place, for the versions in which we have seen them.
+"""What we do with the names of Inductor's scheduler, for the versions in which we have seen them.
 
-torch says of its scheduler that it may change at any time. So nothing else of this package imports from it, and this
-module is imported only behind :func:`overlap_sched.inductor.versions.check_torch`.
+torch says of its scheduler that it may change at any time. So nothing else of this package imports from it but
+:mod:`~overlap_sched.inductor.kernels`, :mod:`~overlap_sched.inductor.lifting` and
+:mod:`~overlap_sched.inductor.graph_order`, and all of these are imported only behind
+:func:`overlap_sched.inductor.scheduler_pass.check_torch`.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,58 +12,21 @@ from typing import Any
 
 import sympy
 from torch._inductor import config, ir
-from torch._inductor.codegen.common import BackendFeature
-from torch._inductor.codegen.wrapper import can_match_buffer_size
-from torch._inductor.comms import is_async_collective
-from torch._inductor.dependencies import MemoryDep, WeakDep
-from torch._inductor.scheduler import (
-    FusedSchedulerNode,
-    GroupedSchedulerNode,
-    NopKernelSchedulerNode,
-    OutputNode,
-    Scheduler,
-    SchedulerNode,
-)
-from torch._inductor.utils import (
-    contains_collective,
-    contains_wait,
-    is_collective,
-    is_nonfreeable_buffers,
-    is_wait,
-)
+from torch._inductor.scheduler import GroupedSchedulerNode, Scheduler
+from torch._inductor.utils import contains_collective, is_wait
 from torch._inductor.virtualized import V
 
-from overlap_sched.inductor import names
+from overlap_sched.inductor.reporting import name_graph
 
-__all__ = [
-    "BackendFeature",
-    "FusedSchedulerNode",
-    "GroupedSchedulerNode",
-    "MemoryDep",
-    "NopKernelSchedulerNode",
-    "OutputNode",
-    "SchedulerNode",
-    "V",
-    "WeakDep",
-    "annotate",
-    "at_the_end",
-    "can_match_buffer_size",
-    "config",
-    "contains_collective",
-    "contains_wait",
-    "cuda_graphs",
-    "graph_name",
-    "ir",
-    "is_async_collective",
-    "is_collective",
-    "is_nonfreeable_buffers",
-    "is_wait",
-    "members",
-    "passes_behind",
-    "runs",
-    "size_of",
-    "when_written",
-]
+
+def lowered() -> Any:
+    """The graph that Inductor is lowering."""
+    return V.graph
+
+
+def communicates(snodes: Sequence[Any]) -> bool:
+    """Tell whether a collective is among some scheduler nodes."""
+    return any(contains_collective(snode) for snode in snodes)
 
 
 def members(node: Any) -> Sequence[Any]:
@@ -166,7 +131,7 @@ def annotate(text: str) -> None:
 
 
 def graph_name() -> str:
-    """Return the name of what is being compiled, see :func:`overlap_sched.inductor.names.graph_name`."""
+    """Return the name of what is being compiled, see :func:`overlap_sched.inductor.name_graph`."""
     graph = V.graph
     kind = "inference" if graph.is_inference else "backward" if graph.is_backward else "forward"
-    return names.graph_name(kind, graph.name or "", graph.graph_id)
+    return name_graph(kind, graph.name or "", graph.graph_id)

@@ -1,28 +1,283 @@
-"""What became of every compiled graph: kept, logged, traced.
+"""What became of every compiled graph, and how the plug-ins speak: reports, log lines, warnings that never raise.
 
 - ``overlap_sched.reports()``: the last 256 in this process.
-- One line on all of them on rank 0, at the end: :mod:`~overlap_sched.inductor.summary`.
 - The logger ``overlap_sched``: one line per graph on rank 0 (INFO), the whole report (DEBUG). It is a name that torch's
   own logging takes: ``TORCH_LOGS="overlap_sched"`` or ``TORCH_LOGS="+overlap_sched"``.
+- One line on all graphs on rank 0, where the plug-in is switched off or the process ends. It is a WARNING where
+  something can be mended, else INFO, and goes to standard error where nobody has set up logging.
 - torch's structured trace (``TORCH_TRACE``, tlparse), where that is on: the artifact ``overlap_sched_report``.
+
+torch hands the name of the function to no pass. It stands on the stack, where ``torch._dynamo.convert_frame._compile``
+runs; where it is not found, graphs have shorter names.
 """
 
+import atexit
 import json
-from collections import OrderedDict, deque
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+import logging
+import os
+import re
+import sys
+import warnings
+from collections import Counter, OrderedDict, deque
+from dataclasses import asdict, dataclass, field, replace
+from textwrap import shorten
+from types import CodeType, FrameType
+from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
+import torch.distributed as dist
+from torch import nn
+from torch._guards import CompileContext
 from torch._logging import trace_structured
 
-from overlap_sched.fx.apply import Report
-from overlap_sched.inductor import sessions
-from overlap_sched.inductor.console import forget_warnings, log, rank, warn
-from overlap_sched.inductor.summary import outcome_of, tally
+from overlap_sched.errors import OverlapSchedWarning
+from overlap_sched.fx.apply import NO_COLLECTIVES, Report
 from overlap_sched.problem import Kind
-from overlap_sched.report.units import duration, from_to, size
+from overlap_sched.report.units import count, duration, from_to, size
 from overlap_sched.report.words.graph import sizes_assumed
 from overlap_sched.report.words.schedule import collectives_text
 from overlap_sched.scheduler.driver import Figures
+
+log = logging.getLogger("overlap_sched")
+
+_warned: set[str] = set()
+
+
+def say(message: str, level: int = logging.INFO) -> None:
+    """Log a line; where nobody has set up logging, print it to standard error. Never raises."""
+    try:
+        if log.hasHandlers() or not log.isEnabledFor(max(level, logging.WARNING)):
+            log.log(level, "%s", message)
+        else:
+            print(message, file=sys.stderr)
+    except Exception:  # standard error is closed, or a handler of the user's fails: a job is running
+        return
+
+
+def describe_error(error: Exception | None) -> str:
+    """Return the type of an error and its text."""
+    return f"{type(error).__name__}: {error}"
+
+
+def warn(message: str, error: Exception | None = None, subject: str = "") -> None:
+    """Warn, the same sentence once, and never raise: where warnings are errors it is logged, since a job is running.
+
+    Args:
+        message: The sentence.
+        error: What is added to it after a colon; ``None``: nothing.
+        subject: Of the sentences on one subject only the first is shown; ``""``: each is a subject of its own.
+    """
+    message = message if error is None else f"{message}: {describe_error(error)}"
+    if (subject or message) in _warned:
+        return
+    _warned.add(subject or message)
+    try:
+        warnings.warn(message, OverlapSchedWarning, stacklevel=3)
+    except OverlapSchedWarning:
+        log.warning("%s", message)
+
+
+def rank() -> int:
+    """This process's rank; before anything is distributed, the one that ``torchrun`` gave it; 0 without either."""
+    if dist.is_available() and dist.is_initialized():
+        return int(dist.get_rank())
+    given = os.environ.get("RANK", "")
+    return int(given) if given.isdecimal() else 0
+
+
+def several_ranks() -> bool:
+    """Tell whether more than one rank compiles (with torch's ``fake`` process group one process stands for all)."""
+    up = dist.is_available() and dist.is_initialized()
+    return up and dist.get_world_size() > 1 and dist.get_backend() != "fake"
+
+
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.*)_at_(?P<line>\d+)")
+_subjects: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
+
+
+def name_graph(kind: str, inner: str = "", number: Any = None) -> str:
+    """Return the name of what is being compiled.
+
+    ``"forward 0/0 of Transformer"``, ``"backward 2/1 of train_step"``, ``"inference 3/0 of Block (from line 37)"``,
+    ``"backward !0/2/0 of compiled autograd"``. A backward graph may be compiled when its function is long gone from the
+    stack; it has the compile context of its forward, so names are kept by that.
+
+    Args:
+        kind: ``"forward"``, ``"backward"`` or ``"inference"``.
+        inner: Which graph inside of it, where there are several.
+        number: Stands for the compile id where there is none.
+    """
+    compile_id = str(CompileContext.current_compile_id() or ("" if number is None else number))
+    kind, subject = ("backward", "compiled autograd") if compile_id.startswith("!") else (kind, _subject())
+    named = " ".join(part for part in (kind, compile_id, inner) if part)
+    return f"{named} of {subject}" if subject else named
+
+
+def _subject() -> str:
+    """The module or function that is compiled; nothing where it is not known. A name must not stop a compilation."""
+    try:
+        context, frame = CompileContext.try_get(), dynamo_frame()
+        if frame is not None:
+            found = _called(frame.code.co_name, frame.code.co_qualname, frame.owner)
+            if context is not None:
+                _subjects[context] = found
+            return found
+        return "" if context is None else _subjects.get(context, "")
+    except Exception:
+        return ""
+
+
+def _called(name: str, qualified: str, owner: Any) -> str:
+    """A module by its class, a function by its name; where it goes on after a graph break, from which line on."""
+    resumed = _RESUMED.fullmatch(name)
+    line = ""
+    if resumed is not None:
+        line = f" (from line {resumed['line']})"
+        name, qualified = resumed["function"], qualified.replace(name, resumed["function"])
+    if isinstance(owner, nn.Module):
+        module = type(owner).__qualname__.rpartition("<locals>.")[2]
+        return f"{module}{line}" if name == "forward" else f"{module}.{name}{line}"
+    return f"{qualified.rpartition('<locals>.')[2]}{line}"
+
+
+class DynamoFrame(NamedTuple):
+    """What is compiled.
+
+    Attributes:
+        code: The function.
+        owner: Its ``self``; ``None``: it has none.
+    """
+
+    code: CodeType
+    owner: Any
+
+
+def dynamo_frame() -> DynamoFrame | None:
+    """Return the frame compiled in this thread; ``None``: nothing, or torch has changed."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_compile" and frame.f_globals.get("__name__") == "torch._dynamo.convert_frame":
+            code, of_frame = frame.f_locals.get("code"), frame.f_locals.get("locals")
+            owner = of_frame.get("self") if isinstance(of_frame, dict) else None
+            return DynamoFrame(code, owner) if isinstance(code, CodeType) else None
+        frame = frame.f_back
+    return None
+
+
+DETAILS = "Details: overlap_sched.reports()"
+HOOKS = (
+    "fully_shard, DDP and other hooks launch collectives outside of the graph. Use overlap_sched.distributed.shard, "
+    'or with DDP torch._dynamo.config.optimize_ddp = "python_reducer"'
+)
+NEVER_CALLED = (
+    "none reached it. Only Inductor, torch.compile's default backend, calls it; backend='overlap_sched' runs graphs "
+    "without lowering them"
+)
+_FINE = ("no better order was found", "no other order was looked for")
+LONGEST_REASON = 120
+"""Characters of the reason in the line on all graphs."""
+
+
+@dataclass
+class Tally:
+    """What became of the graphs of this process since the last line. Rank 0 speaks for all.
+
+    Attributes:
+        seen: Graphs that came to us, or were compiled without us; never forgotten.
+        graphs, communicating: Graphs that came to us, and those of them with collectives.
+        changed: Those of them that were reordered or rewritten, and ``exposed_us``: their predicted exposed time before
+            and after, for ``devices``.
+        reasons: Why the others were not.
+        cached: Graphs that torch found in its caches, and ``cached_communicates``: one of them has collectives, or it
+            is not known.
+        missed: Graphs that were compiled without us.
+        several: Whether there are several ranks: the process group may be gone when the line is said.
+        speaks: Whether this is rank 0.
+    """
+
+    seen: int = 0
+    graphs: int = 0
+    communicating: int = 0
+    changed: int = 0
+    exposed_us: tuple[float, float] = (0.0, 0.0)
+    devices: dict[str, None] = field(default_factory=dict)
+    reasons: Counter[str] = field(default_factory=Counter)
+    cached: int = 0
+    cached_communicates: bool = False
+    missed: int = 0
+    several: bool = False
+    speaks: bool = False
+
+    def add(self, report: Report, priced_for: str) -> None:
+        """Count a graph that came to us."""
+        self._look()
+        plan, reason, exposed = report.schedule, report.reason or "", report.exposed_us
+        self.graphs += 1
+        if not (plan.problem.collectives if plan is not None else not reason.startswith(NO_COLLECTIVES)):
+            return
+        self.communicating += 1
+        if exposed is None:
+            self.reasons[reason] += 1
+            return
+        self.changed += 1
+        self.exposed_us = (self.exposed_us[0] + exposed[0], self.exposed_us[1] + exposed[1])
+        self.devices[priced_for] = None
+
+    def add_cached(self, communicates: bool) -> None:
+        """Count a graph that torch has found in its caches."""
+        self._look()
+        self.cached += 1
+        self.cached_communicates |= communicates
+
+    def miss(self, graphs: int) -> None:
+        """Count graphs that were compiled without us."""
+        self._look(graphs)
+        self.missed += graphs
+
+    def _look(self, graphs: int = 1) -> None:
+        self.seen += graphs
+        self.several, self.speaks = self.several or several_ranks(), rank() == 0
+
+    def say(self) -> None:
+        """Say the line, if there is anything to say, and count anew. Never raises."""
+        try:
+            if self.speaks and (self.graphs or self.cached or self.missed):
+                say(*self.line())
+        except Exception:  # words for people must not end a job
+            pass
+        vars(self).update(vars(Tally(seen=self.seen)))
+
+    def line(self) -> tuple[str, int]:
+        """One line, and its level of :mod:`logging`."""
+        hooked = self.several and not self.missed and not self.communicating and not self.cached_communicates
+        mend = any(not reason.startswith(_FINE) for reason in self.reasons)
+        parts = [self._counted()] if self.graphs else []
+        parts += [f"{count(self.cached, 'graph')} out of torch's caches"] if self.cached else []
+        if self.missed:
+            alone = not (self.graphs or self.cached)
+            parts.append(f"{count(self.missed, 'graph')} compiled{f', {NEVER_CALLED}' if alone else ' without it'}")
+        parts += [f"nothing to reorder. {HOOKS}"] if hooked else []
+        level = logging.WARNING if mend or hooked or len(parts) == bool(self.missed) else logging.INFO
+        return f"overlap_sched: {'; '.join(parts)}{f'. {DETAILS}' if self.graphs else ''}", level
+
+    def _counted(self) -> str:
+        """``5 graphs, 3 with collectives, 2 changed (exposed ...), 1 not: ...``."""
+        text = f"{count(self.graphs, 'graph')}, {self.communicating or 'none'} with collectives"
+        if self.changed:
+            exposed, devices = from_to(*map(duration, self.exposed_us)), " and ".join(filter(None, self.devices))
+            text += f", {self.changed:,} reordered or rewritten (exposed {exposed} predicted"
+            text += f"{f' for {devices}' if devices else ''})"
+        if self.reasons:
+            (reason, most), others = self.reasons.most_common(1)[0], self.reasons.total()
+            first = shorten(reason.partition(". ")[0].rstrip("."), LONGEST_REASON, placeholder=" ...")
+            text += f", {others:,} not: {first}{'' if most == others else f' ({most:,}), and other reasons'}"
+        return text
+
+
+tally = Tally()
+"""Of this process."""
+atexit.register(tally.say)
+
 
 Stage = Literal["inductor", "post_grad", "backend", "titan", "deepspeed"]
 """Where a graph was scheduled: Inductor's scheduler nodes; the FX graph before lowering; the FX graph that runs, of
@@ -118,7 +373,7 @@ def clear_reports() -> None:
     """Forget them; what was warned of may be warned of again."""
     _reports.clear()
     _notes.clear()
-    forget_warnings()
+    _warned.clear()
 
 
 def note(name: str, **fields: Any) -> None:
@@ -128,8 +383,9 @@ def note(name: str, **fields: Any) -> None:
         _notes.popitem(last=False)
 
 
-def record_cached(name: str, stage: Stage, kept: str | None = None) -> None:
+def record_cached(name: str, stage: Stage, kept: str | None = None, communicates: bool = True) -> None:
     """Keep and log that torch has found the code of a graph in its caches."""
+    tally.add_cached(communicates)
     _reports.append(GraphReport(name, stage, Report(name, kept=kept, cached=True)))
     if rank() == 0:
         log.info("%s", _reports[-1].line)
@@ -140,8 +396,7 @@ def record(report: GraphReport) -> None:
     try:
         report = replace(report, report=replace(report.report, **_notes.pop(report.name, {})))
         _reports.append(report)
-        sessions.listen()
-        tally.add(outcome_of(report.report, report.priced_for))
+        tally.add(report.report, report.priced_for)
         if rank() == 0:
             if report.report.on_undeclared is not None:
                 warn(f"overlap_sched: {report.report.on_undeclared}")

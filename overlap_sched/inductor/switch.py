@@ -1,11 +1,19 @@
 """Switch it on and off: one line, and off again restores every setting.
 
-with overlap_sched.enabled(options):      # around the first forward and backward: that is when torch compiles
-    train_step(model, batch)
+    with overlap_sched.enabled(options):      # around the first forward and backward: that is when torch compiles
+        train_step(model, batch)
 
-overlap_sched.enable(options)             # until overlap_sched.disable()
+    overlap_sched.enable(options)             # until overlap_sched.disable()
 
-torch.compile(model, options=overlap_sched.inductor_options(options))
+    torch.compile(model, options=overlap_sched.inductor_options(options))
+
+Settings of ``torch._inductor.config`` are anybody's: code that runs after ``enable()`` may set them anew, as
+torchtitan's compile backend does, and a ``torch.compile(options=...)`` of its own wins over them. So may
+``torch.use_deterministic_algorithms(True)``, in which torch calls no custom pass after fusion. So all that is looked at
+when a graph is compiled, by passes on the FX graph that Inductor is about to lower and by Dynamo's callbacks.
+
+Inductor reorders what it lowers, so an order that is set on the FX graph survives only in part: the default is
+:class:`~overlap_sched.inductor.scheduler_pass.SchedulerPass`, after fusion.
 
 While it is on, gathers over gloo go around a fault of torch (:mod:`~overlap_sched.inductor.gloo`); with
 ``inductor_options`` for as long as anything holds these options, as the compiled function does.
@@ -17,50 +25,49 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 import torch.distributed as dist
+from torch import fx
 from torch._dynamo import convert_frame
+from torch._dynamo.callback import callback_handler
+from torch._dynamo.utils import counters
 from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from overlap_sched.cost import CostModel
 from overlap_sched.cost.cluster import Cluster
-from overlap_sched.distributed.uncompiled import uncompiled, watch_optimizers
+from overlap_sched.distributed.uncompiled import stop_counting, uncompiled, watch_optimizers
 from overlap_sched.errors import OptionsError, UnsupportedError
+from overlap_sched.fx.apply import Report
 from overlap_sched.fx.costs import Cost
-from overlap_sched.inductor.console import rank, say, warn
+from overlap_sched.fx.operators import traits_of
+from overlap_sched.inductor.agree import asks, note_earlier_code, some_graph_moves
+from overlap_sched.inductor.caches import key_after, settings_key, watch_caches
+from overlap_sched.inductor.fx_stage import Choose, choose_rewrites, graph_name, rewrite_and_schedule, rewrite_fx
 from overlap_sched.inductor.gloo import safe_gathers, safe_gathers_with
-from overlap_sched.inductor.in_force import note_earlier_code, some_graph_moves
 from overlap_sched.inductor.partitioning import FitPartitioner
-from overlap_sched.inductor.post_grad import (
-    COMPETING,
-    NOT_RUN,
-    NOTE,
-    PASSES,
-    PASSES_ON,
-    POST_GRAD,
-    DeterministicWatch,
-    PostGradPass,
-    RewritePass,
-    look,
-)
-from overlap_sched.inductor.rewriting import planned
-from overlap_sched.inductor.scheduler_pass import SchedulerPass
-from overlap_sched.inductor.sessions import listening, observe, sessions_ended
+from overlap_sched.inductor.reporting import GraphReport, name_graph, rank, record, record_cached, say, tally, warn
+from overlap_sched.inductor.scheduler_pass import SchedulerPass, explain_version, knows_torch
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.inductor.summary import tally
-from overlap_sched.inductor.versions import knows_torch, refusal
 from overlap_sched.options import Options, check_names, options_given, rewrites_wanted
 
+PASSES = "reorder_for_compute_comm_overlap_passes"
+PASSES_ON = "reorder_for_compute_comm_overlap"
+POST_GRAD = "post_grad_custom_post_pass"
 PARTITIONER = "custom_partitioner_fn"
-
+COMPETING = "aten_distributed_optimizations.enable_overlap_scheduling"
+"""A reorderer of torch that runs before us, off while we run: it makes fusion worse by dependencies that it inserts."""
+NOT_RUN = (
+    "torch._inductor.config.deterministic is on. torch then calls no custom pass after fusion, so the order is the one "
+    "that torch alone gives it. Turn it off, or schedule before lowering (stage='post_grad')."
+)
 NOTHING_COMPILED = (
     "overlap_sched: nothing was compiled inside of enabled(). torch compiles when a function is called first, and its "
-    "backward when that is: both belong into the block. Or call overlap_sched.enable() once, before the first step."
+    "backward when that is called: put both into the block. Or call overlap_sched.enable() once, before the first step."
 )
 
 
@@ -94,12 +101,12 @@ def inductor_options(options: Options | None = None, **how: Unpack[How]) -> dict
 
     Raises:
         OptionsError: There is no such stage, or the ``tracker`` memory model was asked for after fusion.
-        UnsupportedError: With ``strict``: this torch is none that we know. Else torch stays as it is, with a warning.
+        UnsupportedError: With ``strict``: this version of torch is not known. Else torch stays as it is, with a
+            warning.
     """
-    _, changes = _changes(_settings("inductor_options", options, how))
+    _, changes = _plan_changes(_settings_given("inductor_options", options, how))
     if dist.is_available() and changes:
-        owner = changes[PASSES][-1] if isinstance(changes[POST_GRAD], DeterministicWatch) else changes[POST_GRAD]
-        safe_gathers_with(owner)
+        safe_gathers_with(changes[PASSES][-1] if isinstance(changes[POST_GRAD], WatchPass) else changes[POST_GRAD])
     return changes
 
 
@@ -107,15 +114,15 @@ def inductor_options(options: Options | None = None, **how: Unpack[How]) -> dict
 def enabled(options: Options | None = None, **how: Unpack[How]) -> Iterator[None]:
     """Schedule what is compiled inside the block; see :func:`inductor_options` for the arguments.
 
-    torch compiles when a function is called first, its backward when that is: both belong into the block. What has been
-    compiled before stays as it is.
+    torch compiles when a function is called first, its backward when that is called: put both into the block. What has
+    been compiled before stays as it is.
     """
-    _switch_on(_settings("enabled", options, how))
-    depth, before = len(_on), sessions_ended()
+    _switch_on(_settings_given("enabled", options, how))
+    depth, before = len(_on), _count_compiled()
     try:
         yield
-        if listening() and sessions_ended() == before and not tally.seen and rank() == 0:
-            say(NOTHING_COMPILED)
+        if _count_compiled() == before and not tally.seen and rank() == 0:
+            say(NOTHING_COMPILED, logging.WARNING)
     finally:
         while len(_on) >= depth:
             _switch_off()
@@ -123,11 +130,16 @@ def enabled(options: Options | None = None, **how: Unpack[How]) -> Iterator[None
 
 def enable(options: Options | None = None, **how: Unpack[How]) -> None:
     """Schedule all that is compiled until :func:`disable`, in every thread; again: with the new options."""
-    settings, earlier = _settings("enable", options, how), current_settings()
+    settings, earlier = _settings_given("enable", options, how), current_settings()
     disable()
     _switch_on(settings)
-    if rank() == 0:
-        _say_what_stays(settings, earlier, bool(convert_frame.output_codes.seen_ids))
+    changed = earlier is None or replace(earlier, notes=()) != settings
+    if changed and rank() == 0 and convert_frame.output_codes.seen_ids:
+        say(
+            "overlap_sched: enable() was called when torch had compiled graphs already. They keep their order. Call "
+            "enable() before the first step, or torch.compiler.reset() after it to have all compiled again.",
+            logging.WARNING,
+        )
 
 
 def disable() -> None:
@@ -145,21 +157,179 @@ def current_settings() -> Settings | None:
     return _on[-1][0] if _on else None
 
 
-def _say_what_stays(settings: Settings, earlier: Settings | None, compiled: bool) -> None:
-    """One line where not all graphs will be ordered by these settings."""
-    stays = "What has been compiled before keeps its order: "
-    if earlier is not None:
-        now, before = ({**vars(one.options), **vars(one), "options": 0, "notes": 0} for one in (settings, earlier))
-        changed = [f"{name}={now[name]!r} (before: {before[name]!r})" for name in now if now[name] != before[name]]
-        if changed:
-            keeps = f" {stays}torch.compiler.reset() has it compiled again." if compiled else ""
-            say(f"overlap_sched: enable() was called again; from now on {', '.join(changed)}.{keeps}")
-    elif compiled:
-        mend = "call enable() before the first step, or torch.compiler.reset() behind it to have all compiled again."
-        say(f"overlap_sched: enable() was called late. {stays}{mend}", logging.WARNING)
+@dataclass(frozen=True)
+class FXPass(CustomGraphPass):
+    """A pass for ``torch._inductor.config.post_grad_custom_post_pass``.
+
+    Attributes:
+        settings: How to schedule.
+        before: The pass that was set before; it runs first.
+    """
+
+    settings: Settings
+    before: CustomGraphPass | None = None
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Work on the graph in place, or leave it as it was."""
+        if self.before is not None:
+            self.before(graph)
+        self.run(graph)
+
+    def run(self, graph: fx.Graph) -> None:
+        """Work on the graph when the other pass has run."""
+        raise NotImplementedError
+
+    def uuid(self) -> str | None:
+        """Name this package's version and all settings, for torch's caches; ``None``: compile without them."""
+        return key_after(self.before, settings_key(self.settings))
 
 
-def _settings(call: str, options: Options | None, how: How) -> Settings:
+@dataclass(frozen=True)
+class PostGradPass(FXPass):
+    """Rewrites and reorders: where torch runs no passes after fusion, and for compilers that lower by themselves."""
+
+    def run(self, graph: fx.Graph) -> None:
+        """Reorder the graph in place, or leave it as it was."""
+        rewrite_and_schedule(graph, self.settings)
+
+    def uuid(self) -> str | None:
+        """``None`` where ranks must agree: code in a cache does not tell in which order this pass left its graph."""
+        return None if asks(self.settings) else super().uuid()
+
+
+@dataclass(frozen=True)
+class RewritePass(FXPass):
+    """Rewrites, before Inductor lowers.
+
+    Attributes:
+        choose: What to do.
+    """
+
+    choose: Choose = choose_rewrites
+
+    def run(self, graph: fx.Graph) -> None:
+        """Rewrite the graph in place, or leave it as it was: also where no order will be set after fusion."""
+        if not config.deterministic and find_obstacle(self.settings) is None:
+            rewrite_fx(graph, self.settings, self.choose)
+
+    def uuid(self) -> str | None:
+        """``None`` where ranks must agree and torch does not ask us before it uses code from a cache."""
+        return super().uuid() if watch_caches(self.settings) else None
+
+
+@dataclass(frozen=True)
+class WatchPass(FXPass):
+    """Changes nothing, and warns where a graph will not be scheduled.
+
+    Attributes:
+        competing: A reorderer of torch's own is off for us. It is on again for graphs that we do not get.
+    """
+
+    competing: bool = False
+
+    def run(self, graph: fx.Graph) -> None:
+        """Warn where a graph will not be scheduled: not at all, or because other code has switched that off."""
+        try:
+            _watch.listen()
+            obstacle = find_obstacle(self.settings)
+            if self.competing:
+                setattr(config, COMPETING, config.deterministic or obstacle is not None)
+            if not config.deterministic:
+                warn_of_obstacle(obstacle)
+            elif any(node.op == "call_function" and traits_of(node.target).comm is not None for node in graph.nodes):
+                name, settings = graph_name(graph), self.settings
+                warn(f"overlap_sched leaves {name!r} as it was: {NOT_RUN}")
+                record(GraphReport(name, "inductor", Report(name, reason=NOT_RUN), settings.notes, settings.priced_for))
+        except Exception as error:  # what only looks must not stop a compilation
+            warn("overlap_sched could not inspect a graph", error)
+
+    def uuid(self) -> str | None:
+        """A name for torch's caches; ``None`` where the other pass has none."""
+        return key_after(self.before, "overlap_sched watches")
+
+
+def find_obstacle(settings: Settings) -> str | None:
+    """Name the setting that keeps Inductor from calling us, as they are now; ``None``: none does."""
+    if settings.stage == "post_grad":
+        now: Any = getattr(config, POST_GRAD)
+        while now is not None and not isinstance(now, PostGradPass) and hasattr(now, "before"):
+            now = now.before
+        return None if isinstance(now, PostGradPass) else f"torch._inductor.config.{POST_GRAD} is {_name_of(now)}"
+    if not getattr(config, PASSES_ON):
+        after = getattr(config, POST_GRAD)
+        ours = after is None or isinstance(after, FXPass)
+        return f"torch._inductor.config.{PASSES_ON} is False{'' if ours else f', and {POST_GRAD} is {_name_of(after)}'}"
+    passes = getattr(config, PASSES)
+    if not any(isinstance(p, SchedulerPass) for p in passes):
+        return f"torch._inductor.config.{PASSES} is [{', '.join(map(_name_of, passes))}]"
+    return None
+
+
+def warn_of_obstacle(obstacle: str | None) -> None:
+    """Warn on rank 0 of what :func:`find_obstacle` has found; nothing where that is ``None``."""
+    if obstacle is not None and rank() == 0:
+        warn(
+            f"overlap_sched is switched on, but Inductor does not call it: {obstacle}. Graphs are in the order that "
+            "torch alone gives them. Other code has set that since, or torch.compile's own options do. Call "
+            "overlap_sched.enable() after that code, or give the settings to torch.compile: "
+            "options=overlap_sched.inductor_options()."
+        )
+
+
+def _name_of(thing: Any) -> str:
+    """A pass or function by its name and where it is from."""
+    if thing is None or isinstance(thing, str):
+        return repr(thing)
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{named.__qualname__.rpartition('<locals>.')[2]} of {named.__module__}"
+
+
+def _count_compiled() -> tuple[int, int, int]:
+    """Count the graphs that Dynamo has made, those of which we know, and those that torch found in its caches."""
+    cached = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+    return counters["stats"]["unique_graphs"], tally.seen, cached
+
+
+class _Watch:
+    """Looks at what torch compiles while we are on; ``torch._dynamo.reset`` forgets it until the next graph comes."""
+
+    def __init__(self) -> None:
+        self._before = (0, 0, 0)
+
+    def listen(self) -> None:
+        """Register the callbacks (idempotent)."""
+        if self.end not in callback_handler.end_callbacks:
+            callback_handler.register_start_callback(self.start)
+            callback_handler.register_end_callback(self.end)
+
+    def start(self, _: Any) -> None:
+        """For ``register_start_callback``."""
+        stop_counting()
+        self._before = _count_compiled()
+
+    def end(self, _: Any) -> None:
+        """For ``register_end_callback``: torch is done with a frame, or with the graph of a backward."""
+        try:
+            graphs, seen, cached = (now - then for now, then in zip(_count_compiled(), self._before, strict=True))
+            settings = current_settings()
+            if settings is None or seen or not (graphs or cached):
+                return
+            obstacle = find_obstacle(settings)
+            if obstacle is not None:
+                warn_of_obstacle(obstacle)
+            if obstacle is None and cached:
+                name = name_graph("graph" if graphs else "backward")
+                record_cached(name, settings.stage, communicates=not asks(settings))  # else it has come to us
+            elif graphs:
+                tally.miss(graphs)
+        except Exception as error:
+            warn("overlap_sched could not watch a compilation", error)
+
+
+_watch = _Watch()
+
+
+def _settings_given(call: str, options: Options | None, how: How) -> Settings:
     check_names(call, "", how, How.__annotations__)
     settings = Settings(options_given(options), **how)
     model = settings.options.memory_model
@@ -173,17 +343,18 @@ def _settings(call: str, options: Options | None, how: How) -> Settings:
     return settings
 
 
-def _changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
+def _plan_changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
+    """Return the settings with notes on what is switched off, and the changes of ``torch._inductor.config``."""
     changes: dict[str, Any] = {}
     notes: list[str] = []
     known = config.get_config_copy()
     if settings.stage == "inductor" and not knows_torch():
         if settings.options.strict:
-            raise UnsupportedError(refusal())
-        warn(f"overlap_sched leaves torch as it is: {refusal()}")
+            raise UnsupportedError(explain_version())
+        warn(f"overlap_sched leaves torch as it is: {explain_version()}")
         return settings, {}
     if settings.fits:
-        changes |= _partitioner(settings, known)
+        changes |= _plan_partitioner(settings, known)
     if COMPETING in known:
         changes[COMPETING] = False
         if known[COMPETING]:
@@ -193,28 +364,27 @@ def _changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
     notes += [f"torch's pass {p!r} is turned off" for p in earlier if isinstance(p, str)]
     notes += [f"{getattr(p, '__name__', type(p).__name__)} runs before this pass" for p in theirs]
     before, competing = known[POST_GRAD], bool(known.get(COMPETING))
-    while isinstance(before, PostGradPass | DeterministicWatch | RewritePass):  # ours, of an outer block
+    while isinstance(before, FXPass):  # ours, of an outer block
         competing = competing or getattr(before, "competing", False)
         before = before.before
     if settings.stage == "post_grad":
-        settings = replace(
-            settings, notes=(*notes, "Inductor reorders the graph as it lowers it: only part of the order survives")
-        )
+        notes.append("Inductor reorders the graph as it lowers it: only part of the order survives")
+    elif known["deterministic"]:
+        notes.append("torch._inductor.config.deterministic is on: torch calls no custom pass after fusion")
+        warn(f"overlap_sched cannot run: {NOT_RUN}")
+    settings = replace(settings, notes=tuple(notes))
+    if settings.stage == "post_grad":
         changes[POST_GRAD] = PostGradPass(settings, before)
         changes[PASSES_ON], changes[PASSES] = bool(theirs), theirs
         return settings, changes
-    if known["deterministic"]:
-        notes.append(NOTE)
-        warn(f"overlap_sched cannot run: {NOT_RUN}")
-    settings = replace(settings, notes=tuple(notes))
     changes[PASSES_ON], changes[PASSES] = True, [*theirs, SchedulerPass(settings)]
     if rewrites_wanted(settings.options):
-        before = RewritePass(settings, planned, before)
-    changes[POST_GRAD] = DeterministicWatch(settings, before, competing)
+        before = RewritePass(settings, before)
+    changes[POST_GRAD] = WatchPass(settings, before, competing)
     return settings, changes
 
 
-def _partitioner(settings: Settings, known: dict[str, Any]) -> dict[str, Any]:
+def _plan_partitioner(settings: Settings, known: dict[str, Any]) -> dict[str, Any]:
     if PARTITIONER not in known:
         why = (
             f"torch {torch.__version__} takes no partitioner (torch._inductor.config.{PARTITIONER}). Use 2.13 or newer."
@@ -234,15 +404,16 @@ def _switch_on(settings: Settings) -> None:
         _following.pop().close()
     if not settings.follows:
         note_earlier_code()
-    settings, changes = _changes(settings)
+    settings, changes = _plan_changes(settings)
     with ExitStack() as undo:  # all of it, or nothing
         if dist.is_available():
             undo.enter_context(safe_gathers())
         for name, value in changes.items():
             _set_in_every_thread(name, value, undo)
         if changes:
-            undo.callback(observe(partial(look, settings=settings)))
-            undo.callback(watch_optimizers())
+            _watch.listen()
+            watch_optimizers()
+            undo.callback(stop_counting)
         if settings.follows:
             _following.append(undo.pop_all())
         else:

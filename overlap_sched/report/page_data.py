@@ -61,8 +61,7 @@ from overlap_sched.scheduler.driver import Figures, Schedule
 from overlap_sched.scheduler.explain import Decision, decisions
 from overlap_sched.scheduler.task import NO_WORK, Candidate, Task
 from overlap_sched.simulate.ledger import LiveRanges
-from overlap_sched.transform.left_out import Left
-from overlap_sched.transform.plan import Plan
+from overlap_sched.transform.plan import Left, Plan
 from overlap_sched.transform.records import Record
 from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Regather, Rewrite, Stream
 

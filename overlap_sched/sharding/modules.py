@@ -25,7 +25,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
-from overlap_sched.distributed.membership import PREFIX, membership_of
+from overlap_sched.distributed.agreement import PREFIX, membership_of
 from overlap_sched.distributed.uncompiled import uncompiled
 from overlap_sched.errors import ShardingError
 from overlap_sched.sharding.gather import Layout, gather, reduced

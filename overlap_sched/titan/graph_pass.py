@@ -14,9 +14,9 @@ from overlap_sched.fit import Fit
 from overlap_sched.fx.calls import Communications, live_ranks
 from overlap_sched.fx.fitting import fit_lifted
 from overlap_sched.fx.lifting import STAYS, Lifted
-from overlap_sched.inductor.console import log, warn
 from overlap_sched.inductor.eager import options_from
-from overlap_sched.inductor.rewriting import RewriteChoice, rewrite_and_schedule, rewrite_fx
+from overlap_sched.inductor.fx_stage import RewriteChoice, rewrite_and_schedule, rewrite_fx
+from overlap_sched.inductor.reporting import log, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import current_settings, enabled
 from overlap_sched.report.units import count, duration, from_to, size

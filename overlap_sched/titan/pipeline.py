@@ -19,8 +19,8 @@ from torchtitan.experiments.graph_trainer.passes import construct_default_graph_
 from torchtitan.experiments.graph_trainer.registry import PASS_PIPELINE_REGISTRY
 
 from overlap_sched.errors import UnsupportedError
-from overlap_sched.inductor.console import said, warn
 from overlap_sched.inductor.gloo import safe_gathers_with
+from overlap_sched.inductor.reporting import describe_error, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import enabled
 from overlap_sched.options import close_to
@@ -91,7 +91,7 @@ def _stages_ordered(trainer: Any) -> str | None:
     try:
         return order_stages(trainer, settings_of(trainer.config))
     except Exception as error:  # without us the job runs as well
-        return f"its pipeline is not what we know ({said(error)})"
+        return f"its pipeline is not what we know ({describe_error(error)})"
 
 
 def tell_if_not_chosen(trainer_class: type) -> None:

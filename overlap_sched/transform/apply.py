@@ -32,13 +32,11 @@ from typing import Any, NamedTuple
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import FINISH, LAUNCH, Group, Kind, Node, NodeId, Problem, StorageId
 from overlap_sched.transform.draft import NOT_KNOWN, Alike, Draft
-from overlap_sched.transform.fission import Fission, Leave, Slice
 from overlap_sched.transform.host import OUT
-from overlap_sched.transform.part_times import PartTimes
-from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.prices import PartTimes, Prices
 from overlap_sched.transform.recipes import ADD, CAT, GETITEM, VIEW, Maker, New, Reshape, Single, rewrite, unique
 from overlap_sched.transform.recompute import is_view, refusal, writes
-from overlap_sched.transform.rewrites import Form, Rewrite
+from overlap_sched.transform.rewrites import Fission, Form, Leave, Rewrite, Slice
 
 WAIT, HOST_WAIT = "_c10d_functional.wait_tensor.default", "ao.wait_tensor.default"
 OFFLOAD, RELOAD = "offload", "reload"
@@ -75,7 +73,7 @@ def apply(
     make: Maker[NodeId] = draft
     for one in rewrites:
         rewrite(make, one)
-    return draft.finished()
+    return draft.finish()
 
 
 def host_bytes(problem: Problem, order: Sequence[int]) -> int:
@@ -121,7 +119,7 @@ class _ProblemMaker(Draft):
     def is_view(self, v: NodeId, sources: Sequence[NodeId]) -> bool:
         return is_view(self.node(v)) and not set(self.node(v).use).isdisjoint(self.gives(sources[0]))
 
-    def why_once(self, v: NodeId) -> str:
+    def why_not_again(self, v: NodeId) -> str:
         return refusal(self.node(v))
 
     def check_member(self, one: Single[NodeId], form: Form) -> None:
@@ -139,7 +137,7 @@ class _ProblemMaker(Draft):
     def group(self, v: NodeId) -> str | None:
         return self.node(v).group
 
-    def whole(self, new: New[NodeId], one: Single[NodeId], reshape: Reshape) -> NodeId:
+    def view_input(self, new: New[NodeId], one: Single[NodeId], reshape: Reshape) -> NodeId:
         node = self.node(one.launch)
         size = self.groups[one.group].size if "all_gather" in one.op else 1
         return self._look(new, VIEW, one.sources, _Value(node.use, -(-node.bytes // size)))
@@ -176,7 +174,7 @@ class _ProblemMaker(Draft):
         what = Node(new.name, Kind.COLLECTIVE, (of,), result, self._values[of].held, op=members[0].op)
         return self._launch(what, members, new.at)
 
-    def coalesced(self, new: New[NodeId], members: Sequence[Single[NodeId]]) -> NodeId:
+    def launch_coalesced(self, new: New[NodeId], members: Sequence[Single[NodeId]]) -> NodeId:
         deps = unique(u for one in members for u in one.sources)
         takes = unique(s for one in members for s in self.node(one.launch).use)
         gives = unique(s for one in members for s in self.node(one.launch).alloc)
@@ -227,7 +225,7 @@ class _ProblemMaker(Draft):
         size = self.groups[node.group or ""].size if "reduce_scatter" in node.op else 1
         return _Value(node.alloc, -(-node.bytes // size))
 
-    def offloaded(self, name: str) -> NodeId:
+    def find_offloaded(self, name: str) -> NodeId:
         v = self.find(name)
         node = self.node(v)
         if len(node.alloc) != 1 or node.kind not in (Kind.COMPUTE, Kind.INPUT, Kind.COLLECTIVE):
@@ -255,12 +253,12 @@ class _ProblemMaker(Draft):
         nbytes = sum(self.storages[s].bytes for s in (*launch.use, *launch.alloc))
         return self.add(launch._replace(time_us=self.prices.host.copy_us(nbytes), bytes=nbytes), at)
 
-    def copied(self, new: New[NodeId], launch: NodeId, behind: NodeId) -> NodeId:
+    def wait_copied(self, new: New[NodeId], launch: NodeId, behind: NodeId) -> NodeId:
         node = self.node(launch)
         held = (*node.use, *node.alloc)
         return self.add(Node(new.name, Kind.WAIT, (behind, launch), (), held, op=HOST_WAIT, collective=launch), new.at)
 
-    def again(self, new: New[NodeId], made: Mapping[NodeId, NodeId]) -> NodeId:
+    def repeat(self, new: New[NodeId], made: Mapping[NodeId, NodeId]) -> NodeId:
         node, house = self.node(new.like), self._house(made)
         house |= {s: self.storage(self.storages[s].bytes) for s in node.alloc}
         copy = node._replace(
@@ -347,7 +345,7 @@ class _ProblemMaker(Draft):
     def waits_for(self, v: NodeId) -> NodeId | None:
         return self.node(v).collective
 
-    def in_part(self, new: New[NodeId], p: int, of_part: Callable[[NodeId], NodeId]) -> NodeId:
+    def make_part(self, new: New[NodeId], p: int, of_part: Callable[[NodeId], NodeId]) -> NodeId:
         node, parts, at = self.node(new.like), self._parts, new.at
         own, host = parts.own[p], self.host_node(new.like)
         for s in node.alloc:
@@ -381,7 +379,7 @@ class _ProblemMaker(Draft):
             parts.entered[copy] = entered
         return copy
 
-    def leave(self, v: NodeId, leave: Leave, parts: Sequence[NodeId]) -> None:
+    def check_leave(self, v: NodeId, leave: Leave, parts: Sequence[NodeId]) -> None:
         whole = self._allocated(leave.maker, leave.result)
         self._results[v] = _Value(whole, leave.bytes)
         self._parts.left.update(whole)
@@ -392,7 +390,7 @@ class _ProblemMaker(Draft):
                 given = [own[s] for own in self._parts.own[: 1 if leave.how == "same" else None]]
                 self.rehouse(s, given, [w for w in self.holders(s) if w not in self._parts.gone])
 
-    def outside(self, v: NodeId) -> Sequence[NodeId]:
+    def users_outside(self, v: NodeId) -> Sequence[NodeId]:
         return [w for w in self._users[v] if w not in self._parts.gone]
 
     def hand_out(

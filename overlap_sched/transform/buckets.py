@@ -520,8 +520,10 @@ class BatchingStreams:
         while waiting and waiting[0].start_us < clock_us:
             started = waiting.pop(0)
             self._busy_until[group] = started.start_us + started.time_us
-        for batch in waiting if key is not None else ():
-            if batch.key == key and self._time_us(key, batch.bytes + node.bytes) <= self._most_us[key]:
+        for batch in waiting:
+            if key is None or batch.key != key:
+                continue
+            if self._time_us(key, batch.bytes + node.bytes) <= self._most_us[key]:
                 batch.time_us = self._time_us(key, batch.bytes + node.bytes)
                 break
         else:

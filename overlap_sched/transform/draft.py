@@ -10,7 +10,7 @@ from dataclasses import replace
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import FINISH, LAUNCH, OF_HOST, Group, Kind, Node, NodeId, Problem, Storage, StorageId
 from overlap_sched.problem.precedence import launched_on
-from overlap_sched.transform.recipes import Single, in_places, unique
+from overlap_sched.transform.recipes import Single, sort_by_place, unique
 from overlap_sched.transform.rewrites import BUCKETED
 
 Alike = Mapping[str, str]
@@ -230,7 +230,7 @@ class Draft:
             return None
         return node.op, sum(self.storages[s].bytes for s in node.alloc)
 
-    def finished(self) -> Problem:
+    def finish(self) -> Problem:
         """The problem that it has become, its original order as near to the one it comes from as can be.
 
         Raises:
@@ -284,4 +284,4 @@ class Draft:
             return [w for w in views if self.node(w).op not in OF_HOST]
 
         there = [v for v, node in enumerate(nodes) if node is not None]
-        return in_places(self.at, there, before, taken_out, self.name, self.rewrites)
+        return sort_by_place(self.at, there, before, taken_out, self.name, self.rewrites)

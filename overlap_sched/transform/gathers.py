@@ -24,7 +24,7 @@ from overlap_sched.problem import Kind, NodeId, Order, Position, Problem, Storag
 from overlap_sched.problem.precedence import positions
 from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.draft import Alike, Draft
-from overlap_sched.transform.recipes import Single, gathered
+from overlap_sched.transform.recipes import Single, gather_key
 from overlap_sched.transform.recompute import is_view
 from overlap_sched.transform.rewrites import Keep, Recompute, Regather, Rewrite
 from overlap_sched.transform.search import RewriteSearch
@@ -97,7 +97,7 @@ def gathered_twice(problem: Problem, alike: Alike | None) -> list[list[NodeId]]:
     found: dict[tuple[object, ...], list[NodeId]] = {}
     for one in _gathers(draft, problem, alike):
         label = "" if alike is None else alike[draft.name(one.launch)]
-        found.setdefault((*gathered(draft, one), label), []).append(one.launch)
+        found.setdefault((*gather_key(draft, one), label), []).append(one.launch)
     return [ids for ids in found.values() if len(ids) > 1]
 
 

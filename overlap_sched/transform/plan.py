@@ -32,8 +32,9 @@ import math
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.replay import replay
@@ -59,8 +60,9 @@ from overlap_sched.transform.draft import Alike
 from overlap_sched.transform.gathers import gathered_twice, try_gathering_again, try_keeping
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.records import Record, records
-from overlap_sched.transform.rewrites import BUCKETED, Bucket, Form, Rewrite, Stream
+from overlap_sched.transform.rewrites import BUCKETED, Bucket, Form, Recompute, Regather, Rewrite, Stream, to_json
 from overlap_sched.transform.search import (
+    POLICIES,
     Refuses,
     RewriteSearch,
     SearchState,
@@ -68,6 +70,7 @@ from overlap_sched.transform.search import (
     finish,
     refuse_nothing,
     schedule_again,
+    schedule_rewritten,
 )
 
 FORMS: tuple[Form, ...] = ("coalesced", "copied")
@@ -351,34 +354,96 @@ def refused(problem: Problem, alike: Alike | None, wanted: Wanted, refuses: Refu
     Only what could otherwise be had is listed: of a bucket, collectives of a group that has several of one operator.
     """
     reasons: dict[str, list[str]] = defaultdict(list)
-    for name, why in _refusals(problem, alike, wanted, refuses):
-        reasons[why.replace(repr(name), "")].append(why)
+    types, nodes = alike or {}, problem.nodes
+    mates: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for v in problem.collectives if wanted.forms and alike is not None else ():
+        if nodes[v].op in wanted.ops:
+            mates[nodes[v].op, nodes[v].group or ""].append(nodes[v].name)
+    mates = {key: names for key, names in mates.items() if len(names) > 1}
+    alone = (Bucket((name,)) for names in mates.values() for name in names if name not in types)
+    moved = (Stream(nodes[v].name) for v in reductions(problem)) if wanted.streams else ()
+    for one in (*alone, *moved):
+        name = one.members[0] if isinstance(one, Bucket) else one.collective
+        if why := refuses(one):
+            reasons[why.replace(repr(name), "")].append(why)
     sentences = [f"{first}{f' (The same of {len(more):,} more.)' if more else ''}" for first, *more in reasons.values()]
-    for (op, group), ids in _mates(problem, wanted).items() if alike is not None else ():
-        kinds = list(dict.fromkeys(alike[name] for v in ids if (name := problem.nodes[v].name) in alike))
-        if len(kinds) > 1:
-            kinds_text = ", ".join(kinds)
-            sentences.append(f"{op} of group {group!r} comes as {kinds_text}: a bucket has one type and one reduction.")
+    for (op, group), names in mates.items():
+        kinds = ", ".join(found := dict.fromkeys(types[name] for name in names if name in types))
+        if len(found) > 1:
+            sentences.append(f"{op} of group {group!r} comes as {kinds}: a bucket has one type and one reduction.")
     return tuple(sentences)
 
 
-def _refusals(problem: Problem, alike: Alike | None, wanted: Wanted, refuses: Refuses) -> Iterator[tuple[str, str]]:
-    """Yield what goes into no bucket, and what stays on its own communicator; and why."""
-    for ids in _mates(problem, wanted).values() if alike is not None else ():
-        for name in (problem.nodes[v].name for v in ids):
-            if name not in alike and (why := refuses(Bucket((name,)))):
-                yield name, why
-    for v in reductions(problem) if wanted.streams else ():
-        name = problem.nodes[v].name
-        if why := refuses(Stream(name)):
-            yield name, why
+class Left(NamedTuple):
+    """A plan with one rewrite left out.
+
+    Attributes:
+        rewrite: The one.
+        step_us: The step without it; ``inf``: none was found within the budget.
+        with_us: The step with all of them, by the same run.
+        why_not: Why there is no step, in words; ``""``: there is one.
+    """
+
+    rewrite: Rewrite
+    step_us: float
+    with_us: float
+    why_not: str = ""
+
+    @property
+    def bought_us(self) -> float:
+        """The time that the rewrite takes off the step; negative: what it adds to it."""
+        return self.step_us - self.with_us
 
 
-def _mates(problem: Problem, wanted: Wanted) -> dict[tuple[str, str], list[int]]:
-    """Collectives that might share a bucket, by operator and group."""
-    found: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for v in problem.collectives if wanted.forms else ():
-        node = problem.nodes[v]
-        if node.op in wanted.ops:
-            found[node.op, node.group or ""].append(v)
-    return {key: ids for key, ids in found.items() if len(ids) > 1}
+def left_out(found: Plan, prices: Prices, alike: Alike | None = None, most: int = 12) -> tuple[Left, ...]:
+    """Leave out one rewrite after the other, those first that take most off their stream.
+
+    Args:
+        found: A plan.
+        prices: Those that it was made with.
+        alike: The same.
+        most: So many rewrites are looked at.
+
+    Returns:
+        In the order of :func:`largest`; nothing where nothing was rewritten.
+    """
+    if not found.rewrites:
+        return ()
+    own = next(one for one in found.trials if one.problem is not None and one.rewrites == found.rewrites)
+    search, policies = RewriteSearch(found.without.problem, prices, alike, found.without.budget_bytes), own.policies[:1]
+
+    def again(rewrites: Sequence[Rewrite]) -> Trial:
+        return schedule_rewritten(search, own.what, rewrites, own.start, math.inf, policies or POLICIES)
+
+    with_us = again(found.rewrites).step_us
+    left = [(one.rewrite, again(rewrites_without(own.rewrites, one.rewrite))) for one in largest(found.records, most)]
+    return tuple(Left(rewrite, trial.step_us, with_us, trial.why_not) for rewrite, trial in left)
+
+
+def largest(records: Sequence[Record], most: int) -> list[Record]:
+    """Those that take most off their stream; of equals those that come first."""
+    return sorted(records, key=lambda one: -one.stream_us)[:most]
+
+
+def rewrites_without(rewrites: Sequence[Rewrite], one: Rewrite) -> tuple[Rewrite, ...]:
+    """All but one; members of a bucket that was on a second communicator go there one by one.
+
+    What is cast for a gather that is not done again is not cast again either.
+    """
+    members = one.members if isinstance(one, Bucket) else ()
+    rest: list[Rewrite] = []
+    for other in rewrites:
+        if isinstance(one, Bucket) and isinstance(other, Stream) and other.collective == one.name:
+            rest += map(Stream, members)
+        elif isinstance(one, Regather) and isinstance(other, Recompute) and other.users == (one.name,):
+            continue
+        elif other != one:
+            rest.append(other)
+    return tuple(rest)
+
+
+def left_json(found: Sequence[Left]) -> list[dict[str, Any]]:
+    """For ``--json``: the rewrite, microseconds; ``step_us`` is null where there is no step."""
+    steps = (one.step_us if math.isfinite(one.step_us) else None for one in found)
+    data = zip(found, to_json([one.rewrite for one in found]), steps, strict=True)
+    return [one._asdict() | {"rewrite": rewrite, "step_us": step_us} for one, rewrite, step_us in data]

@@ -1,14 +1,22 @@
-"""What the nodes take that rewrites make: by the cost model that priced the rest, so that old and new compare."""
+"""What the nodes take that rewrites make: by the cost model that priced the rest, so that old and new compare.
 
-from collections.abc import Mapping
+All parts of a fission are alike, so a sum over the nodes says what the step takes, where nothing communicates::
+
+    outside + parts * (inside, slices that are copied) + what puts together, or adds up, what leaves
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from overlap_sched.cost.cluster import Cluster
 from overlap_sched.cost.collectives import model_of
 from overlap_sched.cost.model import Collective, Compute, CostModel, FinishingModel, LaunchingModel
 from overlap_sched.cost.repricing import placed_on
-from overlap_sched.problem import Group, Kind, Problem
+from overlap_sched.errors import RewriteError
+from overlap_sched.problem import Group, Kind, Node, NodeId, Problem, Storage, StorageId
 from overlap_sched.transform.host import PCIE_5, HostLink
+from overlap_sched.transform.recipes import ADD, CAT, CLONE
+from overlap_sched.transform.rewrites import Fission, Leave, Slice
 
 
 @dataclass(frozen=True)
@@ -66,3 +74,96 @@ def on_cluster(problem: Problem, cluster: Cluster, comm_scale: float = 1.0) -> t
         for node in problem.nodes
     )
     return replace(problem, nodes=nodes, groups=groups), prices
+
+
+class PartTimes:
+    """Bytes and times of a node in one of so many parts."""
+
+    def __init__(self, prices: Prices, parts: int, full: Collection[StorageId]) -> None:
+        """For one fission; ``full`` are storages that are as large in every part as in the whole."""
+        self.prices, self.parts, self.full = prices, parts, frozenset(full)
+        self._modelled: dict[tuple[str, int, int, int, int], tuple[float, float]] = {}
+
+    def bytes(self, node: Node, storages: Sequence[Storage], cut: Collection[StorageId]) -> int:
+        """Count the bytes that a part moves: 1/n of what is cut; all of what goes in or comes out whole."""
+        whole = sum(storages[s].bytes for s in node.use if s not in cut or s in self.full)
+        whole += sum(storages[s].bytes for s in node.alloc if s in self.full)
+        if whole > node.bytes:  # of a table, only some rows are read
+            whole = 0
+        return whole + -(-(node.bytes - whole) // self.parts)
+
+    def flops(self, node: Node) -> int:
+        """Count the operations of a part."""
+        return node.flops // self.parts
+
+    def us(self, node: Node, nbytes: int) -> float:
+        """The node's time, scaled as the model scales its own; 1/n of it, where that knows nothing of the node."""
+        key = (node.op, node.flops, node.bytes, self.flops(node), nbytes)
+        if key not in self._modelled:
+            model = self.prices.model
+            whole = model.compute_us(Compute(*key[:3]))
+            part = model.compute_us(Compute(node.op, *key[3:]))
+            self._modelled[key] = (part, whole) if whole else (1.0, float(self.parts))
+        part, whole = self._modelled[key]
+        return node.time_us * part / whole
+
+    def copied_us(self, one: Slice) -> float:
+        """A slice that is no view, in one part."""
+        return 0.0 if one.free else self.prices.copy_us(CLONE, 2 * (one.bytes // self.parts))
+
+    def left_us(self, leave: Leave) -> float:
+        """Return the time that all parts that leave take to be put together, or added up."""
+        if leave.how == "cat":
+            return self.prices.copy_us(CAT, 2 * leave.bytes)
+        return (self.parts - 1) * self.prices.copy_us(ADD, 3 * leave.bytes) if leave.how == "sum" else 0.0
+
+
+def fissioned_us(problem: Problem, fission: Fission, prices: Prices) -> float:
+    """The step of a problem without collectives that runs in parts, to rounding.
+
+    Raises:
+        RewriteError: A node is not there.
+    """
+    nodes, ids = problem.nodes, {node.name: v for v, node in enumerate(problem.nodes)}
+    try:
+        inside = sorted(ids[name] for name in fission.nodes)
+        taken = {
+            ids[one.value]: (one, nodes[ids[one.maker]].alloc[one.result : one.result + 1]) for one in fission.slices
+        }
+        full = {s for name, k in fission.full for s in nodes[ids[name]].alloc[k : k + 1]}
+    except KeyError as error:
+        raise RewriteError(f"there is no node {error} to rewrite.") from None
+    times = PartTimes(prices, fission.parts, full)
+    part_us, copied_us = _one_part_us(problem, inside, taken, times)
+    gone = set(inside).difference(ids[name] for name in fission.views)
+    outside_us = sum(node.time_us for v, node in enumerate(nodes) if v not in gone)
+    left_us = sum(map(times.left_us, fission.leaves))
+    return outside_us + fission.parts * (part_us + copied_us) + left_us
+
+
+def _one_part_us(
+    problem: Problem,
+    inside: Sequence[NodeId],
+    taken: dict[NodeId, tuple[Slice, tuple[StorageId, ...]]],
+    times: PartTimes,
+) -> tuple[float, float]:
+    """Return how long one part computes, and how long it copies."""
+    nodes, storages = problem.nodes, problem.storages
+    own: set[StorageId] = set()
+    seen: dict[NodeId, set[StorageId]] = {}  # of views: what they look at of what enters in part
+    sliced: set[NodeId] = set()
+    total = 0.0
+    for v in inside:
+        node = nodes[v]
+        own.update(node.alloc)
+        entered: set[StorageId] = set()
+        for u in node.deps:
+            if u in taken:
+                sliced.add(u)
+                entered.update(taken[u][1])
+            else:
+                entered |= seen.get(u, set())
+        if not node.alloc:
+            seen[v] = entered
+        total += times.us(node, times.bytes(node, storages, [s for s in node.use if s in own or s in entered]))
+    return total, sum(times.copied_us(taken[u][0]) for u in sorted(sliced))

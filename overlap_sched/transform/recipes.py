@@ -15,7 +15,7 @@ members one after the other::
 
 So the parts of a reduction are contiguous views of one storage, those of a gather are copied out.
 
-**Fissions** are listed in :mod:`overlap_sched.transform.fission`, other rewrites in
+**Fissions** are listed in :mod:`overlap_sched.transform.rewrites`, other rewrites in
 :mod:`overlap_sched.transform.rewrites`.
 """
 
@@ -26,17 +26,18 @@ from math import prod
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.transform.dimension_graph.cut import Cut
-from overlap_sched.transform.dimension_graph.shapes import through_permute
-from overlap_sched.transform.fission import Fission, Leave, Slice
+from overlap_sched.transform.dimension_graph import Cut, through_permute
 from overlap_sched.transform.rewrites import (
     Bucket,
+    Fission,
     Form,
     Keep,
+    Leave,
     Offload,
     Recompute,
     Regather,
     Rewrite,
+    Slice,
     Stream,
     second_group,
 )
@@ -117,7 +118,7 @@ class Maker(Casts[V], Protocol[V]):
     def is_view(self, v: V, sources: Sequence[V]) -> bool:
         """Tell whether it is a pure view of one of these."""
 
-    def why_once(self, v: V) -> str:
+    def why_not_again(self, v: V) -> str:
         """Why it must not run again; ``""``: it may."""
 
     def order(self) -> Sequence[V]:
@@ -141,10 +142,10 @@ class Maker(Casts[V], Protocol[V]):
     def group(self, v: V) -> str | None:
         """The process group of a launch that can be moved to another one; ``None``: it is none."""
 
-    def offloaded(self, name: str) -> V:
+    def find_offloaded(self, name: str) -> V:
         """The value to offload: of a collective its wait. Refuses what cannot be offloaded."""
 
-    def whole(self, new: New[V], one: Single[V], reshape: Reshape) -> V:
+    def view_input(self, new: New[V], one: Single[V], reshape: Reshape) -> V:
         """A view of the input of a collective."""
 
     def look(self, new: New[V], op: str, of: V, *args: Any, nbytes: int | None = None) -> V:
@@ -159,7 +160,7 @@ class Maker(Casts[V], Protocol[V]):
     def launch(self, new: New[V], of: V, members: Sequence[Single[V]]) -> V:
         """The operator of the members, on what holds the inputs of all."""
 
-    def coalesced(self, new: New[V], members: Sequence[Single[V]]) -> V:
+    def launch_coalesced(self, new: New[V], members: Sequence[Single[V]]) -> V:
         """One launch of all their inputs, ``<op>_coalesced``."""
 
     def relaunch(self, new: New[V], one: Single[V]) -> V:
@@ -174,10 +175,10 @@ class Maker(Casts[V], Protocol[V]):
     def to_device(self, new: New[V], there: V) -> V:
         """Launch a copy back from there."""
 
-    def copied(self, new: New[V], launch: V, behind: V) -> V:
+    def wait_copied(self, new: New[V], launch: V, behind: V) -> V:
         """Wait for such a copy; it comes behind another node, too."""
 
-    def again(self, new: New[V], made: Mapping[V, V]) -> V:
+    def repeat(self, new: New[V], made: Mapping[V, V]) -> V:
         """A copy of a node, which takes new nodes where there are such; who writes to what it reads comes behind it."""
 
     def move(self, users: Sequence[V], new: Mapping[V, V]) -> None:
@@ -201,13 +202,13 @@ class Maker(Casts[V], Protocol[V]):
     def waits_for(self, v: V) -> V | None:
         """The launch that a wait is for; ``None``: it is no wait."""
 
-    def in_part(self, new: New[V], p: int, of_part: Callable[[V], V]) -> V:
+    def make_part(self, new: New[V], p: int, of_part: Callable[[V], V]) -> V:
         """A node in one part; ``of_part``: what that takes in the place of what the node takes."""
 
-    def leave(self, v: V, leave: Leave, parts: Sequence[V]) -> None:
+    def check_leave(self, v: V, leave: Leave, parts: Sequence[V]) -> None:
         """Check how a value leaves, and note of what its parts are."""
 
-    def outside(self, v: V) -> Sequence[V]:
+    def users_outside(self, v: V) -> Sequence[V]:
         """Users of a node, but for those that go with it."""
 
     def hand_out(self, v: V, out: tuple[V, ...] | None, users: Sequence[V], copies: Sequence[V]) -> None:
@@ -286,7 +287,7 @@ def check_alike(members: Sequence[tuple[str, Mapping[str, object]]]) -> None:
 
 def _coalesced(make: Maker[V], name: str, members: Sequence[Single[V]]) -> tuple[V, list[V]]:
     """Return what reads the inputs, and what stands for the waits of each member; nothing is copied."""
-    launch = make.coalesced(New(name, max(one.at for one in members), members[0].launch), members)
+    launch = make.launch_coalesced(New(name, max(one.at for one in members), members[0].launch), members)
     outs = []
     for i, one in enumerate(members):
         got = make.look(New(f"{name}_get_{i}", one.place, one.launch), GETITEM, launch, i)
@@ -300,7 +301,7 @@ def _packed(make: Maker[V], name: str, members: Sequence[Single[V]]) -> tuple[V,
     op, ranks, like = members[0].op, members[0].ranks or 1, members[0].launch
     gathers, scatters = "gather" in op, "scatter" in op
     shape, reshape = ("rows", _rows(ranks)) if scatters else ("flat", _rows(0))
-    views = [make.whole(New(f"{name}_{shape}_{i}", at, one.launch), one, reshape) for i, one in enumerate(members)]
+    views = [make.view_input(New(f"{name}_{shape}_{i}", at, one.launch), one, reshape) for i, one in enumerate(members)]
     packed = make.compute(New(f"{name}_in", at, like), CAT, views, int(scatters), result=False, packed=True)
     done = make.wait(New(f"{name}_wait", place, like), make.launch(New(name, at, like), packed, members))
     if gathers:
@@ -349,7 +350,7 @@ def _keep(make: Maker[V], wanted: Keep) -> None:
 def check_keep(make: Maker[V], wanted: Keep) -> tuple[Single[V], Single[V]]:
     """The first gather and the later one, where they are of the same, and one result may stand for both."""
     first, later = _gather(make, wanted.first), _gather(make, wanted.again)
-    if first.launch == later.launch or gathered(make, first) != gathered(make, later):
+    if first.launch == later.launch or gather_key(make, first) != gather_key(make, later):
         raise RewriteError(f"{wanted.first!r} and {wanted.again!r} are not two gathers of one tensor in one group.")
     make.check_kept(first, later)
     return first, later
@@ -363,7 +364,7 @@ def _gather(make: Maker[V], name: str) -> Single[V]:
     return one
 
 
-def gathered(make: Casts[V], one: Single[V]) -> tuple[object, ...]:
+def gather_key(make: Casts[V], one: Single[V]) -> tuple[object, ...]:
     """Return what a gather gives: equal for gathers of the same.
 
     Two nodes give the same where they are the same source, looked at and cast in the same way. A parameter that is
@@ -433,7 +434,7 @@ def _move(
     """Run nodes again before the first user, and let users take them, and what else is new."""
     at = min(make.at[user] for user in users)
     for v in nodes:
-        new[v] = make.again(New(wanted.new_name(make.name(v)), at, v), new)
+        new[v] = make.repeat(New(wanted.new_name(make.name(v)), at, v), new)
     make.move(users, new)
 
 
@@ -441,20 +442,21 @@ def _run_again(make: Maker[V], wanted: Recompute) -> None:
     nodes = [make.find(name) for name in wanted.nodes]
     users = _users(make, nodes, wanted.users)
     for v in nodes:
-        if why := make.why_once(v):
+        if why := make.why_not_again(v):
             raise RewriteError(f"{make.name(v)!r} cannot run again: it {why}.")
     _move(make, nodes, wanted, {}, users)
 
 
 def _offload(make: Maker[V], wanted: Offload) -> None:
-    source = make.offloaded(wanted.node)
+    source = make.find_offloaded(wanted.node)
     views = _views(make, wanted.views, [source], wanted.node)
     users = _users(make, [source, *views], wanted.users)
     at = min(make.at[user] for user in users)
     last = max((make.at[user] for user in make.readers(source) if make.at[user] < at), default=make.at[source])
-    there = make.copied(New(f"{wanted.name}_wait", last, source), make.to_host(New(wanted.name, last, source)), source)
+    store = make.to_host(New(wanted.name, last, source))
+    there = make.wait_copied(New(f"{wanted.name}_wait", last, source), store, source)
     load = make.to_device(New(wanted.back, at, source), there)
-    back = make.copied(New(f"{wanted.back}_wait", at, source), load, there)
+    back = make.wait_copied(New(f"{wanted.back}_wait", at, source), load, there)
     _move(make, views, wanted, {source: back}, users)
     for user in list(make.readers(source)):
         if user != there and user not in make.taken(there):
@@ -485,7 +487,7 @@ class _InParts(Generic[V]):
         for p in range(self.parts):
             for v, at in zip(self.nodes, where[p], strict=True):
                 new = New(self.fission.part(make.name(v), p), at, v)
-                self.copies[v].append(make.in_part(new, p, partial(self._of_part, p=p, at=at)))
+                self.copies[v].append(make.make_part(new, p, partial(self._of_part, p=p, at=at)))
         outs: dict[V, tuple[V, ...]] = {}
         for leave in self.fission.leaves:
             v = make.find(leave.value)
@@ -494,7 +496,7 @@ class _InParts(Generic[V]):
             if launch is not None:
                 outs.setdefault(launch, outs[v])
         for v in self.nodes:
-            users = [u for u in make.outside(v) if u not in self.copies or u in self.stay]
+            users = [u for u in make.users_outside(v) if u not in self.copies or u in self.stay]
             if users and v not in self.stay:
                 make.hand_out(v, outs.get(v), users, self.copies[v])
         make.end_parts(self.copies, self.stay)
@@ -529,7 +531,7 @@ class _InParts(Generic[V]):
     def _leave(self, v: V, leave: Leave) -> tuple[V, ...]:
         """Return what users outside take: one node, or all parts."""
         parts = self.copies[v]
-        self.make.leave(v, leave, parts)
+        self.make.check_leave(v, leave, parts)
         if leave.how in ("parts", "same"):
             return tuple(parts) if leave.how == "parts" else (parts[0],)
         out = self._sum(v, parts) if leave.how == "sum" else self._cat(v, leave, parts)
@@ -596,7 +598,7 @@ def unique(ids: Iterable[V]) -> tuple[V, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def in_places(
+def sort_by_place(
     at: Mapping[V, float],
     nodes: Iterable[V],
     before: Callable[[V], Iterable[V]],

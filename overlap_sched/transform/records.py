@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from overlap_sched.problem import OF_HOST, Kind, Node, Problem
 from overlap_sched.transform.buckets import host_times
-from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.rewrites import (
     Bucket,
+    Fission,
     Keep,
     Offload,
     Recompute,
@@ -109,12 +109,6 @@ def _allocated(problem: Problem, node: Node) -> int:
 
 def records_json(found: Sequence[Record]) -> list[dict[str, Any]]:
     """For ``--json``: the rewrite as :func:`overlap_sched.transform.rewrites.to_json` has it, and its figures."""
-    return [
-        to_json([one.rewrite])[0]
-        | {
-            "stream_us": one.stream_us,
-            "compute_us": one.compute_us,
-            "held_bytes": one.held_bytes,
-        }
-        for one in found
-    ]
+    figures = ("stream_us", "compute_us", "held_bytes")
+    data = zip(found, to_json([one.rewrite for one in found]), strict=True)
+    return [rewrite | {name: getattr(one, name) for name in figures} for one, rewrite in data]

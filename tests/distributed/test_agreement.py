@@ -14,8 +14,8 @@ from overlap_sched.distributed import (
     Digest,
     Verdict,
     agree,
+    agreement,
     broadcast_costs,
-    membership,
     run_token,
 )
 from overlap_sched.distributed.agreement import ABSENT_SHARE, Backoff
@@ -100,13 +100,8 @@ def test_both_ranks_are_told_who_differs_in_what() -> None:
 
 def test_strict_raises_the_same_reason() -> None:
     store = MemoryStore()
-    with pytest.raises(AgreementError) as caught:
+    with pytest.raises(AgreementError, match=r"graph 'aten.mm': rank 1 did not publish an order .* within 5 s"):
         joined(store, 0, strict=True, timeout_s=5.0)
-    assert str(caught.value) == (
-        "the ranks do not agree on an order for graph 'aten.mm': rank 1 did not publish an order for graph "
-        "'aten.mm' within 5 s. Such a rank died, compiles other graphs, is slower than that, or has compiled the "
-        "graph already: see docs/agreement.md."
-    )
 
 
 def test_a_rank_that_never_comes_costs_the_limit_once_and_a_tenth_of_it_later() -> None:
@@ -204,11 +199,8 @@ def test_some_ranks_agree_without_the_others() -> None:
     clock = Clock(once(others, lambda: joined(store, 3, world_size=4, ranks=[3, 1])))
     assert joined(store, 1, clock, world_size=4, ranks=[1, 3]).agreed
     assert not joined(store, 1, world_size=4).agreed  # all four are another set
-    with pytest.raises(OptionsError) as caught:
+    with pytest.raises(OptionsError, match=r"ranks is \[1, 3\].* this rank \(0\) must be among them"):
         joined(store, 0, world_size=4, ranks=[1, 3])
-    assert str(caught.value) == (
-        "ranks is [1, 3]. Every rank must be between 0 and 3, and this rank (0) must be among them."
-    )
 
 
 STORES = ["HashStore", "FileStore", "TCPStore"]
@@ -351,14 +343,10 @@ def c10d(**more: Any) -> SimpleNamespace:
 
 
 def test_a_torch_that_hides_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "_initialized", c10d)
-    reason = (
-        "cannot get the store of the default process group: AttributeError: 'types.SimpleNamespace' object has no "
-        "attribute '_get_default_store'. Call torch.distributed.init_process_group with init_method or store (torch "
-        "2.11 to 2.13)."
-    )
+    monkeypatch.setattr(agreement, "_initialized", c10d)
     result = agree(A)
-    assert (result.agreed, result.reason) == (False, reason)
+    assert not result.agreed
+    assert "has no attribute '_get_default_store'. Call torch.distributed.init_process_group" in str(result.reason)
     with pytest.raises(AgreementError):
         agree(A, strict=True)
     assert run_token()
@@ -367,7 +355,7 @@ def test_a_torch_that_hides_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_process_that_plays_all_ranks_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "_initialized", lambda: c10d(get_backend=lambda: "fake"))
+    monkeypatch.setattr(agreement, "_initialized", lambda: c10d(get_backend=lambda: "fake"))
     assert agree(A).agreed
 
 
@@ -393,11 +381,8 @@ def test_costs_are_those_of_rank_0_to_the_last_bit() -> None:
 
 
 def test_costs_that_do_not_come() -> None:
-    with pytest.warns(OverlapSchedWarning) as warned:
+    with pytest.warns(OverlapSchedWarning, match=r"'costs' of rank 0 .* within 300 s\)\. This rank uses its own"):
         assert costs_of(MemoryStore(), 1, {"mm": 7.0}) == {"mm": 7.0}
-    assert str(warned[0].message) == (
-        "cannot get the costs 'costs' of rank 0 (rank 0 did not publish them within 300 s). This rank uses its own."
-    )
     with pytest.warns(OverlapSchedWarning, match="RuntimeError: Broken pipe"):
         costs_of(Failing(1, lasting=True), 1, {"mm": 7.0})
     with pytest.raises(AgreementError, match="within 300 s"):

@@ -6,7 +6,6 @@ import sys
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,24 +18,26 @@ from overlap_sched.cli import calibrate
 from overlap_sched.cli.command import main
 from overlap_sched.cost.cluster import read_cluster
 from overlap_sched.cost.table import COPY, KINDS
-from overlap_sched.distributed.calibration import collectives
-from overlap_sched.distributed.calibration.collectives import Division, default_divisions, sizes_between
-from overlap_sched.distributed.calibration.kernels import CPU_GRID, Grid, calls_in, calls_in_grid, run_of
-from overlap_sched.distributed.calibration.machine import Machine, alone_on
-from overlap_sched.distributed.calibration.measuring import (
+from overlap_sched.distributed import calibration
+from overlap_sched.distributed.calibration import (
+    CPU_GRID,
+    Division,
+    Grid,
+    Machine,
     WantedCollective,
     Wishes,
+    alone_on,
+    calls_in,
+    calls_in_grid,
     collectives_of,
+    combine_wishes,
+    default_divisions,
+    make_run,
     measure,
-    wishes_of,
-)
-from overlap_sched.distributed.calibration.stopwatch import (
-    Products,
-    Timing,
-    in_a_step,
-    side_by_side,
+    sizes_between,
     steady_mean,
-    together,
+    time_side_by_side,
+    time_together,
 )
 from overlap_sched.errors import CostError, DumpGroupError
 from overlap_sched.fx import lift
@@ -103,7 +104,7 @@ class TestKernels:
 
     def test_every_call_runs(self):
         for call in calls_in_grid(SMALL, torch.bfloat16, CPU):
-            run_of(call, CPU)()
+            make_run(call, CPU)()
 
     def test_of_a_graph_each_shape_once_with_its_strides(self):
         def step(x, w):
@@ -116,37 +117,13 @@ class TestKernels:
             ("aten.mm.default", "float32[8,8] float32[8,16]"),
         ]
         for call in found:
-            assert run_of(call, CPU)().shape[0] == 8
+            assert make_run(call, CPU)().shape[0] == 8
 
     def test_integers_are_valid_indices_and_scalars_stay(self):
         gm = trace(lambda x, w: torch.ops.aten.baddbmm.default(w, x, x, alpha=2), (2, 4, 4), (2, 4, 4))
         (call,) = calls_in(lift(gm))
         assert call.kwargs == {"alpha": 2}
-        assert run_of(call, CPU)().shape == (2, 4, 4)
-
-
-@pytest.mark.slow
-@pytest.mark.private
-def test_the_wait_for_one_that_is_done_is_timed_right_behind_another(alone, monkeypatch):
-    launched = []
-    waited = []
-    monkeypatch.setattr(collectives, "launch_of", lambda *_: lambda: launched.append(len(launched)) or len(launched))
-    monkeypatch.setattr(collectives, "FUNCTIONAL", SimpleNamespace(wait_tensor=waited.append))
-    timed = []
-
-    def counted(machine, begin, end, *typical):
-        started = begin()
-        before = len(waited)
-        end(started)
-        timed.append((waited[:before][-1:], waited[before:]))
-        return Timing(3.0, 1.0, 2.0)
-
-    monkeypatch.setattr(collectives, "in_a_step", counted)
-    monkeypatch.setattr(collectives, "together", counted)
-    groups = SimpleNamespace(mine=lambda division: None)
-    found = collectives.timed_collective(alone, groups, "all_gather", Division(1), 1024)
-    assert timed[-1] == ([2], [3])  # the first is the one alone
-    assert found.finish_us == 2.0
+        assert make_run(call, CPU)().shape == (2, 4, 4)
 
 
 class TestStopwatch:
@@ -163,16 +140,15 @@ class TestStopwatch:
 
         seen = []
         machine = TwoRanks(0, 2, 2, CPU, None)
-        timing = together(machine, lambda: seen.append("begin"), lambda _: seen.append("end"))
+        timing = time_together(machine, lambda: seen.append("begin"), lambda _: seen.append("end"))
         assert timing.time_us == pytest.approx(4.9)  # of 4, 9 and 2, again and again, the ten that begin with 4
         assert seen[:4] == ["begin", "end"] * 2
         assert len(seen) // 2 >= 3 + 7  # warm-ups and repetitions
-        assert together(machine, lambda: None, lambda _: None, max).time_us == 9.0
-        every = side_by_side(machine, lambda: None)
-        assert 4.0 < every.time_us < 9.0  # of all six
+        assert time_together(machine, lambda: None, lambda _: None, max).time_us == 9.0
+        assert 4.0 < time_side_by_side(machine, lambda: None, lambda: None) < 9.0  # of all six
 
     def test_a_launch_is_part_of_the_time(self, alone):
-        timing = together(alone, lambda: sum(range(2000)), lambda _: sum(range(20000)))
+        timing = time_together(alone, lambda: sum(range(2000)), lambda _: sum(range(20000)))
         assert 0 < timing.launch_us < timing.time_us
         assert 0 < timing.finish_us < timing.time_us
 
@@ -183,25 +159,13 @@ class TestStopwatch:
         assert steady_mean([*values, 0.0]) == steady_mean(values)  # no ten of its own
         assert steady_mean([1.0] * 20 + [4.0]) == pytest.approx(24 / 21)
 
-    def test_collectives_are_timed_with_products_between_them_and_no_barrier(self, monkeypatch):
+    def test_products_instead_of_a_barrier(self, alone):
+        products = calibration.products_of(alone, 50.0)
+        assert products.args[0] >= 1  # so many
         seen = []
-
-        class Alone(Machine):
-            def meet(self):
-                seen.append("meet")
-
-        monkeypatch.setattr(Products, "count_for", lambda self, time_us: 5)
-        monkeypatch.setattr(Products, "run", lambda self, count: seen.append(count))
-        in_a_step(Alone(0, 1, 1, CPU, None), lambda: seen.append("begin"), lambda _: seen.append("end"))
-        assert seen[:10] == ["meet", *["begin", "end"] * 3, 5, "begin", "end"]
-        assert seen.count("meet") == 1
+        time_together(alone, lambda: seen.append("begin"), lambda _: seen.append("end"), before=lambda: seen.append(5))
+        assert seen[:9] == [*["begin", "end"] * 3, 5, "begin", "end"]
         assert seen.count(5) == seen.count("end") - 3
-
-    def test_something_is_done_before_each_repetition(self, alone):
-        seen = []
-        side_by_side(alone, lambda: seen.append("run"), lambda: seen.append("before"))
-        assert seen[:5] == ["run"] * 3 + ["before", "run"]
-        assert seen.count("before") == seen.count("run") - 3
 
 
 class TestMeasuring:
@@ -237,8 +201,8 @@ class TestMeasuring:
 
     def test_everything_wished_for(self):
         more = [WantedCollective("all_gather", Division(2), 8), WantedCollective("all_gather", Division(2), 5)]
-        assert len(wishes_of([Division(2), Division(4)], [8], [], more).collectives) == 2 * len(KINDS) + 1
-        assert wishes_of([], [8], []) == Wishes()
+        assert len(combine_wishes([Division(2), Division(4)], [8], [], more).collectives) == 2 * len(KINDS) + 1
+        assert combine_wishes([], [8], []) == Wishes()
 
 
 def test_without_torchrun(tmp_path, capsys, monkeypatch):
@@ -266,8 +230,7 @@ def test_gpus_that_are_not_there(tmp_path, capsys, monkeypatch):
 def test_the_clock_of_a_gpu():
     machine = alone_on(torch.device("cuda", 0))
     for call in calls_in_grid(SMALL, torch.bfloat16, machine.device):
-        timing = side_by_side(machine, run_of(call, machine.device))
-        assert timing.time_us > 0
+        assert time_side_by_side(machine, make_run(call, machine.device), lambda: None) > 0
 
 
 @pytest.mark.parametrize(

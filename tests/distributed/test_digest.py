@@ -9,7 +9,8 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from overlap_sched.distributed import Digest, digest_of
+from overlap_sched.distributed import Digest, Verdict, digest_of
+from overlap_sched.distributed.digest import absent, as_before, judge, options_text, ranks_text
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Problem, Storage
 from overlap_sched.problem.contention import Contention
@@ -42,9 +43,6 @@ def test_the_digest_is_this_one_on_every_machine_and_in_every_version_of_python(
         "failure": "",
         "name": "example",
         "nodes": "10",
-        "calls": "96da3e422c2e",
-        "storages": "e8717b5d95ae",
-        "pair": "",
     }
 
 
@@ -65,17 +63,9 @@ def test_text_and_back() -> None:
     digest = digest_of(EXAMPLE, Options(), ORDER)
     assert Digest.from_json(digest.to_json()) == digest
     assert sorted(json.loads(digest.to_json())) == [
-        "calls", "costs", "failure", "key", "launches", "name", "nodes", "operators", "options", "order",
-        "pair", "sizes", "storages",
+        "costs", "failure", "key", "launches", "name", "nodes", "operators", "options", "order",
+        "sizes",
     ]  # fmt: skip
-
-
-def test_what_can_only_be_taken_together_counts_until_it_is_left_out() -> None:
-    first, rest = digest_of(EXAMPLE, Options(), ORDER), digest_of(EXAMPLE, Options(), ORDER[::-1])
-    both = [first.with_rest(one) for one in ([], [rest], [first], [rest, rest])]
-    assert both[0] == first
-    assert len({one.identity for one in both}) == len(both)
-    assert all(one.alone == first for one in both)
 
 
 @pytest.mark.parametrize(
@@ -83,20 +73,20 @@ def test_what_can_only_be_taken_together_counts_until_it_is_left_out() -> None:
     [
         (with_node(4, time_us=50.000000001), {"costs"}),
         (with_node(2, time_us=41.0), {"costs"}),
-        (with_node(4, op="aten.bmm"), {"operators", "calls", "key"}),
+        (with_node(4, op="aten.bmm"), {"operators", "key"}),
         (with_node(4, deps=(0, 1)), {"operators", "key"}),
         (with_node(4, flops=1), {"sizes"}),
         (with_node(2, bytes=1), {"sizes"}),
         (with_node(4, use=(0, 1)), {"sizes"}),
         (replace(EXAMPLE, storages=(Storage(2**20), *EXAMPLE.storages[1:])), {"sizes"}),
-        (replace(EXAMPLE, storages=(Storage(2**19, pinned=True), *EXAMPLE.storages[1:])), {"sizes", "storages"}),
+        (replace(EXAMPLE, storages=(Storage(2**19, pinned=True), *EXAMPLE.storages[1:])), {"sizes"}),
         (replace(EXAMPLE, groups={"fsdp": Group(4, intra_node=True)}), {"operators", "launches"}),
         (replace(EXAMPLE, memory_model="tracker"), {"operators"}),
         (replace(EXAMPLE, contention=Contention({"all_gather": 1.1})), {"costs"}),
         (replace(EXAMPLE, contention=Contention(links={"fsdp": "nvlink"})), set()),  # nobody shares it
         (replace(EXAMPLE, name="graph_7"), {"name"}),
         (with_node(4, name="mm_1"), set()),
-        (with_node(2, op="all_reduce"), {"operators", "calls", "key", "launches"}),
+        (with_node(2, op="all_reduce"), {"operators", "key", "launches"}),
         (with_node(4, launches=("fsdp",)), {"operators", "key", "launches"}),
     ],
 )
@@ -158,3 +148,107 @@ def test_ranks_of_a_mesh_name_their_groups_differently() -> None:
     one = two_groups("1", "5", ("1", "5"))
     assert digest_of(here, Options(), ORDER).costs != digest_of(one, Options(), ORDER).costs
     assert changed(one) == {"operators", "key", "launches"}
+
+
+A = Digest(operators="p", sizes="s", options="o", costs="c", order="r", key="k", launches="l", name="backward", nodes=7)
+
+
+def test_equal_digests_agree_whatever_the_names() -> None:
+    assert judge({0: A, 1: replace(A, name="backward_1")}) == Verdict(agreed=True, shown=(A.identity,))
+
+
+SIDES = "ranks 0-1, 3 against rank 2"
+
+
+@pytest.mark.parametrize(
+    ("other", "parts", "named"),
+    [
+        (
+            replace(A, operators="q", sizes="t", costs="d", order="s", name="forward", nodes=8),
+            ["operators"],
+            "(rank 0 compiles 'backward' of 7 nodes, rank 2 compiles 'forward' of 8 nodes)",
+        ),
+        (replace(A, sizes="t", costs="d", order="s"), ["sizes"], "tensor sizes"),
+        (replace(A, options="q", order="s"), ["options"], "Give overlap_sched the same options on every rank."),
+        (replace(A, costs="d", order="s"), ["costs"], "(overlap_sched.distributed.broadcast_costs)"),
+        (replace(A, order="s"), ["order"], "different versions of overlap_sched"),
+        (replace(A, options="q", costs="d"), ["options", "costs"], f"options: {SIDES}; costs: {SIDES}"),
+    ],
+)
+def test_who_differs_in_what(other: Digest, parts: list[str], named: str) -> None:
+    verdict = judge({0: A, 1: A, 2: other, 3: A})
+    assert (verdict.agreed, verdict.launches_alike) == (False, True)
+    assert verdict.differs == dict.fromkeys(parts, ((0, 1, 3), (2,)))
+    assert SIDES in str(verdict.reason)
+    assert "launch order kept" in str(verdict.reason)
+    assert named in str(verdict.reason)
+    assert Verdict.from_json(verdict.to_json()) == verdict
+
+
+def test_options_that_differ_are_named_with_the_value_of_each_rank() -> None:
+    default = replace(A, options=options_text(Options(effort=9)))
+    other = replace(A, options=options_text(Options(headroom="1GiB", rewrites=(), effort=9), max_slowdown=0.1))
+    assert judge({0: default, 1: default, 2: other, 3: default}).reason == (
+        'the ranks differ in options: headroom is 0 on ranks 0-1, 3 and "1GiB" on rank 2, max_slowdown is null on '
+        'ranks 0-1, 3 and 0.1 on rank 2, rewrites is ["coalesce_gathers", "keep"] on ranks 0-1, 3 and [] on rank 2; '
+        "launch order kept. Give overlap_sched the same options on every rank."
+    )
+
+
+@pytest.mark.parametrize("launches", ["other", ""], ids=["others", "not known"])
+def test_ranks_that_launch_differently_keep_their_own_launches_and_waits(launches: str) -> None:
+    verdict = judge({0: A, 1: replace(A, sizes="t", launches=launches)})
+    assert not verdict.launches_alike
+    assert "Their launch sequences differ too" in str(verdict.reason)
+
+
+def test_launches_that_no_rank_knows_are_not_alike() -> None:
+    assert not judge({0: replace(A, launches=""), 1: replace(A, sizes="t", launches="")}).launches_alike
+
+
+def test_a_rank_that_failed_is_named_and_the_others_keep_their_launches() -> None:
+    failed = Digest.of_failure("KeyError: 'mm'", "k", A.launches, "backward")
+    verdict = judge({0: A, 1: failed, 2: A})
+    assert (verdict.agreed, verdict.launches_alike, verdict.differs) == (False, True, {})
+    assert verdict.reason == "rank 1 could not schedule this graph (KeyError: 'mm'); launch order kept."
+    assert not judge({0: failed, 1: failed}).agreed
+    both = judge({0: A, 1: replace(A, sizes="t"), 2: failed})
+    assert both.reason == (
+        "the ranks differ in tensor sizes: rank 0 against rank 1; rank 2 could not schedule this graph "
+        "(KeyError: 'mm'); launch order kept."
+    )
+
+
+def test_what_somebody_can_mend() -> None:
+    assert judge({0: A, 1: replace(A, options="p")}).to_mend
+    assert not judge({0: A, 1: replace(A, operators="p")}).to_mend
+    assert not judge({0: A, 1: A}).to_mend
+
+
+def test_who_is_missing() -> None:
+    verdict = absent([2], {0: A, 1: A}, "backward", 300.0, 300.0)
+    assert verdict.missing == (2,)
+    assert str(verdict.reason).startswith("rank 2 did not publish an order for graph 'backward' within 300 s.")
+    assert Verdict.from_json(verdict.to_json()) == verdict
+    assert "within 30 s (instead of 300 s, " in str(absent([1, 2], {0: A}, "x", 30.0, 300.0).reason)
+
+
+def test_thousands_of_ranks_stay_readable() -> None:
+    assert ranks_text(range(4096)) == "ranks 0-4095"
+    assert ranks_text(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
+    verdict = judge({rank: replace(A, operators=str(rank)) for rank in range(1000)})
+    assert len(str(verdict.reason)) < 1000
+    assert "rank 7 and 992 more kinds" in str(verdict.reason)
+
+
+def test_what_is_for_people_is_no_part_of_an_identity() -> None:
+    assert replace(A, name="forward 0/1", nodes=8).identity == A.identity
+    for part in ("operators", "sizes", "options", "costs", "order", "key", "launches", "failure"):
+        assert replace(A, **{part: "other"}).identity != A.identity
+
+
+def test_an_earlier_verdict_stands_without_those_who_did_not_come() -> None:
+    for earlier in (judge({0: A, 1: A}), judge({0: A, 1: replace(A, options="q")})):
+        verdict = Verdict.from_json(as_before(earlier, [1]).to_json())
+        assert (verdict.missing, verdict.as_before) == ((1,), True)
+        assert replace(verdict, missing=(), as_before=False) == earlier

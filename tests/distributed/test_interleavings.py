@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from overlap_sched.distributed.digest import Digest
+from overlap_sched.distributed.digest import Digest, Verdict, judge
 from overlap_sched.distributed.protocol import StoreCall, agreement_steps
-from overlap_sched.distributed.verdict import Verdict, judge
 from tests.support.examples import at_night
 from tests.support.interleavings import Checker, End, Fault, StuckError
 
@@ -338,86 +337,3 @@ def _gives_up(
 def test_the_checker_finds_a_rank_that_falls_back_by_itself() -> None:
     graphs = [[A], [A]]
     assert not all(alike(graphs, end) for end in Checker(graphs, agree=_gives_up, faults=1).ends())
-
-
-BOTH = A.with_rest([B])
-"""What a rank shows that has found A and B in a cache: B can be taken only together with A."""
-
-
-def _as_loaded(
-    mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: float, short_limit_s: float
-) -> Generator[StoreCall, Any, Verdict]:
-    """Both are taken, or A is traced and asked about alone; who has taken both does not ask about B behind it."""
-    how = (rank, ranks, limit_s, short_limit_s)
-    if mine.pair:
-        verdict = yield from agreement_steps(A, name, *how, [B])
-        return (yield from agreement_steps(A, f"{name}-alone", *how)) if verdict.again else verdict
-    if name == "call1" and (yield StoreCall("check", ([f"{mine.key}/0/{rank}"],))):
-        return Verdict(agreed=True, shown=(mine.identity,))
-    return (yield from agreement_steps(mine, name, *how))
-
-
-def loaded(graphs: Sequence[Sequence[Digest]], **how: Any) -> list[End]:
-    """All ends; what ranks of a pair have in force in the end is alike."""
-    alone = [[graph.alone for graph in mine] for mine in graphs]
-    found = list(Checker(graphs, agree=_as_loaded, **how).ends())
-    assert found
-    assert all(alike_at_the_end(alone, end) for end in found)
-    return found
-
-
-@pytest.mark.parametrize("graphs", [[[BOTH, B], [BOTH, B]], [[BOTH, B], [A, B]]], ids=["all", "one"])
-@pytest.mark.parametrize("deaths", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_pair_is_taken_by_all_or_by_none(graphs: list[list[Digest]], deaths: int) -> None:
-    for end in loaded(graphs, limit_passes=False, deaths=deaths) if not deaths else loaded(graphs, deaths=deaths):
-        if deaths == 0:
-            assert all(verdict.agreed for verdicts in end.verdicts for verdict in verdicts or ())
-            first = end.store["A/0/verdict"].decode()
-            assert Verdict.from_json(first).again is (graphs[1][0] is A)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "graphs",
-    [
-        [[BOTH, B], [BOTH, B]],
-        [[BOTH, B], [A, B]],
-        [[BOTH, B, A], [BOTH, B]],
-        [[BOTH, B, B], [BOTH, B]],
-        [[A, BOTH], [A]],
-        [[BOTH, B], [OTHER_OPTIONS, B]],
-    ],
-    ids=["all", "one", "first again", "second again", "found later", "other options"],
-)
-def test_a_pair_whatever_the_timing(graphs: list[list[Digest]]) -> None:
-    loaded(graphs)
-
-
-@pytest.mark.slow
-def test_a_fault_while_the_rest_is_recorded_changes_nothing() -> None:
-    """Or while a rank looks whether it has been here before: then it asks about the first alone."""
-
-    def takes(mine: Digest, name: str, rank: int, *how: Any) -> Generator[StoreCall, Any, Verdict]:
-        verdict = yield from agreement_steps(A, name, rank, *how, [B])
-        return (yield from agreement_steps(A, f"{name}-alone", rank, *how)) if verdict.again else verdict
-
-    found = list(Checker([[BOTH], [BOTH]], agree=takes, faults=1, limit_passes=False).ends())
-    assert all(len({v.agreed for verdicts in end.verdicts for v in verdicts or ()}) == 1 for end in found)
-    assert any("B/0/verdict" not in end.store for end in found)
-
-
-def _asks_about_pairs_at_any_time(
-    mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: float, short_limit_s: float
-) -> Generator[StoreCall, Any, Verdict]:
-    """The digest of a pair as that of any other graph, with nothing recorded of the rest."""
-    if name == "call1" and mine.key == "B":
-        return Verdict(agreed=True, shown=(mine.identity,))
-    return (yield from agreement_steps(mine, name, rank, ranks, limit_s, short_limit_s))
-
-
-def test_the_checker_finds_that_the_rest_of_a_pair_was_not_recorded() -> None:
-    """A rank that compiles it again waits in vain, keeps the original order, and the others run the new one."""
-    graphs = [[BOTH, B, B], [BOTH, B]]
-    found = list(Checker(graphs, agree=_asks_about_pairs_at_any_time).ends())
-    alone = [[graph.alone for graph in mine] for mine in graphs]
-    assert not all(alike_at_the_end(alone, end) for end in found)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from overlap_sched.distributed import Digest, Verdict
-from overlap_sched.distributed.digest import LAUNCHES_KEPT
+from overlap_sched.distributed.agreement import Membership
+from overlap_sched.distributed.digest import LAUNCHES_KEPT, judge
 from overlap_sched.distributed.negotiation import (
     MOST_PROPOSERS,
     LaunchChoice,
@@ -19,7 +20,6 @@ from overlap_sched.distributed.negotiation import (
     proposers_of,
 )
 from overlap_sched.distributed.protocol import agreement_steps
-from overlap_sched.distributed.verdict import judge
 from overlap_sched.errors import AgreementError
 from overlap_sched.scheduler.restrictions import Proposal
 from tests.distributed.test_agreement import Clock
@@ -37,7 +37,7 @@ def proposal_of(rank: int) -> Proposal:
 
 
 def choosing(mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: float, short_limit_s: float) -> Any:
-    """What comes behind the verdict that all differ, as :class:`overlap_sched.inductor.attempt.Attempt` does it.
+    """What comes behind the verdict that all differ, as :mod:`overlap_sched.inductor.decision` does it.
 
     A rank that has not got this verdict keeps its launches, and does not come: that is all the same as one that dies.
     """
@@ -128,7 +128,12 @@ def chosen(kept_us: Sequence[float], planned: Sequence[Mapping[int, float]]) -> 
 
     def run(rank: int) -> None:
         found[rank] = negotiate(
-            verdict, proposal_of(rank), kept_us[rank], lambda _: planned[rank], 10.0, store, rank, len(kept_us)
+            verdict,
+            proposal_of(rank),
+            kept_us[rank],
+            lambda _: planned[rank],
+            Membership(store, rank, len(kept_us)),
+            10.0,
         )
 
     threads = [Thread(target=run, args=(rank,)) for rank in range(len(kept_us))]
@@ -149,9 +154,7 @@ def test_the_slowest_rank_decides() -> None:
 
 
 def test_a_rank_alone_keeps_its_own() -> None:
-    assert negotiate(
-        verdict_of(A, B), proposal_of(0), 1.0, lambda _: {}, store=MemoryStore(), rank=0, world_size=1
-    ) == (LaunchChoice())
+    assert negotiate(verdict_of(A, B), proposal_of(0), 1.0, lambda _: {}, None) == LaunchChoice()
 
 
 def test_a_rank_that_does_not_come() -> None:
@@ -162,10 +165,8 @@ def test_a_rank_that_does_not_come() -> None:
             proposal_of(0),
             1.0,
             lambda _: {},
+            Membership(MemoryStore(), 0, 2),
             5.0,
-            MemoryStore(),
-            0,
-            2,
             clock=clock,
             sleep=clock.sleep,
         )

@@ -26,7 +26,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Uncompiled]:
     monkeypatch.setattr(modules._running, "first", lambda: None)
     monkeypatch.setattr(uncompiled, "compiled", lambda: False)
     yield fresh
-    uncompiled.stop()
+    uncompiled.stop_counting()
 
 
 def said(caught: list[warnings.WarningMessage]) -> list[str]:
@@ -39,13 +39,6 @@ def train(model: nn.Module, steps: int, *, optimizer: bool = True) -> None:
         model(torch.ones(4, 8)).sum().backward()
         if optimizer:
             sgd.step()
-
-
-def test_words() -> None:
-    assert NOTHING_COMPILED == (
-        "overlap_sched: nothing has been compiled, so nothing can be reordered. Give the model to torch.compile, after "
-        "overlap_sched.enable() and after shard()."
-    )
 
 
 def test_steps_of_an_optimizer_are_counted_until_it_is_said(job: Uncompiled) -> None:
@@ -88,13 +81,12 @@ def test_nothing_is_said_where_something_is_compiled(job: Uncompiled, monkeypatc
 
 @pytest.mark.slow  # imports Inductor
 def test_torch_finds_no_hook_of_ours_when_it_compiles() -> None:
-    from overlap_sched.inductor.sessions import _sessions
+    from overlap_sched.inductor.switch import _watch
 
     hooks = len(optimizers._global_optimizer_post_hooks)
     uncompiled.watch_optimizers()
     assert len(optimizers._global_optimizer_post_hooks) == hooks + 1
-    _sessions.start(None)
-    _sessions.end(None)
+    _watch.start(None)
     assert len(optimizers._global_optimizer_post_hooks) == hooks
 
 

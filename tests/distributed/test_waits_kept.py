@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from overlap_sched.inductor.launches import Traffic
+from overlap_sched.inductor.agree import Traffic
 
 Program = tuple[tuple[str, int], ...]
 """What a rank runs: ``("a", 0)``, its first launch, on group ``a``; ``("A", 0)``: it blocks; ``("wait", 0)`` for it."""

@@ -16,11 +16,9 @@ from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.report.units import duration, size
 from overlap_sched.report.words.rewrites import Cost, answer_line, costs, grouped, rewrites_table
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.dimension_graph.cut import Cut
-from overlap_sched.transform.fission import Fission, Leave, Slice
-from overlap_sched.transform.part_times import fissioned_us
-from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.rewrites import Rewrite
+from overlap_sched.transform.dimension_graph import Cut
+from overlap_sched.transform.prices import Prices, fissioned_us
+from overlap_sched.transform.rewrites import Fission, Leave, Rewrite, Slice
 from overlap_sched.transform.search import Limit
 from tests.fit.test_fit import saved
 

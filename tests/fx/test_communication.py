@@ -1,6 +1,10 @@
 """What communicates unseen keeps its place among the launches: custom operators, sub-graphs, collectives that block.
 
 Graphs of two process groups, ``"0"`` and ``"1"``; ``D`` is something that communicates inside.
+
+Several collectives waited for at once (``wait_tensors``, torch 2.15), and waits of waits.
+
+Launch nodes: what launching takes of the compute stream, where a cost model knows it.
 """
 
 import random
@@ -14,23 +18,26 @@ import torch._higher_order_ops.local_map  # registers it
 from torch import Tensor, fx
 
 import overlap_sched
-from overlap_sched import Options, schedule
-from overlap_sched.cost import Roofline
+from overlap_sched import EXAMPLE
+from overlap_sched.cost import Collective, Roofline
+from overlap_sched.cost.model import LaunchingModel
 from overlap_sched.errors import OptionsError
 from overlap_sched.fx import lift, schedule_graph
 from overlap_sched.fx.calls import Communication, Communications
+from overlap_sched.fx.lifting import FINISH, LAUNCH, launch_times, one_collective_each, with_launches
 from overlap_sched.fx.operators import _declared, declare_operator
-from overlap_sched.inductor.cache_key import settings_key
-from overlap_sched.inductor.launches import traffic_in
+from overlap_sched.inductor.agree import traffic_in
+from overlap_sched.inductor.caches import settings_key
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import launch_violation
-from overlap_sched.options import Concurrent
-from overlap_sched.problem import Group, Node
+from overlap_sched.options import Concurrent, Options
+from overlap_sched.problem import PART, Group, Kind, Node, Problem
 from overlap_sched.problem.precedence import Preserve, launch_pairs
 from overlap_sched.report.words.schedule import collectives_text
-from tests.fx.test_fx_hazards import Builder
-from tests.support.fx_graphs import ATEN, C10D, random_order
+from overlap_sched.scheduler.driver import schedule
+from tests.fx.test_hazards import Builder
+from tests.support.fx_graphs import ATEN, C10D, RANKS, gather, random_order, scatter, trace, wait, wait_for_all
 
 HIGHER = torch.ops.higher_order
 SCHEMAS = {
@@ -442,3 +449,217 @@ def test_collectives_of_vllm_are_known_unless_declared_otherwise(declared: bool 
         assert not lifted.undeclared
         assert "unknown_communication" not in lifted.notes
     overlap_sched.fx.operators.traits_of.cache_clear()
+
+
+def two_outputs(x: Tensor, y: Tensor) -> Any:
+    outs = wait_for_all(*C10D.all_gather_into_tensor_coalesced([x, y], RANKS, "0"))
+    return outs[0] + 1, outs[1]
+
+
+def two_groups(x: Tensor, y: Tensor) -> Any:
+    outs = wait_for_all(gather(x * 2, "fast"), gather(y * 2, "slow"))
+    z = x @ y
+    return outs[0] @ z, outs[1]
+
+
+def times(node: fx.Node) -> float:
+    if node.target is C10D.all_gather_into_tensor.default:
+        return {"fast": 10.0, "slow": 40.0}[str(node.args[2])]
+    return 30.0 if node.target is ATEN.mm.default else 0.0
+
+
+def test_one_collective_with_several_outputs_has_one_wait_that_holds_all_of_it() -> None:
+    lifted = lift(trace(two_outputs, (4, 4), (4, 4)))
+    (launch,) = lifted.problem.collectives
+    (wait,) = lifted.problem.waits[launch]
+    assert lifted.problem.nodes[launch].alloc == (2, 3)
+    assert set(lifted.problem.nodes[wait].use) == {0, 1, 2, 3}
+    assert lifted.nodes == tuple(lifted.nodes[0].graph.nodes)
+    assert lifted.notes == {}
+
+
+def test_a_wait_of_two_collectives_becomes_a_wait_of_each() -> None:
+    gm = trace(two_groups, (4, 4), (4, 4))
+    lifted = lift(gm, cost=times)
+    nodes = lifted.problem.nodes
+    fast, slow = lifted.problem.collectives
+    ((first,), (last,)) = (lifted.problem.waits[launch] for launch in (fast, slow))
+    assert (nodes[first].name, nodes[last].name) == ("wait_tensors.all_gather_into_tensor", "wait_tensors")
+    assert first in nodes[last].deps
+    assert (nodes[first].alloc, nodes[first].use) == ((), ())
+    assert {*nodes[fast].use, *nodes[fast].alloc, *nodes[slow].use, *nodes[slow].alloc} <= set(nodes[last].use)
+    assert lifted.nodes[first] is lifted.nodes[last]
+    assert lifted.reordered(lifted.problem.original_order) == list(gm.graph.nodes)
+    timeline = replay(lifted.problem, lifted.problem.original_order)
+    assert sum(timeline.stall_us) == 40.0  # until the last of them has finished, not until one has
+    assert timeline.step_us == 40.0 + 2 * 30.0
+
+
+def test_the_program_waits_where_the_last_of_the_waits_is() -> None:
+    lifted = lift(trace(two_groups, (4, 4), (4, 4)))
+    names = [node.name for node in lifted.problem.nodes]
+    mm, last = names.index("mm"), names.index("wait_tensors")
+    order = [v for v in lifted.problem.original_order if v != mm]
+    order.insert(order.index(last), mm)  # between the two waits
+    program = [node.name for node in lifted.reordered(order)]
+    assert program.index("mm") == program.index("wait_tensors") - 1
+
+
+def test_what_has_been_waited_for_before_is_not_waited_for_again() -> None:
+    def f(x: Tensor, y: Tensor) -> Any:
+        one, other = gather(x * 2, "fast"), gather(y * 2, "slow")
+        done = wait(other)
+        return wait_for_all(one, done)
+
+    problem = lift(trace(f, (4, 4), (4, 4))).problem
+    fast, slow = problem.collectives
+    assert [len(problem.waits[launch]) for launch in (fast, slow)] == [1, 1]
+    (last,) = problem.waits[fast]
+    assert not {*problem.nodes[slow].use} & {*problem.nodes[last].use}
+
+
+def test_a_wait_of_two_collectives_is_deferred_as_a_whole() -> None:
+    gm = trace(two_groups, (4, 4), (4, 4))
+    report = schedule_graph(gm, Options(headroom="1MiB"), cost=times)
+    assert report.changed
+    assert report.schedule is not None
+    assert report.schedule.scheduled.step_us == 40.0 + 30.0
+    names = [node.name for node in gm.graph.nodes]
+    assert names.index("mm") < names.index("wait_tensors")
+    assert len(names) == len(set(names)) == len(report.schedule.order) - 1
+    gm.graph.lint()
+
+
+@pytest.mark.parametrize("second", [(), (2,), (2, 1)])
+def test_nodes_behind_are_renumbered(second: tuple[int, ...]) -> None:
+    """Two collectives; a wait of both, a wait of one or more, and what uses them."""
+    nodes = [
+        Node("x", Kind.INPUT),
+        Node("one", Kind.COLLECTIVE, (0,), group="g"),
+        Node("two", Kind.COLLECTIVE, (0,), group="g"),
+        Node("both", Kind.WAIT, (1, 2), collective=2),
+        Node("later", Kind.WAIT, (3,), collective=2 if second else None),
+        Node("use", Kind.COMPUTE, (3, 4)),
+    ]
+    found, stands_for = one_collective_each(nodes, {3: (1, 2), **({4: second} if second else {})})
+    company = [3] if len(second) < 2 else [3, 5]
+    assert [v for v, node in enumerate(found) if "." in node.name] == company
+    assert [found[v].collective for v in company] == [1] * len(company)
+    assert [nodes[v] for v in stands_for] == [nodes[stands_for[v]] for v in range(len(found))]
+    names = [node.name for node in found]
+    for old, v in ((3, names.index("both")), (4, names.index("later")), (5, names.index("use"))):
+        assert {names[u] for u in found[v].deps if "." not in names[u]} == {nodes[u].name for u in nodes[old].deps}
+        assert found[v].collective == nodes[old].collective
+    assert 3 in found[4].deps
+
+
+def waited_for_twice(x: Tensor, y: Tensor) -> Any:
+    a = wait(wait(gather(x)))
+    b = wait(wait(gather(y)).view(-1))
+    return a @ x.t(), b + 1
+
+
+def test_a_wait_of_a_wait_costs_nothing_and_waits_for_nothing() -> None:
+    lifted = lift(trace(waited_for_twice, (4, 4), (4, 4)))
+    problem = lifted.problem
+    assert [len(problem.waits[launch]) for launch in problem.collectives] == [1, 1]
+    named = [node for node in problem.nodes if node.op == "_c10d_functional.wait_tensor.default"]
+    (again, of_a_view) = (node for node in named if node.kind is not Kind.WAIT)
+    for node, before in ((again, "wait_tensor"), (of_a_view, "view")):
+        assert (node.kind, node.time_us, node.alloc) == (Kind.COMPUTE, 0.0, ())
+        assert [problem.nodes[u].name for u in node.deps] == [before]
+    assert lifted.notes == {}
+
+
+def test_a_second_wait_of_a_launch_and_one_of_a_collective_on_what_was_waited_for_are_waits() -> None:
+    def f(x: Tensor) -> Any:
+        launched = gather(x)
+        first, second = wait(launched), wait(launched)
+        return wait(C10D.all_reduce_(first, "sum", "0")) + second
+
+    problem = lift(trace(f, (4, 4))).problem
+    assert [len(problem.waits[launch]) for launch in problem.collectives] == [2, 1]
+
+
+def step(x, w):
+    full = wait(gather(w))
+    return wait(scatter(x @ full)), x * 2
+
+
+class Launching(Roofline):
+    """Gathers take the launching thread 7 us, other collectives nothing."""
+
+    def launch_us(self, work: Collective) -> float:
+        return 7.0 if work.op.startswith("all_gather") else 0.0
+
+
+def test_a_launch_node_stands_before_its_collective():
+    nodes, stands_for = with_launches(EXAMPLE.nodes, {2: 5.0, 7: 3.0})
+    assert [node.name for node in nodes] == [
+        *("w", "x", "gather.launch", "gather", "full", "mm", "dgrad", "wgrad", "scatter.launch", "scatter", "grad"),
+        "output",
+    ]
+    assert stands_for == (0, 1, 2, 2, 3, 4, 5, 6, 7, 7, 8, 9)
+    launch, gather, wait = nodes[2:5]
+    assert (launch.kind, launch.deps, launch.time_us, launch.op) == (Kind.COMPUTE, (0,), 5.0, LAUNCH)
+    assert (launch.alloc, launch.use) == ((), ())
+    assert gather.deps == (0, 2)
+    assert (wait.deps, wait.collective) == ((3,), 3)
+    problem = Problem("example", nodes, EXAMPLE.storages, EXAMPLE.groups)  # is checked
+    before, after = (replay(one, one.original_order) for one in (EXAMPLE, problem))
+    assert after.step_us == before.step_us + 5.0 + 3.0
+
+
+class Finishing(Launching):
+    """Waits for scatters copy what was summed up, 4 us."""
+
+    def finish_us(self, work: Collective) -> float:
+        return 4.0 if work.op.startswith("reduce_scatter") else 0.0
+
+
+def test_a_part_takes_no_more_than_what_finishes_the_collective_does():
+    """Of a collective whose only wait is a part that takes the time; else its own wait does."""
+    part = Node("mm.gather", Kind.WAIT, (2,), op=PART, collective=2)
+    for last, timed in ((EXAMPLE.nodes[3]._replace(deps=(3,)), 4), (Node("full", Kind.COMPUTE, (3,)), 3)):
+        nodes = (*EXAMPLE.nodes[:3], part, last)
+        gathers = {"finish_us": lambda self, work: 4.0, "launch_us": lambda self, work: 0.0}
+        assert launch_times(nodes, EXAMPLE.groups, type("Gathers", (Finishing,), gathers)()) == {timed: 4.0}
+
+
+def test_a_finish_node_stands_before_its_wait():
+    times = launch_times(EXAMPLE.nodes, EXAMPLE.groups, Finishing())
+    assert times == {2: 7.0, 8: 4.0}
+    nodes, stands_for = with_launches(EXAMPLE.nodes, times)
+    assert stands_for == (0, 1, 2, 2, 3, 4, 5, 6, 7, 8, 8, 9)
+    finish, wait = nodes[9:11]
+    assert (finish.name, finish.kind, finish.time_us, finish.op) == ("grad.finish", Kind.COMPUTE, 4.0, FINISH)
+    assert wait.deps == (8, 9)
+    assert wait.collective == 8
+    launched_before = EXAMPLE.nodes[8]._replace(collective=None)  # by another graph: its size is not known here
+    assert launch_times((*EXAMPLE.nodes[:8], launched_before), EXAMPLE.groups, Finishing()) == {2: 7.0}
+
+
+def test_without_launch_times_nothing_changes():
+    assert with_launches(EXAMPLE.nodes, {}) == (EXAMPLE.nodes, tuple(range(10)))
+    assert launch_times(EXAMPLE.nodes, EXAMPLE.groups, Roofline()) == {}
+    assert launch_times(EXAMPLE.nodes, EXAMPLE.groups, None) == {}
+    assert not isinstance(Roofline(), LaunchingModel)
+
+
+def test_times_come_from_the_model():
+    assert launch_times(EXAMPLE.nodes, EXAMPLE.groups, Launching()) == {2: 7.0}
+
+
+def test_a_lifted_graph_has_launches_and_comes_back_in_order():
+    gm = trace(step, (8, 8), (4, 8))
+    plain, lifted = lift(gm), lift(gm, model=Launching())
+    launches = [v for v, node in enumerate(lifted.problem.nodes) if node.op == LAUNCH]
+    gathers = [v for v in lifted.problem.collectives if lifted.problem.nodes[v].op.startswith("all_gather")]
+    assert [v + 1 for v in launches] == gathers != []
+    assert [lifted.prices[v].time_us for v in launches] == [7.0] * len(launches)
+    assert [lifted.prices[v].source for v in launches] == ["table"] * len(launches)
+    others = [price for v, price in enumerate(lifted.prices) if v not in launches]
+    assert [price.time_us for price in others] == [price.time_us for price in plain.prices]
+    result = schedule(lifted.problem, Options())
+    reordered = lifted.reordered(result.order)
+    assert sorted(node.name for node in reordered) == sorted(node.name for node in gm.graph.nodes)

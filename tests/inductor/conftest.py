@@ -15,7 +15,6 @@ import overlap_sched
 from overlap_sched.fx.rewrites import backends
 from overlap_sched.inductor.reporting import GraphReport
 from tests.support.inductor.models import Net, emulated_ranks, step
-from tests.support.inductor.one_line import assert_agrees
 
 with warnings.catch_warnings():  # torch 2.13 warns of itself when Inductor is first imported
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -58,10 +57,9 @@ def no_caches() -> Iterator[None]:
 
 
 def _forget() -> None:
-    """Nothing of what was compiled is left; the line that would have been said of it agrees with the reports."""
+    """Nothing of what was compiled is left."""
     torch._dynamo.reset()
     overlap_sched.disable()
-    assert_agrees(overlap_sched.reports())
     overlap_sched.clear_reports()
 
 
@@ -92,7 +90,6 @@ def compiled_step(
     ):
         compiled = torch.compile(model, fullgraph=True, **compile_arguments)
         results, code = run_and_get_code(step, model, compiled)
-    assert_agrees(overlap_sched.reports())
     return Compiled(results, code, overlap_sched.reports())
 
 

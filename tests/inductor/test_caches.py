@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -10,19 +11,33 @@ import pytest
 import torch
 from torch import fx
 from torch._dynamo.utils import counters
+from torch._inductor.codecache import FxGraphCache
 from torch._inductor.utils import run_and_get_code
 
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.cost import A100, Compute, Roofline
-from overlap_sched.inductor import agree, cache_key, cached_orders, torch_caches
-from overlap_sched.inductor.cache_key import settings_key
-from overlap_sched.inductor.post_grad import PostGradPass
+from overlap_sched.distributed import Agreement, Digest, Verdict, agreement
+from overlap_sched.distributed.agreement import Membership
+from overlap_sched.distributed.sequences import Entry
+from overlap_sched.inductor import agree, caches
+from overlap_sched.inductor.caches import (
+    CachedOrder,
+    may_load,
+    may_save,
+    order_to_cache,
+    read_order,
+    settings_key,
+)
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.inductor.switch import PostGradPass
 from overlap_sched.problem.sizes import VARIABLES
+from tests.support.agreement_examples import MemoryStore
 from tests.support.inductor.generated import events, numbered
 from tests.support.inductor.models import RANKS, Net, step
+from tests.support.once import filled_once
+from tests.support.ranks import run_ranks
 
 
 def free(node: fx.Node) -> float | None:
@@ -77,7 +92,7 @@ def test_everything_that_an_order_depends_on_changes_the_name(monkeypatch: pytes
     monkeypatch.setenv(VARIABLES[0], "expandable_segments:True")  # with the options as they were
     names.append(settings_key(Settings(Options())))
     monkeypatch.delenv(VARIABLES[0])
-    monkeypatch.setattr(cache_key, "_package", lambda: "another version")
+    monkeypatch.setattr(caches, "_package", lambda: "another version")
     names.append(settings_key(Settings(Options())))
     assert None not in names
     assert len(set(names)) == len(names)
@@ -92,9 +107,9 @@ def test_who_must_agree_is_part_of_the_name(monkeypatch: pytest.MonkeyPatch) -> 
     """Code that ranks had to agree on is for them alone, and none of it is for a rank that asks nobody."""
     names = [settings_key(Settings())]
     monkeypatch.setattr(agree, "several_ranks", lambda: True)
-    monkeypatch.setattr(cache_key.dist, "get_world_size", lambda: 4)
+    monkeypatch.setattr(caches.dist, "get_world_size", lambda: 4)
     names += [settings_key(Settings()), settings_key(Settings(ranks=[0, 1]))]
-    monkeypatch.setattr(cache_key.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(caches.dist, "get_world_size", lambda: 2)
     names += [settings_key(Settings())]
     assert None not in names
     assert len(set(names)) == len(names)
@@ -103,12 +118,12 @@ def test_who_must_agree_is_part_of_the_name(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_ranks_that_must_agree_do_not_cache_with_a_torch_that_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agree, "several_ranks", lambda: True)
-    monkeypatch.setattr(cache_key.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(caches.dist, "get_world_size", lambda: 2)
     assert pickle.dumps(SchedulerPass(Settings()))
-    monkeypatch.setattr(torch_caches, "watch_cache", lambda *_: False)
+    monkeypatch.setattr(caches, "_patch_torch", lambda: False)
     with pytest.raises(TypeError, match="no stable cache key"):
         pickle.dumps(SchedulerPass(Settings()))
-    monkeypatch.setattr(torch_caches, "watch_cache", fails)
+    monkeypatch.setattr(caches, "_patch_torch", fails)
     with pytest.raises(TypeError, match="no stable cache key"):
         pickle.dumps(SchedulerPass(Settings()))
     assert pickle.dumps(SchedulerPass(Settings(Options(agreement="none"))))
@@ -180,16 +195,373 @@ def test_costs_without_a_name_bypass_the_cache(runs: dict[str, Any]) -> None:
 
 
 def test_the_name_covers_the_code_of_this_package(tmp_path: Path) -> None:
-    assert len(cache_key._package().split()[-1]) == 64
+    assert len(caches._package().split()[-1]) == 64
 
 
 def test_the_hash_that_a_mesh_remembers_is_in_no_key(ranks: None) -> None:
     """Each process has another."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    torch_caches.watch_cache(cached_orders._may_load, cached_orders._may_save)
+    caches._patch_torch()
     mesh = init_device_mesh("cpu", (RANKS,))
     before = pickle.dumps(mesh)
     assert hash(mesh)
     assert pickle.dumps(mesh) == before
     assert hash(pickle.loads(before)) == hash(mesh)
+
+
+MINE = Digest("p", "s", "o", "c", "r", "key", launches="l", name="backward 0/0", nodes=7)
+AGREED = Agreement(True, Verdict(agreed=True))
+TEXTS = ("gather 1 8", "gather 1 16")
+KEPT, SWAPPED = Entry(TEXTS, (0, 1), True), Entry(TEXTS, (1, 0), True)
+OTHERS = Agreement(False, Verdict(False, "they launch otherwise", False, {"sizes": ((0,), (1,))}))
+DIFFER = Agreement(False, Verdict(False, "the ranks differ", True, {"sizes": ((0,), (1,))}))
+LATE = Agreement(False, Verdict(False, "rank 1 did not publish", missing=(1,)))
+CODE = "import torch\n{}\ndef call(args):\n    torch.ops._c10d_functional.wait_tensor.default(buf0)\n"
+LOCAL = "import torch\ndef call(args):\n    extern_kernels.mm(buf0)\n"
+
+
+def carrying(*orders: CachedOrder) -> str:
+    return CODE.format("\n".join(f"# {order.line}" for order in orders))
+
+
+def test_an_order_in_code_and_back() -> None:
+    order = CachedOrder(replace(MINE, name='it\'s "odd"\n\\'), agreed=True)
+    assert read_order(carrying(order)) == order
+    assert read_order(CODE) is None
+    assert read_order(carrying(order, CachedOrder(MINE, agreed=False))) is None
+
+
+def test_what_code_carries() -> None:
+    assert order_to_cache(MINE, AGREED, "k") == CachedOrder(MINE, agreed=True)
+    kept = order_to_cache(MINE, DIFFER, "k")
+    assert kept == CachedOrder(replace(MINE, order="launches kept: k"), agreed=False)
+    assert kept.digest.order != MINE.order  # a rank that shows it promises no other order
+    waits = replace(MINE, order="launches kept: and waits: k")
+    assert order_to_cache(MINE, OTHERS, "k") == CachedOrder(waits, agreed=False)
+    assert order_to_cache(MINE, LATE, "k") is None
+    assert order_to_cache(Digest.of_failure("KeyError", "key"), DIFFER, "") is None
+
+
+def taken(key: str) -> Agreement | None:
+    """What is kept of an answer for the compilation that follows."""
+    return caches.decisions._by_key.pop(key, None)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What the others are shown; the last entry is their answer."""
+    shown: list[Any] = [AGREED]
+
+    def ask(mine: Digest, settings: Settings) -> Agreement:
+        shown.insert(0, mine)
+        return shown[-1]
+
+    monkeypatch.setattr(agree, "several_ranks", lambda: True)
+    monkeypatch.setattr(caches, "ask", ask)
+    yield shown
+    assert taken(MINE.key) is None
+
+
+@pytest.mark.parametrize("when", [AGREED, DIFFER, OTHERS], ids=["agreed", "differ", "others"])
+@pytest.mark.parametrize("answer", [AGREED, DIFFER, OTHERS, LATE], ids=["agreed", "differ", "others", "late"])
+def test_code_is_used_where_the_ranks_decide_as_when_it_was_compiled(
+    asked: list[Any], when: Agreement, answer: Agreement, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Where a wait may have passed a launch, only where all launch alike: who did not come may launch anything."""
+    overlap_sched.clear_reports()
+    asked[-1] = answer
+    same = answer is when or (answer is LATE and when is OTHERS)
+    found = order_to_cache(MINE, when, "k")
+    assert found is not None
+    assert may_load(Settings(), carrying(found)) == (same, not same)
+    assert asked[:-1] == [found.digest]
+    decided = taken(MINE.key)
+    assert decided is (None if same or answer.agreed else answer)  # they will not answer a second time
+    assert len(recwarn) == (decided is not None)
+
+
+REWRITES = CachedOrder(replace(MINE, key="rewrites", order="rewrites: 1"), agreed=True)
+APART = CachedOrder(replace(REWRITES.digest, order="launches kept: nothing is rewritten"), agreed=False)
+
+
+@pytest.mark.parametrize(
+    ("before", "order", "answers", "used", "kept"),
+    [
+        (REWRITES, True, [AGREED, AGREED], True, []),
+        (REWRITES, True, [AGREED, DIFFER], False, [MINE.key]),
+        (REWRITES, True, [DIFFER], False, ["rewrites"]),
+        (REWRITES, False, [AGREED, DIFFER], True, []),
+        (APART, True, [DIFFER, AGREED], True, []),
+        (APART, True, [OTHERS, AGREED], True, []),
+        (APART, True, [DIFFER, DIFFER], False, ["rewrites", MINE.key]),
+        (APART, False, [DIFFER, AGREED], False, ["rewrites"]),
+        (APART, True, [AGREED], False, []),
+    ],
+)
+def test_code_of_a_graph_that_may_be_rewritten_is_asked_about_twice(
+    before: CachedOrder,
+    order: bool,
+    answers: list[Agreement],
+    used: bool,
+    kept: list[str],
+    asked: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """First what the rewrites are, as a rank that compiles asks; what was decided holds if this one compiles, too."""
+    left = list(answers)
+    monkeypatch.setattr(caches, "ask", lambda mine, settings: asked.insert(-1, mine) or left.pop(0))
+    code = carrying(CachedOrder(MINE, order, before))
+    assert read_order(code) == CachedOrder(MINE, order, before)
+    monkeypatch.setattr(caches, "warn", lambda text: None)
+    assert may_load(Settings(), code) == (used, not used)
+    assert asked[:-1] == [before.digest, MINE][: len(answers)]
+    found = [key for key in ("rewrites", MINE.key) if taken(key) is not None]
+    assert found == kept
+
+
+def test_what_was_decided_about_code_holds_for_the_compilation_that_follows(asked: list[Any]) -> None:
+    caches.decisions.keep(MINE.key, DIFFER)
+    assert caches.decisions.take_or_ask(MINE, Settings()) is DIFFER
+    assert asked == [AGREED]
+    assert caches.decisions.take_or_ask(MINE, Settings()) is AGREED
+    assert asked == [MINE, AGREED]
+
+
+def test_code_that_is_used_without_asking(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert may_load(Settings(), LOCAL) == (True, False)
+    assert may_save(Settings(), LOCAL)
+    monkeypatch.setattr(agree, "several_ranks", lambda: False)
+    assert may_load(Settings(), CODE) == (True, False)
+    assert may_save(Settings(), CODE)
+    assert asked == [AGREED]
+
+
+def test_code_that_is_not_used_and_not_saved(asked: list[Any]) -> None:
+    order = CachedOrder(MINE, agreed=True)
+    for code in (CODE, carrying(order, order)):
+        assert may_load(Settings(), code) == (False, False)
+        assert not may_save(Settings(), code)
+    assert may_save(Settings(), carrying(order))
+    assert asked == [AGREED]
+
+
+def test_nothing_that_communicates_is_used_out_of_the_cache_that_loads_forward_and_backward_at_once(
+    asked: list[Any],
+) -> None:
+    """And code without collectives is reported as found, too."""
+    overlap_sched.clear_reports()
+    owner, code = SchedulerPass(Settings()), carrying(CachedOrder(MINE, True))
+    assert caches._may_load(owner, code, False) == (False, False)
+    assert caches._may_load(owner, LOCAL, False) == (True, False)
+    assert asked == [AGREED]
+    assert caches._may_load(owner, code, True) == (True, False)
+    assert caches._may_load(owner, LOCAL, True) == (True, False)
+    assert [one.name for one in overlap_sched.reports()] == ["backward 0/0", "graph"]
+
+
+@pytest.mark.parametrize(("entry", "use"), [(SWAPPED, True), (KEPT, False)])
+def test_code_is_used_without_asking_where_it_launches_as_is_in_force(
+    entry: Entry, use: bool, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Membership(MemoryStore(), 0, 2)
+    monkeypatch.setattr(agreement, "membership_of", lambda *_: here)
+    monkeypatch.setattr(agreement, "_logs", [])
+    assert agreement.settle_sequence(SWAPPED, here) == SWAPPED
+    assert may_load(Settings(), carrying(CachedOrder(MINE, True, entry=entry))) == (use, not use)
+    apart = CachedOrder(MINE, True, rewrites=APART, entry=entry)  # nor are the ranks asked about its rewrites
+    assert may_load(Settings(), carrying(apart)) == (use, not use)
+    assert asked == [AGREED]
+
+
+@pytest.mark.parametrize("answer", [AGREED, DIFFER])
+def test_code_puts_its_sequence_in_force(answer: Agreement, asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Membership(MemoryStore(), 0, 2)
+    monkeypatch.setattr(agreement, "membership_of", lambda *_: here)
+    monkeypatch.setattr(agreement, "_logs", [])
+    asked[-1] = answer
+    found = order_to_cache(MINE, answer, "k", KEPT)
+    assert found is not None
+    assert may_load(Settings(), carrying(found)) == (True, False)
+    assert agreement.find_sequence(KEPT.launches, here) == KEPT
+
+
+def test_this_torch_asks_once() -> None:
+    """Else nothing that communicates is cached."""
+    assert caches._patch_torch()
+    after = FxGraphCache.cache_hit_post_compile
+    assert caches._patch_torch()
+    assert FxGraphCache.cache_hit_post_compile is after
+
+
+def test_caches_that_load_without_asking_are_not_used(asked: list[Any]) -> None:
+    with torch._functorch.config.patch(bundled_autograd_cache=True):
+        assert not caches.watch_caches(Settings())
+    assert caches.watch_caches(Settings())
+
+
+def test_another_torch_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = FxGraphCache.cache_hit_post_compile
+    monkeypatch.setitem(caches._FUNCTIONS, "_save_graph", ["key", "something_else"])
+    assert not caches._patch_torch.__wrapped__()
+    assert FxGraphCache.cache_hit_post_compile is before
+
+
+JOB_RANKS = 2
+Found = list[dict[str, dict[str, Any]]]
+SECOND = ["again", "again, wiped", "again, version", "again, version on all", "again, options on all", "mega"]
+BUCKETS = ["buckets", "buckets again", "buckets again, wiped", "buckets, options"]
+HEALING = ["options, odd", "options, odd again", "healing", "healing again", "healed"]
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Two jobs, one after the other: what each rank found in each step."""
+    jobs = {
+        "first": ["torch alone", "mesh, torch alone", "first", "buckets", "mesh"],
+        "second": [*SECOND, *HEALING, *BUCKETS[1:], "mesh again"],
+    }
+
+    def run(folder: Path) -> None:
+        for job, steps in jobs.items():
+            run_ranks(
+                "tests.support.inductor.cached_runs", folder, job, *steps, ranks=JOB_RANKS, limit_s=400, fresh=True
+            )
+
+    folder = filled_once(tmp_path_factory, "cached", run)
+    found: Found = [{} for _ in range(JOB_RANKS)]
+    for job in jobs:
+        for rank in range(JOB_RANKS):
+            found[rank] |= torch.load(folder / f"{job}{rank}.pt")
+    return found
+
+
+def of(found: Found, step: str, what: str) -> list[Any]:
+    """What a step gave on each rank."""
+    return [rank[step][what] for rank in found]
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_every_step_gives_the_results_of_torch_alone_in_one_order_of_launches(jobs: Found) -> None:
+    for turn in ("first", *SECOND, *HEALING, *BUCKETS):
+        launches = []
+        for rank in jobs:
+            assert all(map(torch.equal, rank[turn]["results"], rank["torch alone"]["results"])), turn
+            assert rank[turn]["alone is equal"]
+            assert rank[turn]["bypassed"] == 0
+            launches.append([[event for event in graph if event[0] == "launch"] for graph in rank[turn]["events"]])
+        assert launches[0] == launches[1], turn
+
+
+@pytest.mark.slow
+@pytest.mark.private
+@pytest.mark.parametrize("step", ["again", "mega", "healed"])
+def test_a_second_start_hits_and_the_ranks_agree(jobs: Found, step: str) -> None:
+    assert of(jobs, step, "hits") == [2, 2]
+    assert of(jobs, step, "autograd hits") == [0, 0]  # traced again
+    assert of(jobs, step, "changed") == [[], []]  # the pass is not called
+    assert of(jobs, step, "found") == [["graph of alone", "forward of Swapped", "backward of Swapped"]] * 2
+    assert of(jobs, step, "asked") == [2, 2]  # about forward and backward
+    assert of(jobs, step, "events") == of(jobs, "first", "events")
+    assert of(jobs, "first", "events") != of(jobs, "torch alone", "events")
+    assert of(jobs, step, "warned") == [[], []]
+
+
+@pytest.mark.slow
+@pytest.mark.private
+@pytest.mark.parametrize("step", ["again", "mega"])
+def test_a_graph_that_does_not_communicate_is_cached_as_without_us(jobs: Found, step: str) -> None:
+    for rank in jobs:
+        hit = {"hits": 1, "misses": 0, "bypassed": 0, "autograd hits": 1, "autograd misses": 0}
+        assert rank[step]["alone"] == hit
+        assert rank["first"]["alone"] == rank["torch alone"]["alone"]
+
+
+@pytest.mark.slow
+@pytest.mark.private
+@pytest.mark.parametrize("step", ["again, wiped", "again, version"])
+def test_one_rank_that_finds_nothing_compiles_and_all_agree(jobs: Found, step: str) -> None:
+    assert of(jobs, step, "hits") == [2, 0]
+    assert of(jobs, step, "autograd hits") == [0, 0]
+    assert of(jobs, step, "asked") == [2, 2]
+    assert of(jobs, step, "changed") == [[], [True, True]]
+    assert of(jobs, step, "events") == of(jobs, "first", "events")
+
+
+@pytest.mark.slow
+@pytest.mark.private
+@pytest.mark.parametrize("step", ["again, version on all", "again, options on all"])
+def test_another_version_and_other_options_do_not_hit(jobs: Found, step: str) -> None:
+    assert of(jobs, step, "hits") == [0, 0]
+    assert of(jobs, step, "misses") == [2, 2]
+    assert of(jobs, step, "changed") == [[True, True]] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_ranks_that_found_different_orders_keep_their_launches(jobs: Found) -> None:
+    """Both hit, with other options: what they found is compiled again, and that is what they find the next time."""
+    assert of(jobs, "options, odd", "hits") == [0, 0]
+    assert of(jobs, "options, odd", "asked") == [2, 2]
+    for rank in jobs:
+        differ = 'the ranks differ in options: headroom is "50%" on rank 0 and "49%" on rank 1; launch order kept.'
+        assert rank["options, odd"]["kept"][0].startswith(differ)
+        again = "overlap_sched has torch compile 'forward 0/0 of Swapped' again, which it found in a cache: "
+        warned = [line for line in rank["options, odd"]["warned"] if "the ranks differ" in line]  # once, by rank 0
+        assert [line.startswith(f"{again}{differ}") for line in warned] == [True] * (rank is jobs[0])
+        alone, kept = (rank[turn]["events"] for turn in ("torch alone", "options, odd"))
+        for before, after in zip(alone, kept, strict=True):
+            assert [e for e in before if e[0] == "launch"] == [e for e in after if e[0] == "launch"]
+    assert of(jobs, "options, odd again", "hits") == [2, 2]
+    assert of(jobs, "options, odd again", "events") == of(jobs, "options, odd", "events")
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_ranks_that_are_alike_again_come_back_to_the_better_order(jobs: Found) -> None:
+    """First one rank drops its order that moves launches, then both drop the ones that do not."""
+    assert of(jobs, "healing", "hits") == [2, 0]
+    assert of(jobs, "healing again", "hits") == [0, 0]
+    assert of(jobs, "healing again", "asked") == [4, 4]
+    assert of(jobs, "healing again", "events") == of(jobs, "first", "events")
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_rewritten_graphs_are_cached_and_agreed_on_again(jobs: Found) -> None:
+    """Ranks are asked about the rewrites and about the order, whether they find code or compile."""
+    assert of(jobs, "buckets", "asked") == [4, 4]
+    assert of(jobs, "buckets again", "asked") == [4, 4]
+    assert of(jobs, "buckets again", "hits") == [2, 2]
+    assert of(jobs, "buckets again, wiped", "hits") == [2, 0]
+    assert of(jobs, "buckets again, wiped", "asked") == [4, 4]
+    assert of(jobs, "buckets", "events") != of(jobs, "first", "events")
+    for turn in BUCKETS[1:3]:
+        assert of(jobs, turn, "events") == of(jobs, "buckets", "events")
+        assert of(jobs, turn, "warned") == [[], []]
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_a_graph_of_dtensors_is_found_in_another_process(jobs: Found) -> None:
+    """Its key holds the mesh."""
+    assert of(jobs, "mesh", "hits") == [0, 0]
+    assert of(jobs, "mesh again", "hits") == [2, 2]
+    assert of(jobs, "mesh again", "events") == of(jobs, "mesh", "events")
+    assert of(jobs, "mesh again", "asked") == [2, 2]
+    for rank in jobs:
+        assert all(map(torch.equal, rank["mesh again"]["results"], rank["mesh, torch alone"]["results"]))
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_where_ranks_differ_by_then_nothing_is_rewritten(jobs: Found) -> None:
+    """One rank finds rewritten code, the other has other options: neither rewrites, both keep their launches."""
+    assert of(jobs, "buckets, options", "hits") == [0, 0]
+    for rank in jobs:
+        alone, kept = (rank[turn]["events"] for turn in ("torch alone", "buckets, options"))
+        for before, after in zip(alone, kept, strict=True):
+            assert [e for e in before if e[0] == "launch"] == [e for e in after if e[0] == "launch"]
+    warned = jobs[0]["buckets, options"]["warned"]
+    assert any("has torch compile 'forward" in text or "rewrites no" in text for text in warned)

@@ -1,11 +1,15 @@
 """A fault at any boundary: the job goes on with the results that it would have had, and one warning says why."""
 
+import json
 import logging
+import os
 import re
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +20,8 @@ from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
 from tests.inductor.conftest import Compiled, compiled_step
 from tests.support.inductor.models import Net, step
+from tests.support.once import filled_once
+from tests.support.ranks import run_ranks
 
 
 class InjectedError(Exception):
@@ -38,16 +44,16 @@ def twice_the_first(lifted: Any, order: Any) -> list[Any]:
 BEFORE: dict[str, tuple[str, Any]] = {
     "version": ("overlap_sched.inductor.scheduler_pass.check_torch", fails),
     "name": ("overlap_sched.inductor.private.graph_name", fails),
-    "read_graph": ("overlap_sched.inductor.lift.lifting.read_graph", fails),
-    "buffers": ("overlap_sched.inductor.lift.lifting.read_buffers", fails),
-    "flow": ("overlap_sched.inductor.lift.lifting.DataFlow", fails),
-    "hazards": ("overlap_sched.inductor.lift.lifting.dependencies", fails),
-    "costs": ("overlap_sched.inductor.lift.lifting.KernelCosts", fails),
-    "problem": ("overlap_sched.inductor.lift.lifting.Problem", fails),
-    "schedule": ("overlap_sched.inductor.attempt.schedule", fails),
-    "reordered": ("overlap_sched.inductor.lift.lifting.LiftedKernels.reordered", fails),
-    "missing node": ("overlap_sched.inductor.lift.lifting.LiftedKernels.reordered", a_node_short),
-    "node twice": ("overlap_sched.inductor.lift.lifting.LiftedKernels.reordered", twice_the_first),
+    "read_graph": ("overlap_sched.inductor.lifting.read_graph", fails),
+    "buffers": ("overlap_sched.inductor.lifting.read_buffers", fails),
+    "flow": ("overlap_sched.inductor.lifting.DataFlow", fails),
+    "hazards": ("overlap_sched.inductor.lifting.dependencies", fails),
+    "costs": ("overlap_sched.inductor.lifting.KernelCosts", fails),
+    "problem": ("overlap_sched.inductor.lifting.Problem", fails),
+    "schedule": ("overlap_sched.inductor.decision.schedule", fails),
+    "reordered": ("overlap_sched.inductor.lifting.LiftedKernels.reordered", fails),
+    "missing node": ("overlap_sched.inductor.lifting.LiftedKernels.reordered", a_node_short),
+    "node twice": ("overlap_sched.inductor.lifting.LiftedKernels.reordered", twice_the_first),
 }
 """Before an order is settled: the graph stays as it was."""
 
@@ -56,7 +62,7 @@ AFTER: dict[str, tuple[str, Any]] = {
     "line": ("overlap_sched.inductor.reporting.GraphReport.line", property(fails)),
     "log": ("overlap_sched.inductor.reporting.log.info", fails),
     "trace": ("overlap_sched.inductor.reporting.trace_structured", fails),
-    "planner": ("overlap_sched.inductor.lift.buffers.tell_sizes", fails),
+    "planner": ("overlap_sched.inductor.kernels.tell_sizes", fails),
 }
 """When it is settled: nothing changes it any more."""
 
@@ -123,7 +129,7 @@ def code_of(code: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.private
 def test_what_was_warned(plain: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlap_sched.inductor.lift.lifting.read_buffers", fails)
+    monkeypatch.setattr("overlap_sched.inductor.lifting.read_buffers", fails)
     compiled, warned = run(Options())
     assert warned[0] == f"overlap_sched leaves {compiled.reports[0].name!r} as it was: InjectedError: injected"
 
@@ -159,7 +165,7 @@ def test_strict_raises(where: str, ranks: None, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 @pytest.mark.private
 def test_warnings_that_are_errors_do_not_stop_a_job(plain: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlap_sched.inductor.lift.lifting.read_buffers", fails)
+    monkeypatch.setattr("overlap_sched.inductor.lifting.read_buffers", fails)
     with warnings.catch_warnings():
         warnings.simplefilter("error", OverlapSchedWarning)
         compiled = compiled_step(Net(blocks=1), options=overlap_sched.inductor_options())
@@ -168,7 +174,7 @@ def test_warnings_that_are_errors_do_not_stop_a_job(plain: Compiled, monkeypatch
 
 FX_FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "lift": ("overlap_sched.fx.apply.lift", fails),
-    "schedule": ("overlap_sched.inductor.attempt.schedule", fails),
+    "schedule": ("overlap_sched.inductor.decision.schedule", fails),
     "reorder": ("overlap_sched.fx.apply.reorder", fails),
     "all": ("overlap_sched.inductor.fx_stage.schedule_graph", fails),
     "report": ("overlap_sched.inductor.reporting.trace_structured", fails),
@@ -189,3 +195,87 @@ def test_the_backend_goes_on_too(where: str, clean: None, monkeypatch: pytest.Mo
     assert all(map(torch.equal, expected, results))
     ours = [w for w in caught if issubclass(w.category, OverlapSchedWarning)]
     assert len(ours) == 2
+
+
+RUNS = int(os.environ.get("FAULT_RUNS", "40"))
+RANKS = 2
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Each fault, and what came of it on each rank."""
+
+    def run(folder: Path) -> None:
+        limit_s = 120 + 5 * (RUNS or 1000)
+        run_ranks("tests.support.inductor.fault_runs", RUNS, folder, ranks=RANKS, limit_s=limit_s)
+
+    folder = filled_once(tmp_path_factory, "faults", run)
+    ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+    assert ranks[0]["there are"] == ranks[1]["there are"]
+    print(f"faults there are: {ranks[0]['there are']}; run: {len(ranks[0]['done'])}")
+    both = zip(ranks[0]["done"], ranks[1]["done"], strict=True)
+    return [(first[0], [first[1], second[1]]) for first, second in both]
+
+
+@pytest.mark.slow
+def test_no_loss_changes(done: list[Any]) -> None:
+    assert len(done) == RUNS or RUNS == 0
+    assert [fault for fault, outcomes in done if not all(outcome["equal"] for outcome in outcomes)] == []
+
+
+@pytest.mark.slow
+def test_both_ranks_launch_in_one_order(done: list[Any]) -> None:
+    """Or each in its own, where one has a collective more."""
+    for fault, (one, other) in done:
+        lonely = fault["way"].endswith("launches differ")
+        assert (one["launches"] != other["launches"]) == lonely, fault
+        assert not lonely or not any(one["moved"] + other["moved"]), fault
+
+
+@pytest.mark.slow
+def test_ranks_that_launch_differently_reorder(done: list[Any]) -> None:
+    """One may be back at its original order meanwhile: no fault on either keeps the other from it."""
+    lonely = [outcomes for fault, outcomes in done if fault["way"].endswith("launches differ")]
+    assert any(one["reordered"] == other["reordered"] == 2 for one, other in lonely)
+
+
+@pytest.mark.slow
+def test_launches_move_only_where_the_ranks_run_one_order(done: list[Any]) -> None:
+    for fault, (one, other) in done:
+        assert one["moved"] == other["moved"], fault
+        assert not (fault["way"].endswith("ranks differ") and any(one["moved"])), fault
+        for here, there, moved in zip(one["orders"], other["orders"], one["moved"], strict=True):
+            assert here == there or not moved or fault["way"].endswith("graphs differ"), fault
+
+
+@pytest.mark.slow
+def test_ranks_with_other_graphs_launch_as_one_of_them_does(done: list[Any]) -> None:
+    """Unless a fault keeps them from it."""
+    unlike = [outcomes for fault, outcomes in done if fault["way"].endswith("graphs differ")]
+    assert any(any(outcome["moved"]) for outcome, _ in unlike)
+    assert all(one["orders"] != other["orders"] for one, other in unlike)
+
+
+@pytest.mark.slow
+def test_an_interrupt_comes_through(done: list[Any]) -> None:
+    found = [(fault, outcomes) for fault, outcomes in done if fault["kind"] == "interrupt"]
+    assert found
+    for _, outcomes in found:
+        assert [outcome["interrupted"] for outcome in outcomes] == [outcome["struck"] for outcome in outcomes]
+
+
+@pytest.mark.slow
+def test_faults_strike_where_they_should(done: list[Any]) -> None:
+    """Not each of them on each rank: only rank 0 logs, and how often a rank looks for a verdict depends on time."""
+    meant = [outcomes[rank] for fault, outcomes in done for rank in range(RANKS) if fault["on"] in (None, rank)]
+    spared = [outcomes[1 - fault["on"]] for fault, outcomes in done if fault["on"] is not None]
+    assert sum(outcome["struck"] for outcome in meant) >= 0.8 * len(meant)
+    assert not any(outcome["struck"] for outcome in spared)
+
+
+@pytest.mark.slow
+def test_faults_leave_the_new_order_or_the_launches_or_the_original_order(done: list[Any]) -> None:
+    """All of what may come of a fault does: else this would say little."""
+    assert Counter(outcomes[0]["reordered"] for _, outcomes in done).keys() >= {0, 1, 2}
+    assert Counter(sum(outcomes[0]["moved"]) for _, outcomes in done).keys() >= {0, 2}
+    assert any(outcomes[0]["reordered"] > sum(outcomes[0]["moved"]) for _, outcomes in done)

@@ -1,17 +1,43 @@
-"""How FX graphs are priced, by what runs them."""
+"""PlanRequest FX graphs are priced, by what runs them."""
 
+import warnings
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+from torch import fx
+from torch._inductor.utils import run_and_get_code
 
-from overlap_sched.errors import OverlapSchedWarning
+import overlap_sched
+from overlap_sched import Options
+from overlap_sched.cost import Roofline
+from overlap_sched.distributed import Agreement, Digest, Verdict
+from overlap_sched.errors import AgreementError, OverlapSchedWarning, VerificationError
+from overlap_sched.fx import Lifted, lift
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report
-from overlap_sched.inductor import fx_stage
-from overlap_sched.inductor.attempt import Attempt
-from overlap_sched.inductor.reporting import Stage
+from overlap_sched.fx.rewrites import backends
+from overlap_sched.fx.rewrites.apply import may_rewrite
+from overlap_sched.inductor import caches, fx_stage, switch
+from overlap_sched.inductor.agree import launches_in
+from overlap_sched.inductor.caches import CachedOrder, with_rewrites
+from overlap_sched.inductor.decision import OrderDraft, decide
+from overlap_sched.inductor.fx_stage import RewriteChoice, rewrite_fx
+from overlap_sched.inductor.reporting import Stage, Tally, clear_reports, reports
+from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.inductor.switch import RewritePass
+from overlap_sched.report.units import count
+from overlap_sched.scheduler import beam_search
+from overlap_sched.transform.rewrites import Bucket, Rewrite
+from tests.inductor.conftest import Compiled, compiled_step
 from tests.support.fx_graphs import C10D, trace, wait
+from tests.support.inductor.models import RANKS, Net, gathered
+from tests.support.once import found_once
+from tests.support.rewrite_graphs import GRAPHS, described, reduce
 
 
 @pytest.mark.parametrize(
@@ -34,7 +60,7 @@ def test_a_rank_that_fails_asks_only_about_graphs_that_others_ask_about(communic
     with (
         mock.patch.object(fx_stage, "asks", return_value=True),
         mock.patch("overlap_sched.fx.apply.lift", side_effect=ZeroDivisionError("injected")),
-        mock.patch("overlap_sched.inductor.attempt.decided", return_value=None) as asked,
+        mock.patch.object(caches, "ask", return_value=None) as asked,
         pytest.warns(OverlapSchedWarning, match="as it was: ZeroDivisionError: injected$"),
     ):
         fx_stage.schedule_fx(trace(step, (4, 4)), Settings(stage="titan"))
@@ -53,15 +79,420 @@ def test_a_rank_that_fails_asks_only_about_graphs_that_others_ask_about(communic
 )
 def test_waits_are_known_only_where_the_graph_runs_as_it_is(stage: Stage, region: bool, known: bool) -> None:
     """Inductor, which lowers the others, keeps launches in order and moves waits; so do regions that it compiles."""
-    made = []
+    gm = trace(lambda x: wait(C10D.all_reduce(x, "sum", "0")), (4, 4))
+    if region:
+        list(gm.graph.nodes)[1].meta["custom"] = {"compile_with_inductor": {"inductor_region": 0}}
+    made: list[OrderDraft] = []
 
-    def decided(attempt: Attempt, plan: Any) -> Report:
-        made.append(attempt)
-        return plan(attempt)
+    def noted(*given: Any) -> OrderDraft:
+        made.append(decide(*given))
+        return made[-1]
 
-    with mock.patch.object(fx_stage, "asks", return_value=True), mock.patch.object(Attempt, "decided", decided):
-        gm = trace(lambda x: wait(C10D.all_reduce(x, "sum", "0")), (4, 4))
-        if region:
-            list(gm.graph.nodes)[1].meta["custom"] = {"compile_with_inductor": {"inductor_region": 0}}
+    with mock.patch.multiple(fx_stage, asks=lambda settings: True, decide=noted):
         fx_stage.schedule_fx(gm, Settings(stage=stage))
-    assert (made[0].original is not None) is known
+    assert (made[0].facts.original is not None) is known
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_over_gloo() -> None:
+    """Not here: gathers are coalesced."""
+
+
+GATHERS = Bucket(("all_gather_into_tensor", "all_gather_into_tensor_1"))
+
+
+def neighbours(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> RewriteChoice:
+    """Neighbouring gathers two by two, as far as they do not need each other; in the graph's order."""
+    nodes = lifted.problem.nodes
+    ready = [n.name for n in nodes if alike.get(n.name) == "float32" and n.op == "all_gather_into_tensor"]
+    inputs = {v for v, n in enumerate(nodes) if n.kind == "input"}
+    free = [name for name in ready if all(u in inputs for n in nodes if n.name == name for u in n.deps)]
+    return RewriteChoice([Bucket(pair) for pair in zip(free[::2], free[1::2], strict=False)])
+
+
+def chosen(*rewrites: Rewrite) -> Any:
+    return lambda lifted, settings, alike: RewriteChoice(rewrites)
+
+
+def asked(answer: Agreement) -> Any:
+    """Several ranks, of which the others answer so."""
+    shown: list[Digest] = []
+
+    def ask(mine: Digest, settings: Settings) -> Agreement:
+        shown.append(mine)
+        return answer
+
+    others = ExitStack()
+    others.enter_context(mock.patch.object(caches, "ask", ask))
+    others.enter_context(mock.patch.object(fx_stage, "asks", return_value=True))
+    return others, shown
+
+
+def test_done_where_nobody_is_to_be_asked() -> None:
+    gm = GRAPHS["whole"]()
+    assert rewrite_fx(gm, Settings(stage="backend"), chosen(GATHERS)) == (GATHERS,)
+    assert "bucket_all_gather_into_tensor_2" in [node.name for node in gm.graph.nodes]
+    assert "bucket_all_gather_into_tensor_2" in gm.code  # recompiled
+
+
+def test_done_where_all_agree() -> None:
+    gm = GRAPHS["whole"]()
+    others, shown = asked(Agreement(True, Verdict(True)))
+    with others:
+        assert rewrite_fx(gm, Settings(stage="backend"), chosen(GATHERS)) == (GATHERS,)
+        rewrite_fx(GRAPHS["whole"](), Settings(stage="backend"), chosen())
+        rewrite_fx(GRAPHS["whole"](), Settings(stage="backend"), chosen(GATHERS))
+    assert shown[0] == shown[2]
+    assert shown[0].order.startswith("rewrites: ")
+    assert shown[0].order != shown[1].order
+    assert (shown[0].key, shown[0].launches) == (shown[1].key, shown[1].launches)
+    assert shown[0].launches
+
+
+def test_undone_where_they_do_not() -> None:
+    gm = GRAPHS["whole"]()
+    before = described(gm.graph)
+    answer = Agreement(False, Verdict(False, "the ranks differ in order: rank 0 against rank 1.", False))
+    others, _ = asked(answer)
+    with others, pytest.warns(match="rewrites no collective of 'inference.*': the ranks differ in order: rank 0"):
+        assert rewrite_fx(gm, Settings(stage="backend"), chosen(GATHERS)) == ()
+    assert described(gm.graph) == before
+
+
+def test_undone_where_asking_fails() -> None:
+    gm = GRAPHS["whole"]()
+    before = described(gm.graph)
+    with (
+        mock.patch.object(fx_stage, "asks", return_value=True),
+        mock.patch.object(caches, "ask", side_effect=AgreementError("no")),
+        pytest.raises(AgreementError, match="no"),
+    ):
+        rewrite_fx(gm, Settings(Options(strict=True), stage="backend"), chosen(GATHERS))
+    assert described(gm.graph) == before
+
+
+def test_a_rank_that_fails_tells_the_others() -> None:
+    gm = GRAPHS["whole"]()
+    before = described(gm.graph)
+    others, shown = asked(Agreement(False, Verdict(False, "rank 0 could not", True)))
+    wrong = Bucket(("all_gather_into_tensor", "reduce_scatter_tensor"))
+    with others, pytest.warns(match="rewrites no collective of .*: RewriteError: 'reduce_scatter_tensor' has operator"):
+        assert rewrite_fx(gm, Settings(stage="backend"), chosen(wrong)) == ()
+    assert "a bucket has one" in shown[0].failure
+    assert shown[0].key
+    assert described(gm.graph) == before
+
+
+def test_strict_raises() -> None:
+    wrong = Bucket(("all_gather_into_tensor", "nothing"))
+    settings = Settings(Options(strict=True), stage="backend")
+    with pytest.raises(VerificationError) as raised:
+        rewrite_fx(GRAPHS["whole"](), settings, chosen(wrong))
+    assert str(raised.value).endswith(
+        "failed: RewriteError: there is no node 'nothing' to rewrite: it is not in the graph, or gone by now."
+    )
+
+
+def test_graphs_that_do_not_communicate_ask_nobody() -> None:
+    gm = fx.symbolic_trace(lambda x: x + 1)
+    others, shown = asked(Agreement(True, Verdict(True)))
+    with others:
+        assert rewrite_fx(gm, Settings(stage="backend"), chosen()) == ()
+    assert shown == []
+
+
+def test_graphs_without_anything_to_rewrite_ask_nobody() -> None:
+    """Two gathers in one group at least: known by the launches, before anything is lifted."""
+    choose = mock.Mock(return_value=RewriteChoice())
+    others, shown = asked(Agreement(True, Verdict(True)))
+    default, buckets = Settings(stage="backend"), Settings(Options(rewrites=("bucket",)), stage="backend")
+    with others:
+        with mock.patch.object(backends, "over_gloo", return_value=True):
+            coalescing = replace(default, options=Options(rewrites=("coalesce_gathers",)))
+            rewrite_fx(GRAPHS["whole"](), coalescing, choose)  # which gloo cannot do
+            assert (shown, choose.call_count) == ([], 0)
+            rewrite_fx(GRAPHS["whole"](), default, choose)
+            rewrite_fx(GRAPHS["whole"](), buckets, choose)
+        assert (len(shown), choose.call_count) == (2, 2)
+        gm = GRAPHS["whole"]()
+        gathers = [node for node in launches_in(gm.graph.nodes) if "all_gather" in node.name]
+        others_left = [node for node in launches_in(gm.graph.nodes) if node not in gathers]
+        assert may_rewrite(gathers[:2], default.options)
+        assert not may_rewrite([*gathers[:1], *others_left], default.options)
+        assert may_rewrite([*gathers[:1], *others_left], buckets.options)
+        assert not may_rewrite(gathers, replace(default.options, budget="profile"))
+        assert may_rewrite(gathers[:1], Options(rewrites=("stream",)))
+
+
+def test_code_carries_what_the_ranks_were_asked_about_rewrites() -> None:
+    order = CachedOrder(Digest("p", "s", "o", "c", "r", "key"), agreed=True)
+    yes, no = Agreement(True, Verdict(True)), Verdict(False, "sizes", True, {"sizes": ((0,), (1,))})
+    for answer, agreed in ((yes, True), (Agreement(False, no), False)):
+        gm = GRAPHS["whole"]()
+        others, shown = asked(answer)
+        with others, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            rewrite_fx(gm, Settings(stage="backend"), chosen(GATHERS))
+        carried = with_rewrites(order, gm.graph)
+        assert carried is not None
+        assert carried.rewrites is not None
+        assert carried.rewrites.agreed is agreed
+        assert (carried.rewrites.digest == shown[0]) is agreed  # else it promises no rewrites
+        assert carried.rewrites.digest.key == shown[0].key
+    assert with_rewrites(order, GRAPHS["whole"]().graph) is order  # nobody was asked
+
+
+def test_what_may_have_gone_wrong_for_a_moment_is_not_cached() -> None:
+    order = CachedOrder(Digest("p", "s", "o", "c", "r", "key"), agreed=True)
+    late = Agreement(False, Verdict(False, "rank 1 did not publish", missing=(1,)))
+    failed = Agreement(False, Verdict(False, "rank 0 could not", True, {"order": ((0,), (1,))}))
+    for answer, rewrites in ((late, GATHERS), (failed, Bucket(("nothing", "here")))):
+        gm = GRAPHS["whole"]()
+        others, _ = asked(answer)
+        with others, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            rewrite_fx(gm, Settings(stage="backend"), chosen(rewrites))
+        assert with_rewrites(order, gm.graph) is None
+
+
+def test_a_key_for_torchs_caches_only_where_torch_asks_before_it_uses_code() -> None:
+    rewrites = RewritePass(Settings(), choose=chosen())
+    assert rewrites.uuid()
+    with mock.patch.object(switch, "watch_caches", return_value=False):
+        assert rewrites.uuid() is None
+
+
+def before_lowering(choose: Any) -> Any:
+    """Settings of Inductor: rewrite graphs before they are lowered, and set their order behind fusion."""
+    settings = Settings(Options(strict=True))
+    return torch._inductor.config.patch(
+        post_grad_custom_post_pass=RewritePass(settings, choose=choose),
+        reorder_for_compute_comm_overlap=True,
+        reorder_for_compute_comm_overlap_passes=[SchedulerPass(settings)],
+        fx_graph_cache=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def rewritten(ranks: None) -> Compiled:
+    """Compiled by Inductor with gathers merged before lowering."""
+    with before_lowering(neighbours):
+        return compiled_step(own_functions=True)
+
+
+def gathers_in(code: str) -> int:
+    """PlanRequest many all_gathers generated code launches."""
+    return sum(" = torch.ops._c10d_functional.all_gather" in line for line in code.splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_code_of_inductor_has_fewer_collectives_and_the_same_results(plain: Compiled, rewritten: Compiled) -> None:
+    for graph in (0, 1):
+        assert gathers_in(rewritten.code[graph]) < gathers_in(plain.code[graph]), graph
+    assert all(map(torch.equal, plain.results, rewritten.results))
+
+
+def normed(table: torch.Tensor, weight: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """An embedding and its norm, both gathered: Inductor makes one kernel of them, with a sum over the table's rows."""
+    group = torch.distributed.group.WORLD.group_name
+    rows = gathered(table, group, RANKS)[index]
+    return rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + 1e-5) * gathered(weight, group, RANKS)
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_sums_over_what_a_bucket_gathers_round_as_they_did(ranks: None) -> None:
+    torch.manual_seed(0)
+    inputs = (torch.randn(64, 128), torch.randn(64), torch.randint(0, 128, (64, 2)))
+    found, code = {}, {}
+    for name, choose in {"plain": chosen(), "bucket": neighbours}.items():
+        torch._dynamo.reset()
+        with before_lowering(choose):
+            found[name], (code[name],) = run_and_get_code(torch.compile(normed), *inputs)
+    assert gathers_in(code["bucket"]) == 1 < gathers_in(code["plain"])
+    copies = [line for line in code["bucket"].splitlines() if "aten.clone.default(" in line and " = " in line]
+    assert len(copies) == 2  # its kernels read tensors of their own, not the bucket
+    assert torch.equal(found["plain"], found["bucket"])
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_the_order_behind_fusion_is_set_as_before(plain: Compiled, ranks: None) -> None:
+    options = overlap_sched.inductor_options(Options(headroom="20%", strict=True))
+    watch = options["post_grad_custom_post_pass"]
+    rewrites = RewritePass(Settings(Options(strict=True)), watch, neighbours)
+    done = compiled_step(Net(), own_functions=True, options={**options, "post_grad_custom_post_pass": rewrites})
+    assert [report.report.changed for report in done.reports] == [True, True]
+    assert all(map(torch.equal, plain.results, done.results))
+
+
+ROOMY = Options(headroom="100%", rewrites=("bucket",), strict=True)
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_asked_for_by_an_option(plain: Compiled, ranks: None) -> None:
+    done = compiled_step(own_functions=True, options=overlap_sched.inductor_options(ROOMY))
+    assert all(map(torch.equal, plain.results, done.results))
+    fewer = [gathers_in(done.code[graph]) < gathers_in(plain.code[graph]) for graph in (0, 1)]
+    assert any(fewer)
+    assert [one.report.made is not None for one in done.reports] == fewer
+    made = next(one.report.made for one in done.reports if one.report.made is not None)
+    assert any(isinstance(one, Bucket) for one in made.rewrites)
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_graphs_that_run_as_fx(ranks: None) -> None:
+    eager = compiled_step(backend="aot_eager")
+    with mock.patch.object(fx_stage.log, "info") as logged:
+        done = compiled_step(backend="overlap_sched", options=vars(ROOMY))
+    assert all(map(torch.equal, eager.results, done.results))
+    said = [call.args[2] for call in logged.call_args_list if call.args[0].startswith("%s: %s")]
+    assert said
+    assert all("rewrite" in text for text in said)
+    told = [one.report for one in done.reports if one.report.made is not None]
+    assert len(told) == len(said)
+    for one in told:  # lifted anew, what rewrites have made has its name
+        launches = {node.name for node in one.schedule.problem.nodes}
+        assert {rewrite.name for rewrite in one.made.rewrites if isinstance(rewrite, Bucket)} <= launches
+
+
+def test_what_is_not_rewritten_is_in_the_report_also_where_times_are_given() -> None:
+    gm = trace(reductions, (64, 64), (64, 64), (64, 64))
+    settings = Settings(Options(rewrites=("bucket",)), stage="backend", cost=lambda node: 100.0)
+    clear_reports()
+    fx_stage.rewrite_and_schedule(gm, settings)
+    (report,) = reports()
+    (why,) = report.report.refused
+    assert why.startswith("'all_reduce' is a sum of float32 on ranks of an unknown number (all_reduce): where an ")
+    assert why.endswith(" so a rewrite would change bits. (The same of 1 more.)")
+    assert report.to_json()["not_rewritten"] == [why]
+
+
+def reductions(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> list[torch.Tensor]:
+    """Two sums of floats, of a group whose size nobody knows."""
+    return [wait(reduce(a, "elsewhere", "sum")) + 1, wait(reduce(b, "elsewhere", "sum")) + 1, c @ c]
+
+
+def test_what_rewrites_make_is_priced_as_the_graph_was() -> None:
+    for cluster in (None, "dgx-h100"):
+        settings = Settings(ROOMY, stage="backend", ranks_per_node=2, cluster=cluster)
+        lifted = lift(GRAPHS["whole"]().graph, **settings.costs)
+        with mock.patch("overlap_sched.fx.rewrites.apply.plan_of_rewrites", return_value=None) as plan:
+            assert fx_stage.choose_rewrites(lifted, settings, {}) == RewriteChoice()
+        problem, prices = plan.call_args.args[:2]
+        assert problem is lifted.problem
+        assert prices.model is lifted.model
+        assert isinstance(prices.model, Roofline) == (cluster is None)
+
+
+def test_what_was_rewritten_may_grow_no_more() -> None:
+    used: list[Options] = []
+
+    def schedule_graph(gm: fx.GraphModule, options: Options, **more: object) -> Report:
+        used.append(options)
+        return Report("", reason="seen")
+
+    with (
+        mock.patch.object(fx_stage, "rewrite_fx", return_value=(GATHERS,)) as rewrites,
+        mock.patch.object(fx_stage, "schedule_graph", schedule_graph),
+    ):
+        for options in (ROOMY, replace(ROOMY, rewrites=())):
+            fx_stage.rewrite_and_schedule(fx.Graph(), Settings(options), "backward")
+        assert rewrites.call_count == 1
+        rewrites.return_value = ()
+        fx_stage.rewrite_and_schedule(fx.Graph(), Settings(ROOMY), "backward")
+    plain = replace(ROOMY, rewrites=())
+    assert used == [replace(plain, headroom=0), plain, plain]
+
+
+def test_not_where_torch_runs_no_pass_behind_fusion() -> None:
+    gm = GRAPHS["whole"]()
+    before = described(gm.graph)
+    ours = {"reorder_for_compute_comm_overlap_passes": [SchedulerPass(Settings())]}
+    for theirs in ({"deterministic": True}, {"reorder_for_compute_comm_overlap": False}):
+        with torch._inductor.config.patch({"reorder_for_compute_comm_overlap": True, **ours, **theirs}):
+            RewritePass(Settings(), choose=chosen(GATHERS))(gm.graph)
+        assert described(gm.graph) == before
+    with torch._inductor.config.patch({"reorder_for_compute_comm_overlap": True, **ours}):
+        RewritePass(Settings(), choose=chosen(GATHERS))(gm.graph)
+    assert described(gm.graph) != before
+
+
+def test_gloo_has_no_coalesced_gathers() -> None:
+    launches = [node for node in GRAPHS["whole"]().graph.nodes if "all_gather" in node.name]
+    assert backends.forms_for(launches) == ("coalesced", "copied")
+    with mock.patch.object(backends, "over_gloo", return_value=True):
+        assert backends.forms_for(launches) == ("copied",)
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_a_rewritten_graph_counts_as_rewritten(ranks: None) -> None:
+    """Its order is the plan's, so that no better one is found behind it: the report and the line say the same."""
+    unsearched = mock.patch.object(beam_search, "LOOKS", 0)  # or a better order is found than the plan's
+    with unsearched, overlap_sched.enabled(Options(headroom="100%", strict=True), ranks_per_node=1):
+        done = compiled_step(backend="overlap_sched")
+    told = [one for one in done.reports if one.report.made is not None and not one.report.changed]
+    assert told
+    tally = Tally()
+    for one in told:
+        made = one.report.made
+        assert made is not None
+        assert one.report.schedule is not None
+        assert one.report.exposed_us == (made.schedule.original.exposed_us, one.report.schedule.scheduled.exposed_us)
+        assert f"{count(len(made.rewrites), 'rewrite')}, not reordered: no better order was found" in one.line
+        tally.add(one.report, "H100")
+    assert f", {len(told)} reordered or rewritten (exposed " in tally.line()[0]
+
+
+def test_switching_on_and_off_leaves_no_pass_of_ours_behind(clean: None) -> None:
+    with overlap_sched.enabled(ROOMY):
+        inner = overlap_sched.inductor_options(ROOMY)["post_grad_custom_post_pass"]
+        assert isinstance(inner.before, RewritePass)
+        assert inner.before.before is None
+        overlap_sched.clear_reports()
+        compiled_step_of_nothing()
+    assert torch._inductor.config.post_grad_custom_post_pass is None
+
+
+@pytest.fixture(scope="module")
+def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return found_once(tmp_path_factory, "rewriting", "tests.support.inductor.rewriting")
+
+
+@pytest.mark.slow
+@pytest.mark.private
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "tied", "cast", "computed"])
+def test_bitwise_on_real_ranks(on_ranks: list[dict[str, Any]], name: str) -> None:
+    for alone, ours, rewrites, _ in (rank[name] for rank in on_ranks):
+        assert all(map(torch.equal, alone, ours))
+        assert bool(rewrites) == (name not in ("cast", "computed"))
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_what_is_gathered_twice_is_kept_on_real_ranks(on_ranks: list[dict[str, Any]]) -> None:
+    """Over gloo, which coalesces no gathers: to keep one needs nothing of a backend."""
+    for rank in on_ranks:
+        assert rank["tied"][2] == ["Keep(first='all_gather_into_tensor', again='all_gather_into_tensor_4')"]
+
+
+@pytest.mark.slow
+@pytest.mark.private
+@pytest.mark.parametrize("way", ["cast", "computed"])
+def test_ranks_that_cast_otherwise_leave_the_graph_and_wait_for_nobody(
+    on_ranks: list[dict[str, Any]], way: str
+) -> None:
+    """One rank gathers the same twice and the other does not: both ask about rewrites, the order, then the launches."""
+    for rank in on_ranks:
+        *differ, choice = rank[way][3]
+        assert len(differ) == 2
+        assert all("the ranks differ in operators" in str(reason) for reason in differ)
+        assert choice is None
+
+
+def compiled_step_of_nothing() -> None:
+    torch.compile(lambda x: x + 1)(torch.ones(2))

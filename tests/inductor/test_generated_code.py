@@ -116,7 +116,7 @@ def test_predicted_peaks_are_those_of_the_code(plain: Compiled, ours: Compiled, 
     """Not to the byte: Inductor lets a dead buffer lie where a later one of its size can take it over.
 
     Less so with us, since it then knows the sizes that it goes by
-    (:func:`overlap_sched.inductor.lift.buffers.tell_sizes`). Where the C++ backend writes several kernels
+    (:func:`overlap_sched.inductor.kernels.tell_sizes`). Where the C++ backend writes several kernels
     into one function, as it does outside these tests, all that they write is allocated before it: some percent more,
     that depend on which kernels happen to be neighbours.
     """

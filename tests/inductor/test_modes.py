@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
-from overlap_sched.inductor.post_grad import NOT_RUN
+from overlap_sched.inductor.switch import NOT_RUN
 from tests.support.inductor.models import FORWARD_GAINS, SLOW_NETWORK, Block, Net
 
 WIDTH = 32

@@ -19,6 +19,7 @@ from overlap_sched.inductor import partitioning
 from overlap_sched.inductor.partitioning import FitPartitioner, clear_partitions
 from overlap_sched.inductor.settings import Settings
 from tests.support.joint_ranks import Block, Broken, Checkpointed, Normed, Tied, blocks, dropping, step
+from tests.support.once import found_once
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "blocks": blocks,
@@ -241,3 +242,43 @@ def test_errors_say_what_to_write() -> None:
         "choice has (80%)."
     )
     assert said(max_slowdown=-0.1) == "max_slowdown is -0.1; it is 0 to 1, 0.05 for five percent."
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return found_once(tmp_path_factory, "cuts", "tests.support.joint_ranks")
+
+
+@pytest.mark.slow
+def test_results_are_bitwise_those_of_torchs_own_cut(jobs: list[dict[str, Any]]) -> None:
+    for rank in jobs:
+        for name, case in rank.items():
+            assert all(map(torch.equal, case["results"], rank["plain"]["results"])), name
+
+
+@pytest.mark.slow
+def test_all_ranks_use_one_cut(jobs: list[dict[str, Any]]) -> None:
+    for name in ("less", "more"):
+        one, two = (rank[name] for rank in jobs)
+        assert (one["again"], one["kept"]) == (two["again"], two["kept"])
+        assert one["reasons"] == two["reasons"] == [None]
+    assert jobs[0]["less"]["again"][0]
+    assert not jobs[0]["less"]["kept"][0]
+    assert jobs[0]["more"]["kept"][0]
+    assert not jobs[0]["more"]["again"][0]
+
+
+@pytest.mark.slow
+def test_where_the_ranks_differ_all_use_torchs_own_cut(jobs: list[dict[str, Any]]) -> None:
+    for name in ("one rank fails", "other limits"):
+        for rank in jobs:
+            (reason,) = rank[name]["reasons"]
+            assert reason is not None, name
+    assert "ValueError: broken" in jobs[0]["one rank fails"]["reasons"][0]
+
+
+@pytest.mark.slow
+def test_afterwards_they_agree_again(jobs: list[dict[str, Any]]) -> None:
+    for rank in jobs:
+        assert rank["less again"]["reasons"] == [None]
+        assert rank["less again"]["again"] == rank["less"]["again"]

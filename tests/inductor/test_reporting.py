@@ -1,25 +1,29 @@
-"""Reports: kept, one line on rank 0, all of it where asked for, in torch's structured trace."""
+"""Reports: kept, one line on rank 0, one line on all graphs, all of it where asked for; and the names of graphs."""
 
+import io
 import json
 import logging
 import os
 import re
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 import overlap_sched
-from overlap_sched.fx.apply import Report
+from overlap_sched.errors import OverlapSchedWarning
+from overlap_sched.fx.apply import NO_COLLECTIVES, Report
 from overlap_sched.inductor import reporting
-from overlap_sched.inductor.post_grad import look
-from overlap_sched.inductor.reporting import GraphReport, record
-from overlap_sched.inductor.sessions import Session
-from overlap_sched.inductor.settings import Settings
+from overlap_sched.inductor.reporting import HOOKS, GraphReport, Tally, dynamo_frame, name_graph, record
 from tests.inductor.conftest import Compiled
 from tests.support.examples import at_night
+from tests.support.inductor.models import Net, step
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,40 +39,21 @@ def test_the_last_256_are_kept() -> None:
     for number in range(300):
         record(GraphReport(str(number), "inductor", Report("x", reason="none")))
     kept = overlap_sched.reports()
-    assert len(kept) == reporting.KEPT == 256
-    assert (kept[0].name, kept[-1].name) == ("44", "299")
+    assert (len(kept), kept[0].name, kept[-1].name) == (256, "44", "299")
 
 
-def test_the_plan_by_which_a_graph_was_rewritten_is_told_once() -> None:
+def test_the_plan_by_which_a_graph_was_rewritten_is_reported_once() -> None:
     plan: Any = object()
     reporting.note("backward 0/0", made=plan)
     for name in ("forward 0/0", "backward 0/0", "backward 0/0"):
         record(GraphReport(name, "inductor", Report(name, reason="none")))
     assert [one.report.made for one in overlap_sched.reports()] == [None, plan, None]
-    reporting.note("forward 1/0", made=plan)
     overlap_sched.clear_reports()
-    record(GraphReport("forward 1/0", "inductor", Report("x", reason="none")))
-    assert overlap_sched.reports()[0].report.made is None
-
-
-def test_plans_of_graphs_that_were_never_reported_are_not_kept_for_ever() -> None:
-    for number in range(reporting.KEPT + 2):
+    for number in range(reporting.KEPT + 2):  # of graphs that were never reported, not all are kept for ever
         reporting.note(str(number), made=object())
     for name in ("1", "2"):
         record(GraphReport(name, "inductor", Report("x", reason="none")))
     assert [one.report.made is None for one in overlap_sched.reports()] == [True, False]
-
-
-@pytest.mark.parametrize("stage", ["inductor", "post_grad"])
-def test_code_out_of_torchs_caches_is_reported(stage: Any) -> None:
-    with overlap_sched.enabled(stage=stage):
-        settings = Settings(stage=stage)
-        look(Session(graphs=1, ours=0, cached=1), settings)
-        look(Session(graphs=0, ours=0, cached=1), settings)
-        look(Session(graphs=1, ours=1, cached=1), settings)  # it has come to us
-        look(Session(graphs=0, ours=0, cached=0), settings)
-    lines = [f"{name} ({stage}): out of torch's caches, in the order that was cached" for name in ("graph", "backward")]
-    assert [one.line for one in overlap_sched.reports()] == lines
 
 
 def test_one_line_says_what_became_of_a_graph(ours: Compiled) -> None:
@@ -78,21 +63,16 @@ def test_one_line_says_what_became_of_a_graph(ours: Compiled) -> None:
         r"\(predicted for H100\)",
         ours.reports[1].line,
     )
-    assert "\n" not in ours.reports[1].line
-
-
-def test_one_line_says_why_not() -> None:
     report = GraphReport("forward 0/0", "backend", Report("forward 0/0", reason="no better order was found"))
     assert report.line == "forward 0/0 (backend): left as it was: no better order was found"
 
 
 def test_all_of_it_names_the_settings(ours: Compiled) -> None:
     setting = "torch's pass 'sink_waits' is turned off"
-    report = GraphReport("forward 0/0", "inductor", ours.reports[1].report, (setting,), "this CPU")
-    lines = str(report).split("\n")
-    assert lines[0] == "inductor: backward 0/0 of Net: reordered"
-    assert lines[-2] == "  times are predicted for this CPU"
-    assert lines[-1] == "  setting: torch's pass 'sink_waits' is turned off"
+    text = str(GraphReport("forward 0/0", "inductor", ours.reports[1].report, (setting,), "this CPU"))
+    assert text.startswith("inductor: backward 0/0 of Net: reordered")
+    assert "this CPU" in text
+    assert setting in text
 
 
 @pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
@@ -106,20 +86,14 @@ def test_only_rank_0_logs_the_line(
 
 
 def test_structured_trace(ours: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
-    traced: list[tuple[Any, Any]] = []
-    monkeypatch.setattr(
-        reporting,
-        "trace_structured",
-        lambda name, metadata_fn, payload_fn: traced.append((metadata_fn(), json.loads(payload_fn()))),
-    )
+    traced: list[Any] = []
+    monkeypatch.setattr(reporting, "trace_structured", lambda name, **of: traced.append(json.loads(of["payload_fn"]())))
     record(ours.reports[1])
-    ((metadata, payload),) = traced
     plan = ours.reports[1].report.schedule
     assert plan is not None
-    assert metadata == {"name": "overlap_sched_report", "encoding": "json"}
-    assert payload["changed"] is True
-    assert payload["scheduled"]["step_us"] == plan.scheduled.step_us
-    assert payload["order"][-1] == "output"
+    assert traced[0]["changed"] is True
+    assert traced[0]["scheduled"]["step_us"] == plan.scheduled.step_us
+    assert traced[0]["order"][-1] == "output"
 
 
 @pytest.mark.slow
@@ -132,12 +106,255 @@ def test_torch_logs_knows_our_name(logs: str | None, seen: int, said: int) -> No
     code = (
         "import torch\n"
         "from overlap_sched.fx.apply import Report\n"
-        "from overlap_sched.inductor.console import say\n"
-        "from overlap_sched.inductor.reporting import GraphReport, record\n"
-        "record(GraphReport('a', 'inductor', Report('a', reason='b')))\n"
+        "from overlap_sched.inductor.reporting import GraphReport, record, say\n"
+        "record(GraphReport('a', 'inductor', Report('a', reason='the graph has no collectives')))\n"
         "say('a line')\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "TORCH_LOGS"}
     environment |= {"PYTHONPATH": str(ROOT), **({} if logs is None else {"TORCH_LOGS": logs})}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert (ran.stderr.count("left as it was: b"), ran.stderr.count("a line")) == (seen, said)
+    assert (ran.stderr.count("left as it was: "), ran.stderr.count("a line")) == (seen, said)
+
+
+@pytest.fixture
+def logger(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
+    """Ours, in a process in which nobody has set up logging."""
+    manager = logging.Manager(logging.RootLogger(logging.WARNING))
+    manager.loggerClass = type("Ours", (logging.Logger,), {"manager": manager, "root": manager.root})
+    own = manager.getLogger("overlap_sched")
+    monkeypatch.setattr(reporting, "log", own)
+    return own
+
+
+def basic_config(log: logging.Logger, level: int) -> None:
+    log.manager.root.addHandler(logging.StreamHandler())
+    log.manager.root.setLevel(level)
+
+
+@pytest.mark.parametrize(
+    ("setup", "shown"),
+    [
+        pytest.param(lambda log: None, [True, True], id="none"),
+        pytest.param(lambda log: basic_config(log, logging.INFO), [True, True], id="basicConfig(level=INFO)"),
+        pytest.param(lambda log: basic_config(log, logging.WARNING), [False, True], id="basicConfig()"),
+        pytest.param(lambda log: log.setLevel(logging.ERROR), [False, False], id="overlap_sched at ERROR"),
+        pytest.param(lambda log: log.manager.root.setLevel(logging.ERROR), [False, False], id="root at ERROR"),
+    ],
+)
+def test_a_line_is_shown_as_logging_is_set_up(
+    setup: Callable[[logging.Logger], object],
+    shown: list[bool],
+    logger: logging.Logger,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    setup(logger)
+    found = []
+    for level in (logging.INFO, logging.WARNING):
+        reporting.say("a line", level)
+        found.append(capsys.readouterr().err == "a line\n")
+    assert found == shown
+
+
+def test_standard_error_may_be_closed(logger: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    for broken in (closed, None):
+        monkeypatch.setattr(sys, "stderr", broken)
+        reporting.say("a line")
+
+
+def test_the_same_sentence_is_warned_of_once_and_where_warnings_are_errors_it_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for message in ("one", "one", "another", "one"):
+            reporting.warn(message)
+        overlap_sched.clear_reports()
+        reporting.warn("one")
+    assert [(w.category, str(w.message)) for w in caught] == [
+        (OverlapSchedWarning, message) for message in ("one", "another", "one")
+    ]
+    overlap_sched.clear_reports()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reporting.warn("one")
+    assert [(r.levelno, r.getMessage()) for r in caplog.records] == [(logging.WARNING, "one")]
+
+
+@pytest.mark.parametrize(("given", "rank"), [(None, 0), ("3", 3), ("", 0), ("x", 0)])
+def test_the_rank_before_anything_is_distributed(given: str | None, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporting.dist, "is_initialized", lambda: False)
+    monkeypatch.delenv("RANK", raising=False)
+    if given is not None:
+        monkeypatch.setenv("RANK", given)
+    assert reporting.rank() == rank
+
+
+PLAN = overlap_sched.schedule(overlap_sched.EXAMPLE)
+DONE = Report("a", PLAN, True)
+NONE = Report("a", reason=NO_COLLECTIVES)
+HIDDEN = Report("a", PLAN, reason="no better order was found: nothing is exposed")
+DIFFER = Report("a", PLAN, reason="the ranks differ in sizes: rank 0 against rank 1. See the documents.")
+
+
+@pytest.mark.parametrize(
+    ("reports", "line", "level"),
+    [
+        (
+            [DONE],
+            "1 graph, 1 with collectives, 1 reordered or rewritten (exposed 80.0 -> 40.0 us predicted for H100)",
+            20,
+        ),
+        ([HIDDEN, HIDDEN], "2 graphs, 2 with collectives, 2 not: no better order was found: nothing is exposed", 20),
+        ([NONE], "1 graph, none with collectives", 20),
+        (
+            [NONE, DONE, DIFFER, DONE],
+            "4 graphs, 3 with collectives, 2 reordered or rewritten (exposed 160.0 -> 80.0 us predicted for H100), "
+            "1 not: the ranks differ in sizes: rank 0 against rank 1",
+            30,
+        ),
+        (
+            [HIDDEN, DIFFER, DIFFER],
+            "3 graphs, 3 with collectives, 3 not: the ranks differ in sizes: rank 0 against rank 1 (2), and other "
+            "reasons",
+            30,
+        ),
+    ],
+)
+def test_one_line_on_all_graphs(reports: list[Report], line: str, level: int) -> None:
+    tally = Tally()
+    for one in reports:
+        tally.add(one, "H100")
+    assert tally.line() == (f"overlap_sched: {line}. Details: overlap_sched.reports()", level)
+
+
+def test_the_line_stays_a_line() -> None:
+    tally = Tally()
+    tally.add(Report("a", PLAN, reason="word " * 100), "H100")
+    assert len(tally.line()[0]) < 300
+
+
+def test_graphs_out_of_a_cache_and_graphs_that_did_not_come() -> None:
+    tally = Tally(cached=2, cached_communicates=True)
+    assert tally.line() == ("overlap_sched: 2 graphs out of torch's caches", logging.INFO)
+    tally.missed = 1
+    assert tally.line() == ("overlap_sched: 2 graphs out of torch's caches; 1 graph compiled without it", logging.INFO)
+    text, level = Tally(missed=2).line()
+    assert text.startswith("overlap_sched: 2 graphs compiled, none reached it. ")
+    assert level == logging.WARNING
+
+
+def test_no_collectives_on_several_ranks_says_where_they_went() -> None:
+    for tally in (Tally(graphs=2, several=True), Tally(cached=2, several=True)):
+        text, level = tally.line()
+        assert HOOKS in text
+        assert level == logging.WARNING
+    assert HOOKS not in Tally(graphs=2).line()[0]
+    assert HOOKS not in Tally(cached=2, cached_communicates=True, several=True).line()[0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_line_is_said_once_by_rank_0_on_what_is_new(
+    rank: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tally = Tally()
+    monkeypatch.setattr(reporting, "rank", lambda: rank)
+    with caplog.at_level(logging.INFO, logger="overlap_sched"):
+        for graphs in (2, 1):
+            for _ in range(graphs):
+                tally.add(DONE, "H100")
+            tally.say()
+            tally.say()
+    said = [record.getMessage().split(",")[0] for record in caplog.records]
+    assert said == ([] if rank else ["overlap_sched: 2 graphs", "overlap_sched: 1 graph"])
+    assert tally.seen == 3
+
+
+class Plain(nn.Module):
+    """It does not communicate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(32, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.weight).relu()
+
+    def other(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+class Broken(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x * 2
+
+
+def halved(x: Tensor) -> Tensor:
+    return x / 2
+
+
+def names(call: Any) -> list[str]:
+    """Of the graphs that were compiled in a call."""
+    with overlap_sched.enabled():
+        call()
+    return [report.name for report in overlap_sched.reports()]
+
+
+@pytest.mark.slow
+@pytest.mark.private
+@pytest.mark.usefixtures("clean")
+class TestNamesOfGraphs:
+    @pytest.mark.parametrize("in_place", [True, False])
+    def test_a_module_by_its_class(self, in_place):
+        model = Plain()
+        if in_place:
+            model.compile()
+        compiled = model if in_place else torch.compile(model)
+        assert names(lambda: step(model, compiled)) == ["forward 0/0 of Plain", "backward 0/0 of Plain"]
+
+    def test_a_method_and_a_function(self):
+        model, x = Plain(), torch.ones(4, 32)
+
+        def calls() -> None:
+            with torch.no_grad():
+                torch.compile(model.other)(x)
+                torch.compile(halved)(x)
+                torch.compile(lambda x: x + 1)(x)
+
+        assert names(calls) == ["inference 0/0 of Plain.other", "inference 1/0 of halved", "inference 2/0 of <lambda>"]
+
+    def test_where_it_goes_on_after_a_graph_break(self):
+        def call() -> None:
+            with torch.no_grad():
+                torch.compile(Broken())(torch.ones(4, 32))
+
+        line = Broken.forward.__code__.co_firstlineno + 2
+        first, second = names(call)
+        assert first == "inference 0/0 of Broken"
+        assert second in [f"inference {number}/0 of Broken (from line {line})" for number in (1, 2)]
+
+    def test_compiled_autograd(self):
+        model = Net()
+
+        def train(x: Tensor) -> None:
+            model(x).backward()
+
+        with torch._dynamo.config.patch(compiled_autograd=True):
+            first, *_, last = names(lambda: torch.compile(train)(torch.ones(16, 32)))
+        assert first == "forward 0/0 of train"
+        assert re.fullmatch(r"backward !0/.* of compiled autograd", last)
+
+    def test_a_torch_that_has_changed(self, monkeypatch):
+        """Then less is said."""
+        monkeypatch.setattr(reporting, "dynamo_frame", lambda: 1 / 0)
+        model = Plain()
+        assert names(lambda: step(model, torch.compile(model))) == ["forward 0/0", "backward 0/0"]
+
+
+def test_nothing_is_compiled() -> None:
+    assert dynamo_frame() is None
+    assert name_graph("forward") == "forward"
+    assert name_graph("forward", "inner", 3) == "forward 3 inner"

@@ -6,8 +6,11 @@ The protocol by itself is tested in ``tests/distributed``; these are steps that 
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.examples import at_night
+from tests.support.inductor.alike import LAYERS
+from tests.support.inductor.generated import events, matmuls_under, numbered
 from tests.support.inductor.models import FORWARD_GAINS
 from tests.support.once import found_once
 
@@ -208,3 +211,43 @@ def test_a_rank_that_dies(found: Found) -> None:
         assert any(line.startswith(f"{rewrites}: {missing} 2 s. Such a rank died") for line in scene["said"])
         assert scene["kept"][0].startswith(f"{missing} 0.2 s (instead of 2 s, as not all ranks came the last time).")
         assert scene["error"]  # of gloo, in the first collective
+
+
+@pytest.fixture(scope="module")
+def alike(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return found_once(tmp_path_factory, "alike", "tests.support.inductor.alike")
+
+
+def test_results_are_bitwise_those_without_us(alike: list[dict[str, Any]]) -> None:
+    for rank in alike:
+        assert rank["ours"]["changed"] == [True, True]
+        assert rank["backend"]["changed"] == [True, True]
+        assert all(map(torch.equal, rank["plain"]["results"], rank["ours"]["results"]))
+        assert all(map(torch.equal, rank["eager"]["results"], rank["backend"]["results"]))
+
+
+def test_both_ranks_run_one_order(alike: list[dict[str, Any]]) -> None:
+    for graph in (0, 1):
+        orders = [numbered(events(rank["ours"]["code"][graph])) for rank in alike]
+        assert orders[0] == orders[1]
+        assert orders[0] != numbered(events(alike[0]["plain"]["code"][graph]))
+
+
+def test_matmuls_run_while_gradients_are_on_their_way(alike: list[dict[str, Any]]) -> None:
+    alone, ours = (sum(matmuls_under(events(alike[0][name]["code"][1]))) for name in ("plain", "ours"))
+    assert ours >= max(alone, 6)
+
+
+@pytest.mark.parametrize("way", ["backend", "inductor"])
+@pytest.mark.parametrize("operator", ["dispatch", "mix"])
+def test_launches_stay_and_results_are_right(alike: list[dict[Any, Any]], operator: str, way: str) -> None:
+    for rank in alike:
+        alone, value, kept, launches, told = rank[operator, way]
+        torch.testing.assert_close(value, alone)
+        assert kept == [True]
+        assert sorted(launches[0]) == sorted("gD" * LAYERS)
+        assert launches == alike[0][operator, way][3]
+        assert way == "inductor" or launches == ["gD" * LAYERS]  # Inductor moves them before anything of ours runs
+        assert bool(told) == (rank is alike[0])
+    said = "takes a process group: it is taken for" if operator == "dispatch" else "may communicate: keeps its place"
+    assert any(f"deep_ranks::{operator} {said}" in one for one in alike[0][operator, way][4])

@@ -28,8 +28,7 @@ from overlap_sched.report.units import duration, size
 from overlap_sched.report.words.rewrites import left_rows
 from overlap_sched.report.words.schedule import figures, reserved_figures, reserved_of
 from overlap_sched.scheduler.driver import Schedule, schedule
-from overlap_sched.transform.left_out import left_out
-from overlap_sched.transform.plan import Plan, plan
+from overlap_sched.transform.plan import Plan, left_out, plan
 from overlap_sched.transform.rewrites import Bucket, Stream
 from tests.report.conftest import ByHand
 from tests.support.command import Command, run

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from llama_repro.capture.parallelism import fake_world
 from overlap_sched.distributed import shard
-from overlap_sched.distributed.membership import Membership
+from overlap_sched.distributed.agreement import Membership
 from overlap_sched.errors import ShardingError
 from overlap_sched.sharding import modules
 

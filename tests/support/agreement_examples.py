@@ -25,7 +25,7 @@ def digest(operator: str = "aten.mm", *, headroom: int = 0, slower_us: float = 0
 
 
 class MemoryStore:
-    """What :class:`overlap_sched.distributed.membership.Store` asks for, in a dictionary."""
+    """What :class:`overlap_sched.distributed.agreement.Store` asks for, in a dictionary."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}

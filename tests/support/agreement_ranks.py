@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from overlap_sched.distributed import Agreement, Digest, agree, broadcast_costs, run_token
-from overlap_sched.distributed.membership import membership_of
+from overlap_sched.distributed.agreement import membership_of
 from tests.support.agreement_examples import digest
 
 LIMIT_S = 60.0

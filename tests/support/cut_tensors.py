@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx
 
 from overlap_sched.fx.dimensions.rules import CallCut
-from overlap_sched.transform.dimension_graph.cut import Cut, Given, Uncut
+from overlap_sched.transform.dimension_graph import Cut, Given, Uncut
 
 
 def rows_of(cut: Cut, parts: int, p: int) -> list[int]:

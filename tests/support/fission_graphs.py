@@ -9,8 +9,8 @@ from torch import Tensor, fx
 
 from overlap_sched.fx.dimensions import region_from
 from overlap_sched.fx.dimensions.candidates import fission_of
-from overlap_sched.transform.dimension_graph.cut import Cut, cuts_of
-from overlap_sched.transform.fission import Fission
+from overlap_sched.transform.dimension_graph import Cut, cuts_of
+from overlap_sched.transform.rewrites import Fission
 from tests.support.fx_graphs import C10D, RANKS, gather, scatter, trace, wait
 from tests.support.lockstep import run_lockstep
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from overlap_sched.fx.dimensions import fission_of, region_from
 from overlap_sched.fx.rewrites import rewrite_graph
 from overlap_sched.inductor.gloo import safe_gathers
-from overlap_sched.transform.dimension_graph.cut import range_cut
+from overlap_sched.transform.dimension_graph import range_cut
 from tests.support.fission_graphs import EXAMPLES, traced
 
 

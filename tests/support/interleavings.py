@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from overlap_sched.distributed.agreement import perform
-from overlap_sched.distributed.digest import Digest
+from overlap_sched.distributed.digest import Digest, Verdict
 from overlap_sched.distributed.protocol import StoreCall, agreement_steps
-from overlap_sched.distributed.verdict import Verdict
 from tests.support.agreement_examples import MemoryStore
 
 

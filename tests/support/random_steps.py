@@ -18,10 +18,9 @@ from overlap_sched.fx.rewrites import alike_of, prepare, rerunnable, rewrite_gra
 from overlap_sched.fx.rewrites.batches import batch_fissions
 from overlap_sched.problem import Group, Kind, Problem
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.dimension_graph.cut import range_cut
-from overlap_sched.transform.fission import Fission
+from overlap_sched.transform.dimension_graph import range_cut
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.rewrites import Offload, Recompute, Rewrite
+from overlap_sched.transform.rewrites import Fission, Offload, Recompute, Rewrite
 from tests.support.fx_graphs import RANKS, trace
 from tests.support.rewrite_graphs import tried
 from tests.support.whole_step import Gathered

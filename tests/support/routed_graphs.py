@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from overlap_sched.fx.dimensions.region import Region
-from overlap_sched.transform.dimension_graph.cut import Cut, Uncut
+from overlap_sched.transform.dimension_graph import Cut, Uncut
 from tests.support.cut_tensors import put_together, take
 from tests.support.fx_graphs import C10D, RANKS, wait
 from tests.support.lockstep import run_lockstep

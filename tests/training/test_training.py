@@ -27,7 +27,7 @@ from llama_repro.training.trainer import identity, make_trainer
 from llama_repro.training.world import world_of
 from overlap_sched.cost import H100, Collective, Compute, Roofline
 from overlap_sched.cost.table import CollectiveTime, KernelTime, TableModel, Tables
-from overlap_sched.distributed.calibration.kernels import Grid
+from overlap_sched.distributed.calibration import Grid
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.problem import Group

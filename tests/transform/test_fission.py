@@ -8,11 +8,19 @@ from overlap_sched.cost.model import H100
 from overlap_sched.errors import RewriteError
 from overlap_sched.judge.validate import measure, violation
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, cuts_of, is_range, range_cut
-from overlap_sched.transform.dimension_graph.shapes import through_gather, through_scatter, through_view
-from overlap_sched.transform.fission import Fission, Leave, Slice
+from overlap_sched.transform.dimension_graph import (
+    Cut,
+    EndsError,
+    cuts_of,
+    is_range,
+    range_cut,
+    through_gather,
+    through_scatter,
+    through_view,
+)
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.recipes import places
+from overlap_sched.transform.rewrites import Fission, Leave, Slice
 
 MIB = 2**20
 PRICES = Prices(Roofline())

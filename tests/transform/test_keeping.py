@@ -18,8 +18,7 @@ from overlap_sched.transform.gathers import (
     to_gather_again,
     to_keep,
 )
-from overlap_sched.transform.left_out import left_out, without
-from overlap_sched.transform.plan import Plan, most_gain_us, plan, wanted_of
+from overlap_sched.transform.plan import Plan, left_out, most_gain_us, plan, rewrites_without, wanted_of
 from overlap_sched.transform.records import records
 from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite
 from overlap_sched.transform.search import order_as_it_was
@@ -240,4 +239,4 @@ def test_buckets_are_tried_with_what_is_kept_and_without() -> None:
 def test_leaving_out_what_is_gathered_again_leaves_out_its_cast() -> None:
     again = Regather("gather0f", ("backward0",))
     other = Keep("gather1f", "gather1b")
-    assert without((again, Recompute(("cast0f",), (again.name,)), other), again) == (other,)
+    assert rewrites_without((again, Recompute(("cast0f",), (again.name,)), other), again) == (other,)

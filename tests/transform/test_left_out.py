@@ -7,8 +7,7 @@ import pytest
 
 from overlap_sched import Options
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.left_out import largest, left_json, left_out, without
-from overlap_sched.transform.plan import plan
+from overlap_sched.transform.plan import largest, left_json, left_out, plan, rewrites_without
 from overlap_sched.transform.rewrites import Bucket, Stream
 from tests.support.sharded import PRICES, sharded
 
@@ -38,9 +37,9 @@ def test_nothing_is_left_out_of_a_plan_without_rewrites() -> None:
 def test_members_of_a_bucket_stay_on_the_stream_on_which_it_was() -> None:
     bucket, other = Bucket(("scatter0_0", "scatter0_1"), "coalesced"), Bucket(("gather0_0", "gather0_1"), "coalesced")
     made = (bucket, other, Stream(bucket.name), Stream("scatter1_0"))
-    rest = without(made, bucket)
+    rest = rewrites_without(made, bucket)
     assert rest == (other, Stream("scatter0_0"), Stream("scatter0_1"), Stream("scatter1_0"))
-    assert without(made, other) == (bucket, Stream(bucket.name), Stream("scatter1_0"))
+    assert rewrites_without(made, other) == (bucket, Stream(bucket.name), Stream("scatter1_0"))
     groups = {node.name: node.group for node in apply(BOUND, rest, PRICES).nodes}
     assert (groups["scatter0_0"], groups["scatter0_1"]) == ("fsdp/2", "fsdp/2")
 

@@ -5,15 +5,17 @@ import json
 import pytest
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.transform.dimension_graph.cut import Cut
-from overlap_sched.transform.fission import Fission, Leave, Slice
+from overlap_sched.transform.dimension_graph import Cut
 from overlap_sched.transform.rewrites import (
     Bucket,
+    Fission,
     Keep,
+    Leave,
     Offload,
     Recompute,
     Regather,
     Rewrite,
+    Slice,
     Stream,
     from_json,
     second_group,

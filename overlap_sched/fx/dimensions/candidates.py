@@ -23,7 +23,7 @@ from overlap_sched.fx.dimensions.region import Region, inverse, is_view, maker_o
 from overlap_sched.fx.dimensions.rules import shape
 from overlap_sched.fx.lifting import Lifted
 from overlap_sched.judge.validate import measure
-from overlap_sched.transform.dimension_graph.cut import (
+from overlap_sched.transform.dimension_graph import (
     Cut,
     EndsError,
     Given,
@@ -33,7 +33,7 @@ from overlap_sched.transform.dimension_graph.cut import (
     is_range,
     range_cut,
 )
-from overlap_sched.transform.fission import Fission, How, Leave, Slice
+from overlap_sched.transform.rewrites import Fission, How, Leave, Slice
 
 _NO_CUT = Cut(0)
 _HOW: Mapping[Uncut, How] = {Uncut.SAME: "same", Uncut.PARTIAL: "sum"}

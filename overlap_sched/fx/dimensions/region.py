@@ -33,7 +33,7 @@ from overlap_sched.fx.dimensions.rules import (
     shape_of_value,
 )
 from overlap_sched.fx.operators import Role, traits_of
-from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, Routed, Uncut, cuts_of, is_cut_of
+from overlap_sched.transform.dimension_graph import Cut, EndsError, Given, Routed, Uncut, cuts_of, is_cut_of
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 

@@ -25,7 +25,7 @@ import torch
 from torch import fx
 
 from overlap_sched.fx.dimensions.rules import RULES, Call, CallCut, Rule, end_if, is_float, is_pure, not_cut, reckoned
-from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Routed, Uncut
+from overlap_sched.transform.dimension_graph import Cut, EndsError, Routed, Uncut
 
 _ATEN = torch.ops.aten
 WHOLE_NUMBERS: frozenset[Any] = frozenset(
@@ -165,7 +165,8 @@ def counted(call: Call) -> CallCut:
 def _routed_of(call: Call, name: str) -> Routed:
     """An argument that must be routed."""
     found = call.routed.get(call.given(name))
-    end_if(found is None, f"argument {name!r} is not routed while another one is")
+    if found is None:
+        raise EndsError(f"argument {name!r} is not routed while another one is")
     return found
 
 
@@ -218,7 +219,8 @@ def _back(call: Call, source: fx.Node, by: Routed, values: fx.Node) -> CallCut:
     if into is not None:
         end_if(into.rows != 0 or into.of is not None, "rows would be put into something else than rows")
         return CallCut({}, Routed(0, None, not is_float(values)))
-    end_if(by.of is None, "rows would come back to others than those that were routed")
+    if by.of is None:
+        raise EndsError("rows would come back to others than those that were routed")
     return CallCut({source: by.of}, by.of)  # what is cut otherwise, or has other rows, is refused for all rules alike
 
 
@@ -229,7 +231,8 @@ def new(call: Call) -> CallCut:
         end_if(size[0] not in call.routed, "a size is not routed")
         return CallCut({}, Routed(0))
     of = _comes_back_to(call)
-    end_if(of is None or size[0] != of.rows(call.parts), "nothing says how large it is in a part")
+    if of is None or size[0] != of.rows(call.parts):
+        raise EndsError("nothing says how large it is in a part")
     return CallCut({}, of, {"size": [of.outer * of.inner, *size[1:]]})
 
 

@@ -20,9 +20,15 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from overlap_sched.transform.dimension_graph.cut import Cut, EndsError, Given, Routed, Shape, Uncut, is_cut_of
-from overlap_sched.transform.dimension_graph.shapes import (
+from overlap_sched.transform.dimension_graph import (
+    Cut,
+    EndsError,
+    Given,
+    Routed,
+    Shape,
+    Uncut,
     broadcast,
+    is_cut_of,
     joined,
     operand,
     piece,

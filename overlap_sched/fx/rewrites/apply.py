@@ -27,7 +27,7 @@ from overlap_sched.transform.draft import Alike
 from overlap_sched.transform.plan import Plan, plan, plan_of_rewrites, refused, wanted_of
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.recipes import Maker, check, rewrite
-from overlap_sched.transform.rewrites import BUCKETED, Rewrite
+from overlap_sched.transform.rewrites import BUCKETED, Form, Rewrite
 from overlap_sched.transform.search import Refuses
 
 
@@ -139,13 +139,9 @@ def may_rewrite(launches: Sequence[fx.Node], options: Options) -> bool:
     sites = [node for node in launches if node.target in LAUNCHES]
     wanted = wanted_of(options, forms_for(sites))
     mates = sum(LAUNCHES[node.target] in wanted.ops for node in sites) if wanted.forms else 0
-    return mates > 1 or (wanted.keeps and _two_in_one_group(sites)) or (wanted.beyond_bound and bool(sites))
-
-
-def _two_in_one_group(sites: Sequence[fx.Node]) -> bool:
-    """Tell whether two gathers might be of the same."""
-    gathers = [node for node in sites if LAUNCHES[node.target] == "all_gather_into_tensor"]
-    return len({arguments(node)[1:] for node in gathers}) < len(gathers)
+    gathers = [arguments(node)[1:] for node in sites if LAUNCHES[node.target] == "all_gather_into_tensor"]
+    same = wanted.keeps and len(set(gathers)) < len(gathers)  # two in one group might be of the same
+    return mates > 1 or same or (wanted.beyond_bound and bool(sites))
 
 
 def refusals_in(lifted: Lifted) -> Refuses:
@@ -195,20 +191,20 @@ def plan_lifted(lifted: Lifted, options: Options, alike: Alike) -> Plan:
     Raises:
         VerificationError: With ``options.strict``, see :func:`overlap_sched.transform.plan.plan`.
     """
-    forms = forms_for(lifted.nodes[v] for v in lifted.problem.collectives)
-    return plan(
-        lifted.problem, prices_of(lifted), on_devices(options, lifted.devices), alike, forms, refusals_in(lifted)
-    )
+    problem, prices, options = lifted.problem, prices_of(lifted), on_devices(options, lifted.devices)
+    return plan(problem, prices, options, alike, _forms(lifted), refusals_in(lifted))
 
 
 def refused_in(lifted: Lifted, options: Options, alike: Alike) -> tuple[str, ...]:
     """Why collectives are not rewritten, see :func:`overlap_sched.transform.plan.refused`."""
-    wanted = wanted_of(options, forms_for(lifted.nodes[v] for v in lifted.problem.collectives))
-    return refused(lifted.problem, alike, wanted, refusals_in(lifted))
+    return refused(lifted.problem, alike, wanted_of(options, _forms(lifted)), refusals_in(lifted))
 
 
 def plan_rewrites(lifted: Lifted, options: Options, alike: Alike) -> Plan | None:
     """The same where nothing is wanted but a rewritten graph; ``None``: none is shorter, which is soon known."""
     problem, prices, options = lifted.problem, prices_of(lifted), on_devices(options, lifted.devices)
-    forms = forms_for(lifted.nodes[v] for v in problem.collectives)
-    return plan_of_rewrites(problem, prices, options, alike, forms, refusals_in(lifted))
+    return plan_of_rewrites(problem, prices, options, alike, _forms(lifted), refusals_in(lifted))
+
+
+def _forms(lifted: Lifted) -> tuple[Form, ...]:
+    return forms_for(lifted.nodes[v] for v in lifted.problem.collectives)

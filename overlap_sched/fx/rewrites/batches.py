@@ -17,8 +17,8 @@ from overlap_sched.fx.dimensions.region import Region, region_from
 from overlap_sched.fx.dimensions.rules import shape
 from overlap_sched.fx.lifting import Lifted
 from overlap_sched.fx.rewrites.facts import GraphFacts
-from overlap_sched.transform.dimension_graph.cut import EndsError, range_cut
-from overlap_sched.transform.fission import Fission
+from overlap_sched.transform.dimension_graph import EndsError, range_cut
+from overlap_sched.transform.rewrites import Fission
 
 PARTS = (2, 4, 8, 16)
 INPUTS = 8

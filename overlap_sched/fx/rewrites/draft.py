@@ -30,7 +30,7 @@ from overlap_sched.fx.graphs import own_meta
 from overlap_sched.fx.operators import Arg
 from overlap_sched.fx.rewrites.facts import GraphFacts
 from overlap_sched.fx.sizes import Sizes
-from overlap_sched.transform.recipes import New, in_places
+from overlap_sched.transform.recipes import New, sort_by_place
 
 _KEPT_META = ("stack_trace", "nn_module_stack", "seq_nr", "custom", "autograd_backward", "partitioner_tag")
 """What new nodes take over from the collective that they stand for, where it has it."""
@@ -59,10 +59,6 @@ class Hazards:
         """
         self._after = {node: list(before) for node, before in after.items()}
         self._gone = gone
-
-    def has(self, node: fx.Node) -> bool:
-        """Tell whether a node must come after one whose value it does not take."""
-        return bool(self._after.get(node))
 
     def add(self, node: fx.Node, *before: fx.Node) -> None:
         """A node comes after other ones, whose values it does not take."""
@@ -164,7 +160,7 @@ class GraphDraft:
         """The nodes that the graph had which do what this one does: what is known of them is true of it."""
         return self._originals.get(node, (node,))
 
-    def why_once(self, node: fx.Node) -> str:
+    def why_not_again(self, node: fx.Node) -> str:
         """Why a node must not run a second time; ``""``: it may."""
         return next(filter(None, map(self.facts.impure, self.originals(node))), "")
 
@@ -257,7 +253,7 @@ class GraphDraft:
     def order(self) -> list[fx.Node]:
         """All nodes that stay: each where its place is, what it needs is pulled ahead of it."""
         stay = (node for node in self.at if node not in self._gone)
-        return in_places(self.at, stay, self.hazards.before(), lambda _: (), lambda node: node.name, self.rewrites)
+        return sort_by_place(self.at, stay, self.hazards.before(), lambda _: (), lambda node: node.name, self.rewrites)
 
     def in_order(self, names: Sequence[str]) -> list[fx.Node]:
         """All nodes that stay, in an order of the rewritten problem; names with a dot stand for no node of a graph."""

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from overlap_sched.cost.placement import Facts as GroupFacts
 from overlap_sched.fx.calls import live_ranks, name_and_group
@@ -45,7 +44,7 @@ class GraphFacts:
         }
         self._roots = {node: frozenset(roots) for node, roots in zip(nodes, reading.outs, strict=True)}
         self._written = {root for roots in reading.writes.values() for root in roots}
-        self._by_address = {root for v, takes in enumerate(reading.takes) if _by_address(nodes[v]) for root in takes}
+        self._by_address = {r for v, takes in enumerate(reading.takes) if nodes[v].target in _BY_ADDRESS for r in takes}
         self._returned = {root for v, takes in enumerate(reading.takes) if nodes[v].op == "output" for root in takes}
         self._frozen = {groups[v][0] for v, comm in comms.items() if comm.point_to_point}
         self._carried = carried_facts(graph)
@@ -133,7 +132,3 @@ def _why_impure(reading: Reading, v: int) -> str:
     if v in reading.ordering or v in reading.writes or v in reading.syncs or traits.nested or not traits.known:
         return "is no pure function that we know"
     return "" if "val" in node.meta else "has no value in its metadata"
-
-
-def _by_address(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target in _BY_ADDRESS

@@ -30,11 +30,10 @@ from overlap_sched.fx.dimensions.region import Region, follow_cuts
 from overlap_sched.fx.operators import Arg, Role, traits_of
 from overlap_sched.fx.rewrites.backends import check_coalesced, check_exact
 from overlap_sched.fx.rewrites.draft import GraphDraft, shares_storage
-from overlap_sched.transform.dimension_graph.cut import Uncut, is_cut_of
+from overlap_sched.transform.dimension_graph import Uncut, is_cut_of
 from overlap_sched.transform.draft import WHOLE
-from overlap_sched.transform.fission import Fission, How, Leave, Slice
 from overlap_sched.transform.recipes import CAT, CLONE, GETITEM, VIEW, New, Reshape, Single
-from overlap_sched.transform.rewrites import BUCKETED, Form, second_group
+from overlap_sched.transform.rewrites import BUCKETED, Fission, Form, How, Leave, Slice, second_group
 
 _C10D, _ATEN = torch.ops._c10d_functional, torch.ops.aten
 _WAIT = _C10D.wait_tensor.default
@@ -65,7 +64,7 @@ class GraphMaker(GraphDraft):
         return v.op == "output"
 
     def is_view(self, v: fx.Node, sources: Sequence[fx.Node]) -> bool:
-        return not self.why_once(v) and any(shares_storage(v, source) for source in sources)
+        return not self.why_not_again(v) and any(shares_storage(v, source) for source in sources)
 
     def cast(self, v: fx.Node) -> object | None:
         if v.op != "call_function" or len(v.all_input_nodes) != 1 or traits_of(v.target).op not in WHOLE:
@@ -180,7 +179,7 @@ class GraphMaker(GraphDraft):
         """The groups that the graph of a dump carries along."""
         return getattr(self.graph.owning_module, "meta", {}).get(GROUPS_KEY) or {}
 
-    def whole(self, new: New[fx.Node], one: Single[fx.Node], reshape: Reshape) -> fx.Node:
+    def view_input(self, new: New[fx.Node], one: Single[fx.Node], reshape: Reshape) -> fx.Node:
         return self.look(new, VIEW, one.sources[0], reshape)
 
     def look(self, new: New[fx.Node], op: str, of: fx.Node, *args: Any, nbytes: int | None = None) -> fx.Node:
@@ -202,7 +201,7 @@ class GraphMaker(GraphDraft):
         like = members[0].launch
         return self.call(new, like.target, (of, *arguments(like)[1:]))
 
-    def coalesced(self, new: New[fx.Node], members: Sequence[Single[fx.Node]]) -> fx.Node:
+    def launch_coalesced(self, new: New[fx.Node], members: Sequence[Single[fx.Node]]) -> fx.Node:
         target, sources = getattr(_C10D, f"{members[0].op}_coalesced").default, [one.sources[0] for one in members]
         return self.call(new, target, (sources, *arguments(members[0].launch)[1:]))
 
@@ -212,7 +211,7 @@ class GraphMaker(GraphDraft):
     def wait(self, new: New[fx.Node], of: fx.Node) -> fx.Node:
         return self.call(new, _WAIT, (of,))
 
-    def offloaded(self, name: str) -> fx.Node:
+    def find_offloaded(self, name: str) -> fx.Node:
         node = self.find(name)
         waits = [user for user in self.users(node) if user.target is _WAIT]
         if len(waits) > 1:
@@ -244,13 +243,13 @@ class GraphMaker(GraphDraft):
             return self.call_giving(new, _offload_operators().reload.default, (there, value.device, *sizes), back)
         return self.call_giving(new, _ATEN._to_copy.default, (there,), back, {"device": value.device})
 
-    def copied(self, new: New[fx.Node], launch: fx.Node, behind: fx.Node) -> fx.Node:
+    def wait_copied(self, new: New[fx.Node], launch: fx.Node, behind: fx.Node) -> fx.Node:
         value = launch.meta["val"]
         if new.like.meta["val"].device.type == "cuda":
             return self.call_giving(new, _offload_operators().wait_tensor.default, (launch, behind), value)
         return self.call_giving(new, _ATEN.alias.default, (launch,), value)
 
-    def again(self, new: New[fx.Node], made: Mapping[fx.Node, fx.Node]) -> fx.Node:
+    def repeat(self, new: New[fx.Node], made: Mapping[fx.Node, fx.Node]) -> fx.Node:
         args, kwargs = fx.node.map_arg((new.like.args, new.like.kwargs), lambda one: made.get(one, one))
         copy = self.call_again(new, args, kwargs)
         for writer in self.next_writers(new.like):
@@ -311,7 +310,7 @@ class GraphMaker(GraphDraft):
     def waits_for(self, v: fx.Node) -> fx.Node | None:
         return v.all_input_nodes[0] if v.target is _WAIT else None
 
-    def in_part(self, new: New[fx.Node], p: int, of_part: Callable[[fx.Node], fx.Node]) -> fx.Node:
+    def make_part(self, new: New[fx.Node], p: int, of_part: Callable[[fx.Node], fx.Node]) -> fx.Node:
         v = new.like
         args, kwargs = fx.node.map_arg((list(v.args), dict(v.kwargs)), of_part)
         args, kwargs = list(args), dict(kwargs)
@@ -329,13 +328,13 @@ class GraphMaker(GraphDraft):
             why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].rstrip('.')}"
             raise RewriteError(f"{v.name!r} cannot run in {self._parts} parts: {why}.") from None
 
-    def leave(self, v: fx.Node, leave: Leave, parts: Sequence[fx.Node]) -> None:
+    def check_leave(self, v: fx.Node, leave: Leave, parts: Sequence[fx.Node]) -> None:
         given = self._region.gives[v]
         if given != _GIVES.get(leave.how, leave.cut):
             said = repr(leave.how) if leave.how in _GIVES else f"{leave.how!r} of {leave.cut}"
             raise RewriteError(f"{v.name!r} comes out of its parts as {given}: it does not leave as {said}.")
 
-    def outside(self, v: fx.Node) -> list[fx.Node]:
+    def users_outside(self, v: fx.Node) -> list[fx.Node]:
         return self.users(v)
 
     def hand_out(

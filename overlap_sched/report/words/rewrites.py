@@ -14,11 +14,19 @@ from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, count, duration, printable, size
 from overlap_sched.report.words.schedule import gap_percent
 from overlap_sched.scheduler.task import SAME_STEP
-from overlap_sched.transform.fission import Fission
-from overlap_sched.transform.left_out import Left
-from overlap_sched.transform.plan import Plan
+from overlap_sched.transform.plan import Left, Plan
 from overlap_sched.transform.records import Record, records_json
-from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Recompute, Regather, Rewrite, Stream, to_json
+from overlap_sched.transform.rewrites import (
+    Bucket,
+    Fission,
+    Keep,
+    Offload,
+    Recompute,
+    Regather,
+    Rewrite,
+    Stream,
+    to_json,
+)
 from overlap_sched.transform.search import Trial
 
 _SHOWN = 12

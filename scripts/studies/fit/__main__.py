@@ -25,8 +25,8 @@ from llama_repro.harness.record import provenance, write_record
 from overlap_sched.fx.rewrites.batches import batch_fissions
 from overlap_sched.joint.graphs import copy_of
 from overlap_sched.problem import Problem
-from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.rewrites import Fission
 from scripts.studies.fit import ways
 from scripts.studies.fit.models import WORKLOADS
 from scripts.studies.fit.published import DTR, MAGIS

@@ -20,9 +20,9 @@ from overlap_sched.judge.validate import peak_memory
 from overlap_sched.peak_memory import best_order
 from overlap_sched.problem import Kind, Node, NodeId, Order, Problem, Storage
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.host import HostLink
 from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.rewrites import Fission
 from scripts.studies.fit.checkmate import Program, Runs, blocks_of
 from scripts.studies.fit.dtr import OverBudgetError, dtr_run
 from tests.support.traced_step import Workload, with_updates

@@ -19,8 +19,8 @@ from overlap_sched.fx.rewrites import prepare, rewrite_graph
 from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.fission import Fission
 from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.rewrites import Fission
 from tests.support.examples import at_night
 from tests.support.fx_graphs import RANKS, random_order
 from tests.support.ranks import run_ranks

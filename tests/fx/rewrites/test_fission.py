@@ -22,10 +22,9 @@ from overlap_sched.options import Options
 from overlap_sched.problem import Group, Problem
 from overlap_sched.scheduler.driver import schedule
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.dimension_graph.cut import Cut, range_cut
-from overlap_sched.transform.fission import Fission, Leave, Slice
+from overlap_sched.transform.dimension_graph import Cut, range_cut
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.rewrites import Recompute
+from overlap_sched.transform.rewrites import Fission, Leave, Recompute, Slice
 from tests.support.examples import at_night
 from tests.support.fission_graphs import BATCH, EXAMPLES, fissions, run, traced
 from tests.support.fx_graphs import RANKS, reordered, tensors, trace

@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 import overlap_sched
 from overlap_sched import Options
-from overlap_sched.distributed import agreement, membership
-from overlap_sched.inductor import agree, cache_key
+from overlap_sched.distributed import agreement
+from overlap_sched.inductor import agree, caches
 from tests.support.inductor.generated import events
 from tests.support.inductor.graph_caches import graph_caches_in
 from tests.support.inductor.models import Swapped, step
@@ -60,7 +60,7 @@ def run(name: str, folder: Path) -> dict[str, Any]:
     with ExitStack() as stack:
         caught = stack.enter_context(warnings.catch_warnings(record=True))
         warnings.simplefilter("always")
-        known = membership.membership_of(None, None, None)
+        known = agreement.membership_of(None, None, None)
         assert known is not None
         own = replace(known, store=dist.PrefixStore(name, known.store))
         stack.enter_context(mock.patch.object(agreement, "membership_of", return_value=own))
@@ -70,7 +70,7 @@ def run(name: str, folder: Path) -> dict[str, Any]:
             cache = folder / f"mega{dist.get_rank()}"
         stack.enter_context(graph_caches_in(cache))
         if "version" in name and here:
-            stack.enter_context(mock.patch.object(cache_key, "_package", return_value=name))
+            stack.enter_context(mock.patch.object(caches, "_package", return_value=name))
         if "mega" in name:
             torch.compiler.load_cache_artifacts((folder / f"artifacts{dist.get_rank()}").read_bytes())
         headroom = "49%" if "options" in name and here else "50%"

@@ -18,7 +18,7 @@ from torch._inductor.graph import GraphLowering
 
 import overlap_sched
 from overlap_sched.errors import AgreementError, UnsupportedError, VerificationError
-from overlap_sched.inductor import cached_orders, eager, rewriting, scheduler_pass
+from overlap_sched.inductor import caches, eager, fx_stage, scheduler_pass
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from tests.support.inductor.generated import events
 
@@ -37,8 +37,8 @@ ERRORS: tuple[type[BaseException], ...] = (
 )
 ENTRIES = {"SchedulerPass.__call__", "SchedulerPass.order", "SchedulerPass.__reduce__", "read_back"}
 ENTRIES |= {"_may_load", "_may_save"}
-ENTRIES |= {"rewrite_and_schedule", "rewrite_fx", "schedule_fx"}
-"""What torch calls, and what the first that we see does nothing but call. A fault before they begin is torch's."""
+ENTRIES |= {"rewrite_and_schedule", "rewrite_fx", "schedule_fx", "decide", "put_in_force"}
+"""What torch calls, and what does nothing but try something else. A fault before they begin is their caller's."""
 SETTLED = {"Pending.commit", "Pending.undo", "Draft.undo", "link"}
 """What is left once the ranks have agreed, or have not: it only links nodes."""
 
@@ -101,15 +101,15 @@ class Watch:
         called = self._inside(SchedulerPass.__call__, None)
         ordered = self._inside(SchedulerPass.order, None)
         reduced = self._inside(SchedulerPass.__reduce__, None)
-        before_lowering = self._inside(rewriting.rewrite_and_schedule, _fx_nodes)
+        before_lowering = self._inside(fx_stage.rewrite_and_schedule, _fx_nodes)
         with (
             mock.patch.object(SchedulerPass, "__call__", lambda self, nodes: called(self, nodes)),
             mock.patch.object(SchedulerPass, "order", lambda self, *nodes, **more: ordered(self, *nodes, **more)),
             mock.patch.object(scheduler_pass, "read_back", self._inside(scheduler_pass.read_back, None)),
             mock.patch.object(SchedulerPass, "__reduce__", lambda self: reduced(self)),
             mock.patch.object(eager, "rewrite_and_schedule", before_lowering),
-            mock.patch.object(cached_orders, "_may_load", self._inside(cached_orders._may_load, None)),
-            mock.patch.object(cached_orders, "_may_save", self._inside(cached_orders._may_save, None)),
+            mock.patch.object(caches, "_may_load", self._inside(caches._may_load, None)),
+            mock.patch.object(caches, "_may_save", self._inside(caches._may_save, None)),
             mock.patch.object(GraphLowering, "save_output_code", self._code),
         ):
             yield

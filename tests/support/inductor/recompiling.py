@@ -28,7 +28,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 
 import overlap_sched
-from overlap_sched.distributed import agreement, membership, negotiation
+from overlap_sched.distributed import agreement
 from overlap_sched.errors import SequenceError
 
 WIDTH, WRONG = 256, "wrong"
@@ -178,7 +178,7 @@ class Runner:
     """Runs programs on this rank."""
 
     def __init__(self, backend: str) -> None:
-        here = membership.membership_of(None, None, None)
+        here = agreement.membership_of(None, None, None)
         assert here is not None
         self.membership, self.backend = here, backend
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
@@ -189,7 +189,6 @@ class Runner:
         own = replace(self.membership, store=dist.PrefixStore(name, self.membership.store))
         with (
             mock.patch.object(agreement, "membership_of", return_value=own),
-            mock.patch.object(negotiation, "membership_of", return_value=own),
         ):
             yield
 

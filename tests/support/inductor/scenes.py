@@ -21,7 +21,7 @@ from torch import nn
 
 import overlap_sched
 from overlap_sched import Options
-from overlap_sched.distributed import TIMEOUT_S, agreement, broadcast_costs, membership, negotiation
+from overlap_sched.distributed import TIMEOUT_S, agreement, broadcast_costs
 from overlap_sched.fx.apply import Report
 from overlap_sched.problem import Kind
 from tests.support.inductor.models import Experts, Lonely, OtherSwapped, Pair, Swapped, Uneven, step
@@ -45,7 +45,7 @@ class Stage:
     def __init__(self) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.odd = self.rank == self.ranks - 1
-        here = membership.membership_of(None, None, None)
+        here = agreement.membership_of(None, None, None)
         assert here is not None
         self.membership = here
         self.known: dict[tuple[Any, ...], list[torch.Tensor]] = {}
@@ -57,7 +57,6 @@ class Stage:
         overlap_sched.clear_reports()
         with (
             mock.patch.object(agreement, "membership_of", return_value=own),
-            mock.patch.object(negotiation, "membership_of", return_value=own),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")

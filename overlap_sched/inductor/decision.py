@@ -1,0 +1,458 @@
+"""One graph of a plug-in: planned, agreed with the other ranks, or left as it was.
+
+    plan
+    launches with a sequence in force       -> plan with that sequence, or stop
+    else ask: all ranks agree               -> use the plan
+              they differ, but launch alike -> choose one of their launch sequences, plan with that, and agree on it
+                                            -> else plan again with the launches kept
+              anything else                 -> plan again with launches and waits kept
+              any failure                   -> the graph as it was, and why
+    what comes of it                        -> in force for these launches, on every rank and from now on
+
+A new order of launches is used only where all ranks use the same: what fails after they have agreed on one must not
+change the outcome, since a rank that fell back by itself would launch in another order than the others, which hangs.
+Where the launches are kept, that order is the original one, and any rank may fall back by itself at any time. Where no
+wait passes a launch that stood before it either, a rank may do so whatever the others run: ``docs/agreement.md``.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+from overlap_sched.distributed import Agreement, Digest, Verdict
+from overlap_sched.distributed.negotiation import LaunchChoice, chosen_digest, negotiate
+from overlap_sched.distributed.sequences import Entry, Launch
+from overlap_sched.errors import SequenceError, UnsupportedError
+from overlap_sched.fx.apply import Report
+from overlap_sched.inductor.agree import (
+    Launches,
+    Traffic,
+    ask,
+    compiled_otherwise,
+    digest_report,
+    find_in_force,
+    launch_texts,
+    may_be_a_part,
+    membership,
+    note_launches,
+    order_digest,
+    put_in_force,
+    refuse,
+    report_failure,
+    runs_earlier_code,
+    warn_of_ranks,
+)
+from overlap_sched.inductor.caches import CachedOrder, decisions, order_to_cache
+from overlap_sched.inductor.reporting import GraphReport, describe_error, record, warn
+from overlap_sched.inductor.settings import Settings
+from overlap_sched.options import Options
+from overlap_sched.problem import Problem
+from overlap_sched.problem.precedence import Preserve
+from overlap_sched.report.units import size
+from overlap_sched.report.words.schedule import short_text
+from overlap_sched.scheduler.driver import Schedule, follow, follow_launches, schedule
+from overlap_sched.scheduler.restrictions import Proposal
+
+FOLLOWS = "launches as the ranks have agreed before"
+PART_OF_OTHERS = (
+    "its launches are only a part of those of graphs that run in a new sequence, or several of these in one"
+)
+
+ScheduleCall = Callable[[Problem, Options], Schedule]
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """How to plan a graph.
+
+    Attributes:
+        settings: How to schedule.
+        keeps: The ranks differ, but launch alike: nothing else than the original launch sequence may run.
+        follows: The launch sequence in force, or another rank's order whose launches the ranks have chosen; ``None``:
+            the best that is found.
+    """
+
+    settings: Settings
+    keeps: bool = False
+    follows: Entry | Proposal | None = None
+
+    @property
+    def in_force(self) -> bool:
+        """Tell whether a launch sequence must be followed, whatever that takes."""
+        return isinstance(self.follows, Entry)
+
+
+@dataclass(frozen=True)
+class LaunchFacts:
+    """What is known of a graph before it is planned.
+
+    Attributes:
+        name: The graph's.
+        key: Under which the ranks meet, see :func:`overlap_sched.inductor.agree.graph_key`; ``None``: there is nothing
+            to agree on.
+        launches: The original launch sequence; ``None``: not known.
+        original: What runs without us launches and waits for; ``None``: not known, as other code may still move it.
+        standing: What the graph launches in the order that is planned from; ``None``: not known.
+        places: Per node of the problem that launches, by name, its place among ``launches``.
+    """
+
+    name: str = "a graph"
+    key: str | None = None
+    launches: Launches | None = None
+    original: Traffic | None = None
+    standing: Launches | None = None
+    places: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def texts(self) -> tuple[Launch, ...]:
+        """The launches as all ranks know them."""
+        return launch_texts(self.launches or self.standing or ())
+
+
+@dataclass(frozen=True)
+class GraphPlan:
+    """What one plan has made of a graph.
+
+    Attributes:
+        report: What it comes to.
+        order: The nodes in the order planned; the front end puts the graph in it.
+        traffic: What is launched and waited for in that order; ``None``: not known, or nothing was reordered.
+        problem: What was scheduled; ``None``: nothing, so the other ranks are shown a failure.
+        communicates: ``False``: other ranks may have no such graph, so nobody is asked.
+    """
+
+    report: Report
+    order: Sequence[Any] = ()
+    traffic: Traffic | None = None
+    problem: Problem | None = None
+    communicates: bool = True
+
+
+NOTHING = GraphPlan(Report("a graph"))
+
+
+class Graph(Protocol):
+    """A graph of a plug-in. Either method may raise, on one rank alone; planning again starts from the same graph."""
+
+    def read(self, how: PlanRequest) -> LaunchFacts:
+        """Return what is known without planning."""
+        ...
+
+    def plan(self, how: PlanRequest, facts: LaunchFacts, schedule: ScheduleCall) -> GraphPlan:
+        """Plan with the schedule that a call returns."""
+        ...
+
+
+@dataclass(frozen=True)
+class OrderDraft:
+    """A graph as one plan leaves it, or would; the last one is what becomes of it.
+
+    Attributes:
+        how: PlanRequest it was planned.
+        facts: What is known of the graph.
+        report: What it comes to: the plan's report, or a later one.
+        plan: What was made.
+        asked: The options with which the scheduler was called; ``None``: it was not.
+        cached: What the code carries into torch's cache; ``None``: it must not be cached, or need not be agreed on.
+    """
+
+    how: PlanRequest
+    facts: LaunchFacts
+    report: Report
+    plan: GraphPlan
+    asked: Options | None = None
+    cached: CachedOrder | None = None
+
+    def keeps_launches(self) -> bool:
+        """Tell whether the launches are in their original order."""
+        return self.plan.traffic is not None and self.plan.traffic.launches == self.facts.launches
+
+    def keeps_waits(self) -> bool:
+        """Tell whether besides no wait passes a launch that stood before it."""
+        traffic, original = self.plan.traffic, self.facts.original
+        return traffic is not None and original is not None and traffic.keeps(original)
+
+    def entry(self, mine: Digest, together: bool) -> Entry:
+        """Return the launch sequence with which this rank would run it."""
+        facts, launches = self.facts, self.facts.standing
+        if self.report.changed:
+            launches = None if self.plan.traffic is None else self.plan.traffic.launches
+            if launches is None or facts.launches is None:  # it is not known what is launched when
+                return Entry(facts.texts, (), together, mine.identity)
+        elif launches is None or facts.launches is None or self.how.keeps:
+            return Entry(facts.texts, tuple(range(len(facts.texts))), together)
+        return Entry(facts.texts, _places(launches, facts), together)
+
+    def runs(self, mine: Digest, known: Entry) -> bool:
+        """Tell whether it runs as an entry in force says."""
+        if self.entry(mine, known.together) != known:
+            return False
+        return known.together or not self.report.changed or self.keeps_waits()
+
+    def record(self, report: Report | None = None) -> None:
+        """Keep the report, or a corrected one, now that nothing changes the order any more."""
+        settings, report = self.how.settings, report or self.report
+        if not settings.follows or report.changed:
+            record(GraphReport(report.name, settings.stage, report, settings.notes, settings.priced_for))
+
+
+def decide(graph: Graph, settings: Settings, options: Options | None = None) -> OrderDraft:
+    """GraphPlan, then ask the other ranks: launches move only where they move alike on every rank.
+
+    ``options`` are those that the ranks compare, where a part of them has been dealt with before.
+
+    Raises:
+        SequenceError: Other ranks run a launch sequence that this graph cannot follow.
+        VerificationError, AgreementError: With ``strict``, instead of a fallback.
+    """
+    options = options or settings.options
+    draft, known, settled = OrderDraft(PlanRequest(settings), LaunchFacts(), NOTHING.report, NOTHING), None, False
+    try:
+        if runs_earlier_code() and settings.options.preserve_collective_order != "all":
+            settings = replace(settings, options=_keep_waits(settings.options))
+            options = _keep_waits(options)
+        draft = _draft(graph, PlanRequest(settings), LaunchFacts())
+        if draft.facts.key is None or not draft.plan.communicates or not draft.facts.texts:
+            return draft
+        draft, mine = _show(draft, options, draft.facts.key)
+        # code of this graph was found in a cache and refused: what the ranks have decided then is known here
+        known = None if decisions.holds(mine.key) else find_in_force(draft.facts.texts, settings)
+        if settings.follows and (known is None or not known.moves):  # off: torch's own order, asking nobody
+            return replace(draft, report=replace(draft.report, changed=False))
+        if known is not None:
+            if may_be_a_part(known, settings):
+                refuse(draft.report.name, PART_OF_OTHERS)
+            if known.together and draft.entry(mine, True) == known:
+                draft = _cache(draft, mine, Agreement(True, Verdict(True)), known)
+        elif (agreement := decisions.take_or_ask(mine, settings)) is None:
+            known, settled = draft.entry(mine, True), True
+        else:
+            settled = agreement.agreed
+            if not agreement.agreed:
+                if agreement.in_doubt:
+                    refuse(draft.report.name, str(agreement.reason))
+                # from here on whatever fails may fail on one rank alone, which must keep its launches
+                draft = replace(draft, how=replace(draft.how, keeps=agreement.verdict.launches_alike))
+                draft = _settle_for_less(graph, draft, agreement, mine)
+                settled = draft.how.follows is not None
+            verdict = agreement.verdict
+            alike = (verdict.agreed or verdict.launches_alike) and not verdict.missing
+            entry = draft.entry(mine, alike or settled)  # on what was chosen all have agreed, whoever was late before
+            known = put_in_force(replace(entry, again=compiled_otherwise(entry.launches)), settings)
+            if known is None:
+                refuse(draft.report.name, PART_OF_OTHERS)
+            if known == entry and draft.how.follows is None:
+                draft = _cache(draft, mine, agreement, entry)
+        if not draft.runs(mine, known):
+            settled = False
+            draft = _follow(graph, draft, mine, known)
+        note_launches(known)
+        return draft
+    except Exception as error:  # on this rank alone
+        if settled and not isinstance(error, SequenceError):  # the others run this order
+            warn(f"overlap_sched could not note the order of {draft.facts.name!r}", error)
+            return draft
+        if known is not None and (known.moves or known.rewritten) and not isinstance(error, SequenceError):
+            refuse(draft.facts.name, describe_error(error))
+        keeps = draft.how.keeps or known is not None
+        return _fail(replace(draft, how=replace(draft.how, keeps=keeps)), error)
+
+
+def _keep_waits(options: Options) -> Options:
+    return replace(options, preserve_collective_order="waits", rewrites=())
+
+
+def _draft(graph: Graph, how: PlanRequest, facts: LaunchFacts) -> OrderDraft:
+    """Plan a graph; what fails is in the report. ``facts`` are those of an earlier plan, where reading fails."""
+    known, asked = [facts], list[tuple[Problem, Options]]()
+    try:
+        return _plan(graph, how, known, asked)
+    except Exception as error:  # a pass that fails must not take the compilation with it
+        report = _report_failure(error, known[-1].name, how.settings)
+        problem, options = asked[-1] if asked else (None, None)
+        return OrderDraft(how, known[-1], report, GraphPlan(report, problem=problem), options)
+
+
+def _plan(graph: Graph, how: PlanRequest, known: list[LaunchFacts], asked: list[tuple[Problem, Options]]) -> OrderDraft:
+    """Plan a graph. The lists are added to: what is known of it, and what the scheduler is asked for."""
+    known.append(graph.read(how))
+
+    def schedule_as_asked(problem: Problem, options: Options) -> Schedule:
+        asked.append((problem, options))
+        return _schedule(problem, options, how.follows, known[-1])
+
+    plan = graph.plan(how, known[-1], schedule_as_asked)
+    return OrderDraft(how, known[-1], plan.report, plan, asked[-1][1] if asked else None)
+
+
+def _schedule(problem: Problem, options: Options, follows: Entry | Proposal | None, facts: LaunchFacts) -> Schedule:
+    if isinstance(follows, Entry):
+        turn = {place: k for k, place in enumerate(follows.sequence)}
+        launching = [v for v, node in enumerate(problem.nodes) if node.name in facts.places]
+        launching.sort(key=lambda v: turn[facts.places[problem.nodes[v].name]])
+        made = follow_launches(problem, launching, options)
+        return made or refuse(problem.name, "its dependencies do not allow that sequence")
+    if follows is not None:
+        made = follow(problem, follows, options)
+        if made is None:
+            raise UnsupportedError("the launch sequence of another rank cannot be followed")
+        return made
+    made = schedule(problem, options)
+    if made.short_bytes:
+        warn(f"overlap_sched, {problem.name!r}: {short_text(made)}")
+    return made
+
+
+def _fail(draft: OrderDraft, error: Exception) -> OrderDraft:
+    return replace(draft, report=_report_failure(error, draft.facts.name, draft.how.settings))
+
+
+def _report_failure(error: Exception, name: str, settings: Settings) -> Report:
+    return Report(name, reason=report_failure(error, settings, f"scheduling {name!r}", f"leaves {name!r} as it was"))
+
+
+def _show(draft: OrderDraft, options: Options, key: str) -> tuple[OrderDraft, Digest]:
+    """Return what the others are shown; where even that fails they learn so, and do not wait."""
+    report, facts = draft.report, draft.facts
+    try:
+        return draft, digest_report(report, draft.plan.problem, options, key, facts.launches)
+    except Exception as error:
+        failure = describe_error(error)
+        draft = replace(draft, report=replace(report, changed=False, reason=failure))
+        return draft, Digest.of_failure(failure, key, name=report.name)
+
+
+def _settle_for_less(graph: Graph, draft: OrderDraft, agreement: Agreement, mine: Digest) -> OrderDraft:
+    """Keep all launches in their original order, or in one that all ranks choose, where they have not agreed.
+
+    Unless all launch alike, waits are kept behind their launches, too: then it does not matter what others run.
+    """
+    verdict, reason, settings = agreement.verdict, str(agreement.reason), draft.how.settings
+    name = draft.report.name
+    if verdict.launches_alike:
+        kept = _keep(graph, draft, reason, waits=False)
+        if verdict.negotiable and settings.options.preserve_collective_order == "none":
+            return _negotiate(graph, draft, kept, verdict, mine) or kept
+        if verdict.to_mend and draft.report.schedule is not None:
+            warn_of_ranks(f"keeps the launch order of {name!r}", verdict, settings)
+        return kept
+    kept = _keep(graph, draft, reason, waits=True)
+    if kept.report.changed:
+        warn_of_ranks(f"keeps the launches and waits of {name!r}", verdict, settings)
+        return kept
+    if kept.report.reason is not None:
+        reason = f"{kept.report.reason}; {reason}"
+    warn_of_ranks(f"leaves {name!r} as it was", replace(verdict, reason=reason), settings)
+    return replace(kept, report=replace(kept.report, changed=False, reason=reason, kept=None))
+
+
+def _negotiate(graph: Graph, own: OrderDraft, kept: OrderDraft, verdict: Verdict, mine: Digest) -> OrderDraft | None:
+    """Plan with the launch sequence that all ranks have chosen; ``None``: they keep theirs.
+
+    Whatever fails here, this rank shows it to the others, and all keep their launches.
+    """
+    draft = None
+    try:
+        choice, sequence = _choose(own, kept, verdict), tuple[int, ...]()
+        if choice.proposal is not None and choice.proposer is not None:
+            settings = own.how.settings
+            settings = replace(settings, options=replace(settings.options, rewrites=()))
+            draft = _plan(graph, PlanRequest(settings, keeps=True, follows=choice.proposal), [], [])
+            draft = replace(draft, report=replace(draft.report, kept=verdict.followed(choice.proposer)))
+            if not draft.report.changed or draft.facts.launches is None or draft.plan.traffic is None:
+                raise UnsupportedError(f"the launch sequence of another rank is not used: {draft.report.reason}")
+            sequence = _places(draft.plan.traffic.launches, draft.facts)
+        shows = chosen_digest(mine, verdict, choice, sequence)
+    except Exception as error:
+        shows = chosen_digest(mine, verdict, None, failure=describe_error(error))
+    agreement = ask(shows, own.how.settings)
+    return draft if agreement is not None and agreement.agreed else None
+
+
+def _choose(own: OrderDraft, kept: OrderDraft, verdict: Verdict) -> LaunchChoice:
+    """Choose a launch sequence with all other ranks."""
+    mine, problem, asked = own.report.schedule, kept.plan.problem, kept.asked
+    if mine is None or kept.report.schedule is None or problem is None or asked is None:
+        raise UnsupportedError("there is no order to propose")
+    options = replace(asked, preserve_collective_order="none")
+
+    def planned(proposals: Mapping[int, Proposal]) -> dict[int, float]:
+        made = {rank: follow(problem, proposal, options) for rank, proposal in proposals.items()}
+        return {rank: math.inf if one is None else one.scheduled.step_us for rank, one in made.items()}
+
+    figures = kept.report.schedule.scheduled if kept.report.changed else kept.report.schedule.original
+    order = mine.order if own.report.changed else mine.problem.original_order
+    settings = own.how.settings
+    proposal = Proposal.of(mine.problem, order)
+    return negotiate(
+        verdict,
+        proposal,
+        figures.step_us,
+        planned,
+        membership(),
+        settings.timeout_s,
+        ranks=settings.ranks,
+    )
+
+
+def _places(launches: Launches, facts: LaunchFacts) -> tuple[int, ...]:
+    """The launches, each by its place in the original sequence."""
+    place = {node: k for k, node in enumerate(facts.launches or ())}
+    return tuple(place[node] for node in launches)
+
+
+def _keep(graph: Graph, draft: OrderDraft, reason: str, waits: bool) -> OrderDraft:
+    """Return this draft or a second one in which no launch moves, and no wait passes one that stood before it either.
+
+    The second is only where ``waits`` says so. Checked, not assumed.
+    """
+    preserve: Preserve = "waits" if waits else "all"
+    kept = OrderDraft.keeps_waits if waits else OrderDraft.keeps_launches
+    if draft.report.schedule is None:  # this rank has nothing to use, and nobody needs it to
+        return draft
+    if waits and draft.facts.original is None:
+        return replace(draft, report=replace(draft.report, changed=False))
+    if draft.report.changed and not kept(draft):
+        settings = draft.how.settings
+        options = replace(settings.options, rewrites=(), preserve_collective_order=preserve)
+        draft = _draft(graph, replace(draft.how, settings=replace(settings, options=options)), draft.facts)
+        if draft.report.changed and not kept(draft):
+            draft = _fail(draft, UnsupportedError(f"an order moves what preserve_collective_order={preserve!r} keeps"))
+    return replace(draft, report=replace(draft.report, kept=reason))
+
+
+def _follow(graph: Graph, draft: OrderDraft, mine: Digest, known: Entry) -> OrderDraft:
+    """Plan with the launch sequence in force, whatever memory and time that takes."""
+    name, settings = draft.report.name, draft.how.settings
+    if known.rewritten:
+        refuse(name, "they have rewritten its collectives")
+    if known.moves:
+        options = replace(settings.options, rewrites=(), preserve_collective_order="none")
+        how = replace(draft.how, settings=replace(settings, options=options), follows=known)
+        draft = _draft(graph, how, draft.facts)
+        draft = replace(draft, report=replace(draft.report, kept=FOLLOWS))
+    else:
+        draft = replace(draft, how=replace(draft.how, keeps=True))
+        draft = _keep(graph, draft, FOLLOWS, waits=not known.together)
+        kept = Verdict(False, FOLLOWS, known.together, {"order": ()})
+        draft = _cache(draft, mine, Agreement(False, kept), known)
+    if not draft.runs(mine, known):
+        refuse(name, draft.report.reason or PART_OF_OTHERS)
+    made = draft.report.schedule
+    if made is not None and draft.report.changed and made.scheduled.peak_bytes > made.budget_bytes:
+        more = size(made.scheduled.peak_bytes - made.budget_bytes)
+        warn(f"overlap_sched: {name!r} {FOLLOWS}, and takes {more} more than its budget for that")
+    return draft
+
+
+def _cache(draft: OrderDraft, mine: Digest, agreement: Agreement, entry: Entry) -> OrderDraft:
+    """Note what the code is to carry into torch's cache; where that fails it is not cached."""
+    try:
+        problem = draft.plan.problem
+        kept_order = "" if problem is None else order_digest(draft.report, problem)
+        return replace(draft, cached=order_to_cache(mine, agreement, kept_order, entry))
+    except Exception as error:
+        warn(f"overlap_sched keeps {draft.facts.name!r} out of torch's cache", error)
+        return draft

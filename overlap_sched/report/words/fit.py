@@ -1,0 +1,218 @@
+"""A fit in words: what was rewritten and what it costs, the frontier found, and the answer in a sentence."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from overlap_sched.fit.answer import Effect, Faster, Fit, FitPoint, Held
+from overlap_sched.problem import Node
+from overlap_sched.report.table import captioned_table
+from overlap_sched.report.units import change, count, duration, printable, size
+from overlap_sched.transform.rewrites import Fission, Offload, Recompute, Rewrite, to_json
+
+
+class Cost(NamedTuple):
+    """What one rewrite costs, or several of one kind together.
+
+    Attributes:
+        kind, op: Of the rewrite; the operator of the node whose value it is about.
+        number: How many rewrites.
+        bytes: What they need not keep.
+        compute_us: What they add to the compute stream. copy_us: to the streams of host copies.
+    """
+
+    kind: str
+    op: str
+    number: int
+    bytes: int
+    compute_us: float
+    copy_us: float
+
+    @property
+    def us_per_gib(self) -> float:
+        """Compute and, counted the same, copies, per GiB not kept; infinite where nothing is freed."""
+        return (self.compute_us + self.copy_us) / (self.bytes / 2**30) if self.bytes > 0 else math.inf
+
+
+def costs(found: Fit) -> list[Cost]:
+    """Per rewrite of the best plan, in their order."""
+    nodes = {node.name: node for node in found.best.problem.nodes}
+    alone = {effect.rewrite: effect for effect in found.effects}
+    return [
+        _in_parts(one, alone[one]) if isinstance(one, Fission) and one in alone else _cost(found.best, nodes, one)
+        for one in found.best.rewrites
+    ]
+
+
+def _in_parts(one: Fission, effect: Effect) -> Cost:
+    """By how much the peak falls, and what smaller kernels cost, both before other rewrites."""
+    what = f"{len(one.nodes):,} nodes in {one.parts} parts"
+    return Cost("fission", what, 1, max(effect.bytes, 0), max(effect.compute_us, 0.0), 0.0)
+
+
+def _cost(found: FitPoint, nodes: dict[str, Node], one: Rewrite) -> Cost:
+    kind = type(one).__name__.lower()
+    match one:
+        case Recompute():
+            copies = [nodes[one.new_name(name)] for name in one.nodes if one.new_name(name) in nodes]
+            held = sum(found.problem.storages[s].bytes for node in copies for s in node.alloc)
+            op = next((node.op for node in copies if node.alloc), "")
+            return Cost(kind, op, 1, held, sum(node.time_us for node in copies), 0.0)
+        case Offload():
+            launches = [nodes[name] for name in (one.name, one.back) if name in nodes]
+            op = nodes[one.node].op if one.node in nodes else ""
+            held = launches[0].bytes if launches else 0
+            return Cost(kind, op, 1, held, 0.0, sum(node.time_us for node in launches))
+    return Cost(kind, "", 1, 0, 0.0, 0.0)
+
+
+def grouped(found: Sequence[Cost]) -> list[Cost]:
+    """Those of one kind and operator together, the cheapest per byte first."""
+    groups: dict[tuple[str, str], list[Cost]] = defaultdict(list)
+    for one in found:
+        groups[one.kind, one.op].append(one)
+    together = [
+        Cost(
+            *key,
+            number=len(ones),
+            bytes=sum(one.bytes for one in ones),
+            compute_us=sum(one.compute_us for one in ones),
+            copy_us=sum(one.copy_us for one in ones),
+        )
+        for key, ones in groups.items()
+    ]
+    return sorted(together, key=lambda one: (one.us_per_gib, one.kind, one.op))
+
+
+def rewrites_table(found: Fit) -> Table:
+    """Rewrites by kind and operator, worst cost per byte last; for :mod:`rich` to print."""
+    table = captioned_table(
+        title=f"{printable(found.best.problem.name)}: what is not kept",
+        caption="Copies run beside compute; what they cost shows in the step. Worst cost per byte last.",
+        first="rewrite",
+        numbers=("of", "how many", "bytes", "compute", "copies", "per GiB"),
+    )
+    for one in grouped(costs(found)):
+        table.add_row(
+            one.kind,
+            printable(one.op),
+            f"{one.number:,}",
+            size(one.bytes),
+            duration(one.compute_us),
+            duration(one.copy_us),
+            duration(one.us_per_gib) if one.bytes > 0 else "nothing freed",
+        )
+    return table
+
+
+def points_table(found: Fit) -> Table:
+    """The frontier by ascending peak; for :mod:`rich` to print."""
+    table = captioned_table(
+        title=f"{printable(found.best.problem.name)}: step against peak memory, with rewrites",
+        caption=f"Simulated, in the runtime memory model. {count(found.tried, 'plan')} scheduled; there may be better "
+        "ones.",
+        numbers=("peak", "", "step", "", "host", "rewrites"),
+    )
+    table.add_column("", no_wrap=True)
+    above = [point for point in (found.original, found.without) if point not in found.points]
+    for point in [*above, *found.points]:
+        names = (("original", found.original), ("best", found.without), ("picked", found.best))
+        table.add_row(
+            size(point.peak_bytes),
+            change(found.original.peak_bytes, point.peak_bytes),
+            duration(point.step_us),
+            change(found.without.step_us, point.step_us),
+            size(point.host_bytes),
+            f"{len(point.rewrites):,}",
+            ", ".join(name for name, named in names if named == point),
+            style="bold" if point == found.best else None,
+        )
+    return table
+
+
+def answer_line(found: Fit) -> str:
+    """The answer in a sentence."""
+    best = found.best
+    step = (
+        f"The step takes {duration(best.step_us)}, {100 * found.slowdown:+.2f} % against the best order without "
+        f"rewrites ({duration(found.without.step_us)} at {size(found.without.peak_bytes)})"
+    )
+    reserved = "" if found.held is None else _reserved(found.held)
+    host = f", with {size(best.host_bytes)} of pinned host memory" if best.host_bytes else ""
+    if found.limit_bytes is None:
+        return f"The lowest peak found: {size(best.peak_bytes)}. {step}{host}.{reserved}"
+    faster = None if found.held is None else found.held.faster
+    why = f" {_passed_over(found.limit_bytes, faster)}" if faster is not None else ""
+    return f"{_verdict(found, found.limit_bytes)} {step}{host}.{why}{reserved}"
+
+
+def _verdict(found: Fit, limit_bytes: int) -> str:
+    if found.fits:
+        return f"Fits into {size(limit_bytes)}: a peak of {size(found.best.peak_bytes)}."
+    return (
+        f"Only live bytes fit into {size(limit_bytes)}: {lacking_line(found)}. No plan was found that fits; expandable "
+        "segments (PYTORCH_ALLOC_CONF) may need less."
+    )
+
+
+def _passed_over(limit_bytes: int, faster: Faster) -> str:
+    return (
+        f"The plan of {duration(faster.step_us)} is not picked: torch's allocator needs a device of "
+        f"{size(limit_bytes + faster.lacks_bytes)} for it."
+    )
+
+
+def lacking_line(found: Fit) -> str:
+    """Say what a device of the limit lacks for a plan whose live bytes fit."""
+    assert found.limit_bytes is not None
+    assert found.held is not None
+    needed = size(found.limit_bytes + found.held.over_bytes)
+    return (
+        f"a peak of {size(found.best.peak_bytes)}, for which torch's allocator needs a device of {needed}, "
+        f"{size(found.held.over_bytes)} more"
+    )
+
+
+def _reserved(held: Held) -> str:
+    return f" Without a limit torch's allocator reserves {size(held.reserved_bytes)}."
+
+
+def fit_figures(found: Fit) -> dict[str, Any]:
+    """Return what ``overlap-sched fit --json`` prints: microseconds, bytes, percent."""
+    return {
+        "name": found.best.problem.name,
+        "limit_bytes": found.limit_bytes,
+        "limit_us": found.limit_us,
+        "fits": found.fits,
+        "live_bytes_fit": found.live_bytes_fit,
+        "slowdown_percent": 100 * found.slowdown,
+        "original": _figures(found.original),
+        "without": _figures(found.without),
+        "picked": _figures(found.best),
+        "points": [_figures(point) for point in found.points],
+        "rewrites": [
+            {
+                "rewrite": to_json([one])[0],
+                "bytes": cost.bytes,
+                "compute_us": cost.compute_us,
+                "copy_us": cost.copy_us,
+            }
+            for one, cost in zip(found.best.rewrites, costs(found), strict=True)
+        ],
+        "reserved": None if found.held is None else asdict(found.held),
+        "tried": found.tried,
+    }
+
+
+def _figures(point: FitPoint) -> dict[str, Any]:
+    return {
+        "peak_bytes": point.peak_bytes,
+        "step_us": point.step_us,
+        "exposed_us": point.exposed_us,
+        "host_bytes": point.host_bytes,
+        "rewrites": len(point.rewrites),
+    }

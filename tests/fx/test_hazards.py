@@ -1,0 +1,888 @@
+"""What keeps its place, node by node: effects, fences, unknown calls, subgraphs, host synchronisation, sends.
+
+The rules of hazards on lists made by hand, and against brute force: all orders they allow, no more and no fewer.
+
+The catalogue against torch's own list of registered operators: no namespace, group or tag of torch is missing.
+
+Operators that only run another one, or a sub-graph: what is inside is what counts.
+"""
+
+import itertools
+import json
+import operator
+import random
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch._dynamo.variables import streams  # noqa: F401  registers torch.ops.streams
+from torch._higher_order_ops import hints_wrap, strict_mode, wrap  # noqa: F401  registers them
+from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
+from torch._higher_order_ops.effects import with_effects
+from torch._inductor.fx_passes.control_dependencies import control_deps
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensorMode
+from torch.utils._ordered_set import OrderedSet
+
+import overlap_sched.fx.operators
+from overlap_sched.fx import catalogue, lift, reading, schedule_graph
+from overlap_sched.fx.hazards import (
+    Launch,
+    Pair,
+    blocking_hazards,
+    chain_hazards,
+    fence_hazards,
+    graph_hazards,
+    impurity_hazards,
+    launch_chains,
+    storage_hazards,
+)
+from overlap_sched.fx.operators import NO_CALL, Arg, Comm, OperatorTraits, Ordering, Role, names_a_group, traits_of
+from overlap_sched.fx.reading import read_graph
+from overlap_sched.options import Options
+from overlap_sched.problem import Kind, Node, Problem
+from tests.support import operator_runs
+from tests.support.deepspeed.operators import define
+from tests.support.fx_graphs import ATEN, C10D, gather, trace, wait
+
+
+class Builder:
+    """Builds a graph by hand: names to nodes, values on any device."""
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.mode = FakeTensorMode()
+
+    def tensor(self, *shape: int, device: str = "cpu") -> Tensor:
+        with self.mode:
+            return torch.empty(shape, device=device)
+
+    def input(self, name: str, device: str = "cpu") -> fx.Node:
+        node = self.graph.placeholder(name)
+        node.meta["val"] = self.tensor(4, 4, device=device)
+        return node
+
+    def call(self, name: str, target: Any, *args: Any, val: Any = None, **kwargs: Any) -> fx.Node:
+        node = self.graph.create_node("call_function", target, args, kwargs, name=name)
+        node.meta["val"] = self.tensor(4, 4) if val is None else val
+        return node
+
+    def done(self, *outputs: fx.Node, root: Any = None) -> fx.GraphModule:
+        self.graph.output(outputs)
+        return fx.GraphModule(root or torch.nn.Module(), self.graph)
+
+
+def hazards_of(gm: fx.GraphModule, **arguments: Any) -> set[tuple[str, str]]:
+    """Pairs (before, after) that are not data flow."""
+    problem = lift(gm, **arguments).problem
+    data = {(a.name, b.name) for b in gm.graph.nodes for a in b.all_input_nodes}
+    pairs = {(problem.nodes[u].name, node.name) for node in problem.nodes for u in node.deps}
+    return {pair for pair in pairs - data if pair[1] != "output"}
+
+
+def test_attention_without_dropout_draws_nothing() -> None:
+    b = Builder()
+    q = b.input("q")
+    flash = ATEN._scaled_dot_product_flash_attention.default
+    b.call("rand", ATEN.rand_like.default, q)
+    b.call("none", flash, q, q, q)
+    b.call("zero", flash, q, q, q, 0.0)
+    b.call("named", flash, q, q, q, dropout_p=0.0)
+    b.call("some", flash, q, q, q, 0.1)
+    b.call("rand2", ATEN.rand_like.default, q)
+    assert hazards_of(b.done(q)) == {("rand", "some"), ("some", "rand2")}
+
+
+def test_asserts_and_items_keep_their_order_and_no_one_elses() -> None:
+    b = Builder()
+    x = b.input("x")
+    b.call("check", ATEN._assert_async.msg, x, "no", val=0)
+    item = b.call("item", ATEN._local_scalar_dense.default, x, val=3)
+    b.call("compute", ATEN.mul.Tensor, x, x)
+    b.call("positive", operator.gt, item, 0, val=True)
+    b.call("check2", ATEN._assert_scalar.default, True, "no", val=0)
+    assert hazards_of(b.done(x)) == {("check", "item"), ("item", "check2")}
+
+
+def unknown(x: Tensor) -> Tensor:
+    return x
+
+
+def test_unknown_calls_keep_their_place_among_all_that_is_impure() -> None:
+    b = Builder()
+    x, y = b.input("x"), b.input("y")
+    z = b.call("pure", ATEN.mul.Tensor, x, y)
+    b.call("rand", ATEN.rand_like.default, y)
+    b.call("write", ATEN.add_.Tensor, y, 1, val=y.meta["val"])
+    b.call("who_knows", unknown, z)
+    b.call("read", ATEN.mul.Tensor, z, z)
+    b.call("rand2", ATEN.rand_like.default, y)
+    b.call("elsewhere", ATEN.mul.Tensor, x, x)
+    gm = b.done(x)
+    assert hazards_of(gm) == {
+        ("pure", "write"),  # reads y
+        ("rand", "write"),
+        ("rand", "who_knows"),
+        ("write", "who_knows"),
+        ("who_knows", "read"),  # it may have written z
+        ("who_knows", "rand2"),
+        ("write", "rand2"),
+    }
+    assert lift(gm).notes["unknown_op"] == 1
+
+
+def test_a_host_stop_stays_on_its_side_of_an_unknown_call() -> None:
+    b = Builder()
+    x, y = b.input("x", "meta"), b.input("y")
+    b.call("stop", ATEN._to_copy.default, x, device="cpu")
+    b.call("who_knows", unknown, y)
+    b.call("stop2", ATEN._to_copy.default, x, device="cpu")
+    assert hazards_of(b.done(x)) == {("stop", "who_knows"), ("who_knows", "stop2")}
+
+
+def test_modules_and_methods_are_unknown() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = Builder().tensor(4, 4)
+    graph.call_module("inner", (x,))
+    graph.call_method("add_", (x, 1))
+    graph.output(x)
+    root = torch.nn.Module()
+    root.inner = torch.nn.Identity()
+    gm = fx.GraphModule(root, graph)
+    assert hazards_of(gm) == {("inner", "add_")}
+    assert lift(gm).notes["unknown_op"] == 2
+    assert lift(gm).notes["no_val"] == 2
+
+
+@pytest.mark.parametrize(
+    ("fence", "args"),
+    [(torch._C._set_grad_enabled, (False,)), (torch.ops.streams.wait_stream.default, (0, 1))],
+    ids=["grad_mode", "stream"],
+)
+def test_everything_keeps_its_side_of_a_fence(fence: Any, args: tuple[Any, ...]) -> None:
+    b = Builder()
+    x = b.input("x")
+    early = b.call("early", ATEN.mul.Tensor, x, x)
+    b.call("early2", ATEN.mul.Tensor, early, x)
+    b.call("fence", fence, *args, val=0)
+    late = b.call("late", ATEN.mul.Tensor, x, x)
+    b.call("late2", ATEN.mul.Tensor, late, early)
+    b.call("fence2", fence, *args, val=0)
+    gm = b.done(x)
+    assert hazards_of(gm) == {("early2", "fence"), ("fence", "late"), ("late2", "fence2"), ("fence", "fence2")}
+    assert lift(gm).notes["fence"] == 2
+
+
+def test_autocast_and_grad_mode_are_fences() -> None:
+    for target in (torch.amp._enter_autocast, torch.amp._exit_autocast, torch._C._set_grad_enabled):
+        assert traits_of(target).ordering is Ordering.FENCE
+
+
+def test_readers_of_a_non_blocking_copy_stay_behind_the_stop() -> None:
+    b = Builder()
+    x = b.input("x", "meta")  # stands for a GPU
+    host = b.call("to_host", ATEN._to_copy.default, x, device="cpu", non_blocking=True)
+    b.call("early", ATEN.mul.Tensor, host, 2)  # a race in the original; stays one
+    b.call("stop", ATEN._local_scalar_dense.default, x, val=1)
+    b.call("late", ATEN.mul.Tensor, host, 3)
+    b.call("stop2", ATEN._local_scalar_dense.default, x, val=1)
+    b.call("later", ATEN.mul.Tensor, host, 3)
+    gm = b.done(x)
+    assert {pair for pair in hazards_of(gm) if pair[1] in ("early", "late", "later", "stop")} == {
+        ("to_host", "stop"),
+        ("early", "stop"),
+        ("stop", "late"),
+        ("stop", "later"),
+    }
+
+
+@pytest.mark.parametrize("to", ["cpu", "meta"])
+def test_a_blocking_copy_between_devices_is_a_stop(to: str) -> None:
+    b = Builder()
+    x, y = b.input("x", "meta"), b.input("y")
+    host = b.call("to_host", ATEN._to_copy.default, x, device="cpu", non_blocking=True)
+    b.call("cast", ATEN._to_copy.default, y, dtype=torch.float64)  # on one device: no stop
+    b.call("stop", ATEN._to_copy.default, x if to == "cpu" else y, device=to, val=b.tensor(4, 4, device=to))
+    b.call("late", ATEN.mul.Tensor, host, 3)
+    assert hazards_of(b.done(x)) == {("to_host", "stop"), ("stop", "late")}
+
+
+def test_an_effect_is_a_stop_for_what_is_being_copied() -> None:
+    """It may read what was copied, or stop the device unseen: later readers stay behind it."""
+    b = Builder()
+    x = b.input("x", "meta")
+    host = b.call("to_host", ATEN._to_copy.default, x, device="cpu", non_blocking=True)
+    b.call("check", ATEN._assert_async.msg, b.input("y"), "no", val=0)
+    b.call("late", ATEN.mul.Tensor, host, 3)
+    assert hazards_of(b.done(x)) == {("to_host", "check"), ("check", "late")}
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_what_a_collective_copies_is_free_when_it_returns(copies: bool) -> None:
+    """DeepSpeed's reductions copy what they are given: what writes to that may pass the wait, but not the launch."""
+    define()
+    b = Builder()
+    x = b.input("x")
+    gathers = C10D.all_gather_into_tensor.default, 2, "0"
+    target, *arguments = (torch.ops.dc.reduce_grad.default, 7, 1) if copies else gathers
+    launched = b.call("launch", target, x, *arguments, val=b.tensor(8, 4))
+    b.call("wait", C10D.wait_tensor.default, launched, val=b.tensor(8, 4))
+    b.call("write", ATEN.add_.Tensor, x, 1)
+    assert hazards_of(b.done(x)) == {("launch", "write")} | (set() if copies else {("wait", "write")})
+
+
+def test_a_wait_for_an_earlier_graph_reads_what_that_may_have_been_given() -> None:
+    """Nothing says which of the inputs the collective reads until then: none is written before."""
+    b = Builder()
+    x, y, z = b.input("x"), b.input("y"), b.input("z")
+    b.call("before", ATEN.add_.Tensor, z, 1)
+    b.call("wait", C10D.wait_tensor.default, x)
+    b.call("write", ATEN.add_.Tensor, y, 1)
+    b.call("made", ATEN.add_.Tensor, b.call("own", ATEN.mul.Tensor, x, x), 1)
+    found = {pair for pair in hazards_of(b.done(x)) if "wait" in pair}
+    assert found == {("before", "wait"), ("wait", "write"), ("wait", "own")}  # own reads x by its older name
+
+
+def test_with_effects_keeps_its_order_and_its_operators_writes() -> None:
+    b = Builder()
+    token, x = b.input("token"), b.input("x")
+    b.call("read", ATEN.mul.Tensor, x, x)
+    b.call("one", with_effects, token, ATEN.add_.Tensor, x, 1, val=(b.tensor(0), b.tensor(4, 4)))
+    b.call("two", with_effects, token, ATEN._print.default, "hello", val=(b.tensor(0),))
+    b.call("read2", ATEN.mul.Tensor, x, x)
+    assert hazards_of(b.done(x)) == {("read", "one"), ("one", "two"), ("one", "read2")}
+
+
+def test_auto_functionalized_may_write_in_place_after_all() -> None:
+    b = Builder()
+    x, y = b.input("x"), b.input("y")
+    b.call("read", ATEN.mul.Tensor, x, y)
+    both = (b.tensor(4, 4), b.tensor(4, 4))
+    v1 = b.call("v1", auto_functionalized, ATEN.add_.Tensor, val=both)
+    v1.kwargs = {"self": x, "other": y}
+    b.call("read2", ATEN.mul.Tensor, x, y)
+    b.call("v2", auto_functionalized_v2, ATEN.add_.Tensor, _self_base_index=0, other=x, _all_bases=[y])
+    assert hazards_of(b.done(x)) == {
+        ("read", "v1"),
+        ("v1", "read2"),
+        ("v1", "v2"),
+        ("read", "v2"),
+        ("read2", "v2"),
+    }
+
+
+def subgraph(*targets: Any) -> fx.GraphModule:
+    b = Builder()
+    x = b.input("x")
+    for i, target in enumerate(targets):
+        x = b.call(f"call{i}", target, x)
+    return b.done(x)
+
+
+@pytest.mark.parametrize(
+    ("inner", "ordering"),
+    [
+        (ATEN.sin.default, None),
+        (ATEN.rand_like.default, "random"),
+        (ATEN.sin_.default, "barrier"),
+        (C10D.wait_tensor.default, "barrier"),
+    ],
+    ids=lambda p: str(p),
+)
+def test_a_node_with_a_subgraph_does_what_the_subgraph_does(inner: Any, ordering: str | None) -> None:
+    root = torch.nn.Module()
+    root.body = subgraph(inner)
+    b = Builder()
+    x = b.input("x")
+    b.call("rand", ATEN.rand_like.default, x)
+    b.call("write", ATEN.add_.Tensor, b.input("y"), 1)
+    body = b.graph.get_attr("body")
+    b.call("run", torch.ops.higher_order.invoke_subgraph, body, "body", x)
+    expected: dict[str | None, set[tuple[str, str]]] = {
+        None: set(),
+        "random": {("rand", "run")},
+        "barrier": {("rand", "run"), ("write", "run")},
+    }
+    found = {pair for pair in hazards_of(b.done(x, root=root)) if pair[1] == "run"}
+    assert found.difference({("run.wait", "run")}) == expected[ordering]
+
+
+@pytest.mark.parametrize(("operator_name", "barrier"), [("invoke_subgraph", True), ("flex_attention", False)])
+def test_a_subgraph_that_is_not_at_hand_is_unknown_but_for_what_must_be_pure(operator_name: str, barrier: bool) -> None:
+    root = torch.nn.Module()
+    root.body = torch.nn.Module()  # what a dump that lacks the body has in its place
+    b = Builder()
+    x = b.input("x")
+    b.call("write", ATEN.add_.Tensor, b.input("y"), 1)
+    b.call("run", getattr(torch.ops.higher_order, operator_name), b.graph.get_attr("body"), "body", x)
+    gm = b.done(x, root=root)
+    assert (("write", "run") in hazards_of(gm)) == barrier
+    assert lift(gm).notes.get("unknown_op", 0) == int(barrier)
+
+
+def test_an_alias_that_the_schema_does_not_tell_is_a_write() -> None:
+    b = Builder()
+    x, buffer = b.input("x"), b.input("buffer")
+    b.call("before", ATEN.mul.Tensor, buffer, buffer)
+    copy_in = torch.ops.fsdp.all_gather_copy_in.default
+    b.call("copy_in", copy_in, [x], buffer, [16], 16, 0, val=(buffer.meta["val"][:2], buffer.meta["val"]))
+    b.call("view", ATEN._unsafe_view.default, buffer, [16], val=buffer.meta["val"].view(16))
+    gm = b.done(x)
+    assert hazards_of(gm) == {("before", "copy_in"), ("copy_in", "view")}
+    assert "undeclared_alias" not in lift(gm).notes  # this one the catalogue knows
+
+
+ROLES = (None, *Role)
+FLAGS = ("writes", "writes_all", "writes_aliased", "aliases", "syncs", "dropout", "non_blocking", "nested", "fresh")
+
+
+def test_every_combination_of_traits_is_read_as_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator takes x and y: which of them it writes, and how readers are ordered against it."""
+    x, y = Arg((0, "self")), Arg((1, "other"))
+    readings, current = {}, [NO_CALL]
+    monkeypatch.setattr(reading, "traits_of", lambda op: current[0] if op is ATEN.maximum.default else traits_of(op))
+    for fresh in (False, True):
+        b = Builder()
+        inputs = b.input("x"), b.input("y")
+        for one in inputs:
+            b.call(f"before_{one}", ATEN.neg.default, one)
+        b.call("op", ATEN.maximum.default, *inputs, val=b.tensor(4, 4) if fresh else inputs[0].meta["val"])
+        for one in inputs:
+            b.call(f"after_{one}", ATEN.neg.default, one)
+        readings[fresh] = b.done().graph
+    combinations = itertools.product(Ordering, ROLES, itertools.product((False, True), repeat=len(FLAGS)))
+    for i, (ordering, role, flags) in enumerate(combinations):
+        on = dict(zip(FLAGS, flags, strict=True))
+        current[0] = traits = OperatorTraits(
+            "op", ordering, Comm(role, "all_reduce") if role else None, known=i % 3 > 0,
+            writes=(y,) if on["writes"] else (), returns=(x,) if i % 5 == 0 else (), overwrites=i % 7 == 0,
+            aliases=(x,) if on["aliases"] else (), writes_all=on["writes_all"], writes_aliased=on["writes_aliased"],
+            dropout=Arg((-1, "dropout_p")) if on["dropout"] else None, syncs=on["syncs"], nested=on["nested"],
+            non_blocking=Arg((-1, "non_blocking")) if on["non_blocking"] else None,
+        )  # fmt: skip
+        found = read_graph(readings[on["fresh"]])
+        hazards = graph_hazards(found, {})
+        at = {node.name: v for v, node in enumerate(found.nodes)}
+        op = at["op"]
+        expected = Ordering.NONE if ordering is Ordering.RANDOM and on["dropout"] else ordering
+        hidden = on["writes_aliased"] and not on["fresh"] and not on["aliases"]
+        written = {"x", "y"} if on["writes_all"] or expected >= Ordering.BARRIER else {"y"} if on["writes"] else set()
+        assert found.ordering.get(op, Ordering.NONE) is expected, traits
+        assert found.notes["undeclared_alias"] == (op in found.unseen) == (hidden and "x" not in written), traits
+        written |= {"x"} if hidden else set()
+        assert {name for name in "xy" if found.outs[at[name]][0] in found.writes.get(op, ())} == written, traits
+        assert (op in found.syncs, found.notes["unknown_op"] > 0) == (on["syncs"], not (traits.known or traits.plain))
+        for name in written:
+            assert at[f"before_{name}"] in hazards[op], traits
+            assert op in hazards[at[f"after_{name}"]], traits
+        if not written and role is None and expected is Ordering.NONE and not on["syncs"]:
+            assert not hazards.get(op), traits
+
+
+@pytest.mark.parametrize("declared", [None, False, True])
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("schema", ["Tensor x, Tensor y", "Tensor x, Tensor(a!) y"])
+def test_an_argument_returned_unsaid_is_written_whatever_is_declared(
+    declared: bool | None, wrapped: bool, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with torch.library._scoped_library("unsaid", "DEF") as library:
+        library.define(f"scale({schema}) -> Tensor")
+        op = torch.ops.unsaid.scale.default
+        if declared is not None:
+            monkeypatch.setitem(overlap_sched.fx.operators._declared, "unsaid::scale", declared)
+        traits_of.cache_clear()
+        b = Builder()
+        x, y, token = b.input("x"), b.input("y"), b.input("token")
+        b.call("before", ATEN.neg.default, x)
+        if wrapped:
+            b.call("scale", with_effects, token, op, x, y, val=(b.tensor(0), x.meta["val"]))
+        else:
+            b.call("scale", op, x, y, val=x.meta["val"])
+        b.call("after", ATEN.neg.default, x)
+        gm = b.done(x)
+        assert {("before", "scale"), ("scale", "after")} <= hazards_of(gm)
+        assert lift(gm).notes["undeclared_alias"] == 1
+    traits_of.cache_clear()
+
+
+def test_what_a_body_hands_through_is_not_returned_by_what_it_runs() -> None:
+    body = Builder()
+    x, y = body.input("x"), body.input("y")
+    root = torch.nn.Module()
+    root.body = body.done(body.call("inner", ATEN.maximum.default, x, y), y)
+    b = Builder()
+    outer = [b.input("x"), b.input("y")]
+    b.call("before", ATEN.neg.default, outer[1])
+    val = (b.tensor(4, 4), outer[1].meta["val"])
+    wrapped = b.call("run", control_deps, (), b.graph.get_attr("body"), *outer, val=val)
+    gm = b.done(wrapped, root=root)
+    assert hazards_of(gm) == set()
+    assert "undeclared_alias" not in lift(gm).notes
+
+
+@pytest.mark.skipif(not hasattr(C10D, "isend"), reason="this torch has no functional sends")
+def test_sends_and_receives_keep_their_order_in_their_group() -> None:
+    b = Builder()
+    x, y = b.input("x"), b.input("y")
+    b.call("gather", C10D.all_gather_into_tensor.default, x, 2, "pair", val=b.tensor(8, 4))
+    b.call("send", C10D.isend.default, x, 1, 0, "pair")
+    b.call("other", C10D.all_gather_into_tensor.default, x, 2, "other", val=b.tensor(8, 4))
+    b.call("receive", C10D.irecv.default, y, 1, 0, "pair", val=y.meta["val"])
+    b.call("gather2", C10D.all_gather_into_tensor.default, x, 2, "pair", val=b.tensor(8, 4))
+    gm = b.done(x)
+    kept = {pair for pair in hazards_of(gm) if "other" not in pair}
+    assert kept >= {("gather", "send"), ("send", "receive"), ("receive", "gather2")}
+    assert not [pair for pair in hazards_of(gm) if pair[1] == "gather2" and pair[0] == "other"]
+    assert lift(gm).notes["point_to_point"] == 4
+
+
+def test_the_same_attribute_fetched_twice_is_one_storage() -> None:
+    root = torch.nn.Module()
+    root.register_buffer("state", torch.zeros(4))
+    b = Builder()
+    x = b.input("x")
+    first, second = b.graph.get_attr("state"), b.graph.get_attr("state")
+    second.meta["val"] = b.tensor(4)
+    b.call("write", ATEN.add_.Tensor, first, 1, val=first)
+    b.call("read", ATEN.mul.Tensor, second, x)
+    gm = b.done(x, root=root)
+    assert ("write", "read") in hazards_of(gm)
+    assert [s.bytes for s in lift(gm).problem.storages].count(16) == 1
+
+
+def test_dynamo_style_item_assignment_writes() -> None:
+    traits = traits_of(operator.setitem)
+    assert traits.writes_all
+    assert traits_of(operator.iadd).writes_all
+    assert traits_of(operator.add).plain
+    assert traits_of(torch.sym_max).plain
+
+
+def test_mutable_ops_of_every_kind_are_seen() -> None:
+    """Each operator that torch marks as mutable writes something, as far as our traits go."""
+    seen = 0
+    for name in (
+        "add_",
+        "copy_",
+        "_foreach_add_",
+        "_fused_adam_",
+        "index_put_",
+        "native_batch_norm",
+        "resize_",
+        "set_",
+    ):
+        packet = getattr(ATEN, name)
+        for overload in packet.overloads():
+            op = getattr(packet, overload)
+            if op._schema.is_mutable:
+                seen += 1
+                assert traits_of(op).writes or traits_of(op).writes_all, op
+    assert seen > 10
+
+
+def test_mutation_in_traced_graphs_is_pinned_by_schema() -> None:
+    gm = trace(lambda x, y: (x.add_(y), torch._foreach_add_([y], 1.0))[0], (4,), (4,))
+    assert hazards_of(gm) == {("add_", "_foreach_add_")}
+
+
+NONE, RANDOM, EFFECT, BARRIER, FENCE = Ordering
+Steps = list[tuple[str, str]]
+"""Per position what is read and what is written: a storage is a letter."""
+
+
+def storage_pairs(steps: Steps) -> list[Pair]:
+    return sorted(set(storage_hazards((at, reads, writes) for at, (reads, writes) in enumerate(steps))))
+
+
+def impurity_pairs(orderings: Iterable[Ordering]) -> list[Pair]:
+    return sorted(impurity_hazards(enumerate(orderings)))
+
+
+def closure(n: int, pairs: Iterable[Pair]) -> set[Pair]:
+    """All that follows: (later, earlier)."""
+    behind: list[set[int]] = [set() for _ in range(n)]
+    for at, before in sorted(pairs):
+        assert before < at
+        behind[at] |= {before, *behind[before]}
+    return {(at, before) for at in range(n) for before in behind[at]}
+
+
+@pytest.mark.parametrize(
+    ("steps", "pairs"),
+    [
+        pytest.param([("", "a"), ("a", "")], [(1, 0)], id="read after write"),
+        pytest.param([("a", ""), ("", "a")], [(1, 0)], id="write after read"),
+        pytest.param([("", "a"), ("", "a")], [(1, 0)], id="write after write"),
+        pytest.param([("a", ""), ("a", "")], [], id="read after read"),
+        pytest.param([("", "a"), ("", "b"), ("a", ""), ("b", "")], [(2, 0), (3, 1)], id="each storage by itself"),
+        pytest.param([("a", "a"), ("a", "a")], [(1, 0)], id="both at once, never behind itself"),
+        pytest.param([("a", ""), ("a", ""), ("", "a")], [(2, 0), (2, 1)], id="a write after all readers"),
+        pytest.param([("a", ""), ("", "a"), ("", "a")], [(1, 0), (2, 1)], id="readers before the last write follow"),
+    ],
+)
+def test_storages(steps: Steps, pairs: list[Pair]) -> None:
+    assert storage_pairs(steps) == pairs
+
+
+@pytest.mark.parametrize(
+    ("orderings", "pairs"),
+    [
+        pytest.param([RANDOM, RANDOM], [(1, 0)], id="random numbers"),
+        pytest.param([EFFECT, EFFECT], [(1, 0)], id="effects"),
+        pytest.param([RANDOM, EFFECT, RANDOM, EFFECT], [(2, 0), (3, 1)], id="each of its kind"),
+        pytest.param([NONE, NONE], [], id="writes and communication, by themselves free"),
+        pytest.param([NONE, RANDOM, EFFECT, BARRIER], [(3, 0), (3, 1), (3, 2)], id="a barrier after all"),
+        pytest.param([BARRIER, NONE, RANDOM, EFFECT], [(1, 0), (2, 0), (3, 0)], id="all after a barrier"),
+        pytest.param([BARRIER, BARRIER], [(1, 0)], id="barriers"),
+        pytest.param([RANDOM, BARRIER, RANDOM], [(1, 0), (2, 1)], id="a barrier in between"),
+        pytest.param([RANDOM, BARRIER, BARRIER], [(1, 0), (2, 1)], id="only since the last barrier"),
+        pytest.param([RANDOM, FENCE, RANDOM], [(1, 0), (2, 1)], id="a fence is a barrier too"),
+    ],
+)
+def test_impurity(orderings: list[Ordering], pairs: list[Pair]) -> None:
+    assert impurity_pairs(orderings) == pairs
+
+
+def test_a_fence_holds_back_what_nothing_else_does() -> None:
+    # 0 -> 1, 2 | fence 3 | 4 -> 5 | fence 6
+    nodes: list[tuple[int, bool, set[int]]] = [
+        (0, False, set()),
+        (1, False, {0}),
+        (2, False, set()),
+        (3, True, set()),
+        (4, False, {0}),
+        (5, False, {4}),
+        (6, True, set()),
+    ]
+    assert sorted(fence_hazards(nodes)) == [(3, 1), (3, 2), (4, 3), (6, 3), (6, 5)]
+
+
+def test_only_groups_with_sends_or_receives_keep_their_launch_order() -> None:
+    launches = [Launch(0, "pipe", False), Launch(1, "data", False), Launch(3, "pipe", True), Launch(7, "data", False)]
+    assert launch_chains(launches) == [[0, 3]]
+    assert launch_chains(launches[:2]) == []
+    assert list(chain_hazards([[0, 3, 8], [5]])) == [(3, 0), (8, 3)]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_storages_against_brute_force(seed: int) -> None:
+    rng = random.Random(seed)
+    steps = [tuple("".join(s for s in "abc" if rng.random() < 0.25) for _ in range(2)) for _ in range(12)]
+    conflicts = [
+        (at, before)
+        for at, (reads, writes) in enumerate(steps)
+        for before, (reads_before, writes_before) in enumerate(steps[:at])
+        if {*writes} & {*reads_before, *writes_before} or {*reads} & {*writes_before}
+    ]
+    assert closure(12, storage_pairs(steps)) == closure(12, conflicts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_blocking_against_brute_force(seed: int) -> None:
+    """Two that share a group, or one on any, keep their order where one of them blocks."""
+    rng = random.Random(seed)
+    blocking = [("*",), ("a", "b"), *"abc"]
+    drawn = [(rng.choice(blocking), True) if rng.random() < 0.4 else (rng.choice("abc"), False) for _ in range(12)]
+    steps = [(at, groups, blocks) for at, (groups, blocks) in enumerate(drawn)]
+    conflicts = [
+        (at, before)
+        for at, groups, blocks in steps
+        for before, others, blocked in steps[:at]
+        if (blocks or blocked) and ("*" in (*groups, *others) or not {*groups}.isdisjoint(others))
+    ]
+    assert closure(12, blocking_hazards(steps)) == closure(12, conflicts)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_impurity_and_fences_against_brute_force(seed: int) -> None:
+    rng = random.Random(seed)
+    n = 12
+    orderings = [rng.choice([NONE, NONE, RANDOM, RANDOM, EFFECT, EFFECT, BARRIER, FENCE]) for _ in range(n)]
+    pairs = [(at, before) for at in range(n) for before in range(at)]
+    conflicts = [
+        (at, before)
+        for at, before in pairs
+        if max(orderings[at], orderings[before]) >= BARRIER or NONE != orderings[at] == orderings[before]
+    ]
+    assert closure(n, impurity_pairs(orderings)) == closure(n, conflicts)
+    data = [pair for pair in pairs if rng.random() < 0.15]
+    fences = [pair for pair in pairs if FENCE in (orderings[pair[0]], orderings[pair[1]])]
+    nodes = [(at, orderings[at] is FENCE, {u for v, u in data if v == at}) for at in range(n)]
+    assert closure(n, [*data, *fence_hazards(nodes)]) == closure(n, [*data, *fences])
+
+
+NAMESPACES = """
+import torch, torch.distributed, torch._inductor.lowering, torch.distributed._symmetric_memory
+import torch.distributed.tensor, torch.distributed._functional_collectives, torch._dynamo.variables.streams
+import torch.distributed.fsdp._fully_shard._fsdp_collectives
+print(*sorted({name.split("::")[0] for name in torch._C._dispatch_get_all_op_names()}))
+"""
+"""In a process of its own: here tests have registered operators."""
+
+
+@pytest.fixture(scope="module")
+def registered() -> list[OpOverload]:
+    """All overloads of torch's own namespaces that are registered here."""
+    return operator_runs.registered()
+
+
+@pytest.mark.slow
+def test_every_namespace_of_torch_is_known() -> None:
+    told = subprocess.check_output([sys.executable, "-W", "ignore", "-c", NAMESPACES], text=True)
+    assert set(told.split()) - catalogue.TORCH == set()
+
+
+def test_what_takes_a_process_group_communicates(registered: list[OpOverload]) -> None:
+    silent = [op for op in registered if any(map(names_a_group, op._schema.arguments)) and traits_of(op).comm is None]
+    assert {str(op) for op in silent} <= {"_dtensor.mesh_get_process_group.default"}  # looks it up
+    assert len(registered) > 3000
+
+
+def test_what_has_a_generator_or_its_name_draws_random_numbers(registered: list[OpOverload]) -> None:
+    """Besides those tagged; backwards and sizes do not, and some are given the numbers that they use."""
+    for op in registered:
+        if "generator" in {a.name for a in op._schema.arguments} or torch.Tag.nondeterministic_seeded in op.tags:
+            assert traits_of(op).ordering >= Ordering.RANDOM, op
+
+
+def test_what_is_tagged_synchronises(registered: list[OpOverload]) -> None:
+    for op in registered:
+        if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.intersection(op.tags):
+            assert traits_of(op).syncs or traits_of(op).comm is not None, op
+    assert traits_of(ATEN._local_scalar_dense.default).syncs
+    assert traits_of(ATEN.is_nonzero.default).syncs
+
+
+def test_tables_name_operators_and_arguments_that_exist(registered: list[OpOverload]) -> None:
+    """In the one or the other version of torch."""
+    names = {op._schema.name: {a.name for a in op._schema.arguments} for op in registered}
+    for name, arguments in catalogue.WRITES.items():
+        assert name not in names or names[name].issuperset(arguments), name
+    listed = {*catalogue.WRITES, *catalogue.SYNCS, *catalogue.VIEWS, *catalogue.RANDOM}
+    elsewhere = {
+        "ao::wait_tensor",
+        "inductor_prims::inductor_reserve_rng_state",
+        "fsdp::all_gather_copy_in",
+    }  # imported
+    assert {name for name in listed - names.keys() if "vllm" not in name} <= elsewhere
+
+
+READ_ONLY = "backward|functional|no_training|no_update|elemt|quantized"
+"""Operators that look at running statistics and leave them as they are."""
+
+
+def test_running_statistics_are_written_by_all_that_do_not_only_read_them(registered: list[OpOverload]) -> None:
+    """Most of these run on a GPU alone."""
+    for op in registered:
+        given = [a.name for a in op._schema.arguments if a.name in ("running_mean", "running_var")]
+        if given and not re.search(READ_ONLY, op._schema.name):
+            assert {name for _, name in traits_of(op).writes}.issuperset(given), op
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["batch_norm_update_stats", "batch_norm", "_batch_norm_impl_index", "native_batch_norm", "instance_norm", "add_"],
+)
+def test_what_an_operator_writes_is_seen_and_known(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = ATEN.add_.Tensor if name == "add_" else getattr(ATEN, name).default
+    seen = next(operator_runs.observe(op))
+    expected = ["self"] if name == "add_" else ["running_mean", "running_var"]
+    assert (seen.writes, operator_runs.unsaid(op, seen)) == (expected, [])
+    if name != "add_":
+        monkeypatch.delitem(catalogue.WRITES, op._schema.name)
+        traits_of.cache_clear()
+        assert operator_runs.unsaid(op, seen) == expected
+    traits_of.cache_clear()
+
+
+@pytest.mark.slow
+def test_whatever_operators_write_or_draw_is_known() -> None:
+    """All that run on a CPU, in a process of their own; those that want what cannot be made up crash, or do not run."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.operator_runs"]
+    found = json.loads(subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL))
+    assert found["unsaid"] == {}
+    assert found["ran"] > 2300
+    assert len(found["crashed"]) < 40
+
+
+def test_batch_norm_writes_its_running_statistics() -> None:
+    b = Builder()
+    x, mean, var = b.input("x"), b.input("mean"), b.input("var")
+    for node in (mean, var):
+        node.meta["val"] = b.tensor(4)
+    b.call("before", ATEN.mul.Tensor, mean, 2, val=b.tensor(4))
+    norm = (x, None, None, mean, var, True, 0.1, 1e-5)
+    b.call("norm", ATEN.native_batch_norm.default, *norm, val=(b.tensor(4, 4), b.tensor(4), b.tensor(4)))
+    b.call("after", ATEN.mul.Tensor, var, 2, val=b.tensor(4))
+    gm = b.done(x)
+    assert hazards_of(gm) == {("before", "norm"), ("norm", "after")}
+    reading = read_graph(gm.graph)
+    assert [reading.nodes[v].name for v in reading.unseen] == ["norm"]  # Inductor goes by schemas
+
+
+def test_a_sparse_tensor_shares_the_values_that_it_is_made_of() -> None:
+    b = Builder()
+    indices, values = b.input("indices"), b.input("values")
+    indices.meta["val"], values.meta["val"] = b.tensor(1, 4).long(), b.tensor(4)
+    with b.mode:
+        pair = torch.zeros(1, 4, dtype=torch.long), torch.zeros(4)
+        sparse = torch.sparse_coo_tensor(*pair, (8,), check_invariants=False)
+    made = b.call("sparse", ATEN.sparse_coo_tensor.indices_size, indices, values, [8], val=sparse)
+    b.call("early", ATEN.to_dense.default, made, val=b.tensor(8))
+    b.call("write", ATEN.mul_.Tensor, values, 2, val=values.meta["val"])
+    b.call("late", ATEN.to_dense.default, made, val=b.tensor(8))
+    got = b.call("got", ATEN._values.default, made, val=b.tensor(4))
+    b.call("write2", ATEN.mul_.Tensor, got, 2, val=got.meta["val"])
+    b.call("read", ATEN.mul.Tensor, values, 2, val=b.tensor(4))
+    found = hazards_of(b.done(indices))
+    assert {("early", "write"), ("write", "late"), ("late", "write2"), ("write2", "read")} <= found
+
+
+def test_pools_of_memory_are_fences() -> None:
+    if not hasattr(torch.ops.mempool, "begin"):
+        pytest.skip("this torch has no pools in graphs")
+    assert traits_of(torch.ops.mempool.begin.default).ordering is Ordering.FENCE
+
+
+@pytest.mark.slow
+def test_the_front_end_loads_no_dumps() -> None:
+    """Reading dumps is asked for by itself."""
+    script = "import sys, overlap_sched.fx; print(*[m for m in sys.modules if m.startswith('overlap_sched.dump')])"
+    assert not subprocess.check_output([sys.executable, "-W", "ignore", "-c", script], text=True).strip()
+
+
+with warnings.catch_warnings():  # torch 2.13 warns of itself when Inductor is first imported
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
+
+HOP = torch.ops.higher_order
+
+
+def exposed(x: Tensor, a: Tensor, b: Tensor) -> Any:
+    return [wait(gather(shard)).sum() + (x @ x).sum() for shard in (a, b)]
+
+
+def overlapped(x: Tensor, a: Tensor, b: Tensor) -> Any:
+    results = []
+    for shard in (a, b):
+        launched = gather(shard)
+        total = (x @ x).sum()
+        results.append(wait(launched).sum() + total)
+    return results
+
+
+def traced(f: Callable[..., Any]) -> fx.GraphModule:
+    return trace(f, (4096, 4096), (4096, 4096), (4096, 4096))
+
+
+def ordered(f: Callable[..., Any], waits_too: bool) -> fx.GraphModule:
+    """As torch's own overlap pass leaves it: each matmul after its launch, and perhaps the wait after that."""
+    gm = traced(f)
+    operators = C10D.all_gather_into_tensor.default, ATEN.mm.default, C10D.wait_tensor.default
+    found = [gm.graph.find_nodes(op="call_function", target=op) for op in operators]
+    after = {}
+    for launch, matmul, waited in zip(*found, strict=True):
+        after[matmul] = OrderedSet([launch])
+        if waits_too:
+            after[waited] = OrderedSet([matmul])
+    preserve_node_ordering(gm.graph, after)
+    gm.graph.lint()
+    return gm
+
+
+def by_name(problem: Problem) -> dict[str, Node]:
+    return {node.name: node for node in problem.nodes}
+
+
+def test_what_control_deps_orders_is_priced_and_lifted_as_what_it_runs() -> None:
+    plain, wrapped = lift(traced(overlapped)), lift(ordered(overlapped, waits_too=True))
+    one, other = by_name(plain.problem), by_name(wrapped.problem)
+    for name in ("mm", "mm_1", "wait_tensor", "wait_tensor_1"):
+        for field in ("kind", "op", "time_us", "flops", "bytes"):
+            assert getattr(one[name], field) == getattr(other[name], field), (name, field)
+    assert one["mm"].time_us == pytest.approx(231.4, abs=0.1)
+    assert wrapped.notes == plain.notes == {}
+    nodes = wrapped.problem.nodes
+    names = [node.name for node in nodes]
+    assert names.index("all_gather_into_tensor") in other["mm"].deps
+    assert names.index("mm") in other["wait_tensor"].deps
+    assert other["wait_tensor"].alloc == ()
+    assert [len(wrapped.problem.waits[launch]) for launch in wrapped.problem.collectives] == [1, 1]
+
+
+def test_what_control_deps_orders_hides_communication() -> None:
+    options = Options(rewrites=(), headroom="1GiB", strict=True)
+    for gm in (traced(exposed), ordered(exposed, waits_too=False)):
+        plan = schedule_graph(gm, options).schedule
+        assert plan is not None
+        assert plan.original.exposed_us > 100.0
+        assert plan.scheduled.exposed_us == 0.0
+        gm.graph.lint()
+
+
+def test_control_deps_of_something_random_keeps_its_order() -> None:
+    gm = trace(lambda x: (torch.rand_like(x), torch.rand_like(x), x + 1), (4, 4))
+    first, second, other = (node for node in gm.graph.nodes if node.op == "call_function")
+    preserve_node_ordering(gm.graph, {second: OrderedSet([first]), other: OrderedSet([first])})
+    nodes = by_name(lift(gm).problem)
+    names = list(nodes)
+    assert {names[u] for u in nodes["rand_like_1"].deps} >= {"rand_like"}
+    assert lift(gm).notes == {}
+
+
+def body(*more: fx.GraphModule) -> fx.GraphModule:
+    """A matmul, a sine, and what else is run inside."""
+    b = Builder()
+    x = b.input("x")
+    root = torch.nn.Module()
+    x = b.call("inner_sin", ATEN.sin.default, b.call("inner_mm", ATEN.mm.default, x, x))
+    for at, inner in enumerate(more):
+        setattr(root, f"body{at}", inner)
+        x = b.call(f"run{at}", HOP.invoke_subgraph, b.graph.get_attr(f"body{at}"), f"body{at}", x)
+    return b.done(x, root=root)
+
+
+@pytest.mark.parametrize(
+    ("op", "before", "after"),
+    [
+        ("invoke_subgraph", (), ("body",)),
+        ("wrap", (), ()),
+        ("tag_activation_checkpoint", (), ()),
+        ("wrap_activation_checkpoint", (), ()),
+        ("strict_mode", (), ()),
+        ("hints_wrapper", (), ()),
+        ("wrap_with_set_grad_enabled", (False,), ()),
+    ],
+)
+def test_a_sub_graph_costs_what_is_in_it_at_every_depth(op: str, before: Any, after: Any) -> None:
+    root = torch.nn.Module()
+    root.body = body(body())
+    b = Builder()
+    x = b.input("x")
+    b.call("write", ATEN.add_.Tensor, b.input("y"), 1)
+    b.call("run", getattr(HOP, op), *before, b.graph.get_attr("body"), *after, x)
+    lifted = lift(b.done(x, root=root))
+    run = by_name(lifted.problem)["run"]
+    assert run.flops == 2 * 2 * 4 * 4 * 4
+    assert run.bytes == 2 * (2 + 2) * 64
+    assert run.time_us == 4 * 2.0  # four kernels
+    assert [lifted.problem.nodes[u].name for u in run.deps] == ["body", "x"]
+    assert "unknown_op" not in lifted.notes
+
+
+def test_a_wait_with_effects_gives_its_collectives_storage() -> None:
+    b = Builder()
+    token, x = b.input("token"), b.input("x")
+    launch = b.call("launch", C10D.all_gather_into_tensor.default, x, 2, "0", val=b.tensor(8, 4))
+    b.call("waited", with_effects, token, C10D.wait_tensor.default, launch, val=(b.tensor(0), b.tensor(8, 4)))
+    problem = lift(b.done(x)).problem
+    node = by_name(problem)["waited"]
+    assert (node.kind, node.collective) == (Kind.WAIT, problem.collectives[0])
+    assert [problem.storages[s].bytes for s in node.alloc] == [0]  # the token

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from overlap_sched.cost.fusion import FusionRules, FusionStep, loop_nests, merged
+from overlap_sched.cost.fusion import FusionRules, FusionStep, find_loop_nests, merge_nests
 from overlap_sched.fit.answer import Question
 from overlap_sched.fit.greedy import Greedy, rewrites_of
 from overlap_sched.fit.state import LiveState
@@ -207,8 +207,8 @@ def without_registers(problem: Problem, names: frozenset[str]) -> Problem:
 
 
 def _unwritten(steps: Sequence[FusionStep | None], rules: FusionRules) -> list[int]:
-    nests = loop_nests(steps, rules)
-    kernels = merged(nests, rules)
+    nests = find_loop_nests(steps, rules)
+    kernels = merge_nests(nests, rules)
     kernel_of = {nest.step: kernel for nest, kernel in zip(nests, kernels, strict=True)}
     written = {nest.step for nest in nests if nest.kept or nest.space is None}
     for nest, kernel in zip(nests, kernels, strict=True):

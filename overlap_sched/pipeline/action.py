@@ -34,6 +34,7 @@ class ActionKind(StrEnum):
 
 COMPUTE = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
 SENDS = (ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD)
+RECEIVES = (ActionKind.RECEIVE_FORWARD, ActionKind.RECEIVE_BACKWARD)
 UPDATES = (ActionKind.REDUCE, ActionKind.STEP)
 """Once per stage, for all micro-batches."""
 

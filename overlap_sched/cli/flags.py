@@ -158,7 +158,7 @@ def parser_of(command: type, name: str, summary: str) -> Parser:
 
 def parse(command: type[Command], name: str, summary: str, arguments: Sequence[str]) -> Command:
     """Read the arguments of a command; a field ``given`` gets the command line itself."""
-    read = {
+    read: dict[str, Any] = {
         field: tuple(value) if isinstance(value, list) else value
         for field, value in vars(parser_of(command, name, summary).parse_args(arguments)).items()
     }
@@ -184,7 +184,7 @@ def _flags_of(command: type, *, inherited: bool = True) -> Iterator[tuple[str, t
 def _split(hint: Any) -> tuple[Any, Any]:
     """A type, and what is beside it in ``Annotated``: a flag, or which options are flags."""
     if get_origin(hint) is Annotated:
-        return get_args(hint)[:2]  # type: ignore[return-value]
+        return get_args(hint)[:2]
     return hint, _NO_FLAG
 
 
@@ -193,7 +193,7 @@ def _texts(owner: type) -> dict[str, str]:
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
     assert isinstance(tree, ast.ClassDef)
     return {
-        field.target.id: " ".join(text.value.value.split())
+        field.target.id: " ".join(str(text.value.value).split())
         for field, text in zip(tree.body, tree.body[1:], strict=False)
         if isinstance(field, ast.AnnAssign)
         and isinstance(field.target, ast.Name)

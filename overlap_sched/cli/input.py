@@ -185,12 +185,7 @@ class Input(InputLimits):
     """with --save-problem: replace the names of the graph, its nodes, groups and compute operators by neutral ones; the
     order found is the same"""
 
-    backward = None
-    """Of a dump of a forward graph, that of its backward graph: both are read as one step."""
-    fissions = False
-    """Whether to look for sub-graphs of a dump that can run in parts."""
-    batches = False
-    """Whether to look how much of a dump can run in parts along its batch, or along experts' tokens."""
+    backward: str | None = None  # of a dump of a forward graph, that of its backward graph: both are read as one step
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.comm_scale) or self.comm_scale < 0:
@@ -208,6 +203,16 @@ class Input(InputLimits):
     def contention(self) -> Contention:
         """The contention of ``--slowdown`` and ``--link``: it replaces the file's, key by key."""
         return Contention(_slowdown(self.slowdown), _links(self.link))
+
+    @property
+    def fissions(self) -> bool:
+        """True where sub-graphs of a dump may run in parts."""
+        return False
+
+    @property
+    def batches(self) -> bool:
+        """True where a dump may run in parts along its batch, or along experts' tokens."""
+        return False
 
     @property
     def prices_anew(self) -> bool:

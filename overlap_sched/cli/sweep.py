@@ -203,7 +203,7 @@ def _replay_with_noise(
 
     Each duration is multiplied by exp(sigma z - sigma^2 / 2) with z normal, whose mean is 1: the same for all orders.
     """
-    quantiles = {}
+    quantiles: dict[tuple[int, Order, float | None], tuple[float, float]] = {}
     problems = {id(made.problem): made.problem for made in found}
     for at, (noise, problem) in enumerate(product(noises, problems.values()), 1):
         tell(f"replaying {at} of {len(noises) * len(problems)}")

@@ -11,12 +11,12 @@ from overlap_sched.problem.pins import read_pin
 from overlap_sched.problem.precedence import Preserve
 from overlap_sched.problem.sizes import (
     AllocatorSettings,
-    allocator_named,
     allocator_settings,
-    limit_given,
+    parse_allocator,
+    parse_limit,
+    parse_size,
     settings_in_environment,
     show_number,
-    size_given,
 )
 
 Budget = Literal["peak", "profile"]
@@ -161,7 +161,7 @@ class Options:
     def __post_init__(self) -> None:
         headroom_bytes(self.headroom, 0)
         if self.memory_limit is not None:
-            limit_given("memory_limit", self.memory_limit, 0, MEMORY_LIMIT)
+            parse_limit("memory_limit", self.memory_limit, 0, MEMORY_LIMIT)
         choices = {
             "budget": ("peak", "profile"),
             "memory_model": ("runtime", "tracker"),
@@ -188,7 +188,7 @@ class Options:
                 f"allocator is {self.allocator!r}; it is text: 'environment', 'none', 'plain', 'expandable', or "
                 "settings."
             )
-        named = self.allocator != "environment" and allocator_named(self.allocator) is not None
+        named = self.allocator != "environment" and parse_allocator(self.allocator) is not None
         if named and self.memory_model != "runtime":
             raise OptionsError(
                 f"allocator is {self.allocator!r} and memory_model is {self.memory_model!r}: only "
@@ -231,7 +231,7 @@ def rewrites_wanted(options: Options) -> tuple[RewriteKind, ...]:
 def replayed_allocator(options: Options) -> AllocatorSettings | None:
     """The allocator that is replayed (``Options.allocator``); ``None``: none is."""
     if options.allocator != "environment":
-        return allocator_named(options.allocator)
+        return parse_allocator(options.allocator)
     if options.memory_model != "runtime":
         return None
     return allocator_settings(settings_in_environment())
@@ -253,7 +253,7 @@ def headroom_bytes(headroom: int | str, original_peak_bytes: int) -> int:
         OptionsError: Not a size, negative, an unknown unit, or text for more than 2**60 bytes.
     """
     meant = "bytes (0), a size with a unit (500MB, 1GiB) or percent of the original peak (5%)"
-    found = size_given("headroom", headroom, original_peak_bytes, meant)
+    found = parse_size("headroom", headroom, original_peak_bytes, meant)
     if isinstance(headroom, str) and found > MAX_TOTAL_BYTES:
         text = headroom if len(headroom) <= 40 else headroom[:37] + "..."
         raise OptionsError(f"headroom is {text}: more than 2**60 bytes, which no device has. Write less.")

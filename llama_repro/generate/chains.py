@@ -19,7 +19,7 @@ from heapq import heapify, heappop, heappush
 
 from overlap_sched.fit.planner import relabelled
 from overlap_sched.problem import Kind, Order, Problem, Storage
-from overlap_sched.problem.parts import JoinedProblem, beside, joined
+from overlap_sched.problem.parts import JoinedProblem, join_beside, join_problems
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,12 @@ def halves(problem: Problem, parts: int = 2, *, gathers_shared: bool = True) -> 
     whole = _of_one_input(problem)
     part = _scaled(problem, whole, 1 / parts)
     shared = [(w and gathers_shared) or node.kind is Kind.INPUT for w, node in zip(whole, problem.nodes, strict=True)]
-    return _chains(joined(f"{problem.name}_{parts}_parts", [part] * parts, [shared] * parts), [part] * parts)
+    return _chains(join_problems(f"{problem.name}_{parts}_parts", [part] * parts, [shared] * parts), [part] * parts)
 
 
 def side_by_side(*problems: Problem) -> Chains:
     """Graphs side by side that share nothing but their streams: forward of one micro-batch, backward of another."""
-    return _chains(beside(*problems), problems)
+    return _chains(join_beside(*problems), problems)
 
 
 def _chains(found: JoinedProblem, problems: Sequence[Problem]) -> Chains:

@@ -8,7 +8,7 @@ import torch
 
 from llama_repro.training.world import World
 from overlap_sched.cost import Device, Link, Network, Roofline
-from overlap_sched.cost.cluster import calibrated
+from overlap_sched.cost.cluster import cluster_from_tables
 from overlap_sched.cost.table import TableModel, Tables
 from overlap_sched.distributed.calibration import (
     Division,
@@ -36,7 +36,7 @@ def measured_model(world: World, dtype: torch.dtype) -> TableModel:
     ]
     wishes = Wishes(tuple(collectives), tuple(calls_in_grid(_GRID, dtype, world.device)))
     tables, _ = measure(machine_on(world.device), wishes, lambda text: None)
-    cluster = calibrated(world.device.type, world.size, tables, "")
+    cluster = cluster_from_tables(world.device.type, world.size, tables, "")
     link = Link(cluster.inside.latency_us, cluster.inside.bytes_per_s)
     return TableModel(tables, Roofline(cluster.device, Network(link, link)), on_host=world.device.type == "cpu")
 

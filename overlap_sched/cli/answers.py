@@ -20,7 +20,7 @@ class _Part(Struct, frozen=True, forbid_unknown_fields=True):
     """A part of an answer."""
 
 
-class ContentionFigures(_Part):
+class ContentionFigures(_Part, frozen=True):
     """What compute and communication cost each other.
 
     Attributes:
@@ -40,14 +40,14 @@ class ContentionFigures(_Part):
     crowding: float | UnsetType = UNSET
 
 
-class PinFigures(_Part):
+class PinFigures(_Part, frozen=True):
     """A pin, and how many nodes it is about."""
 
     pin: str
     nodes: int
 
 
-class PriceSource(_Part):
+class PriceSource(_Part, frozen=True):
     """Where the times come from: a problem file has its own; the nodes of a dump are priced for a device and a cluster.
 
     Attributes:
@@ -63,14 +63,14 @@ class PriceSource(_Part):
     fusion: Literal["none", "inductor"] | UnsetType = UNSET
 
 
-class BeforeAfter(_Part):
+class BeforeAfter(_Part, frozen=True):
     """Pairs of collectives of groups that share more than one rank, in flight together."""
 
     original: int
     scheduled: int
 
 
-class TriedPlan(_Part):
+class TriedPlan(_Part, frozen=True):
     """A plan that was tried: its step, and why it was not taken."""
 
     what: str
@@ -78,7 +78,7 @@ class TriedPlan(_Part):
     why_not: str
 
 
-class LeftOut(_Part):
+class LeftOut(_Part, frozen=True):
     """The step without one rewrite, against ``with_us`` with all by the same run."""
 
     rewrite: dict[str, Any]
@@ -87,7 +87,7 @@ class LeftOut(_Part):
     why_not: str
 
 
-class PlanAnswer(_Part, tag_field="schema", tag="overlap-sched/plan/1"):
+class PlanAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/plan/1"):
     """A schedule, all of it simulated.
 
     Attributes:
@@ -130,7 +130,7 @@ class PlanAnswer(_Part, tag_field="schema", tag="overlap-sched/plan/1"):
     left_out: list[LeftOut] | UnsetType = UNSET
 
 
-class CauseFigures(_Part):
+class CauseFigures(_Part, frozen=True):
     """A cause of exposed time, and of how many collectives."""
 
     name: str
@@ -138,7 +138,7 @@ class CauseFigures(_Part):
     collectives: int
 
 
-class CollectiveFigures(_Part):
+class CollectiveFigures(_Part, frozen=True):
     """A collective: where it is launched, when it runs, what hides it and what keeps it from an earlier launch."""
 
     name: str
@@ -160,7 +160,7 @@ class CollectiveFigures(_Part):
     over_budget_bytes: int
 
 
-class ExplainAnswer(_Part, tag_field="schema", tag="overlap-sched/explain/1"):
+class ExplainAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/explain/1"):
     """Why a step is exposed."""
 
     name: str
@@ -175,7 +175,7 @@ class ExplainAnswer(_Part, tag_field="schema", tag="overlap-sched/explain/1"):
     most_exposed: list[CollectiveFigures]
 
 
-class SourceTotal(_Part):
+class SourceTotal(_Part, frozen=True):
     """All nodes of a kind whose times come from one source; percent of all nodes of that kind."""
 
     source: str
@@ -185,7 +185,7 @@ class SourceTotal(_Part):
     percent: float
 
 
-class NodeCost(_Part):
+class NodeCost(_Part, frozen=True):
     """The time of a node, where it comes from, what bounds it, and whose kernel it is part of."""
 
     name: str
@@ -200,7 +200,7 @@ class NodeCost(_Part):
     bytes: int
 
 
-class CostsAnswer(_Part, tag_field="schema", tag="overlap-sched/costs/1"):
+class CostsAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/costs/1"):
     """What every node costs, the longest first."""
 
     name: str
@@ -211,7 +211,7 @@ class CostsAnswer(_Part, tag_field="schema", tag="overlap-sched/costs/1"):
     costs: list[NodeCost]
 
 
-class MemoryAnswer(_Part, tag_field="schema", tag="overlap-sched/memory/1"):
+class MemoryAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/memory/1"):
     """The order with the lowest peak that was found; with ``--addresses``, the arena and its unused share."""
 
     name: str
@@ -230,7 +230,7 @@ class MemoryAnswer(_Part, tag_field="schema", tag="overlap-sched/memory/1"):
     fragmentation: float | UnsetType = UNSET
 
 
-class PlanPoint(_Part):
+class PlanPoint(_Part, frozen=True):
     """A plan by its peak and step."""
 
     peak_bytes: int
@@ -240,7 +240,7 @@ class PlanPoint(_Part):
     rewrites: int
 
 
-class FitRewrite(_Part):
+class FitRewrite(_Part, frozen=True):
     """A rewrite: bytes that need not be kept, microseconds of compute and of copies."""
 
     rewrite: dict[str, Any]
@@ -249,7 +249,7 @@ class FitRewrite(_Part):
     copy_us: float
 
 
-class FitReserved(_Part):
+class FitReserved(_Part, frozen=True):
     """What torch's caching allocator reserves without a limit, and needs more than the limit."""
 
     reserved_bytes: int
@@ -257,7 +257,7 @@ class FitReserved(_Part):
     faster: dict[str, Any] | None
 
 
-class FitAnswer(_Part, tag_field="schema", tag="overlap-sched/fit/1"):
+class FitAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/fit/1"):
     """The plan picked, beside the original and the best order without rewrites; points: none dominates another."""
 
     name: str
@@ -275,7 +275,7 @@ class FitAnswer(_Part, tag_field="schema", tag="overlap-sched/fit/1"):
     tried: int
 
 
-class RankFigures(_Part):
+class RankFigures(_Part, frozen=True):
     """A rank of a pipeline."""
 
     busy_us: float
@@ -286,7 +286,7 @@ class RankFigures(_Part):
     peak_at: str
 
 
-class RankLack(_Part):
+class RankLack(_Part, frozen=True):
     """The rank that lacks most, and at which action."""
 
     rank: int
@@ -294,7 +294,7 @@ class RankLack(_Part):
     at: str
 
 
-class PipelineScheduleFigures(_Part):
+class PipelineScheduleFigures(_Part, frozen=True):
     """A schedule of a pipeline; ``cut`` and ``recomputed`` by stage."""
 
     name: str
@@ -308,21 +308,21 @@ class PipelineScheduleFigures(_Part):
     lacks: RankLack | None
 
 
-class NoSchedule(_Part):
+class NoSchedule(_Part, frozen=True):
     """A schedule that the job cannot have."""
 
     name: str
     why: str
 
 
-class VariedSchedule(_Part):
+class VariedSchedule(_Part, frozen=True):
     """The shortest schedule that fits where the job is changed; null: none does."""
 
     changed: dict[str, float]
     schedule: PipelineScheduleFigures | None
 
 
-class PipelineAnswer(_Part, tag_field="schema", tag="overlap-sched/pipeline/1"):
+class PipelineAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/pipeline/1"):
     """Schedules of a pipelined job, and the graphs that its blocks run, before and after they were ordered."""
 
     name: str
@@ -338,7 +338,7 @@ class PipelineAnswer(_Part, tag_field="schema", tag="overlap-sched/pipeline/1"):
     varied: list[VariedSchedule]
 
 
-class SweptOrder(_Part):
+class SweptOrder(_Part, frozen=True):
     """An order at one point: microseconds and bytes.
 
     Attributes:
@@ -352,7 +352,7 @@ class SweptOrder(_Part):
     p95_us: float | None
 
 
-class SweepPoint(_Part):
+class SweepPoint(_Part, frozen=True):
     """A combination, the original order there and the one that was found.
 
     Attributes:
@@ -371,7 +371,7 @@ class SweepPoint(_Part):
     fell_back: bool
 
 
-class SweepAnswer(_Part, tag_field="schema", tag="overlap-sched/sweep/1"):
+class SweepAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/sweep/1"):
     """The step for each combination of what was varied; cluster: that collectives are priced for anew."""
 
     name: str

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from overlap_sched.cli.flags import Flag
 from overlap_sched.cli.input import Input, is_dump, load, torch_for
-from overlap_sched.cost.cluster import calibrated, cluster_text
+from overlap_sched.cost.cluster import cluster_from_tables, cluster_text
 from overlap_sched.errors import DumpGroupError
 from overlap_sched.problem.sizes import size_bytes
 from overlap_sched.report.files import write_file
@@ -72,7 +72,7 @@ def run(command: CalibrateCommand, tell: Callable[[str], object]) -> tuple[str |
         if here.rank:
             return "", 0
         source = f"calibrate, {date.today()}, torch {torch.__version__}, {here.size} ranks"
-        cluster = calibrated(here.name, here.ranks_per_node, tables, source)
+        cluster = cluster_from_tables(here.name, here.ranks_per_node, tables, source)
         write_file(command.out, cluster_text(cluster).encode())
         return (calibration_text(tables, failed, command.out),), 0
 

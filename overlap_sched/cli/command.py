@@ -138,7 +138,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         command_parser(name).parse_args(arguments)
         return _demo()
     module, dataclass = _module_of(name)
-    asked = parse(dataclass, name, COMMANDS[name], arguments)
+    asked: Any = parse(dataclass, name, COMMANDS[name], arguments)
     check_files(asked)
     from overlap_sched.report.progress import progress
     from overlap_sched.report.table import shown

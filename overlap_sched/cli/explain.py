@@ -80,7 +80,7 @@ def run(command: ExplainCommand, tell: Callable[[str], None]) -> tuple[str | tup
         return (with_contention_line("\n".join(lines), result.problem.contention),), code
     if command.json:
         return as_json(answer_of("explain", explain_figures(result, command.collective, top))), code
-    told = (explanation(result, command.collective, top),)
+    told: tuple[str, ...] = (explanation(result, command.collective, top),)
     if made is not None:
         told += (rewrites_text(made), *filter(None, [left_text(left_of(command, loaded, made, tell))]))
     return told, code

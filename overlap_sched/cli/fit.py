@@ -140,8 +140,9 @@ def run(command: FitCommand, tell: Callable[[str], None]) -> tuple[str | tuple[R
     if command.html:
         tell(f"writing {command.html}")
         schedule, extras = extras_of_fit(found)
-        made_by = {"command": command.given, "times": times_of(command, loaded)}
-        write_page(schedule, command.html, extras=replace(extras, **made_by))
+        write_page(
+            schedule, command.html, extras=replace(extras, command=command.given, times=times_of(command, loaded))
+        )
     save_rewritten(command, command.out, found.best.problem, bool(found.best.rewrites), tell)
     code = 1 if found.fell_back is not None else 0 if found.fits else 4
     if command.json:

@@ -22,7 +22,7 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.options import GONE, Options, RewriteKind, close_to
 from overlap_sched.problem import MAX_TOTAL_BYTES
 from overlap_sched.problem.file import nameable
-from overlap_sched.problem.sizes import limit_given, size_given
+from overlap_sched.problem.sizes import parse_limit, parse_size
 
 NO_DIFF = "compare the figures of two `overlap-sched plan --json` with jq, which can also fail a build"
 GONE_FLAGS = {
@@ -158,7 +158,7 @@ def parser_of(command: type, name: str, summary: str) -> Parser:
 
 def parse(command: type[Command], name: str, summary: str, arguments: Sequence[str]) -> Command:
     """Read the arguments of a command; a field ``given`` gets the command line itself."""
-    read = {
+    read: dict[str, Any] = {
         field: tuple(value) if isinstance(value, list) else value
         for field, value in vars(parser_of(command, name, summary).parse_args(arguments)).items()
     }
@@ -184,7 +184,7 @@ def _flags_of(command: type, *, inherited: bool = True) -> Iterator[tuple[str, t
 def _split(hint: Any) -> tuple[Any, Any]:
     """A type, and what is beside it in ``Annotated``: a flag, or which options are flags."""
     if get_origin(hint) is Annotated:
-        return get_args(hint)[:2]  # type: ignore[return-value]
+        return get_args(hint)[:2]
     return hint, _NO_FLAG
 
 
@@ -193,7 +193,7 @@ def _texts(owner: type) -> dict[str, str]:
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
     assert isinstance(tree, ast.ClassDef)
     return {
-        field.target.id: " ".join(text.value.value.split())
+        field.target.id: " ".join(str(text.value.value).split())
         for field, text in zip(tree.body, tree.body[1:], strict=False)
         if isinstance(field, ast.AnnAssign)
         and isinstance(field.target, ast.Name)
@@ -282,7 +282,7 @@ def _same_file(one: str, other: str) -> bool:
 def limit_bytes(option: str, text: str, original_peak_bytes: int) -> int:
     """A memory limit in bytes: ``80GB``, ``24GiB``, or percent of the original peak."""
     meant = "a size with a unit (80GB, 24GiB) or percent of the original peak (90%)"
-    read = size_given if option == "--host-memory" else limit_given  # of the host's it may be none
+    read = parse_size if option == "--host-memory" else parse_limit  # of the host's it may be none
     found = read(option, text, original_peak_bytes, meant)
     if found > MAX_TOTAL_BYTES:
         raise OptionsError(f"{option} is {shortened(text)!r}; write {meant}.")

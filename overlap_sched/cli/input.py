@@ -19,8 +19,8 @@ from overlap_sched.cost import FREE, H100, CostModel, Device, Price, Roofline, d
 from overlap_sched.cost.cluster import ASSUMED, Cluster, MeshDimension, read_cluster
 from overlap_sched.cost.collectives import model_of
 from overlap_sched.cost.placement import ranks_along
-from overlap_sched.cost.plausible import doubt
-from overlap_sched.cost.profile import Profile, RankTrace, profiled, read_traces
+from overlap_sched.cost.plausible import question_step
+from overlap_sched.cost.profile import Profile, RankTrace, apply_profile, read_traces
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemError
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, MemoryModel, Problem
@@ -32,7 +32,7 @@ from overlap_sched.problem.file import (
     nameable,
     problem_bytes,
     read_problem,
-    redacted,
+    redact_problem,
 )
 from overlap_sched.problem.pins import pinned
 from overlap_sched.problem.sizes import size_bytes
@@ -185,12 +185,7 @@ class Input(InputLimits):
     """with --save-problem: replace the names of the graph, its nodes, groups and compute operators by neutral ones; the
     order found is the same"""
 
-    backward = None
-    """Of a dump of a forward graph, that of its backward graph: both are read as one step."""
-    fissions = False
-    """Whether to look for sub-graphs of a dump that can run in parts."""
-    batches = False
-    """Whether to look how much of a dump can run in parts along its batch, or along experts' tokens."""
+    backward: str | None = None  # of a dump of a forward graph, that of its backward graph: both are read as one step
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.comm_scale) or self.comm_scale < 0:
@@ -208,6 +203,16 @@ class Input(InputLimits):
     def contention(self) -> Contention:
         """The contention of ``--slowdown`` and ``--link``: it replaces the file's, key by key."""
         return Contention(_slowdown(self.slowdown), _links(self.link))
+
+    @property
+    def fissions(self) -> bool:
+        """True where sub-graphs of a dump may run in parts."""
+        return False
+
+    @property
+    def batches(self) -> bool:
+        """True where a dump may run in parts along its batch, or along experts' tokens."""
+        return False
 
     @property
     def prices_anew(self) -> bool:
@@ -292,7 +297,7 @@ def save(source: Input, problem: Problem, tell: Callable[[str], None]) -> None:
     """Write what ``--save-problem`` asks for; gzipped where the name ends in ``.gz``."""
     if source.save_problem:
         tell(f"writing {source.save_problem}")
-        made = redacted(problem) if source.redact else problem
+        made = redact_problem(problem) if source.redact else problem
         write_file(source.save_problem, problem_bytes(made, gzipped=source.save_problem.endswith(".gz")))
 
 
@@ -300,7 +305,7 @@ def load(source: Input, tell: Callable[[str], None]) -> Loaded:
     """Read a problem, whatever it comes as; ``tell`` hears what is being done."""
     loaded = _load_dump(source, tell) if is_dump(source.problem) else _load_problem(source, tell)
     problem = with_contention(_scaled(loaded.problem, source.comm_scale), source.contention, source.problem)
-    asked = doubt(problem)
+    asked = question_step(problem)
     prices = [price._replace(time_us=v.time_us) for price, v in zip(loaded.prices, problem.nodes, strict=True)]
     notes = (*loaded.notes, *notes_on(problem, source.contention), *([] if asked is None else [asked]))
     return replace(loaded, problem=problem, prices=tuple(prices), notes=notes)
@@ -326,7 +331,7 @@ def _load_problem(source: Input, tell: Callable[[str], None]) -> Loaded:
     prices = [Price(node.time_us, "file") if node.time_us else FREE for node in problem.nodes]
     if not source.profile:
         return Loaded(problem, tuple(prices))
-    found = profiled(problem, _traces(source, tell))
+    found = apply_profile(problem, _traces(source, tell))
     for v in found.measured:
         prices[v] = Price(found.problem.nodes[v].time_us, "profile")
     return Loaded(found.problem, tuple(prices), tuple(profile_notes(found.profile)), found.profile)

@@ -176,7 +176,7 @@ class _Plans:
     def _found_with_room(self, found: FoundPipeline, job_with: Callable[[int], PipelineJob]) -> FoundPipeline:
         """Search again with graphs ordered in what was left; the shorter of both."""
         room = left_bytes(found.plan)
-        more = find_pipeline(job_with(room), self._command.find, self._tell) if room else None
+        more = find_pipeline(job_with(room), self._command.find or 1, self._tell) if room else None
         if more is None:
             return found
         best = min(found, more, key=lambda one: one.plan.replay.step_us)
@@ -215,7 +215,7 @@ def _write_csv(command: PipelineCommand, one: _Planned) -> None:
     if chosen.shortage is not None:
         raise PipelineError(f"{one.job.name}: {chosen.name} does not fit: {lack_words(chosen.shortage)}.")
     text = schedule_csv(chosen.job, chosen.schedule, chosen.replay, command.csv_format)
-    write_file(command.csv, text.encode())
+    write_file(command.csv or "", text.encode())
 
 
 def _check_fits(one: _Planned, searched: bool) -> None:

@@ -25,7 +25,7 @@ from overlap_sched.judge.validate import Promise, broken_promise, measure
 from overlap_sched.options import Options
 from overlap_sched.pipeline.compare import read_axes
 from overlap_sched.problem import Order, Problem
-from overlap_sched.problem.sizes import size_given
+from overlap_sched.problem.sizes import parse_size
 from overlap_sched.report.colours import AFTER, BEFORE, LIMIT
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import duration, from_to, memory_unit, printable, size
@@ -46,7 +46,7 @@ def _read_vary(texts: Sequence[str], peak_bytes: int) -> dict[str, tuple[float, 
 
     def read(name: str, text: str) -> float:
         if name in MEMORY:
-            return size_given(f"--vary {name}", text, peak_bytes, "a size with a unit (2GiB) or percent (5%)")
+            return parse_size(f"--vary {name}", text, peak_bytes, "a size with a unit (2GiB) or percent (5%)")
         return float(text.removesuffix("%")) / 100 if name == "noise" and text.endswith("%") else float(text)
 
     vary = read_axes(texts, AXES, (*MEMORY, "ranks"), _EXAMPLE, MAX_POINTS, read, ("headroom", "noise"))
@@ -203,7 +203,7 @@ def _replay_with_noise(
 
     Each duration is multiplied by exp(sigma z - sigma^2 / 2) with z normal, whose mean is 1: the same for all orders.
     """
-    quantiles = {}
+    quantiles: dict[tuple[int, Order, float | None], tuple[float, float]] = {}
     problems = {id(made.problem): made.problem for made in found}
     for at, (noise, problem) in enumerate(product(noises, problems.values()), 1):
         tell(f"replaying {at} of {len(noises) * len(problems)}")

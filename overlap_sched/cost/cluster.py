@@ -439,8 +439,9 @@ def cluster_text(cluster: Cluster) -> str:
         source=cluster.source,
         library=cluster.library,
         generation=cluster.generation,
-        across=across
-        and _AcrossTable(
+        across=None
+        if across is None
+        else _AcrossTable(
             Bandwidth(across.card_bytes_per_s),
             across.cards_per_node,
             Time(across.latency_us),
@@ -484,7 +485,7 @@ def contention_of(cluster: Cluster, groups: Mapping[str, Group]) -> Contention:
     return replace(own, links=links)
 
 
-def calibrated(device: str, ranks_per_node: int, tables: Tables, source: str) -> Cluster:
+def cluster_from_tables(device: str, ranks_per_node: int, tables: Tables, source: str) -> Cluster:
     """A cluster with measured tables, and rates that are the best of them."""
     on_cpu = device == "cpu"
     link = _link([one for one in tables.collectives if one.nodes == 1])

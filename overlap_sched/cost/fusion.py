@@ -6,10 +6,10 @@ What TorchInductor does, as far as bytes depend on it (torch 2.13, its defaults)
    own: whoever reads it computes it again. It gets one (*is stored*) where a kernel that is called as it is (a matmul,
    a collective) or the graph's output needs it, or where computing it again is too much: many reads and several
    readers, or a long formula. Reductions are always stored. A stored step with all that it inlines is a **loop nest**
-   (:func:`loop_nests`).
+   (:func:`find_loop_nests`).
 2. **Merging** (``scheduler.py: Scheduler.can_fuse``, ``choices.py``, ``codegen/simd.py: SIMDScheduling.can_fuse``).
    Loop nests over the same points become one kernel where one reads what the other writes, or both read the same, if no
-   path between them leads through something else (:func:`merged`).
+   path between them leads through something else (:func:`merge_nests`).
 
 A kernel reads each value once, writes only what somebody else reads, and keeps the rest in registers. Matmuls,
 attention, collectives and all that is not known here are *opaque*: they stay alone (Inductor merges pointwise steps
@@ -140,7 +140,7 @@ class _Formula(NamedTuple):
     after: tuple[int, ...]
 
 
-def loop_nests(steps: Sequence[FusionStep | None], rules: FusionRules) -> list[LoopNest]:
+def find_loop_nests(steps: Sequence[FusionStep | None], rules: FusionRules) -> list[LoopNest]:
     """The loop nests of a graph, in its order."""
     readers, needed = _readers(steps)
     nests: list[LoopNest] = []
@@ -290,7 +290,7 @@ class _Merging:
                 kernels[k].before |= both
 
 
-def merged(nests: Sequence[LoopNest], rules: FusionRules) -> list[int]:
+def merge_nests(nests: Sequence[LoopNest], rules: FusionRules) -> list[int]:
     """Per loop nest the index of the first one of its kernel."""
     merging = _Merging(rules)
     index = {nest.step: k for k, nest in enumerate(nests)}
@@ -375,8 +375,8 @@ def parts_of_kernels(steps: Sequence[FusionStep | None], rules: FusionRules) -> 
         steps: In the graph's order; a step reads only earlier ones. ``None``: inputs, views, what computes nothing.
         rules: Of the compiler's back end.
     """
-    nests = loop_nests(steps, rules)
-    kernels = merged(nests, rules)
+    nests = find_loop_nests(steps, rules)
+    kernels = merge_nests(nests, rules)
     kernel_of = {nest.step: kernel for nest, kernel in zip(nests, kernels, strict=True)}
     members: dict[int, list[LoopNest]] = {}
     leaving = {nest.step for nest in nests if nest.kept}

@@ -230,16 +230,16 @@ class Pricer:
 
     def compute(self, work: Compute) -> Price:
         """Price on the compute stream."""
-        us = asked(self._model.compute_us, work)
+        us = ask_model(self._model.compute_us, work)
         return _explained(us, None if self._explaining is None else self._explaining.compute_price(work))
 
     def collective(self, work: Collective) -> Price:
         """Price on the group's communication stream."""
-        us = asked(self._model.collective_us, work)
+        us = ask_model(self._model.collective_us, work)
         return _explained(us, None if self._explaining is None else self._explaining.collective_price(work))
 
 
-def asked(times: Callable[[Any], Any], work: Any, read: Callable[[Any], Any] = float) -> Any:
+def ask_model(times: Callable[[Any], Any], work: Any, read: Callable[[Any], Any] = float) -> Any:
     """Return the time that a function, perhaps the user's, gives.
 
     Raises:

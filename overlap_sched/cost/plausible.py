@@ -8,7 +8,7 @@ SHORTEST_US = 1.0
 """Training steps outside of these are asked about."""
 
 
-def doubt(problem: Problem) -> str | None:
+def question_step(problem: Problem) -> str | None:
     """Say what to check where the step of the original order is longer than an hour or shorter than a microsecond.
 
     ``None``: it is not, or nothing in the problem takes time.

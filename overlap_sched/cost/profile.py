@@ -377,7 +377,7 @@ class Rank(NamedTuple):
     samples: tuple[Sample, ...]
 
 
-def without_skew(ranks: Sequence[Rank]) -> tuple[list[list[tuple[Hashable, float]]], float]:
+def remove_skew(ranks: Sequence[Rank]) -> tuple[list[list[tuple[Hashable, float]]], float]:
     """Per run that all ranks have, (key, microseconds) of each collective; and what was taken out, per rank and run."""
     _check_ranks(ranks)
     samples = [{sample.place: sample for sample in rank.samples} for rank in ranks]
@@ -662,7 +662,7 @@ class Profile:
 def profile_of(sought: Sequence[Sought], traces: Sequence[RankTrace]) -> Profile:
     """Match the nodes of a graph, in its order, with traces of it."""
     ranks = [runs_in(trace, sought) for trace in traces]
-    launched, skew_us = without_skew(ranks)
+    launched, skew_us = remove_skew(ranks)
     runs = [[(seen.key, seen.call.us) for seen in sample.calls] for rank in ranks for sample in rank.samples]
     measured = _by_order(sought, [*runs, *launched])
     if not any(measured):
@@ -767,7 +767,7 @@ def read_traces(paths: Sequence[str | Path], limits: Limits = DEFAULT_LIMITS) ->
     return [rank_trace(read_trace_file(path, limits)) for path in paths]
 
 
-def profiled(
+def apply_profile(
     problem: Problem,
     traces: Sequence[RankTrace],
     shapes: Sequence[Shapes | None] | None = None,

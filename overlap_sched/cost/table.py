@@ -172,9 +172,9 @@ class Tables:
     def _found(self, curves: dict[tuple[str, int, int], Curve], kind: str, ranks: int, nodes: int) -> Curve:
         found = curves.get((kind, ranks, nodes))
         if found is None:
-            known = ", ".join(placed(*key) for key in sorted(curves)) or "no collective at all"
+            known = ", ".join(describe_table(*key) for key in sorted(curves)) or "no collective at all"
             raise CostError(
-                f"{placed(kind, ranks, nodes)} was not measured; there is {known}. "
+                f"{describe_table(kind, ranks, nodes)} was not measured; there is {known}. "
                 "Calibrate with this group, or leave it to the formulas."
             )
         return found
@@ -220,7 +220,7 @@ def kind_of(op: str) -> str:
     return next((kind for kind in KINDS if op.startswith(kind)), "")
 
 
-def placed(kind: str, ranks: int, nodes: int) -> str:
+def describe_table(kind: str, ranks: int, nodes: int) -> str:
     """A table of collectives, in words."""
     return f"{kind} of {ranks} ranks on {nodes} node{'' if nodes == 1 else 's'}"
 
@@ -274,7 +274,7 @@ class TableModel(PricedModel):
             curve = self.tables.collective(kind, work.group.size, nodes)
         except CostError:
             return self.otherwise.collective_price(work)
-        price = self._along(curve, work.bytes, placed(kind, work.group.size, nodes))
+        price = self._along(curve, work.bytes, describe_table(kind, work.group.size, nodes))
         launch_us = self.launch_us(work)
         return price._replace(time_us=max(price.time_us - launch_us, 0.0)) if launch_us else price
 

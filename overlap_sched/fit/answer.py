@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import Order, Problem
-from overlap_sched.problem.sizes import limit_given, size_bytes
+from overlap_sched.problem.sizes import parse_limit, size_bytes
 from overlap_sched.transform.rewrites import Rewrite
 from overlap_sched.transform.search import Limit
 
@@ -36,7 +36,7 @@ class Question:
             raise OptionsError("memory_limit and max_slowdown are two questions: give one of them.")
         if self.memory_limit is not None:
             meant = f"bytes, a size with a unit (40GiB), or percent of {self.percent_of} (80%)"
-            limit_given("memory_limit", self.memory_limit, 0, meant)
+            parse_limit("memory_limit", self.memory_limit, 0, meant)
         slowdown = self.max_slowdown
         if slowdown is not None and (type(slowdown) not in (int, float) or not 0 <= slowdown <= 1):
             percent = type(slowdown) in (int, float) and 1 < slowdown <= 100

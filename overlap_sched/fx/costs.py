@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 
 from overlap_sched.cost import FREE, Collective, Compute, CostModel, Price, Pricer
 from overlap_sched.cost.fusion import KernelShare, parts_of_kernels, shared_prices
-from overlap_sched.cost.model import Source, asked
+from overlap_sched.cost.model import Source, ask_model
 from overlap_sched.errors import CostError, OptionsError
 from overlap_sched.fx.calls import call_of, name_and_group
 from overlap_sched.fx.catalogue import HOST_COPIES
@@ -106,7 +106,7 @@ def costs_of(
             price = pricer.compute(Compute(traits.op, flops, nbytes))
             if v in reading.inner:
                 price = price._replace(time_us=price.time_us + _us_sent_inside(reading, v, groups, pricer))
-        us = None if cost is None else asked(cost, reading.nodes[v], lambda given: given)
+        us = None if cost is None else ask_model(cost, reading.nodes[v], lambda given: given)
         if us is not None:
             given.add(v)
             price = Price(_checked(us, reading.nodes[v]), source)

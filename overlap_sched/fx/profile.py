@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from overlap_sched.cost import CostModel, Price
 from overlap_sched.cost.model import Source
-from overlap_sched.cost.profile import Profile, RankTrace, Shapes, profiled, read_traces
+from overlap_sched.cost.profile import Profile, RankTrace, Shapes, apply_profile, read_traces
 from overlap_sched.errors import CostError, OverlapSchedWarning
 from overlap_sched.fx.lifting import Lifted, lift
 from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
@@ -23,10 +23,10 @@ def lifted_with_profile(lifted: Lifted, traces: Sequence[RankTrace]) -> tuple[Li
     """Give a lifted graph the times of traces; what they do not know keeps its price.
 
     Raises:
-        CostError: See :func:`overlap_sched.cost.profile.profiled`.
+        CostError: See :func:`overlap_sched.cost.profile.apply_profile`.
     """
     kernels = [price.part_of for price in lifted.prices]
-    found = profiled(lifted.problem, traces, [shapes_of(node) for node in lifted.nodes], kernels)
+    found = apply_profile(lifted.problem, traces, [shapes_of(node) for node in lifted.nodes], kernels)
     prices = list(lifted.prices)
     for v in found.measured:
         prices[v] = Price(found.problem.nodes[v].time_us, "profile")

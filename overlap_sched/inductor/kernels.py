@@ -33,7 +33,7 @@ from torch._inductor.utils import contains_collective, contains_wait, is_nonfree
 from torch._inductor.virtualized import V
 
 from overlap_sched.cost import Compute, CostModel
-from overlap_sched.cost.model import asked
+from overlap_sched.cost.model import ask_model
 from overlap_sched.cost.placement import Nodes
 from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.costs import Cost, Costs, costs_of
@@ -436,7 +436,7 @@ class KernelCosts:
         nbytes = self._moved(snode)
         flops = sum(self._fx.flops[v] for v in self._exact(parts))
         given = [us for us in map(self._given, origins) if us is not None]
-        us = sum(given) if given else asked(self._model.compute_us, Compute(op, flops, nbytes))
+        us = sum(given) if given else ask_model(self._model.compute_us, Compute(op, flops, nbytes))
         return KernelCost(op, flops, nbytes, us)
 
     def _of_extern(self, op: str, part: Any, origins: Sequence[int]) -> KernelCost:

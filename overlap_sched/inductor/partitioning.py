@@ -28,8 +28,8 @@ from overlap_sched.inductor.caches import key_after, settings_key
 from overlap_sched.inductor.reporting import describe_error, log, name_graph, rank, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.joint import JointSearchResult, Judge, Question, fit_joint
-from overlap_sched.joint.cut import Partitioner
 from overlap_sched.joint.graphs import draws, has_graphs_inside, runs_again
+from overlap_sched.joint.search import Partitioner
 from overlap_sched.report.units import count, duration, from_to, size
 
 Halves = tuple[fx.GraphModule, fx.GraphModule]

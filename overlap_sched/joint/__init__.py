@@ -8,7 +8,6 @@ priced by our judges. :mod:`overlap_sched.inductor.partitioning` makes a plug-in
 """
 
 from overlap_sched.fit.answer import Question
-from overlap_sched.joint.cut import JointCut, Judge, Marks
-from overlap_sched.joint.search import JointSearchResult, fit_joint
+from overlap_sched.joint.search import JointCut, JointSearchResult, Judge, Marks, fit_joint
 
 __all__ = ["JointCut", "JointSearchResult", "Judge", "Marks", "Question", "fit_joint"]

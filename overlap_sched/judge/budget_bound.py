@@ -37,7 +37,7 @@ from overlap_sched.judge.lower_bound import (
     with_least_times,
 )
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.problem.precedence import reached
+from overlap_sched.problem.precedence import find_reachable
 
 _LATEST = 32
 """Collectives per group whose stream's end is looked at: those that need the most compute."""
@@ -97,7 +97,7 @@ def _narrow_places(problem: Problem, budget_bytes: int) -> list[float]:
     large = nlargest(_NARROW, ((size[v], v) for v in range(len(nodes)) if _length_us(behind[v]) > us[v] > 0))
     bounds = []
     for _, z in large:
-        after = reached([z], problem.successors.__getitem__)
+        after = find_reachable([z], problem.successors.__getitem__)
         ahead_us = lost.total_us - us[z] - sum(us[v] for v in after)
         most_us = ahead_us + _length_us(behind[z])
         if most_us <= lost.total_us and not problem.contention:
@@ -135,7 +135,7 @@ def _length_us(chain: Chain) -> float:
 def _deferred_us(problem: Problem, z: int, after: set[int], us: Sequence[float], budget_bytes: int) -> float:
     """At most how much compute of what is neither before z nor after it can be left until z has run."""
     nodes, storages, maker = problem.nodes, problem.storages, problem.maker
-    before = reached([z], problem.predecessors.__getitem__)
+    before = find_reachable([z], problem.predecessors.__getitem__)
     part = _parts(problem, {v for v, n in enumerate(nodes) if n.kind is not Kind.INPUT} - before - after - {z})
     needed = {s for v in (z, *after) for s in nodes[v].use} | set(nodes[z].alloc)
     needed |= {s for s, storage in enumerate(storages) if storage.pinned and nodes[maker[s]].kind is Kind.INPUT}

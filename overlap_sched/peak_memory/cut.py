@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_sched.peak_memory.memory_graph import Backward, Forward, MemoryGraph
-from overlap_sched.problem.precedence import reached
+from overlap_sched.problem.precedence import find_reachable
 
 INF = 2**62
 SOURCE, SINK = 0, 1
@@ -51,8 +51,8 @@ class MinimumCut:
 
 def cheapest_state(graph: MemoryGraph, v: int, most_work: int = INF) -> MinimumCut | None:
     """The minimum cut at a node; ``None`` where it takes more than ``most_work`` arcs."""
-    descendants = reached([v], graph.after.__getitem__) | {v}
-    ancestors = (reached([v], graph.before.__getitem__) | set(graph.first)) - descendants
+    descendants = find_reachable([v], graph.after.__getitem__) | {v}
+    ancestors = (find_reachable([v], graph.before.__getitem__) | set(graph.first)) - descendants
     net = FlowNetwork()
     ids = {u: net.node() for u in range(len(graph.makes)) if u not in ancestors and u not in descendants}
 

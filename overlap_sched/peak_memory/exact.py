@@ -48,7 +48,7 @@ from overlap_sched.errors import MissingExtraError, OptionsError, UnreachableErr
 from overlap_sched.peak_memory.best import Incumbent, MemoryPlan, best_order, checked, judged, window_at_peak
 from overlap_sched.peak_memory.memory_graph import Forward, MemoryGraph, lead_with_inputs, memory_graph_of, run_all
 from overlap_sched.problem import Problem
-from overlap_sched.problem.precedence import Preserve, reached
+from overlap_sched.problem.precedence import Preserve, find_reachable
 
 Term = tuple[int, int]
 """(variable, coefficient)."""
@@ -131,9 +131,9 @@ class _Builder:
         before = {v: [u for u in self.graph.before[v] if u in inside] for v in self.window}
         after = {v: [w for w in self.graph.after[v] if w in inside] for v in self.window}
         self.before = before
-        ancestors = {v: reached([v], before.__getitem__) for v in self.window}
+        ancestors = {v: find_reachable([v], before.__getitem__) for v in self.window}
         self.asap = {v: len(ancestors[v]) for v in self.window}
-        self.alap = {v: n - 1 - len(reached([v], after.__getitem__)) for v in self.window}
+        self.alap = {v: n - 1 - len(find_reachable([v], after.__getitem__)) for v in self.window}
         self.needed = {  # direct predecessors that no other one implies
             v: [u for u in before[v] if not any(u in ancestors[w] for w in before[v])] for v in self.window
         }

@@ -22,7 +22,7 @@ from typing import Literal, get_args
 from overlap_sched.judge.validate import peak_memory
 from overlap_sched.peak_memory.memory_graph import memory_graph_of
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.problem.precedence import reached
+from overlap_sched.problem.precedence import find_reachable
 from overlap_sched.simulate.ledger import LiveRange, LiveRanges
 
 PeakKind = Literal[
@@ -121,8 +121,8 @@ def explain_peak(problem: Problem, order: Sequence[int], kinds: Mapping[int, Pea
 def _forced(problem: Problem, v: int) -> set[int]:
     """Storages that are live while v runs whatever the order."""
     graph = memory_graph_of(problem, "none")
-    up = reached([v], graph.before.__getitem__) | {v, *graph.first}
-    down = reached([v], graph.after.__getitem__) | {v}
+    up = find_reachable([v], graph.before.__getitem__) | {v, *graph.first}
+    down = find_reachable([v], graph.after.__getitem__) | {v}
     kept = set(graph.kept)
     forced = set(problem.nodes[v].alloc)
     for s, maker in enumerate(problem.maker):

@@ -17,8 +17,8 @@ from overlap_sched.pipeline.compare import FEW, PlannedPipeline, plan_pipeline, 
 from overlap_sched.pipeline.cuts import UnitCut, best_cut, unit_cuts
 from overlap_sched.pipeline.exact import exact_pipeline, solvable
 from overlap_sched.pipeline.greedy import MadeSchedule, PolicySearch
-from overlap_sched.pipeline.improve import SAME, improved
-from overlap_sched.pipeline.job import PipelineJob, recomputing
+from overlap_sched.pipeline.improve import SAME, improve_schedule
+from overlap_sched.pipeline.job import PipelineJob, recompute_stages
 from overlap_sched.pipeline.judge import limited_bound_us, violation
 from overlap_sched.pipeline.layout import StageLayout
 from overlap_sched.pipeline.named import NAMED, interleaved_in
@@ -148,9 +148,9 @@ def _trials(job: PipelineJob) -> tuple[list[_Trial], float]:
         ways = [*cuts, *([] if left else [UnitCut((size,) * layout.count(job.ranks), ())])]
         if job.memory_limit_bytes is not None and any(stage.recomputed for stage in job.stages):
             again = tuple(unit for unit in every if job.stages[unit].recomputed is not None)
-            ways += [UnitCut(cut, again) for cut in [best_cut(recomputing(job, again), layout)] if cut is not None]
+            ways += [UnitCut(cut, again) for cut in [best_cut(recompute_stages(job, again), layout)] if cut is not None]
         for how in dict.fromkeys(ways):
-            units = recomputing(job, how.recomputed)
+            units = recompute_stages(job, how.recomputed)
             try:
                 placed = layout.put(units, how.cut)
             except PipelineError:  # one micro-batch in two directions
@@ -173,7 +173,7 @@ def _improve(trial: _Trial, effort: int) -> None:
     trial.policies.one_for_each(count // POLICY_TAKES)
     trial.add(*(made for made, _ in trial.policies.made[known:]))
     for one in _unlike(trial.made)[:IMPROVED]:
-        schedule = improved(trial.placed, one.schedule, trial.bound_us, count)
+        schedule = improve_schedule(trial.placed, one.schedule, trial.bound_us, count)
         step_us = replay_pipeline(trial.placed, schedule).step_us
         if step_us < one.step_us * (1 - SAME):
             trial.add(MadeSchedule(step_us, schedule, f"{one.made_from}, improved"))

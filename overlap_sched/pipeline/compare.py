@@ -12,7 +12,7 @@ from overlap_sched.pipeline.action import Item, PipelineSchedule
 from overlap_sched.pipeline.job import PipelineJob, PipelineLink
 from overlap_sched.pipeline.judge import pipeline_bound_us, violation
 from overlap_sched.pipeline.layout import Cut
-from overlap_sched.pipeline.named import NAMED, NamedSchedule, cut_for, interleaved_in, laid_out
+from overlap_sched.pipeline.named import NAMED, NamedSchedule, cut_for, interleaved_in, lay_out_named
 from overlap_sched.pipeline.replay import PipelineReplay, RankPeak, inside_us, pipeline_peaks, replay_pipeline
 
 INTERLEAVED = "interleaved"
@@ -99,13 +99,13 @@ def named(name: str) -> NamedSchedule:
 
 
 def plan_pipeline(job: PipelineJob, of: NamedSchedule, cut: Cut | None = None) -> PlannedPipeline:
-    """Lay out a job for a schedule, make it, judge it and measure it; ``cut`` as of :func:`laid_out`.
+    """Lay out a job for a schedule, make it, judge it and measure it; ``cut`` as of :func:`lay_out_named`.
 
     Raises:
         PipelineError: The job cannot have it.
     """
     cut = cut or cut_for(job, of)
-    placed, schedule = laid_out(job, of, cut)
+    placed, schedule = lay_out_named(job, of, cut)
     wrong = violation(placed, schedule)
     if wrong is not None:
         raise PipelineError(f"{job.name}: {of.name} fails verification: {wrong}. This is a bug: please report it.")

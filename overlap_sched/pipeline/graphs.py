@@ -20,7 +20,7 @@ from typing import NamedTuple
 from overlap_sched.judge.validate import JudgedOrder, measure
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
 from overlap_sched.problem import Order, Problem
-from overlap_sched.problem.parts import beside, needed_first, parted
+from overlap_sched.problem.parts import cut_problem, join_beside, needed_first
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class JobGraphs:
 
         def half(which: int) -> GraphBlock:
             name = f"{source.name} {HALVES[which]} ({node})"
-            return self._block(name, lambda: parted(problem.renumbered(order), count)[which], parameter_bytes)
+            return self._block(name, lambda: cut_problem(problem.renumbered(order), count)[which], parameter_bytes)
 
         return half(0), half(1)
 
@@ -183,7 +183,7 @@ class JobGraphs:
         """Order a forward beside a backward; both have been measured, and it is no longer than both in their orders."""
         if (ahead, back) not in self.pairs:
             apart = [self.graphs[name] for name in (back, ahead)]
-            both = beside(*(one.problem for one in apart))
+            both = join_beside(*(one.problem for one in apart))
             number = {(part, v): k for k, (part, v) in enumerate(zip(both.part, both.rank, strict=True))}
             own = [number[c, v] for c, one in enumerate(apart) for v in one.ordered.order if (c, v) in number]
             written = self._measured(f"{ahead} beside {back}", both.problem)

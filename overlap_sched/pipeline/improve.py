@@ -160,7 +160,7 @@ class PipelineMove:
     to: int
 
 
-def improved(job: PipelineJob, schedule: PipelineSchedule, bound_us: float, trials: int) -> PipelineSchedule:
+def improve_schedule(job: PipelineJob, schedule: PipelineSchedule, bound_us: float, trials: int) -> PipelineSchedule:
     """Return a schedule that is as short or shorter and needs no more on any rank than its limit.
 
     Args:

@@ -340,7 +340,7 @@ def _recomputed(stage: PipelineStage, way: Recomputation, received_bytes: int) -
     )
 
 
-def recomputing(job: PipelineJob, units: Iterable[int]) -> PipelineJob:
+def recompute_stages(job: PipelineJob, units: Iterable[int]) -> PipelineJob:
     """The job with some stages run the other way, those that have one. What pairs take is known of the first way."""
     again = {unit for unit in units if job.stages[unit].recomputed is not None}
     if not again:

@@ -211,7 +211,7 @@ def dual_pipe(ranks: int, micro_batches: int) -> PipelineSchedule:
 
 
 def dual_pipe_v(ranks: int, micro_batches: int) -> PipelineSchedule:
-    """Down the ranks and up again, as :func:`~overlap_sched.pipeline.named.zbv` places stages.
+    """Down the ranks and up again, as :func:`~overlap_sched.pipeline.named` places stages.
 
     Source: as of :func:`dual_pipe`, whose README calls it "cut in half" (Qi et al., sail-sg); the order is that of
     torch's ``ScheduleDualPipeV``. With PP = 2p stages and 2p micro-batches or more the bubble is (PP / 2 - 1)(F&B + B
@@ -354,7 +354,9 @@ def cut_for(job: PipelineJob, named: NamedSchedule) -> Cut:
     return cut
 
 
-def laid_out(job: PipelineJob, named: NamedSchedule, cut: Cut | None = None) -> tuple[PipelineJob, PipelineSchedule]:
+def lay_out_named(
+    job: PipelineJob, named: NamedSchedule, cut: Cut | None = None
+) -> tuple[PipelineJob, PipelineSchedule]:
     """The job as a schedule wants it, and that schedule, with reductions and steps.
 
     A stage without halves runs its whole backward where others run the first half: so does the first stage in

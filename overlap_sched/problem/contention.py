@@ -133,7 +133,7 @@ class Contention:
 
     def least_slowdown_of(self, op: str) -> float:
         """The same on the compute that it slows least: for bounds."""
-        return beside(self.slowdown_of(op), min([1.0, *self.shares.values()]))
+        return slowed_factor(self.slowdown_of(op), min([1.0, *self.shares.values()]))
 
     def share_of(self, flops: int, nbytes: int) -> float:
         """The part of a slowdown that compute of so many FLOPs and bytes takes; 1.0 where that is not known."""
@@ -156,7 +156,7 @@ class Contention:
         return f"group {name}" if link is None else f"link {link}"
 
 
-def beside(factor: float, share: float) -> float:
+def slowed_factor(factor: float, share: float) -> float:
     """How many times as long compute takes that takes such a part of a slowdown."""
     return factor if share == 1.0 else 1.0 + (factor - 1.0) * share
 

@@ -332,7 +332,7 @@ def nameable(path: PathT) -> PathT:
     return path
 
 
-def redacted(problem: Problem) -> Problem:
+def redact_problem(problem: Problem) -> Problem:
     """The problem without names: what is left is its shape, its sizes and its times, and the order that is found.
 
     Nodes are ``n0``, ``n1``, ..., groups ``group0``, ..., and so on. Kept are kinds, dependencies, storages, times,

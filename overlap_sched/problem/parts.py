@@ -32,7 +32,7 @@ def needed_first(problem: Problem, last: NodeId) -> tuple[Order, int]:
     return (*sorted(needed), *rest), len(needed)
 
 
-def parted(problem: Problem, at: int) -> tuple[Problem, Problem]:
+def cut_problem(problem: Problem, at: int) -> tuple[Problem, Problem]:
     """The first so many nodes of a problem, with all inputs, and the rest; each in its original order.
 
     At each node as much is live as in the whole. A wait of the second for a collective of the first finds it done.
@@ -98,13 +98,13 @@ class JoinedProblem:
     rank: tuple[int, ...]
 
 
-def beside(*problems: Problem) -> JoinedProblem:
+def join_beside(*problems: Problem) -> JoinedProblem:
     """Graphs that share nothing but their streams; of one memory model, priced for one cluster."""
     name = "_beside_".join(problem.name for problem in problems)
-    return joined(name, problems, [[False] * len(problem.nodes) for problem in problems])
+    return join_problems(name, problems, [[False] * len(problem.nodes) for problem in problems])
 
 
-def joined(name: str, problems: Sequence[Problem], shared: Sequence[Sequence[bool]]) -> JoinedProblem:
+def join_problems(name: str, problems: Sequence[Problem], shared: Sequence[Sequence[bool]]) -> JoinedProblem:
     """One problem of several; what is shared must be the same in all of them and comes from the first."""
     nodes: list[Node] = []
     storages: list[Storage] = []

@@ -29,7 +29,7 @@ from typing import Literal, NamedTuple, cast
 from overlap_sched.errors import OptionsError, PinError
 from overlap_sched.problem.model import OF_HOST, Kind, Node, NodeId, Problem
 from overlap_sched.problem.precedence import Pair, by_key, neighbours
-from overlap_sched.problem.sizes import size_given
+from overlap_sched.problem.sizes import parse_size
 
 Rule = Literal["not before", "not after", "together", "as written", "in flight", "apart"]
 
@@ -99,7 +99,7 @@ def read_pin(text: str) -> Pin:
             raise OptionsError(
                 f"in flight, of pin {text!r}, is {pin.of!r}; write bytes (67108864B), or a size as 64MiB."
             )
-        size_given(f"in flight, of pin {text!r},", pin.of, 0, "bytes (67108864B) or a size with a unit (64MiB)")
+        parse_size(f"in flight, of pin {text!r},", pin.of, 0, "bytes (67108864B) or a size with a unit (64MiB)")
     return pin
 
 
@@ -243,7 +243,7 @@ def _pairs(problem: Problem, one: Pinned) -> Iterator[Pair]:
 
 def _fewer_bytes(problem: Problem, launches: Sequence[NodeId], pin: Pin) -> Iterator[Pair]:
     """In the order as written, each behind the waits of as many before it as must have finished."""
-    most, flying, first = size_given("in flight", pin.of, 0, "a size"), 0, 0
+    most, flying, first = parse_size("in flight", pin.of, 0, "a size"), 0, 0
     ends = list[NodeId]()
     chained = len(launches) > _MANY
     yield from pairwise(launches) if chained else ()

@@ -142,10 +142,10 @@ def alike(one: Sequence[NodeId], other: Sequence[NodeId]) -> int:
     return low
 
 
-def reached(start: Iterable[T], following: Callable[[T], Iterable[T]]) -> set[T]:
+def find_reachable(start: Iterable[T], following: Callable[[T], Iterable[T]]) -> set[T]:
     """Find what follows on the first nodes, on that, and so on; they themselves only where they follow on others.
 
-    >>> sorted(reached(["b"], {"a": "b", "b": "cd", "c": "d", "d": ""}.__getitem__))
+    >>> sorted(find_reachable(["b"], {"a": "b", "b": "cd", "c": "d", "d": ""}.__getitem__))
     ['c', 'd']
     """
     found, todo = set[T](), list(start)

@@ -46,7 +46,7 @@ _MOST_GIB = 512
 """Without its unit, a number up to here is likely to mean GiB; above, MiB."""
 
 
-def size_given(name: str, size: int | str, whole_bytes: int, meant: str) -> int:
+def parse_size(name: str, size: int | str, whole_bytes: int, meant: str) -> int:
     """A size in bytes, as :func:`size_bytes` reads it.
 
     Args:
@@ -66,8 +66,8 @@ def size_given(name: str, size: int | str, whole_bytes: int, meant: str) -> int:
     return found
 
 
-def limit_given(name: str, limit: int | str, whole_bytes: int, meant: str) -> int:
-    """A memory limit in bytes, as :func:`size_given` reads it, without those in a wrong unit.
+def parse_limit(name: str, limit: int | str, whole_bytes: int, meant: str) -> int:
+    """A memory limit in bytes, as :func:`parse_size` reads it, without those in a wrong unit.
 
     Raises:
         OptionsError: It is no size, none at all, an integer that is hardly one of bytes, or percent of far more.
@@ -78,7 +78,7 @@ def limit_given(name: str, limit: int | str, whole_bytes: int, meant: str) -> in
     if percent > _MOST_PERCENT:
         shown = str(limit).strip()
         raise OptionsError(f"{name} is {shown[:40]!r}, far above what is needed. Did you mean {shown[:2]}%?")
-    found = size_given(name, limit, whole_bytes, meant)
+    found = parse_size(name, limit, whole_bytes, meant)
     if size_bytes(limit, 2**60) == 0:
         raise OptionsError(f"{name} is {limit!r}, into which nothing fits; write {meant}.")
     return found
@@ -146,7 +146,7 @@ EXPANDABLE = AllocatorSettings(expandable_segments=True)
 """``expandable_segments:True``."""
 
 
-def allocator_named(text: str) -> AllocatorSettings | None:
+def parse_allocator(text: str) -> AllocatorSettings | None:
     """``plain``, ``expandable``, or settings as in ``PYTORCH_ALLOC_CONF``; ``none``: no allocator.
 
     Raises:

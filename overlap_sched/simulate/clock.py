@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, Self
 
 from overlap_sched.problem import Kind, Node, NodeId, Problem
-from overlap_sched.problem.contention import beside
+from overlap_sched.problem.contention import slowed_factor
 from overlap_sched.problem.precedence import alike
 
 CHECKPOINTS = 32
@@ -291,7 +291,7 @@ class SharedClock:
         while True:
             if self._stale:
                 self._look_ahead()
-            factor = beside(self._slowed, share)
+            factor = slowed_factor(self._slowed, share)
             if self.clock_us + time_us * factor < self._event_us:
                 self.clock_us += time_us * factor
                 return

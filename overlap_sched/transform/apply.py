@@ -137,7 +137,7 @@ class _ProblemMaker(Draft):
     def group(self, v: NodeId) -> str | None:
         return self.node(v).group
 
-    def look_at_input(self, new: New[NodeId], one: Single[NodeId], reshape: Reshape) -> NodeId:
+    def view_input(self, new: New[NodeId], one: Single[NodeId], reshape: Reshape) -> NodeId:
         node = self.node(one.launch)
         size = self.groups[one.group].size if "all_gather" in one.op else 1
         return self._look(new, VIEW, one.sources, _Value(node.use, -(-node.bytes // size)))

@@ -32,7 +32,7 @@ import math
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -44,8 +44,8 @@ from overlap_sched.problem import Problem
 from overlap_sched.scheduler.driver import Schedule, figures_of, no_collection, schedule
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.restrictions import DeviceLimit, clashes, kept_apart
-from overlap_sched.scheduler.runs import FAR_AHEAD, GOAL_PERCENT, IN_ORDER, busy_us, close_enough
-from overlap_sched.scheduler.task import Candidate, Task
+from overlap_sched.scheduler.runs import FAR_AHEAD, IN_ORDER, busy_us, close_enough
+from overlap_sched.scheduler.task import TUNING, Candidate, Task
 from overlap_sched.transform.buckets import (
     batch_time,
     host_times,
@@ -140,7 +140,7 @@ class Wanted:
 
 def wanted_of(options: Options, forms: Sequence[Form]) -> Wanted:
     """Return what these options and a backend that knows these forms of buckets admit."""
-    kinds, least = rewrites_wanted(options), GOAL_PERCENT / 100 / max(options.effort, 1)
+    kinds, least = rewrites_wanted(options), TUNING.goal_percent / 100 / max(options.effort, 1)
     used: tuple[Form, ...] = ()
     if "bucket" in kinds:
         used = tuple(forms)
@@ -354,37 +354,24 @@ def refused(problem: Problem, alike: Alike | None, wanted: Wanted, refuses: Refu
     Only what could otherwise be had is listed: of a bucket, collectives of a group that has several of one operator.
     """
     reasons: dict[str, list[str]] = defaultdict(list)
-    for name, why in _refusals(problem, alike, wanted, refuses):
-        reasons[why.replace(repr(name), "")].append(why)
+    types, nodes = alike or {}, problem.nodes
+    mates: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for v in problem.collectives if wanted.forms and alike is not None else ():
+        if nodes[v].op in wanted.ops:
+            mates[nodes[v].op, nodes[v].group or ""].append(nodes[v].name)
+    mates = {key: names for key, names in mates.items() if len(names) > 1}
+    alone = (Bucket((name,)) for names in mates.values() for name in names if name not in types)
+    moved = (Stream(nodes[v].name) for v in reductions(problem)) if wanted.streams else ()
+    for one in (*alone, *moved):
+        name = one.members[0] if isinstance(one, Bucket) else one.collective
+        if why := refuses(one):
+            reasons[why.replace(repr(name), "")].append(why)
     sentences = [f"{first}{f' (The same of {len(more):,} more.)' if more else ''}" for first, *more in reasons.values()]
-    for (op, group), ids in _mates(problem, wanted).items() if alike is not None else ():
-        kinds = list(dict.fromkeys(alike[name] for v in ids if (name := problem.nodes[v].name) in alike))
-        if len(kinds) > 1:
-            kinds_text = ", ".join(kinds)
-            sentences.append(f"{op} of group {group!r} comes as {kinds_text}: a bucket has one type and one reduction.")
+    for (op, group), names in mates.items():
+        kinds = ", ".join(found := dict.fromkeys(types[name] for name in names if name in types))
+        if len(found) > 1:
+            sentences.append(f"{op} of group {group!r} comes as {kinds}: a bucket has one type and one reduction.")
     return tuple(sentences)
-
-
-def _refusals(problem: Problem, alike: Alike | None, wanted: Wanted, refuses: Refuses) -> Iterator[tuple[str, str]]:
-    """Yield what goes into no bucket, and what stays on its own communicator; and why."""
-    for ids in _mates(problem, wanted).values() if alike is not None else ():
-        for name in (problem.nodes[v].name for v in ids):
-            if name not in alike and (why := refuses(Bucket((name,)))):
-                yield name, why
-    for v in reductions(problem) if wanted.streams else ():
-        name = problem.nodes[v].name
-        if why := refuses(Stream(name)):
-            yield name, why
-
-
-def _mates(problem: Problem, wanted: Wanted) -> dict[tuple[str, str], list[int]]:
-    """Collectives that might share a bucket, by operator and group."""
-    found: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for v in problem.collectives if wanted.forms else ():
-        node = problem.nodes[v]
-        if node.op in wanted.ops:
-            found[node.op, node.group or ""].append(v)
-    return {key: ids for key, ids in found.items() if len(ids) > 1}
 
 
 class Left(NamedTuple):

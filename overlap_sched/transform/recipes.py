@@ -145,7 +145,7 @@ class Maker(Casts[V], Protocol[V]):
     def find_offloaded(self, name: str) -> V:
         """The value to offload: of a collective its wait. Refuses what cannot be offloaded."""
 
-    def look_at_input(self, new: New[V], one: Single[V], reshape: Reshape) -> V:
+    def view_input(self, new: New[V], one: Single[V], reshape: Reshape) -> V:
         """A view of the input of a collective."""
 
     def look(self, new: New[V], op: str, of: V, *args: Any, nbytes: int | None = None) -> V:
@@ -301,9 +301,7 @@ def _packed(make: Maker[V], name: str, members: Sequence[Single[V]]) -> tuple[V,
     op, ranks, like = members[0].op, members[0].ranks or 1, members[0].launch
     gathers, scatters = "gather" in op, "scatter" in op
     shape, reshape = ("rows", _rows(ranks)) if scatters else ("flat", _rows(0))
-    views = [
-        make.look_at_input(New(f"{name}_{shape}_{i}", at, one.launch), one, reshape) for i, one in enumerate(members)
-    ]
+    views = [make.view_input(New(f"{name}_{shape}_{i}", at, one.launch), one, reshape) for i, one in enumerate(members)]
     packed = make.compute(New(f"{name}_in", at, like), CAT, views, int(scatters), result=False, packed=True)
     done = make.wait(New(f"{name}_wait", place, like), make.launch(New(name, at, like), packed, members))
     if gathers:
@@ -455,9 +453,8 @@ def _offload(make: Maker[V], wanted: Offload) -> None:
     users = _users(make, [source, *views], wanted.users)
     at = min(make.at[user] for user in users)
     last = max((make.at[user] for user in make.readers(source) if make.at[user] < at), default=make.at[source])
-    there = make.wait_copied(
-        New(f"{wanted.name}_wait", last, source), make.to_host(New(wanted.name, last, source)), source
-    )
+    store = make.to_host(New(wanted.name, last, source))
+    there = make.wait_copied(New(f"{wanted.name}_wait", last, source), store, source)
     load = make.to_device(New(wanted.back, at, source), there)
     back = make.wait_copied(New(f"{wanted.back}_wait", at, source), load, there)
     _move(make, views, wanted, {source: back}, users)

@@ -70,7 +70,7 @@ class _Rewrite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     """A value that names nodes."""
 
 
-class Bucket(_Rewrite):
+class Bucket(_Rewrite, frozen=True):
     """Several collectives become one.
 
     Legal where all members have one operator (of :data:`BUCKETED`), group, type of element and reduction; where none
@@ -92,13 +92,13 @@ class Bucket(_Rewrite):
         return f"bucket_{self.members[0]}_{len(self.members)}"
 
 
-class Stream(_Rewrite):
+class Stream(_Rewrite, frozen=True):
     """A collective goes to a second communicator of the same ranks; legal for each once. It may be a bucket's name."""
 
     collective: str
 
 
-class Keep(_Rewrite):
+class Keep(_Rewrite, frozen=True):
     """The later gather of the same input is dropped; its users use the first one's result.
 
     Legal where both gather the same in one group: one node, or casts of one node that are alike
@@ -109,7 +109,7 @@ class Keep(_Rewrite):
     again: str
 
 
-class Regather(_Rewrite):
+class Regather(_Rewrite, frozen=True):
     """Some users of a gather's result use a fresh gather of the same input, so that the first result dies sooner.
 
     Legal where the users use a wait of it or one of the views, nothing writes to the result, and the input lives (or is
@@ -135,7 +135,7 @@ class Regather(_Rewrite):
         return f"{self.name}_{view}"
 
 
-class Recompute(_Rewrite):
+class Recompute(_Rewrite, frozen=True):
     """Nodes run again for some of their users, just before the first of these; what they make is new.
 
     Legal for pure functions: no random numbers, nothing written, no collectives; where nothing writes to what they
@@ -156,7 +156,7 @@ class Recompute(_Rewrite):
         return f"again{_number(self.copy)}_{node}"
 
 
-class Offload(_Rewrite):
+class Offload(_Rewrite, frozen=True):
     """A value goes to pinned host memory, and comes back for some of its users.
 
     Legal for nodes that make one storage which is freed at some time; of a collective, its wait's value.
@@ -236,7 +236,7 @@ class Leave(msgspec.Struct, frozen=True, array_like=True):
     order: tuple[int, ...] = ()
 
 
-class Fission(_Rewrite):
+class Fission(_Rewrite, frozen=True):
     """Nodes run in parts.
 
     Legal where the graph has no other users of the nodes than those that ``leaves`` and ``views`` provide for, and
@@ -287,7 +287,7 @@ def second_group(group: str) -> str:
 
 def to_json(rewrites: Sequence[Rewrite]) -> list[dict[str, Any]]:
     """Plain data: ``{"kind": "bucket", "members": [...], "form": "copied"}``; the same for all ranks, byte for byte."""
-    return msgspec.json.decode(msgspec.json.encode(rewrites))  # type: ignore[no-any-return]
+    return msgspec.json.decode(msgspec.json.encode(rewrites))
 
 
 def from_json(data: Sequence[Mapping[str, Any]]) -> tuple[Rewrite, ...]:

@@ -22,7 +22,7 @@ import numpy as np
 from overlap_sched.errors import RewriteError
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, NodeId, Order, Problem
-from overlap_sched.problem.precedence import reached
+from overlap_sched.problem.precedence import find_reachable
 from overlap_sched.scheduler.driver import run_stages
 from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
 from overlap_sched.scheduler.runs import EARLY, FAR_AHEAD, IN_ORDER, WHILE_STALLED, simple_bound_us, streams_bound_us
@@ -381,7 +381,7 @@ def launch_first(problem: Problem, live_ranges: LiveRanges, budget_bytes: int) -
     for v in problem.collectives:
         firsts.setdefault(problem.nodes[v].group, v)
     for v in firsts.values():
-        needed = {v} | reached([v], problem.predecessors.__getitem__)
+        needed = {v} | find_reachable([v], problem.predecessors.__getitem__)
         if any(problem.nodes[u].kind is Kind.WAIT for u in needed):
             continue
         moved = (*(u for u in order if u in needed), *(u for u in order if u not in needed))

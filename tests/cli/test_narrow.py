@@ -8,7 +8,7 @@ import pytest
 from tests.support.command import Command
 
 COMMANDS = {
-    "plan": ("gap to the lower bound", "peak memory", "reserved, plain segments", "original  scheduled"),
+    "plan": ("gap to the lower bound", "peak memory", "reserved, plain segments", "scheduled"),
     "explain": ("Exposed time by cause", "blocked by", "no compute is left to run meanwhile"),
     "explain --peak": ("saved activations", "largest:", "live at this node in every order"),
     "explain --costs": ("longest:", "all_gather_into_tensor on group fsdp"),

@@ -14,7 +14,7 @@ from overlap_sched.cost.cluster import (
     DefaultContention,
     IntraNodeLink,
     MeshDimension,
-    calibrated,
+    cluster_from_tables,
     cluster_text,
     contention_of,
     parse_cluster,
@@ -240,7 +240,7 @@ TABLES = Tables(GATHERS, KERNELS)
 
 
 def test_rates_are_the_best_that_was_measured():
-    cluster = calibrated("NVIDIA H100 80GB HBM3", 8, TABLES, "today")
+    cluster = cluster_from_tables("NVIDIA H100 80GB HBM3", 8, TABLES, "today")
     device = cluster.device
     assert (cluster.name, cluster.source, cluster.ranks_per_node) == ("measured-nvidia-h100-80gb-hbm3", "today", 8)
     assert device.flops_per_s == 5e14  # of the large one
@@ -252,35 +252,35 @@ def test_rates_are_the_best_that_was_measured():
 
 
 def test_links_across_nodes():
-    cluster = calibrated("GPU", 8, Tables((*GATHERS, *ACROSS), KERNELS), "")
+    cluster = cluster_from_tables("GPU", 8, Tables((*GATHERS, *ACROSS), KERNELS), "")
     assert cluster.across == Across(8 * 50e9, 1, 60.0, source="measured, all cards of a node together")
     assert cluster.across_bytes_per_s == 50e9  # 16 MB * 15/16 in 300 us
 
 
 def test_a_slow_link_of_a_gpu_is_pcie_and_of_a_cpu_memory():
     slow = Tables((GATHERS[0], GATHERS[1]._replace(time_us=2020.0)))
-    assert calibrated("GPU", 8, slow, "").inside.fabric == "pcie"
-    assert calibrated("cpu", 8, slow, "").inside.fabric == "memory"
+    assert cluster_from_tables("GPU", 8, slow, "").inside.fabric == "pcie"
+    assert cluster_from_tables("cpu", 8, slow, "").inside.fabric == "memory"
 
 
 def test_what_was_not_measured_is_that_of_a_published_device():
     for name, basis in (("cpu", XEON_8480), ("GPU", H100)):
-        cluster = calibrated(name, 1, Tables(), "")
+        cluster = cluster_from_tables(name, 1, Tables(), "")
         assert cluster.device == basis._replace(name=name, memory_bytes=0)
         assert cluster.inside.source == "not measured: that of memory"
-    one_size = calibrated("GPU", 8, Tables(GATHERS[:1]), "")
+    one_size = cluster_from_tables("GPU", 8, Tables(GATHERS[:1]), "")
     assert one_size.inside.bytes_per_s == H100.peak_bytes_per_s
 
 
 def test_a_file_gives_the_same_cluster_again():
-    cluster = calibrated("cpu", 8, Tables((*GATHERS, *ACROSS), KERNELS), "today")
+    cluster = cluster_from_tables("cpu", 8, Tables((*GATHERS, *ACROSS), KERNELS), "today")
     assert parse_cluster(cluster_text(cluster), "x") == cluster
 
 
 def test_the_model_of_a_measured_file_knows_launches_on_a_cpu_alone():
     gather = Collective("all_gather_into_tensor", 8_000, Group(8, True))
     for device, launch_us in (("cpu", 5.0), ("GPU", 0.0)):
-        model = model_of(calibrated(device, 8, TABLES, ""))
+        model = model_of(cluster_from_tables(device, 8, TABLES, ""))
         assert isinstance(model, TableModel)
         assert model.launch_us(gather) == launch_us
         assert model.finish_us(gather) == 0.0  # not measured

@@ -8,7 +8,7 @@ import pytest
 from overlap_sched import cost
 from overlap_sched.cost import FREE, Collective, Compute, Device, ExplainingModel, Pricer, Roofline
 from overlap_sched.cost.model import Price
-from overlap_sched.cost.plausible import doubt
+from overlap_sched.cost.plausible import question_step
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import Group, Kind, Node, Problem
 
@@ -143,4 +143,4 @@ def test_steps_of_odd_lengths_are_asked_about(us: float, found: str | None) -> N
             "`overlap-sched explain --costs` lists the longest nodes and where their times come from"
         )
     )
-    assert doubt(problem) == expected
+    assert question_step(problem) == expected

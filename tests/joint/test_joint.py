@@ -13,9 +13,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 from overlap_sched import Options
 from overlap_sched.fx import lift
 from overlap_sched.joint import Judge, Marks, Question, fit_joint
-from overlap_sched.joint.cut import cut, in_registers, whole, without_registers
 from overlap_sched.joint.graphs import copy_of, joined, mark
-from overlap_sched.joint.search import gathers_again
+from overlap_sched.joint.search import cut, gathers_again, in_registers, whole, without_registers
 from overlap_sched.judge.validate import peak_memory
 
 SIZES = ((64, 32), (32, 128), (128, 32))

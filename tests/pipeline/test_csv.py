@@ -14,7 +14,7 @@ from overlap_sched.pipeline.action import Action, ActionKind, Item, Pair, Pipeli
 from overlap_sched.pipeline.csv_file import CsvFormat, parse_schedule_csv, read_schedule_csv, schedule_csv
 from overlap_sched.pipeline.job import PipelineJob, PipelineLink
 from overlap_sched.pipeline.judge import violation
-from overlap_sched.pipeline.named import NAMED, gpipe, interleaved, interleaved_in, laid_out, one_f_one_b
+from overlap_sched.pipeline.named import NAMED, gpipe, interleaved, interleaved_in, lay_out_named, one_f_one_b
 from overlap_sched.pipeline.replay import replay_pipeline
 from overlap_sched.problem.file import Limits
 from tests.support.pipelines import uniform
@@ -32,7 +32,7 @@ def torch_schedules() -> ModuleType:
 
 
 def one_way(name: str, ranks: int = 2, micro_batches: int = 4) -> tuple[PipelineJob, PipelineSchedule]:
-    return laid_out(uniform(ranks, micro_batches, 2), ONE_WAY[name])
+    return lay_out_named(uniform(ranks, micro_batches, 2), ONE_WAY[name])
 
 
 def written(job: PipelineJob, schedule: PipelineSchedule, form: CsvFormat = "compute_only") -> str:
@@ -113,7 +113,7 @@ def test_what_is_no_action(text: str) -> None:
 
 
 def test_two_directions_are_not_torchs() -> None:
-    job, schedule = laid_out(uniform(2, 4), next(named for named in NAMED if named.name == "dualpipe"))
+    job, schedule = lay_out_named(uniform(2, 4), next(named for named in NAMED if named.name == "dualpipe"))
     with pytest.raises(PipelineError) as caught:
         written(job, schedule)
     assert str(caught.value) == (

@@ -15,12 +15,12 @@ from overlap_sched.pipeline.job import (
     PipelineStage,
     Recomputation,
     Route,
-    recomputing,
+    recompute_stages,
     with_recomputation,
 )
 from overlap_sched.pipeline.judge import violation
 from overlap_sched.pipeline.layout import StageLayout, folded, looped, mirrored
-from overlap_sched.pipeline.named import NAMED, laid_out, one_f_one_b
+from overlap_sched.pipeline.named import NAMED, lay_out_named, one_f_one_b
 from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline, with_updates
 from tests.pipeline.test_graphs import HEAD, parsed
 from tests.support.pipeline_judge import measure_pipeline
@@ -258,7 +258,9 @@ def test_by_hand() -> None:
         PipelineStage(PipelineBlock(1.0, 0, output), PipelineBlock(2.0), saved_bytes=10) for output in (2, 0)
     )
     job = replace(uniform(2, 2), stages=stages)
-    plain, again = (laid_out(one, NAMED[1]) for one in (job, recomputing(with_ways(job, Recomputation()), [0])))
+    plain, again = (
+        lay_out_named(one, NAMED[1]) for one in (job, recompute_stages(with_ways(job, Recomputation()), [0]))
+    )
     assert measure_pipeline(*plain).step_us == 1 + 3 + 3 + 2
     judged = measure_pipeline(*again)
     assert judged.step_us == 4 + 3 + 3
@@ -270,14 +272,14 @@ def test_by_hand() -> None:
 def test_what_pairs_take_is_not_known_of_the_other_way() -> None:
     pair = PipelineBlock(1.0)
     job = replace(with_ways(uniform(2, 2), Recomputation()), pairs={(0, 1): pair, (1, 1): pair})
-    assert recomputing(job, [0]).pairs == {(1, 1): pair}
-    assert recomputing(job, []) is job
+    assert recompute_stages(job, [0]).pairs == {(1, 1): pair}
+    assert recompute_stages(job, []) is job
 
 
 def test_what_waits_in_forward_waits_again() -> None:
     stage = PipelineStage(PipelineBlock(10.0, exposed_us=6.0), PipelineBlock(20.0, exposed_us=3.0), saved_bytes=10)
     for way, exposed_us in ((Recomputation(), 9.0), (Recomputation(time_us=5.0), 6.0)):
-        again = recomputing(with_ways(replace(uniform(2, 2), stages=(stage, stage)), way), [0]).stages[0]
+        again = recompute_stages(with_ways(replace(uniform(2, 2), stages=(stage, stage)), way), [0]).stages[0]
         assert again.backward.exposed_us == exposed_us
 
 

@@ -29,7 +29,7 @@ from overlap_sched.pipeline.action import (
 from overlap_sched.pipeline.csv_file import with_transfers
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineStage, Route
 from overlap_sched.pipeline.judge import limited_bound_us, pipeline_bound_us, violation
-from overlap_sched.pipeline.named import NAMED, laid_out, one_f_one_b
+from overlap_sched.pipeline.named import NAMED, lay_out_named, one_f_one_b
 from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline, with_updates
 from tests.support.examples import examples
 from tests.support.pipeline_judge import measure_pipeline
@@ -296,13 +296,13 @@ def test_one_micro_batch_at_a_time_waits_for_the_way_there_and_back() -> None:
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), [("1f1b", 4, 8), ("zbv", 4, 8)])
 def test_it_is_reached(name: str, ranks: int, micro_batches: int) -> None:
     """1F1B where backward is whole; ZBV where forward and both halves take as long as each other."""
-    job, schedule = laid_out(uniform(ranks, micro_batches, 2), BY_NAME[name])
+    job, schedule = lay_out_named(uniform(ranks, micro_batches, 2), BY_NAME[name])
     if name == "1f1b":
         job = replace(job, stages=tuple(replace(s, input_gradient=None, weight_gradient=None) for s in job.stages))
     assert replay_pipeline(job, schedule).step_us == pipeline_bound_us(job)
 
 
 def test_1f1b_is_not_the_best_where_backward_has_halves() -> None:
-    job, schedule = laid_out(uniform(4, 8), BY_NAME["1f1b"])
+    job, schedule = lay_out_named(uniform(4, 8), BY_NAME["1f1b"])
     assert replay_pipeline(job, schedule).step_us == 33.0
     assert pipeline_bound_us(job) == 8 * 3.0 + 3.0 + 0.0

@@ -8,7 +8,7 @@ from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import ActionKind
 from overlap_sched.pipeline.csv_file import with_transfers
 from overlap_sched.pipeline.judge import violation
-from overlap_sched.pipeline.named import NAMED, NamedSchedule, interleaved_in, laid_out
+from overlap_sched.pipeline.named import NAMED, NamedSchedule, interleaved_in, lay_out_named
 from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline
 from tests.support.pipelines import uniform
 from tests.support.transfers import transfer_violation
@@ -25,7 +25,7 @@ def figures(
     F, I, W: of one stage as the schedule has it.
     """
     job = uniform(ranks, micro_batches, {"zbv": 2, "dualpipev": 2, "interleaved:2": 2}.get(name, 1), f, i, w)
-    job, schedule = laid_out(job, BY_NAME[name])
+    job, schedule = lay_out_named(job, BY_NAME[name])
     object.__setattr__(job, "pair_factor", factor)
     replay = replay_pipeline(job, schedule)
     peaks = [peak.bytes for peak in pipeline_peaks(job, replay)]
@@ -38,7 +38,7 @@ def test_they_are_valid_for_any_number_of_ranks_and_micro_batches(named: NamedSc
         for micro_batches in (1, 2, 3, 5, 8):
             if named.name == "dualpipe" and (ranks % 2 or micro_batches == 1):
                 continue
-            job, schedule = laid_out(uniform(ranks, micro_batches, 6), named)
+            job, schedule = lay_out_named(uniform(ranks, micro_batches, 6), named)
             assert violation(job, schedule) is None
             with_sends = with_transfers(job, schedule, replay_pipeline(job, schedule))
             assert transfer_violation(job, with_sends, "blocking") is None
@@ -117,7 +117,7 @@ def test_dual_pipe_v(ranks: int, micro_batches: int, f: float, i: float, w: floa
 def test_what_a_schedule_cannot_have() -> None:
     def refused(name: str, ranks: int, stages_per_rank: int, micro_batches: int = 4) -> str:
         with pytest.raises(PipelineError) as caught:
-            laid_out(uniform(ranks, micro_batches, stages_per_rank), BY_NAME[name])
+            lay_out_named(uniform(ranks, micro_batches, stages_per_rank), BY_NAME[name])
         return str(caught.value)
 
     assert refused("dualpipe", 3, 1) == (
@@ -135,12 +135,12 @@ def test_halves_of_backward_are_asked_for() -> None:
     whole = replace(job.stages[0], input_gradient=None, weight_gradient=None)
     job = replace(job, stages=(whole, whole))
     with pytest.raises(PipelineError) as caught:
-        laid_out(job, BY_NAME["zb-h1"])
+        lay_out_named(job, BY_NAME["zb-h1"])
     assert str(caught.value) == (
         "uniform: zb-h1 runs the halves of backward apart, but no stage has any. "
         "Give input_gradient and weight_gradient."
     )
-    assert violation(*laid_out(job, BY_NAME["1f1b"])) is None
+    assert violation(*lay_out_named(job, BY_NAME["1f1b"])) is None
 
 
 @pytest.mark.parametrize("name", ["zb-h1", "zbv", "dualpipev"])
@@ -148,8 +148,8 @@ def test_a_stage_without_halves_runs_its_backward_whole(name: str) -> None:
     """Where others run the first half; the halves of all others stay apart."""
     job = uniform(2, 4, 2)
     whole = replace(job.stages[0], input_gradient=None, weight_gradient=None)
-    apart = laid_out(job, BY_NAME[name])[1]
-    placed, schedule = laid_out(replace(job, stages=(whole, *job.stages[1:])), BY_NAME[name])
+    apart = lay_out_named(job, BY_NAME[name])[1]
+    placed, schedule = lay_out_named(replace(job, stages=(whole, *job.stages[1:])), BY_NAME[name])
     assert violation(placed, schedule) is None
     kinds = {action.kind for action in schedule.actions(0) if action.stage == 0}
     assert kinds == {ActionKind.FORWARD, ActionKind.BACKWARD}

@@ -13,11 +13,11 @@ from overlap_sched.pipeline.best import FOUND, find_pipeline
 from overlap_sched.pipeline.cuts import best_cut, unit_cuts
 from overlap_sched.pipeline.exact import exact_pipeline, solvable
 from overlap_sched.pipeline.greedy import POLICIES, PolicySearch, greedy_schedule
-from overlap_sched.pipeline.improve import QuickTimes, improved
+from overlap_sched.pipeline.improve import QuickTimes, improve_schedule
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
 from overlap_sched.pipeline.judge import pipeline_bound_us, violation
 from overlap_sched.pipeline.layout import Cut, StageLayout, folded, mirrored
-from overlap_sched.pipeline.named import NAMED, laid_out
+from overlap_sched.pipeline.named import NAMED, lay_out_named
 from overlap_sched.pipeline.replay import with_updates
 from tests.pipeline.test_judge import orders_of
 from tests.support.pipeline_judge import measure_pipeline
@@ -69,7 +69,7 @@ def test_quick_times_are_those_of_the_judge(seed: int) -> None:
 
 
 def test_quick_times_know_ranks_that_wait_for_each_other() -> None:
-    job, schedule = laid_out(uniform(2, 2), NAMED[1])
+    job, schedule = lay_out_named(uniform(2, 2), NAMED[1])
     times = QuickTimes(job, schedule)
     (f0, f1, b0, b1), second = times.orders_of(schedule)
     assert times.step_us([[f0, f1, b0, b1], second]) == 9.0
@@ -113,7 +113,7 @@ def test_what_is_improved_is_no_longer_and_within_the_limits(seed: int) -> None:
     if violation(job, schedule) is not None:
         return
     job = replace(job, memory_limit_bytes=peaks(job, schedule))
-    found = improved(job, schedule, pipeline_bound_us(job), 400)
+    found = improve_schedule(job, schedule, pipeline_bound_us(job), 400)
     assert violation(job, found) is None
     assert fits(job, found)
     assert measure_pipeline(job, found).step_us <= measure_pipeline(job, schedule).step_us
@@ -124,7 +124,7 @@ def test_a_weight_gradient_goes_into_the_gap() -> None:
     halves = [(forward, input_gradient, weight_gradient)] * 3
     orders = tuple(tuple(half(s, m) for m, each in enumerate(halves) for half in each) for s in range(2))
     schedule = PipelineSchedule("halves", orders)
-    found = improved(job, schedule, 0.0, 2000)
+    found = improve_schedule(job, schedule, 0.0, 2000)
     assert measure_pipeline(job, schedule).step_us == 15.0
     assert measure_pipeline(job, found).step_us < 13.0
 
@@ -192,7 +192,7 @@ def test_what_is_found_is_no_longer_than_any_named_schedule_that_fits(seed: int)
     job = uneven(2, 3, 2, rng)
     named = []
     for of in NAMED[:4]:
-        placed, schedule = laid_out(job, of)
+        placed, schedule = lay_out_named(job, of)
         named.append((measure_pipeline(placed, schedule).step_us, max(peaks(placed, schedule))))
     limit = sorted(need for _, need in named)[1]
     found = find_pipeline(replace(job, memory_limit_bytes=(limit,) * 2), 1)

@@ -25,7 +25,7 @@ from overlap_sched.problem.file import (
     Limits,
     problem_bytes,
     read_problem,
-    redacted,
+    redact_problem,
     write_problem,
 )
 from tests.judge.test_contention import two_groups
@@ -312,7 +312,7 @@ SECRET = Contention({"all_gather": 1.5, "our_kernel": 2.0, "": 1.25}, {"fsdp": "
 
 
 def test_every_name_is_replaced() -> None:
-    problem = redacted(replace(two_groups(), name="our model", contention=SECRET))
+    problem = redact_problem(replace(two_groups(), name="our model", contention=SECRET))
     assert problem.name == "redacted"
     assert [node.name for node in problem.nodes] == [f"n{v}" for v in range(len(problem.nodes))]
     assert list(problem.groups) == ["group1", "group0"]
@@ -328,7 +328,7 @@ def test_it_schedules_alike(problem: Problem, contention: bool) -> None:
     if contention:
         problem = replace(problem, contention=Contention({"all_": 1.5}, dict.fromkeys(problem.groups, "wire")))
     assert (
-        schedule(redacted(problem), Options(memory_model=problem.memory_model)).order
+        schedule(redact_problem(problem), Options(memory_model=problem.memory_model)).order
         == schedule(problem, Options(memory_model=problem.memory_model)).order
     )
 
@@ -337,7 +337,7 @@ def test_it_schedules_alike(problem: Problem, contention: bool) -> None:
 def test_a_real_graph_schedules_alike() -> None:
     path = Path(__file__).parents[2] / "scripts" / "instances" / "llama3_8b_fw_64_2d.json.gz"
     problem, options = read_problem(path, comm_scale=4.0), Options()
-    assert schedule(redacted(problem), options).order == schedule(problem, options).order
+    assert schedule(redact_problem(problem), options).order == schedule(problem, options).order
 
 
 @pytest.mark.slow
@@ -347,7 +347,7 @@ def test_every_command_saves_what_it_read(command: str, problem: str, tmp_path: 
     assert run(*command.split(), "--save-problem", str(out), problem) == 0
     assert read_problem(out) == EXAMPLE
     assert run(*command.split(), "--save-problem", str(out), "--redact", problem) == 0
-    assert read_problem(out) == redacted(EXAMPLE)
+    assert read_problem(out) == redact_problem(EXAMPLE)
 
 
 def test_times_and_contention_are_saved_as_used(problem: str, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from overlap_sched.judge.validate import launch_violation, memory_profile, viola
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import Contention
-from overlap_sched.problem.file import problem_bytes, read_problem, redacted, write_problem
-from overlap_sched.problem.parts import needed_first, parted
+from overlap_sched.problem.file import problem_bytes, read_problem, redact_problem, write_problem
+from overlap_sched.problem.parts import cut_problem, needed_first
 from overlap_sched.problem.precedence import Preserve, launch_pairs
 from overlap_sched.scheduler.driver import schedule
 from overlap_sched.transform.recompute import refusal
@@ -223,7 +223,7 @@ def test_files_have_them_as_version_2(tmp_path: Path) -> None:
 
 
 def test_redacted_names() -> None:
-    assert [node.launches for node in redacted(problem("bA*")).nodes] == [(), ("group0",), ("*",)]
+    assert [node.launches for node in redact_problem(problem("bA*")).nodes] == [(), ("group0",), ("*",)]
 
 
 def test_ranks_that_differ_in_them_have_other_digests() -> None:
@@ -245,7 +245,7 @@ def test_as_much_is_live_as_in_the_whole(problem: Problem, data: st.DataObject) 
     if count < 2 or outputs(problem) > 1:
         return
     at = data.draw(st.integers(1, count - 1))
-    first, second = parted(problem, at)
+    first, second = cut_problem(problem, at)
     ahead = [v for v, node in enumerate(problem.nodes) if v < at or node.kind is Kind.INPUT]
     behind = [v for v in range(count) if v not in set(ahead)]
     whole = memory_profile(problem, [*ahead, *behind])
@@ -262,7 +262,7 @@ def test_as_much_is_live_as_in_the_whole(problem: Problem, data: st.DataObject) 
 def test_the_halves_take_no_less_than_the_whole(problem: Problem) -> None:
     if len(problem.nodes) < 2 or outputs(problem) > 1 or problem.contention:
         return
-    steps = [replay(one, one.original_order).step_us for one in parted(problem, len(problem.nodes) // 2)]
+    steps = [replay(one, one.original_order).step_us for one in cut_problem(problem, len(problem.nodes) // 2)]
     assert sum(steps) >= replay(problem, problem.original_order).step_us - 1e-6
 
 
@@ -271,7 +271,7 @@ def test_what_a_node_needs_comes_first() -> None:
     order, count = needed_first(EXAMPLE, 6)
     assert [EXAMPLE.nodes[v].name for v in order[:count]] == ["w", "x", "mm", "wgrad"]
     assert violation(EXAMPLE, order) is None
-    first, second = parted(EXAMPLE.renumbered(order), count)
+    first, second = cut_problem(EXAMPLE.renumbered(order), count)
     assert [node.name for node in first.nodes] == ["w", "x", "mm", "wgrad", "example.given"]
     assert [(node.name, node.kind.value) for node in second.nodes[:4]] == [
         ("w.0", "input"),

@@ -17,14 +17,14 @@ from overlap_sched.errors import OptionsError, OverlapSchedWarning, PinError, Pr
 from overlap_sched.judge.validate import pin_violation, together_violation, violation
 from overlap_sched.options import Base, Concurrent
 from overlap_sched.problem import PART
-from overlap_sched.problem.file import redacted
+from overlap_sched.problem.file import redact_problem
 from overlap_sched.problem.pins import BINDS_NOTHING, Pin, is_in, pin_notes, pin_pairs, pinned, read_pin
 from overlap_sched.report.words.schedule import pins_text
 from overlap_sched.scheduler.driver import close_up
 from overlap_sched.scheduler.restrictions import clashes, kept_apart
 from overlap_sched.scheduler.task import Task
 from overlap_sched.transform.plan import plan
-from tests.scheduler.test_pipeline import check_promises
+from tests.scheduler.test_driver import check_promises
 from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.layers import layers
@@ -356,7 +356,7 @@ def test_nodes_have_pins_of_their_own(tmp_path: Path) -> None:
     assert pin_violation(marked, schedule(problem, found.options).order, ()) is not None
     write_problem(marked, tmp_path / "marked.json")
     assert read_problem(tmp_path / "marked.json") == marked
-    shown = redacted(marked)
+    shown = redact_problem(marked)
     assert schedule(shown, found.options).order == found.order
     assert "layers" not in repr(shown)
 
@@ -371,7 +371,7 @@ def test_redacted_pins_name_nodes_instead_of_modules() -> None:
         for node in EXAMPLE.nodes
     )
     marked = replace(EXAMPLE, nodes=nodes)
-    shown = redacted(marked)
+    shown = redact_problem(marked)
     assert "secret" not in repr(shown)
     assert shown.nodes[2].marks == ("not before n4",)
     assert schedule(shown, OPTIONS).order == schedule(marked, OPTIONS).order

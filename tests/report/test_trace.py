@@ -62,7 +62,7 @@ def check(schedule: Schedule, found: list[Event]) -> None:
             assert round(1000 * (ts + dur)) <= round(1000 * after)
     for pid, order in orders(schedule):
         run = replay(schedule.problem, order)
-        mine = [event for one in found if one["pid"] == pid]
+        mine = [one for one in found if one["pid"] == pid]
         sums: dict[str, float] = defaultdict(float)
         for one in mine:
             if one["ph"] == "X":

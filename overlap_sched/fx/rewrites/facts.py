@@ -44,9 +44,7 @@ class GraphFacts:
         }
         self._roots = {node: frozenset(roots) for node, roots in zip(nodes, reading.outs, strict=True)}
         self._written = {root for roots in reading.writes.values() for root in roots}
-        self._by_address = {
-            root for v, takes in enumerate(reading.takes) if nodes[v].target in _BY_ADDRESS for root in takes
-        }
+        self._by_address = {r for v, takes in enumerate(reading.takes) if nodes[v].target in _BY_ADDRESS for r in takes}
         self._returned = {root for v, takes in enumerate(reading.takes) if nodes[v].op == "output" for root in takes}
         self._frozen = {groups[v][0] for v, comm in comms.items() if comm.point_to_point}
         self._carried = carried_facts(graph)

@@ -179,7 +179,7 @@ class GraphMaker(GraphDraft):
         """The groups that the graph of a dump carries along."""
         return getattr(self.graph.owning_module, "meta", {}).get(GROUPS_KEY) or {}
 
-    def look_at_input(self, new: New[fx.Node], one: Single[fx.Node], reshape: Reshape) -> fx.Node:
+    def view_input(self, new: New[fx.Node], one: Single[fx.Node], reshape: Reshape) -> fx.Node:
         return self.look(new, VIEW, one.sources[0], reshape)
 
     def look(self, new: New[fx.Node], op: str, of: fx.Node, *args: Any, nbytes: int | None = None) -> fx.Node:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from overlap_sched.cost import Price
 from overlap_sched.cost.profile import How, MeasuredTime, Profile, Sought
-from overlap_sched.cost.table import CollectiveTime, KernelTime, Tables, placed
+from overlap_sched.cost.table import CollectiveTime, KernelTime, Tables, describe_table
 from overlap_sched.peak_memory.peak import Peak, PeakStorage
 from overlap_sched.problem import Kind, NodeId, Problem
 from overlap_sched.report.table import captioned_table
@@ -319,7 +319,7 @@ def calibration_text(tables: Tables, failed: Sequence[str], path: str) -> str:
     groups: dict[tuple[str, int, int], list[CollectiveTime]] = {}
     for one in tables.collectives:
         groups.setdefault((one.kind, one.ranks, one.nodes), []).append(one)
-    lines += [_collectives(placed(*key), ones) for key, ones in sorted(groups.items())]
+    lines += [_collectives(describe_table(*key), ones) for key, ones in sorted(groups.items())]
     ops: dict[str, list[KernelTime]] = {}
     for kernel in tables.kernels:
         ops.setdefault(kernel.op, []).append(kernel)

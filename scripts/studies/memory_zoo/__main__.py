@@ -2,8 +2,6 @@
 
     python -m scripts.studies.memory_zoo                       every model (torchvision and transformers: pip install them first)
     python -m scripts.studies.memory_zoo AlexNet BERT          only models whose names contain one of these
-    python -m scripts.studies.memory_zoo --collectives         the benchmark's graphs instead: lowest peak, bound, overlap
-    python -m scripts.studies.memory_zoo --solvers             CP-SAT beside HiGHS on windows of a few models
     python -m scripts.studies.memory_zoo --hard tests/data/minimalloc   addresses of MiniMalloc's hard problems, within their capacity
     ... --json record.json                      also a dated record with hardware and versions
 
@@ -18,38 +16,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from llama_repro.bench.cases import cases
 from llama_repro.harness.record import provenance, write_record
 from scripts.studies.memory_zoo import tables
 from scripts.studies.memory_zoo.hard import hard_row, hard_table
 from scripts.studies.memory_zoo.models import ENTRIES, Entry
 from scripts.studies.memory_zoo.published import TORCH_RATIOS
-from scripts.studies.memory_zoo.rows import CollectiveRow, SolverRow, ZooRow, collective_row, solver_rows, zoo_row
+from scripts.studies.memory_zoo.rows import ZooRow, zoo_row
 from scripts.studies.memory_zoo.trace import parameter_count, step_problem
 from tests.support.minimalloc import CAPACITY, LETTERS, hard_problem
 
 PACKAGES = ("torch", "torchvision", "transformers", "numpy", "ortools")
-SOLVER_MODELS, SOLVER_LENGTHS, SOLVER_SECONDS = ("AlexNet", "ResNet18", "MNASNet", "ViT-B/16"), (12, 24, 48), 30.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="only models whose names contain one of these")
-    parser.add_argument("--collectives", action="store_true", help="the graphs with collectives instead")
-    parser.add_argument("--solvers", action="store_true", help="CP-SAT beside HiGHS instead")
     parser.add_argument("--hard", type=Path, metavar="FOLDER", help="MiniMalloc's hard problems instead")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write a record")
     options = parser.parse_args(arguments)
     rows: list[Any] = []
-    if options.collectives:
-        loaded = (case.load(_tell) for case in cases([], generated=False))
-        rows = [collective_row(problem) for case in loaded for problem in case.problems]
-        shown, broken = tables.collective_table(rows), [row.graph for row in rows if _above(row)]
-    elif options.solvers:
-        rows = list(_solver_rows())
-        shown, broken = tables.solver_table(rows), []
-    elif options.hard:
+    if options.hard:
         rows = [hard_row(hard_problem(options.hard, letter)) for letter in LETTERS]
         shown = hard_table(rows)
         broken = [f"{row.problem} does not fit" for row in rows if row.arena_bytes > CAPACITY]
@@ -94,14 +81,7 @@ def _tell(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
 
 
-def _solver_rows() -> Iterator[SolverRow]:
-    for entry in ENTRIES:
-        if entry.name in SOLVER_MODELS:
-            problem = step_problem(entry.name, entry.build(), entry.batch(1), entry.loss)
-            yield from solver_rows(problem, SOLVER_LENGTHS, SOLVER_SECONDS)
-
-
-def _above(row: ZooRow | CollectiveRow) -> bool:
+def _above(row: ZooRow) -> bool:
     return row.peak_bytes > row.original_bytes
 
 

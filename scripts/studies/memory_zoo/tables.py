@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from statistics import mean
 
 from llama_repro.harness.console import markdown_table
-from overlap_sched.report.units import change, duration, size
+from overlap_sched.report.units import size
 from scripts.studies.memory_zoo.published import MODEL_AVERAGES, MODEL_LIKE, TORCH_RATIOS
-from scripts.studies.memory_zoo.rows import CollectiveRow, SolverRow, ZooRow
+from scripts.studies.memory_zoo.rows import ZooRow
 
 
 def zoo_table(rows: Sequence[ZooRow]) -> str:
@@ -77,43 +77,7 @@ def torch_table(rows: Sequence[ZooRow]) -> str:
     return markdown_table(heads, lines)
 
 
-def collective_table(rows: Sequence[CollectiveRow]) -> str:
-    """Lowest peaks of graphs with collectives, and overlap from there."""
-    heads = ["graph", "nodes", "original peak", "lowest found", "bound", "time (7 simple orders)", "step: original"]
-    heads += ["scheduled from the original", "from the lowest, within the original peak"]
-    lines = [
-        (
-            f"`{row.graph}`" + ("" if row.memory_model == "runtime" else f", {row.memory_model} model"),
-            f"{row.nodes:,}",
-            size(row.original_bytes),
-            f"{size(row.peak_bytes)} ({change(row.original_bytes, row.peak_bytes)})",
-            _bound(row),
-            f"{row.order_s:.1f} s ({row.simple_s:.2f} s)",
-            duration(row.original_us),
-            f"{duration(row.step_us)}, {size(row.scheduled_bytes)}",
-            f"{duration(row.base_step_us)} ({change(row.step_us, row.base_step_us)}), {size(row.base_bytes)}",
-            f"{duration(row.tight_step_us)} ({change(row.step_us, row.tight_step_us)})",
-        )
-        for row in rows
-    ]
-    return markdown_table([*heads, "from the lowest, within the lowest"], lines)
-
-
-def solver_table(rows: Sequence[SolverRow]) -> str:
-    """Both solvers side by side."""
-    lines = [
-        (one.graph, f"{one.window}", f"{one.variables:,}", f"{one.rows:,}", _solver(one), _solver(other))
-        for one, other in zip(rows[::2], rows[1::2], strict=True)
-    ]
-    return markdown_table(["window of", "nodes", "variables", "rows", "CP-SAT", "HiGHS"], lines)
-
-
-def _bound(row: ZooRow | CollectiveRow) -> str:
+def _bound(row: ZooRow) -> str:
     if row.peak_bytes == row.bound_bytes:
         return "optimal"
     return f"{size(row.bound_bytes)} ({100 * (row.peak_bytes / row.bound_bytes - 1):.2f} %)"
-
-
-def _solver(row: SolverRow) -> str:
-    found = "nothing" if row.lowest_bytes is None else size(row.lowest_bytes)
-    return f"{found}, {'proven' if row.proven else 'not proven'}, {row.solve_s:.1f} s"

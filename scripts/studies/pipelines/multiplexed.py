@@ -14,7 +14,7 @@ from overlap_sched.options import Options
 from overlap_sched.pipeline.graphs import GraphSource, JobGraphs, MeasuredGraph
 from overlap_sched.problem import Kind, Order, Problem
 from overlap_sched.problem.file import read_problem
-from overlap_sched.problem.parts import parted
+from overlap_sched.problem.parts import cut_problem
 from overlap_sched.report.units import size
 from overlap_sched.scheduler.driver import schedule
 
@@ -31,8 +31,8 @@ def halves(model: str) -> tuple[Problem, Problem]:
     whole = read_problem(DEEPSEEK)
     number = {node.name: v for v, node in enumerate(whole.nodes)}
     first, second = (number[name] for name in LOSS)
-    front, back = parted(whole, second)
-    return parted(front, first)[0], back
+    front, back = cut_problem(whole, second)
+    return cut_problem(front, first)[0], back
 
 
 def exposed_us(problem: Problem, line: Replay, kinds: tuple[str, ...]) -> float:

@@ -1,0 +1,232 @@
+"""Schedules, graphs and quantities in words: the figures that are named, and that nothing is lost or made up."""
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from overlap_sched import EXAMPLE, Options, Problem, Schedule, schedule
+from overlap_sched.cost.profile import MeasuredTime, Profile, Sought
+from overlap_sched.cost.table import COPY, CollectiveTime, KernelTime, Tables
+from overlap_sched.errors import ProblemError
+from overlap_sched.peak_memory import replay_allocator
+from overlap_sched.problem.contention import NO_CONTENTION, Contention
+from overlap_sched.problem.sizes import EXPANDABLE, PLAIN, AllocatorSettings
+from overlap_sched.report.units import between, change, count, duration, from_to, printable, size
+from overlap_sched.report.words.graph import calibration_text, profile_notes, profile_table
+from overlap_sched.report.words.schedule import (
+    Reserved,
+    contention_figures,
+    contention_line,
+    explanation,
+    figures,
+    gap_percent,
+    reserved_figures,
+    reserved_lines,
+    reserved_of,
+    reserved_rows,
+    short_text,
+    summary,
+    verdict,
+)
+
+ByHand = Callable[..., Schedule]
+GIB = 2**30
+
+
+def words(table: Table) -> str:
+    file = io.StringIO()
+    Console(file=file, width=120, color_system=None).print(table)
+    return " ".join(file.getvalue().split())
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        ([duration(us) for us in (0.0, 0.03, 0.06, 999.0, 1000.0)], "0.0 us, 30.0 ns, 0.1 us, 999.0 us, 1.00 ms"),
+        ([duration(us) for us in (2_281_812.0, 12_340_000.0)], "2,281.8 ms, 12.34 s"),
+        ([size(n) for n in (0, 1023, 1536, 21 * 2**20, 36136566784)], "0 B, 1023 B, 1.5 KiB, 21.0 MiB, 33.655 GiB"),
+        ([change(*pair) for pair in ((190, 120), (7, 7), (10**6, 10**6 - 1), (0, 3))], "-36.8 %, +0.0 %, +0.0 %, -"),
+        ([between("190.0 us", "120.0 us"), between("1.00 ms", "120.0 us")], "190.0 → 120.0 us, 1.00 ms → 120.0 us"),
+        ([from_to("14.10 ms", "0.80 ms"), from_to("14.10 ms", "0.0 us")], "14.10 -> 0.80 ms, 14.10 -> 0 ms"),
+        ([from_to("0.0 us", "0.0 us"), from_to("0 B", "12 B")], "0 -> 0 us, 0 -> 12 B"),
+        ([count(number, "graph") for number in (0, 1, 2000)], "0 graphs, 1 graph, 2,000 graphs"),
+        ([printable("\x1b[31mred\n"), printable("漢字 mm_1")], "\\x1b[31mred\\n, 漢字 mm_1"),
+    ],
+)
+def test_quantities(found: list[str], text: str) -> None:
+    assert ", ".join(found) == text
+
+
+@pytest.mark.parametrize(
+    ("contention", "named", "more"),
+    [
+        (Contention({"all_gather": 1.5}, stretch={"": 2.0}), ["1.5 times", "all_gather*"], {"stretch": {"": 2.0}}),
+        (Contention(lanes=2, crowding=1.5), ["2 collectives", "1.5 times"], {"lanes": 2, "crowding": 1.5}),
+        (
+            Contention({"": 1.2}, shares={"flops": 0.5}, flops_per_byte=295.0),
+            ["1.2 times", "0.5 where", "flops"],
+            {"shares": {"flops": 0.5}, "flops_per_byte": 295.0},
+        ),
+    ],
+)
+def test_contention(contention: Contention, named: list[str], more: dict[str, object]) -> None:
+    assert all(text in contention_line(contention) for text in ("With contention: ", *named))
+    assert contention_figures(contention) == {"slowdown": dict(contention.slowdown), "links": {}, **more}
+    assert (contention_line(NO_CONTENTION), contention_figures(NO_CONTENTION)) == ("", None)
+
+
+def test_a_calibration() -> None:
+    gathers = [CollectiveTime("all_gather", 8, 2, 2**20, 500.0, 20.0)]
+    kernels = [KernelTime("aten.mm.default", "a", 4 * 10**9, 10**6, 10.0), KernelTime(COPY, "c", 0, 10**6, 10.0)]
+    text = calibration_text(Tables(tuple(gathers), tuple(kernels)), ["all_to_all: no such thing"], "c.toml")
+    for named in ("c.toml: 1 collectives, 2 kernels", "8 ranks on 2 nodes", "1.0 MiB 500.0 us (2.10 GB/s)",
+                  "100 GB/s at best", "400 TFLOP/s at best", "not measured: all_to_all: no such thing"):  # fmt: skip
+        assert named in text
+    assert calibration_text(Tables(), [], "c.toml") == "c.toml: 0 collectives, 0 kernels measured"
+
+
+def test_a_profile() -> None:
+    mm = Sought("aten::mm", ((4, 8), (8, 2)), 6.0)
+    gather = Sought("_c10d_functional::all_gather_into_tensor", ((16,),), 10.0, collective=True)
+    lost = tuple(Sought(f"aten::{name}", (), 1.0) for name in ("a", "b", "b"))
+    found = (MeasuredTime(3.0, "order"), MeasuredTime(4.0, "order"), MeasuredTime(25.0, "order"), None, None, None)
+    profile = Profile((mm, mm, gather, *lost), found, runs=1, ranks=1, skew_us=None, fused_us=0.0)
+    said = "\n".join(profile_notes(profile))
+    for named in ("3 of 6 nodes", "88.0%", "one rank", "2 x aten::b, 1 x aten::a"):
+        assert named in said
+    alone = profile_notes(replace(profile, skew_us=1250.0, ranks=2))
+    assert "1.25 ms of waiting" in "\n".join(alone)
+    rows = words(profile_table(profile))
+    assert rows.index("all_gather_into_tensor [16] 1 10.0 us 25.0 us 2.50") < rows.index("2 12.0 us 7.0 us 0.58")
+
+
+@pytest.mark.parametrize(
+    ("here", "allocator", "settings", "title"),
+    [
+        ("", "environment", PLAIN, "plain segments"),
+        ("expandable_segments:True", "environment", EXPANDABLE, "expandable segments"),
+        ("expandable_segments:True", "plain", PLAIN, "plain segments"),
+        ("max_split_size_mb:64", "environment", AllocatorSettings(max_split_size_bytes=2**26), "PYTORCH_ALLOC_CONF"),
+    ],
+)
+def test_reserved_bytes_are_those_of_a_replay(
+    here: str, allocator: str, settings: AllocatorSettings, title: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", here)
+    found = schedule(EXAMPLE, Options(headroom="5MiB", allocator=allocator))
+    before, after = (
+        replay_allocator(EXAMPLE, order, settings).reserved_bytes for order in (EXAMPLE.original_order, found.order)
+    )
+    reserved = reserved_of(found)
+    assert reserved == Reserved(before, after, settings)
+    assert reserved.title == f"reserved, {title}"
+    assert reserved_figures(reserved) == {"original_reserved_bytes": before, "reserved_bytes": after}
+    assert reserved_rows(reserved, 6 * GIB)[0][1:] == (size(before), size(after), change(before, after), "6.000 GiB")
+    assert between(size(before), size(after)) in reserved_lines(reserved)[0]
+
+
+def test_where_nothing_is_replayed() -> None:
+    assert reserved_of(schedule(EXAMPLE, Options(allocator="none"))) is None
+    tracked = schedule(replace(EXAMPLE, memory_model="tracker"), Options(memory_model="tracker"))
+    assert reserved_of(tracked) is None
+    assert (reserved_rows(None), reserved_lines(None), set(reserved_figures(None).values())) == ((), [], {None})
+    assert "reserved" not in verdict(tracked, tracked.problem, None).sentence
+
+
+@pytest.mark.parametrize(
+    ("options", "came", "named"),
+    [
+        ({}, "reordered", ["150.0 us instead of 190.0 us", "21.1 % shorter", "21.0 MiB live (as before)"]),
+        ({"headroom": "5MiB"}, "reordered", ["120.0 us", "26.0 MiB live (23.8 % more)", "42.0 MiB reserved (90.9 %"]),
+        ({"effort": 0}, "kept", ["The original order stays", "21.0 MiB live and 22.0 MiB reserved"]),
+        ({"memory_limit": "20MiB"}, "fails", ["does not fit into 20.0 MiB"]),
+        ({"memory_limit": "1GiB"}, "runs", ["fits into 1.000 GiB"]),
+    ],
+)
+def test_the_verdict(options: dict[str, object], came: str, named: list[str]) -> None:
+    found = schedule(EXAMPLE, Options(**options))  # type: ignore[arg-type]
+    said = verdict(found, EXAMPLE, reserved_of(found))
+    assert said.came == came
+    assert all(text in said.sentence for text in named), said.sentence
+    asked = [verdict(found, replace(EXAMPLE), reserved_of(found), fits).came for fits in (True, False)]
+    assert asked == ["runs", "fails"]
+
+
+def test_what_a_memory_limit_lacks_is_named() -> None:
+    text = short_text(schedule(EXAMPLE, Options(memory_limit="12MiB")))
+    assert all(named in text for named in ("12.0 MiB", "10.0 MiB more", "overlap-sched fit"))
+    assert short_text(schedule(EXAMPLE, Options(memory_limit="1GiB"))) == ""
+
+
+def test_figures(reordered: Schedule, by_hand: ByHand, odd: Problem) -> None:
+    found = figures(reordered)
+    keys = ("original_step_us", "step_us", "exposed_us", "bound_us", "gap_percent", "peak_bytes", "headroom_bytes")
+    assert [found[key] for key in keys] == [190.0, 120.0, 10.0, 120.0, 0.0, 26 * 2**20, 5 * 2**20]
+    kept = by_hand(EXAMPLE, EXAMPLE.original_order, fell_back="full runs before gather")
+    assert (figures(kept)["fell_back"], found["fell_back"]) == (True, False)
+    assert figures(kept)["gap_percent"] == pytest.approx(100 * (190 / 120 - 1))
+    assert figures(by_hand(odd, odd.original_order))["gap_percent"] == 0.0
+    assert gap_percent(120.0 * (1 + 1e-12), 120.0) == 0.0
+    assert gap_percent(90.0, 120.0) == pytest.approx(-25.0)  # a wrong bound must show
+
+
+def test_the_summary(reordered: Schedule, by_hand: ByHand, odd: Problem) -> None:
+    text = words(summary(reordered))
+    for row in ("10 nodes, 2 collectives on 1 process group", "step 190.0 us 120.0 us -36.8 % 120.0 us",
+                "exposed 80.0 us 10.0 us -87.5 %", "peak memory 21.0 MiB 26.0 MiB +23.8 % 26.0 MiB",
+                "gap to the lower bound 58.3 % 0.0 %", "the original peak plus 5.0 MiB"):  # fmt: skip
+        assert row in text
+    assert "odd $x_1$ \\x1b[31m: 5 nodes" in words(summary(by_hand(odd, odd.original_order)))
+    kept = by_hand(EXAMPLE, EXAMPLE.original_order, Options(budget="profile"))
+    assert "the original profile (its peak is shown) plus 0 B." in words(summary(kept))
+
+
+def test_a_collective_is_explained(reordered: Schedule) -> None:
+    decision = replace(
+        reordered.decisions[0],
+        reason="no stall", under=(4,), held_by="memory", over_bytes=3 * 2**20, over_position=5,
+    )  # fmt: skip
+    text = explanation(replace(reordered, decisions=(decision,)), "gather")
+    for named in ("on group fsdp of 8, 8.0 MiB, 40.0 us", "hidden 40.0 us under mm (50.0 us)", "position 2",
+                  "every other ready node would have stalled", "first waited for at 80.0 us", "blocked by memory",
+                  "3.0 MiB (3,145,728 bytes) over the budget while dgrad runs (position 5"):  # fmt: skip
+        assert named in text
+
+
+def test_the_most_exposed_come_first(reordered: Schedule) -> None:
+    lines = explanation(reordered).splitlines()
+    assert "2 collectives, 1 exposed for 10.0 us" in lines[0]
+    assert [line.split(":")[0] for line in lines[6:] if line and not line.startswith(" ")] == ["scatter", "gather"]
+    assert "(originally 7: 2 earlier)" in lines[9]
+
+
+@pytest.mark.parametrize(
+    ("held", "text"),
+    [
+        ({"held_by": "nothing"}, "nothing"),
+        ({"held_by": "dependency", "held_node": 6}, "a dependency: wgrad"),
+        ({"held_by": "stream", "held_node": 2}, "its stream: gather"),
+        ({"held_by": "choice"}, "nothing: dependencies and live bytes allow"),
+        ({"held_by": "stream"}, "its stream, which was busy"),
+        ({"held_by": "start"}, "the start of the graph"),
+    ],
+)
+def test_what_blocked_it(reordered: Schedule, held: dict[str, object], text: str) -> None:
+    decision = replace(reordered.decisions[1], **held)  # type: ignore[arg-type]
+    said = explanation(replace(reordered, decisions=(decision,)), "scatter").splitlines()[-1]
+    assert said.startswith(f"  blocked by {text}")
+
+
+def test_odd_ones_are_explained(reordered: Schedule, by_hand: ByHand, odd: Problem) -> None:
+    kept = by_hand(EXAMPLE, EXAMPLE.original_order, fell_back="full runs before gather")
+    assert "full runs before gather" in explanation(kept).splitlines()[1]
+    text = explanation(by_hand(odd, odd.original_order))
+    assert all(named in text for named in ("nothing in this graph waits for it", "a\\nb: all_reduce", "漢字: "))
+    with pytest.raises(ProblemError, match="Did you mean 'gather'"):
+        explanation(reordered, "gathr")
+    with pytest.raises(ProblemError, match="'gather', 'scatter'"):
+        explanation(reordered, "mm")

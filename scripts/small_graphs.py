@@ -67,12 +67,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def second_opinion(problem: Problem) -> float | None:
     """The optimum as CP-SAT has it; ``None`` where its count of work was used up before it had a proof."""
-    from tests.support.exact import cpsat
+    from tests.support import exact_search
 
     budget, _ = peak_memory(problem, problem.original_order)
     try:
-        found = cpsat.shortest_step(problem, budget)
-    except cpsat.NotSolvedError:
+        found = exact_search.shortest_step(problem, budget)
+    except exact_search.NotSolvedError:
         return None
     return -1.0 if found is None else found[0]
 

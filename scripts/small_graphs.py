@@ -5,8 +5,8 @@
     scripts/small_graphs.py --second-opinion   also solve all of them with CP-SAT (minutes; needs ortools)
     scripts/small_graphs.py --update           write the figures that the tests guard (tests/data/small_graphs.json)
 
-The graphs (tests/support/exact/graphs.py) have up to 25 nodes: gathers, matmuls, reductions on up to three process
-groups, by fixed seeds. The optimum (tests/support/exact/search.py) is the shortest step of any order within the
+The graphs (tests/support/small_graphs.py) have up to 25 nodes: gathers, matmuls, reductions on up to three process
+groups, by fixed seeds. The optimum (tests/support/exact_search.py) is the shortest step of any order within the
 original peak; simulated, runtime memory model. "reachable" is the best order of which every beginning can be completed
 in the original order within the budget.
 """
@@ -25,8 +25,7 @@ from overlap_sched.judge.validate import peak_memory
 from overlap_sched.problem import Problem
 from overlap_sched.report.progress import progress
 from overlap_sched.report.table import captioned_table
-from tests.support.exact.graphs import FAMILIES, SEEDS, small_graph
-from tests.support.exact.table import GOLDEN, Row, measure, summary, write_golden
+from tests.support.small_graphs import FAMILIES, GOLDEN, SEEDS, Row, measure, small_graph, summary, write_golden
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

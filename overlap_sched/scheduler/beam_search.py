@@ -30,7 +30,7 @@ import numpy.typing as npt
 from overlap_sched.problem import Kind
 from overlap_sched.problem.precedence import Pair, neighbours
 from overlap_sched.scheduler.runs import close_enough, lowest_peak, simple_bound_us
-from overlap_sched.scheduler.task import SAME_STEP, Candidate, Reason, Reference, Task, Work
+from overlap_sched.scheduler.task import SAME_STEP, TUNING, Candidate, Reason, Reference, Task, Work
 
 MANY = 1_000_000
 
@@ -255,9 +255,6 @@ def _bits(places: Iterable[int]) -> int:
     return bits
 
 
-LOOKS, FEWEST = 1_000, 4
-"""A unit of effort is worth so many states, by their nodes; no search is worth it with fewer states than the second."""
-
 SEARCHES = (
     Beam(8, tried=1),
     Beam(16, tried=2, start="lowest"),
@@ -282,8 +279,8 @@ class BeamSearchResult:
 
 def search_small(task: Task, reference: Reference, best: Candidate) -> Candidate:
     """The stage: what searches find on a graph so small that they are worth it, else the candidate given."""
-    widest = task.options.effort * LOOKS // len(reference.order)
-    if widest < FEWEST or task.problem.contention:
+    widest = task.options.effort * TUNING.beam_states // len(reference.order)
+    if widest < TUNING.beam_fewest or task.problem.contention:
         return best
     enough_us = simple_bound_us(task.problem, reference.priorities()) * close_enough(task)
     for search in SEARCHES:

@@ -38,10 +38,7 @@ from heapq import heappop, heappush
 from overlap_sched.problem import Kind, NodeId, Order, Problem
 from overlap_sched.problem.precedence import Neighbours, neighbours
 from overlap_sched.scheduler.admission import CompletionProfile, completion_profile
-from overlap_sched.scheduler.task import CHEAP, Priorities, Reference, Task
-
-SECOND_PATH = 0.08
-"""There are several chains if the longest path beside the longest path is at least this part of it."""
+from overlap_sched.scheduler.task import TUNING, Priorities, Reference, Task
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ def has_chains(problem: Problem) -> bool:
     inner = _between_compute(problem)
     longest_us, path = _longest_path(problem, inner, frozenset())
     beside_us, _ = _longest_path(problem, inner, frozenset(path))
-    return beside_us >= SECOND_PATH * longest_us > 0
+    return beside_us >= TUNING.second_path * longest_us > 0
 
 
 def chains(problem: Problem, priorities: Priorities, before: Sequence[Sequence[NodeId]]) -> Chains:
@@ -78,7 +75,7 @@ def chains(problem: Problem, priorities: Priorities, before: Sequence[Sequence[N
     follows, on_demand = [False] * len(before), [False] * len(before)
     for v, nodes in enumerate(before):
         follows[v] = any(not on_demand[u] for u in nodes)
-        on_demand[v] = not follows[v] and priorities.compute_us[v] <= CHEAP * priorities.total_us
+        on_demand[v] = not follows[v] and priorities.compute_us[v] <= TUNING.cheap * priorities.total_us
     return Chains(
         on_demand=on_demand,
         begins=[not one and not other for one, other in zip(follows, on_demand, strict=True)],
@@ -160,9 +157,6 @@ def _longest_path(problem: Problem, inner: Sequence[bool], without: frozenset[No
         v = last[v]
     return length_us, path
 
-
-_LOOK = 4
-"""So many nodes may be refused before the reference order has its way for one node."""
 
 _Ranked = tuple[float, NodeId]
 """A node in a heap, behind what it is ranked by."""
@@ -265,7 +259,7 @@ class _Interleaver:
     def _refuse(self, v: NodeId) -> None:
         """Try others; after a few of them the reference order has its way."""
         self.refused.append(v)
-        if self.memory is not None and (len(self.refused) >= _LOOK or not (self.at_hand or self.ready)):
+        if self.memory is not None and (len(self.refused) >= TUNING.refused_nodes or not (self.at_hand or self.ready)):
             self._run(self.memory.order[self.memory.first])
             self._return_refused()
 

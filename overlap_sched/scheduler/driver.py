@@ -39,7 +39,7 @@ from overlap_sched.problem.pins import pin_pairs, pinned
 from overlap_sched.problem.precedence import by_key
 from overlap_sched.scheduler.beam_search import search_small
 from overlap_sched.scheduler.explain import Decision, decisions
-from overlap_sched.scheduler.polish import WORTH_FIRST, count_rounds, fill_stalls, relink, shift_best
+from overlap_sched.scheduler.polish import count_rounds, fill_stalls, relink, shift_best
 from overlap_sched.scheduler.restrictions import (
     DeviceLimit,
     Proposal,
@@ -50,7 +50,7 @@ from overlap_sched.scheduler.restrictions import (
     on_one_stream,
 )
 from overlap_sched.scheduler.runs import first_run, lowest_peak, more_runs, of_chains
-from overlap_sched.scheduler.task import NO_WORK, Candidate, Reference, Stage, Stages, Task, Work
+from overlap_sched.scheduler.task import NO_WORK, TUNING, Candidate, Reference, Stage, Stages, Task, Work
 from overlap_sched.simulate.ledger import LiveRanges
 
 
@@ -130,7 +130,7 @@ def relink_far_from_bound(task: Task, reference: Reference, best: Candidate) -> 
     """
     if not best.reasons or not count_rounds(task):
         return best
-    if best.step_us <= lower_bound_us(task.problem) * (1 + 2 * WORTH_FIRST):
+    if best.step_us <= lower_bound_us(task.problem) * (1 + 2 * TUNING.relink_gain):
         return best
     return relink(task, reference, best)
 
@@ -369,10 +369,6 @@ def figures_of(problem: Problem, measured: JudgedOrder) -> Figures:
     return Figures(timeline.step_us, timeline.exposed_us, peak, at, together(problem, timeline))
 
 
-STALLS = (0.0, 0.5, 1.0)
-"""Of :func:`~overlap_sched.scheduler.restrictions.kept_apart`: the best result is kept."""
-
-
 def best_order(problem: Problem, options: Options, original: Candidate, stages: Stages) -> tuple[Candidate, int]:
     """The best order by (step, peak) of all bases that are asked for, and the peak that headroom is counted from.
 
@@ -454,7 +450,7 @@ def keep_groups_apart(task: Task, best: Candidate, original: Candidate, stages: 
     device = DeviceLimit.of(task)
     must_run = device is not None and device.runs(task.live_ranges, best.order)
     chosen = original if task.keeps(original.order) else None
-    for found, stalls in product((best, other), STALLS):
+    for found, stalls in product((best, other), TUNING.apart_stalls):
         order = kept_apart(problem, found.order, clash, defers, stalls)
         if order is None or not task.within_budget(order):
             continue

@@ -47,16 +47,14 @@ from overlap_sched.problem import Kind, NodeId, Problem
 from overlap_sched.problem.precedence import Pair, neighbours
 from overlap_sched.scheduler.admission import completion_profile
 from overlap_sched.scheduler.ready import InFlightKey, ReadyList
-from overlap_sched.scheduler.task import Candidate, LaunchKey, Reason, Reference, Refusal, SchedulerRun, Work
+from overlap_sched.scheduler.task import TUNING, Candidate, LaunchKey, Reason, Reference, Refusal, SchedulerRun, Work
 from overlap_sched.simulate.clock import Clock
 
-_ROUNDING = 1e-12
-"""Relative: the same times, summed up in another order, differ by less."""
-_LOOK = 4
-"""How many of the most urgent nodes, of each stream, are looked at in one step: refusals would be most of the work."""
 _FAR, _FARTHER = 40, 160
 """A collective with more open nodes before it than the first is far from ready; they are counted up to the second, as
 it is far then until the difference has run."""
+_ROUNDING = 1e-12
+"""Relative: the same times, summed up in another order, differ by less."""
 
 
 @dataclass(frozen=True)
@@ -287,7 +285,7 @@ class ListScheduler:
         for group, queue in self.ready.launches.items():
             until_us = self._until_alone_us(group) if queue else 0.0
             k = 0
-            for _ in range(_LOOK if until_us > 0.0 else 0):
+            for _ in range(TUNING.look if until_us > 0.0 else 0):
                 if k == len(queue) or queue[k].latest_start_us >= before_us:
                     break
                 v = queue[k].node
@@ -329,7 +327,7 @@ class ListScheduler:
         due = [queue for queue in self.ready.launches.values() if queue and queue[0].latest_start_us < before_us]
         for queue in sorted(due, key=itemgetter(0)) if len(due) > 1 else due:
             k = 0
-            for _ in range(_LOOK):
+            for _ in range(TUNING.look):
                 if k == len(queue) or queue[k].latest_start_us >= before_us:
                     break
                 v = queue[k].node
@@ -351,7 +349,7 @@ class ListScheduler:
         finish_us = start_us + nodes[v].time_us
         latest_us = end_us - level_us[v]
         stream_us = self._left_us[group or ""] if self._keeps_busy else 0.0
-        for u in [u for u in islice(self._to_launch[group], _LOOK) if level_us[u] > level_us[v]]:
+        for u in [u for u in islice(self._to_launch[group], TUNING.look) if level_us[u] > level_us[v]]:
             late_us = finish_us - (end_us - level_us[u])
             if late_us <= 0:
                 continue
@@ -408,7 +406,7 @@ class ListScheduler:
         paths, level_us, compute_us = self.ready.paths, self._level_us, self._compute_us
         now_us = self.clock.clock_us + self._slack_us
         k = 0
-        for _ in range(_LOOK):
+        for _ in range(TUNING.look):
             if k == len(paths):
                 break
             v = paths[k].node

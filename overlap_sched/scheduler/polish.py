@@ -63,13 +63,10 @@ import numpy.typing as npt
 from overlap_sched.problem import Kind, NodeId, Order, Problem
 from overlap_sched.problem.precedence import Pair, launch_pairs, moving_with, neighbours, positions, with_sooner
 from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.runs import FAR_AHEAD, IN_ORDER, RUN_NODES
-from overlap_sched.scheduler.task import SAME_STEP, Candidate, Reason, Reference, Task
+from overlap_sched.scheduler.runs import FAR_AHEAD, IN_ORDER
+from overlap_sched.scheduler.task import SAME_STEP, TUNING, Candidate, Reason, Reference, Task
 from overlap_sched.simulate.clock import StepTrail
 from overlap_sched.simulate.ledger import LiveRanges
-
-FARTHEST = 2_000
-"""A move goes no further than so many positions: that is enough time for any error, and keeps large graphs linear."""
 
 _MANY = 20
 """Of more users than this the last is found by vector operations."""
@@ -162,7 +159,7 @@ class _Line:
     def move_later(self, v: int, target: int) -> None:
         """Move v to position ``target``, or as near to it as memory allows."""
         at = int(self.position[v])
-        target = min(target, at + FARTHEST)
+        target = min(target, at + TUNING.shift_positions)
         if target <= at:
             return
         during, between = self._held(v, at + 1, target + 1)
@@ -185,7 +182,7 @@ class _Line:
     def move_sooner(self, v: int, target: int) -> None:
         """Move v to position ``target``, or as near to it as memory allows."""
         at = int(self.position[v])
-        target = max(target, at - FARTHEST)
+        target = max(target, at - TUNING.shift_positions)
         if target >= at:
             return
         held_during, held_between = self._held(v, target, at)
@@ -240,29 +237,24 @@ class _Line:
         self.position[self.order[begin:end]] = np.arange(begin, end)
 
 
-BETWEEN_PARTS = (30, 50, 70, 90)
-"""Percent of the way."""
 BETWEEN_POLICIES = (IN_ORDER, FAR_AHEAD)
 """Of runs that start from the shortest order in between: near it; and the critical path far ahead."""
-WORTH_FIRST, WORTH_MORE = 0.02, 0.002
-"""A first round that gains less of the step is not taken and the last one, a later one that gains less than the second
-is the last."""
 
 
 def count_rounds(task: Task) -> int:
     """How many rounds effort is worth: one a unit on a graph of up to 15,000 nodes, less on a larger one."""
-    return task.options.effort * RUN_NODES // max(len(task.problem.nodes), RUN_NODES)
+    return task.options.effort * TUNING.run_nodes // max(len(task.problem.nodes), TUNING.run_nodes)
 
 
 def relink(task: Task, reference: Reference, best: Candidate) -> Candidate:
     """Return the best order, or a shorter one found between it and the reference, round by round."""
     found = _round(task, reference, best)
-    if found.step_us >= best.step_us * (1 - WORTH_FIRST):
+    if found.step_us >= best.step_us * (1 - TUNING.relink_gain):
         return replace(best, work=found.work)
     for _ in range(1, count_rounds(task)):
         before_us = found.step_us
         found = _round(task, reference, found)
-        if found.step_us > before_us * (1 - WORTH_MORE):
+        if found.step_us > before_us * (1 - TUNING.relink_more_gain):
             break
     return found
 
@@ -270,9 +262,8 @@ def relink(task: Task, reference: Reference, best: Candidate) -> Candidate:
 def _round(task: Task, reference: Reference, best: Candidate) -> Candidate:
     """Return the best of the shortest order in between, of runs that start from it, and of the one given."""
     limit = task.limit_after(best)
-    orders = [
-        order for percent in BETWEEN_PARTS if task.within_budget(order := between(reference.order, best.order, percent))
-    ]
+    tried = (between(reference.order, best.order, percent) for percent in TUNING.relink_percents)
+    orders = [order for order in tried if task.within_budget(order)]
     if not orders:
         return best
     shortest = min(orders, key=task.step_times.of)
@@ -293,27 +284,11 @@ def between(first: Sequence[NodeId], second: Sequence[NodeId], percent: int) -> 
     return tuple(np.lexsort((at_first, (100 - percent) * at_first + percent * at_second)).tolist())
 
 
-WORTH_FILLING = 1e-4
-"""A stall is left as it is below this part of the step."""
-GRAIN = 0.1
-"""Compute of less than this part of the stall is not worth a move."""
-FARTHEST_COMPUTE = 1_000
-"""Compute is looked for so many positions in front of the launch."""
-MOST_NODES = 24
-"""What moves with one node, at most: weight gradients are needed by few."""
-QUEUED = 6
-"""So many collectives are passed in a queue, the last first."""
-TRIED_NODES = 1_000_000
-"""A unit of effort is so many nodes of orders that are tried."""
-MOST_IN_VAIN = 300
-"""So many in turn that make no step shorter are the last: where the network binds, compute stands still elsewhere."""
-
-
 def fill_stalls(task: Task, reference: Reference, best: Candidate) -> Candidate:
     """The stage: the order with its stalls filled, the first one first, over and over until nothing is gained."""
     if not best.reasons:
         return best
-    filler = _StallFiller(task, best, task.options.effort * TRIED_NODES // len(best.order))
+    filler = _StallFiller(task, best, task.options.effort * TUNING.stall_tried_nodes // len(best.order))
     while filler.fill_all():
         pass
     if filler.order is best.order:
@@ -338,10 +313,10 @@ class _StallFiller:
         for wait in [v for v in self.order if self._nodes[v].kind is Kind.WAIT]:
             launch = self._nodes[wait].collective
             stall_us = self._timeline.stall_us[wait]
-            if launch is None or stall_us < WORTH_FILLING * self.step_us:
+            if launch is None or stall_us < TUNING.stall_part * self.step_us:
                 continue
             for order, moved in self._orders(launch, stall_us):
-                if self._tries <= 0 or self._in_vain == MOST_IN_VAIN:
+                if self._tries <= 0 or self._in_vain == TUNING.stall_in_vain:
                     return False
                 if self._try(order, moved):
                     break
@@ -356,12 +331,12 @@ class _StallFiller:
         """Compute in front of a launch that it does not need, with what needs that: as much as the stall is long."""
         at, found, taken = self._position[launch], list[frozenset[NodeId]](), set[NodeId]()
         needed = {launch}
-        for v in reversed(self.order[max(at - FARTHEST_COMPUTE, 0) : at]):
+        for v in reversed(self.order[max(at - TUNING.stall_positions, 0) : at]):
             node = self._nodes[v]
             if not needed.isdisjoint(self._after[v]):
                 needed.add(v)
-            elif node.kind is Kind.COMPUTE and node.time_us >= GRAIN * stall_us and v not in taken:
-                moved = moving_with(v, self._after, self._position, range(at), MOST_NODES)
+            elif node.kind is Kind.COMPUTE and node.time_us >= TUNING.stall_grain * stall_us and v not in taken:
+                moved = moving_with(v, self._after, self._position, range(at), TUNING.stall_nodes)
                 if moved and taken.isdisjoint(moved):
                     found.append(moved)
                     taken |= moved
@@ -379,9 +354,9 @@ class _StallFiller:
             jobs = jobs[: len(jobs) // 2]
         for other in self._queue(launch):
             to = self._position[other]
-            if needs := moving_with(launch, self._before, self._position, range(to, at), MOST_NODES):
+            if needs := moving_with(launch, self._before, self._position, range(to, at), TUNING.stall_nodes):
                 yield with_sooner(self.order, needs, to), frozenset()
-            moved = moving_with(other, self._after, self._position, range(to, at + 1), MOST_NODES)
+            moved = moving_with(other, self._after, self._position, range(to, at + 1), TUNING.stall_nodes)
             if moved and launch not in moved:
                 yield self._with_behind(launch, moved), moved
 
@@ -390,7 +365,7 @@ class _StallFiller:
         nodes, launched_us = self._nodes, self._timeline.at_us[launch]
         before = (v for v in reversed(self.order[: self._position[launch]]) if nodes[v].kind is Kind.COLLECTIVE)
         same = (v for v in before if nodes[v].group == nodes[launch].group)
-        return list(islice(takewhile(lambda v: self._timeline.finish_us[v] > launched_us, same), QUEUED))
+        return list(islice(takewhile(lambda v: self._timeline.finish_us[v] > launched_us, same), TUNING.stall_queue))
 
     def _with_behind(self, launch: NodeId, moved: Collection[NodeId]) -> Order:
         """The order with nodes from in front of a launch right behind it."""

@@ -55,12 +55,10 @@ from overlap_sched.problem.precedence import Pair, by_key, launched_on, position
 from overlap_sched.problem.sizes import AllocatorSettings, size_bytes
 from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
 from overlap_sched.scheduler.runs import FAR_AHEAD, WHILE_STALLED
-from overlap_sched.scheduler.task import Candidate, Reference, Stages, Task
+from overlap_sched.scheduler.task import TUNING, Candidate, Reference, Stages, Task
 from overlap_sched.simulate.allocator import requests_of
 from overlap_sched.simulate.ledger import LiveRanges
 
-BUDGET_PARTS = (0.85, 0.55, 0.15, 0.05)
-"""Tighter budgets, as parts of the way from what is live in the reference order at each place to the budget."""
 BUDGET_POLICIES = (WHILE_STALLED, FAR_AHEAD)
 """Of runs within each; of eight policies the two that end shortest on the graphs of the benchmark."""
 
@@ -127,7 +125,7 @@ def best_that_runs(
 def _tighter(task: Task, reference: Reference) -> Iterator[tuple[npt.NDArray[np.int64], Policy]]:
     """Tighter and tighter budgets, each with the policies of runs within it."""
     live = np.minimum(reference.profile, task.limit)
-    for part in BUDGET_PARTS:
+    for part in TUNING.budget_parts:
         limit = (live + part * (task.limit - live)).astype(np.int64)
         yield from ((limit, policy) for policy in BUDGET_POLICIES)
 
@@ -303,10 +301,6 @@ class _ApartRun:
         raise _CannotBeError
 
 
-STEPS = 2_000_000
-"""Of the search for an order that needs less: a second or two."""
-
-
 @dataclass(frozen=True)
 class Proposal:
     """An order that other ranks may follow.
@@ -409,6 +403,6 @@ def _within_budget(task: Task, order: Order, stages: Stages) -> Candidate | None
 def _lower(problem: Problem, limit_bytes: int) -> Iterator[Order]:
     """Orders with the launches of the original one: that with less live where it is too much, then the lowest found."""
     graph = memory_graph_of(problem, "all")
-    low, _ = lower_to(graph, judged(graph, graph.rest), limit_bytes, STEPS)
+    low, _ = lower_to(graph, judged(graph, graph.rest), limit_bytes, TUNING.follow_steps)
     yield tuple(lead_with_inputs(graph, low.order))
     yield best_order(problem, "all", 1).order

@@ -17,7 +17,7 @@ from overlap_sched.peak_memory.best import MemoryPlan, best_order
 from overlap_sched.problem import Problem
 from overlap_sched.scheduler.chains import has_chains, interleaved
 from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
-from overlap_sched.scheduler.task import SAME_STEP, Candidate, Priorities, Reference, Task
+from overlap_sched.scheduler.task import SAME_STEP, TUNING, Candidate, Priorities, Reference, Task
 
 FAR, NEAR, NEXT = 8_000, 1_000, 250
 """How many positions ahead compute is looked for: in large graphs all of them would be most of the work."""
@@ -88,16 +88,6 @@ def policies_for(compute_binds: bool, contended: bool = False) -> tuple[Policy, 
         return CONTENDED_COMPUTE_BINDS if compute_binds else CONTENDED_NETWORK_BINDS
     return COMPUTE_BINDS if compute_binds else NETWORK_BINDS
 
-
-RUN_NODES = 15_000
-"""A unit of effort is one run on a graph of up to so many nodes, less on a larger one."""
-
-GOAL_PERCENT = 1.5
-"""Runs end once the step is within this, divided by the effort, of the simple bound: estimates are not that exact."""
-
-NEAR_TIMES = 4
-"""Within so many times that of a bound which knows the end of each stream, little is left to find: one run goes from
-chain to chain, and two that end at the same step are enough."""
 
 MEMORY_EFFORT = 2
 """Most effort that goes into the order with the lowest peak (:func:`overlap_sched.peak_memory.best_order`)."""
@@ -173,7 +163,7 @@ def near_us(task: Task, reference: Reference) -> float:
     problem = task.problem
     priorities = reference.priorities(_policies(task)[0].prepares)
     bound_us = max(simple_bound_us(problem, priorities), streams_bound_us(problem, priorities))
-    return bound_us * (1 + NEAR_TIMES * (close_enough(task) - 1))
+    return bound_us * (1 + TUNING.near_goals * (close_enough(task) - 1))
 
 
 def simple_bound_us(problem: Problem, priorities: Priorities) -> float:
@@ -194,7 +184,7 @@ def streams_bound_us(problem: Problem, priorities: Priorities) -> float:
 
 def close_enough(task: Task) -> float:
     """A step within this factor of the bound is good enough for the effort asked for."""
-    return 1 + GOAL_PERCENT / 100 / max(task.options.effort, 1)
+    return 1 + TUNING.goal_percent / 100 / max(task.options.effort, 1)
 
 
 def lowest_peak(task: Task) -> MemoryPlan:
@@ -209,7 +199,7 @@ def lowest_peak(task: Task) -> MemoryPlan:
 
 def runs(effort: int, nodes: int) -> int:
     """How many runs an effort is worth on a graph of so many nodes: one at least, none for no effort."""
-    return max(effort * RUN_NODES // max(nodes, RUN_NODES), min(effort, 1))
+    return max(effort * TUNING.run_nodes // max(nodes, TUNING.run_nodes), min(effort, 1))
 
 
 def busy_us(problem: Problem) -> tuple[float, float]:

@@ -35,8 +35,64 @@ from overlap_sched.problem.precedence import Pair, by_key, launch_pairs, positio
 from overlap_sched.simulate.clock import StepTimes
 from overlap_sched.simulate.ledger import LiveRanges
 
-CHEAP = 2e-4
-"""A compute node of at most this part of all compute may be moved to prepare a launch."""
+
+@dataclass(frozen=True)
+class Tuning:
+    """The numbers that tune the scheduler; all are parts or counts, so that graphs of every size and time are alike.
+
+    Behind them, where measured: how much longer steps become with another value, at most and on how many of 45 rows
+    (Llama-3-8B and DeepSeek-V3 backward, small FSDP steps and chains, at the original peak and 5 % above).
+    """
+
+    cheap: float = 2e-4
+    """Compute of at most this part of all compute may be moved to prepare a launch. 0: +2.3 %, 3 rows."""
+    look: int = 4
+    """How many of the most urgent nodes of a stream are looked at in one step. 1: +1.2 %, 2 rows."""
+    run_nodes: int = 15_000
+    """A unit of effort is one run on a graph of up to so many nodes, less on a larger one: the price of effort."""
+    goal_percent: float = 1.5
+    """Runs end once the step is within this, divided by the effort, of the simple bound: the price of the pass."""
+    near_goals: float = 4
+    """Within so many times that of a bound that knows the end of each stream, two runs that end alike are enough."""
+    second_path: float = 0.08
+    """There are several chains if the longest path beside the longest path is at least this part."""
+    refused_nodes: int = 4
+    """So many nodes may be refused before the reference order has its way, where chains are interleaved."""
+    beam_states: int = 1_000
+    """A unit of effort is worth so many states of the beam search, divided by nodes."""
+    beam_fewest: int = 4
+    """No search is worth it with fewer states."""
+    shift_positions: int = 2_000
+    """A shift goes no further: enough time for any error, and it keeps large graphs linear. 200: +2.6 %, 3 rows."""
+    relink_percents: tuple[int, ...] = (30, 50, 70, 90)
+    """Of the way from the reference to the best order. Only 50: +3.8 %, 2 rows."""
+    relink_gain: float = 0.02
+    """A first round that gains less of the step is not taken. 0: no row, and 7 % more time."""
+    relink_more_gain: float = 0.002
+    """A later round that gains less is the last. 0.02: +1.4 %, 2 rows."""
+    stall_part: float = 1e-4
+    """A stall below this part of the step is left as it is. 0.001: +0.5 %, 2 rows."""
+    stall_grain: float = 0.1
+    """Compute of less than this part of a stall is not worth a move."""
+    stall_positions: int = 1_000
+    """Compute is looked for so many positions in front of a launch."""
+    stall_nodes: int = 24
+    """What moves with one node, at most: weight gradients are needed by few."""
+    stall_queue: int = 6
+    """So many collectives are passed in a queue, the last first."""
+    stall_tried_nodes: int = 1_000_000
+    """A unit of effort is so many nodes of orders that are tried."""
+    stall_in_vain: int = 300
+    """So many orders in turn that gain nothing are the last."""
+    budget_parts: tuple[float, ...] = (0.85, 0.55, 0.15, 0.05)
+    """Tighter budgets for a device, as parts of the way from what is live in the reference order to the budget."""
+    apart_stalls: tuple[float, ...] = (0.0, 0.5, 1.0)
+    """For what part of its time compute waits for a launch that it would delay, where groups are kept apart."""
+    follow_steps: int = 2_000_000
+    """Of the search for an order with another rank's launches that needs less: a second or two."""
+
+
+TUNING = Tuning()
 
 
 class LaunchKey(NamedTuple):
@@ -107,7 +163,8 @@ def priorities(problem: Problem, order: Sequence[int], frees: Sequence[bool], pr
     for v in order:
         done_before[v] = done
         done += compute[v]
-    latest, bottom, stream = _backward(problem, order, done_before, done, CHEAP * done if prepares else 0.0, frees)
+    cheap_us = TUNING.cheap * done if prepares else 0.0
+    latest, bottom, stream = _backward(problem, order, done_before, done, cheap_us, frees)
     by_latest_start: dict[str | None, list[int]] = {}
     for v in sorted(problem.collectives, key=latest.__getitem__):
         by_latest_start.setdefault(problem.nodes[v].group, []).append(v)

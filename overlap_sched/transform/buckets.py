@@ -39,7 +39,7 @@ from overlap_sched.errors import RewriteError
 from overlap_sched.problem import OF_HOST, Kind, Node, NodeId, Order, Position, Problem
 from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
 from overlap_sched.scheduler.runs import EARLY, WHILE_STALLED
-from overlap_sched.scheduler.task import CHEAP, Reference
+from overlap_sched.scheduler.task import TUNING, Reference
 from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.deferral import defer_compute
@@ -400,7 +400,7 @@ class Windows:
     def __init__(self, problem: Problem, order: Sequence[int]) -> None:
         """Linear."""
         nodes, compute_us = problem.nodes, problem.compute_us
-        weight_us = CHEAP * sum(compute_us)
+        weight_us = TUNING.cheap * sum(compute_us)
         self.ready: list[Position] = [-1] * len(nodes)
         position = [0] * len(nodes)
         for at, v in enumerate(order):

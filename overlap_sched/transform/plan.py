@@ -44,8 +44,8 @@ from overlap_sched.problem import Problem
 from overlap_sched.scheduler.driver import Schedule, figures_of, no_collection, schedule
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.restrictions import DeviceLimit, clashes, kept_apart
-from overlap_sched.scheduler.runs import FAR_AHEAD, GOAL_PERCENT, IN_ORDER, busy_us, close_enough
-from overlap_sched.scheduler.task import Candidate, Task
+from overlap_sched.scheduler.runs import FAR_AHEAD, IN_ORDER, busy_us, close_enough
+from overlap_sched.scheduler.task import TUNING, Candidate, Task
 from overlap_sched.transform.buckets import (
     batch_time,
     host_times,
@@ -140,7 +140,7 @@ class Wanted:
 
 def wanted_of(options: Options, forms: Sequence[Form]) -> Wanted:
     """Return what these options and a backend that knows these forms of buckets admit."""
-    kinds, least = rewrites_wanted(options), GOAL_PERCENT / 100 / max(options.effort, 1)
+    kinds, least = rewrites_wanted(options), TUNING.goal_percent / 100 / max(options.effort, 1)
     used: tuple[Form, ...] = ()
     if "bucket" in kinds:
         used = tuple(forms)

@@ -1,16 +1,37 @@
-"""Addresses: nothing overlaps, nothing is lost; small cases against every possible packing."""
+"""Addresses: nothing overlaps, the search is exact on small problems, hard ones fit their capacity."""
 
 import itertools
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.peak_memory.addresses import Boxes, address_violation, place, plan_addresses
+from overlap_sched.peak_memory.addresses import (
+    RULES,
+    Boxes,
+    Ints,
+    OutOfWorkError,
+    PackingResult,
+    Search,
+    Sectioned,
+    Standing,
+    address_violation,
+    failing_section,
+    fit_below,
+    place,
+    plan_addresses,
+    rule_of,
+    sectioned,
+    smallest_arena,
+)
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.simulate.ledger import LiveRange, LiveRanges
+from tests.support.examples import at_night, examples
 from tests.support.graphs import problems
+from tests.support.minimalloc import CAPACITY, LETTERS, hard_problem
 from tests.support.oracle import peak_by_definition, random_order
 
 MIB = 2**20
@@ -38,7 +59,7 @@ def overlapping(ranges: list[LiveRange], offsets: list[int]) -> list[tuple[int, 
     ]
 
 
-def smallest_arena(ranges: list[LiveRange]) -> int:
+def smallest_of_all(ranges: list[LiveRange]) -> int:
     """Of all orders of placement, each box at the lowest offset above all it lives with: one of them is the best."""
     best = sum(span.bytes for span in ranges)
     for order in itertools.permutations(range(len(ranges))):
@@ -110,7 +131,7 @@ def test_placements_hold_and_effort_helps(ranges: list[LiveRange], effort: int) 
 
 def test_climbing_and_search_help_where_no_order_does() -> None:
     ranges = lives_of([(2, 0, 3), (1, 0, 0), (3, 1, 0), (1, 1, 4), (2, 2, 3), (3, 5, 1), (1, 4, 2), (2, 6, 0)])
-    peak = smallest_arena(ranges[:7])
+    peak = smallest_of_all(ranges[:7])
     found, _ = place(ranges[:7], 10, 2)
     assert max(found[span.storage] + span.bytes for span in ranges[:7]) == peak
 
@@ -130,3 +151,192 @@ def test_alignment_that_cannot_be(align: object) -> None:
     with pytest.raises(OptionsError) as caught:
         plan_addresses(EXAMPLE, EXAMPLE.original_order, align)  # type: ignore[arg-type]
     assert str(caught.value) == f"align_bytes is {align!r}; it is a whole number of bytes, 1 or more."
+
+
+FEW_BOXES = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 6), st.integers(0, 4)), min_size=1, max_size=6).map(
+    lives_of
+)
+
+
+@examples(60)
+@given(FEW_BOXES, st.sampled_from(RULES), st.sampled_from((0.0, 1.0)))
+def test_one_search_is_exact(ranges: list[LiveRange], rule: tuple[str, str], weight: float) -> None:
+    smallest = smallest_of_all(ranges)
+    boxes = sectioned(ranges)
+    search = Search(smallest, 10**6, np.zeros(boxes.sections), rule_of(*rule, weight))  # type: ignore[arg-type]
+    found = search.offsets(boxes)
+    assert found is not None
+    assert overlapping(ranges, list(found)) == []
+    assert (found + boxes.bytes).max() <= smallest
+    assert fit_below(boxes, smallest - 1, 10**6)[:2] == (None, True)
+
+
+@examples(40)
+@given(FEW_BOXES)
+def test_targets_end_at_the_smallest_arena(ranges: list[LiveRange]) -> None:
+    smallest = smallest_of_all(ranges)
+    peak = max(sum(span.bytes for span in ranges if span.first <= at <= span.last) for at in range(11))
+    most = sum(span.bytes for span in ranges)
+    found = smallest_arena(ranges, peak, most, 10**6)
+    if found is None:
+        assert smallest == most
+    else:
+        assert overlapping(ranges, found) == []
+        assert max(at + span.bytes for at, span in zip(found, ranges, strict=True)) == smallest
+
+
+def test_sections_are_the_moments_at_which_most_is_live() -> None:
+    boxes = sectioned(lives_of([(2, 0, 3), (1, 1, 0), (3, 2, 0), (4, 3, 4), (5, 6, 1)]))
+    assert boxes.sections == 4
+    assert (list(boxes.begin), list(boxes.end)) == ([0, 0, 1, 2, 3], [3, 1, 2, 4, 4])
+    assert list(boxes.live_bytes) == [3, 5, 6, 9]
+    assert list(boxes.crossings) == [1, 1, 1, 0]
+    assert boxes.together[0].tolist() == [False, True, True, True, False]
+
+
+def bounds(spans: list[tuple[int, int, int]], least: list[int], low: list[int], limit: int) -> tuple[int | None, Ints]:
+    """Where it cannot hold, and what is known of the lowest offsets, of boxes that are all open."""
+    boxes = sectioned(lives_of(spans))
+    now = Standing(
+        np.ones(len(spans), np.bool_), np.array(least), np.array(low), boxes.live_bytes.copy(), boxes.crossings
+    )
+    return failing_section(boxes, now, limit, 0, boxes.sections), now.low
+
+
+def test_who_is_blocked_lies_above_what_blocks_it() -> None:
+    assert bounds([(3, 0, 1), (2, 0, 0), (4, 1, 0)], [0, 0, 0], [1, 0, 0], 20)[1].tolist() == [2, 0, 0]
+    failing, _ = bounds([(3, 0, 1), (2, 0, 0), (4, 5, 0)], [0, 3, 0], [1, 3, 0], 20)
+    assert failing == 0  # box 1 begins at the top of box 0 where that lies lowest: nothing keeps it from there
+
+
+def test_who_leaves_no_room_above_is_not_first() -> None:
+    failing, low = bounds([(3, 0, 0), (2, 0, 0), (4, 0, 0)], [0, 0, 2], [0, 0, 2], 10)
+    assert (failing, low.tolist()) == (None, [0, 0, 2])
+    failing, low = bounds([(3, 0, 0), (2, 0, 0), (4, 0, 0)], [0, 0, 2], [0, 0, 2], 9)
+    assert (failing, low.tolist()) == (None, [0, 0, 2])
+    assert bounds([(3, 0, 0), (2, 0, 0), (4, 0, 0)], [0, 0, 1], [0, 0, 1], 9)[1].tolist() == [0, 0, 2]
+    assert bounds([(3, 0, 1), (2, 2, 0), (4, 2, 1)], [0, 1, 1], [0, 1, 1], 6)[0] == 1
+
+
+def test_what_lies_high_needs_its_bytes_above() -> None:
+    spans, least = [(2, 0, 0), (3, 0, 0), (3, 0, 0)], [0, 4, 4]
+    assert bounds(spans, least, least, 10)[0] is None
+    assert bounds(spans, least, least, 9)[0] == 0
+
+
+def test_work_ends_a_search_and_is_counted() -> None:
+    boxes = sectioned(lives_of([(2, 0, 3), (1, 0, 0), (3, 1, 0), (1, 1, 4), (2, 2, 3), (3, 5, 1), (1, 4, 2)]))
+    search = Search(8, 2, np.zeros(boxes.sections), rule_of("area", "sections", 1.0))
+    with pytest.raises(OutOfWorkError):
+        search.offsets(boxes)
+    assert search.work_left == 0
+    assert fit_below(boxes, 8, 2) == (None, False, 2)
+    assert 2 < fit_below(boxes, 8, 1000).work < 1000
+    once, again = fit_below(boxes, 8, 1000).offsets, fit_below(boxes, 8, 1000).offsets
+    assert once is not None
+    assert again is not None
+    assert once.tolist() == again.tolist()
+
+
+def test_a_box_stays_above_the_higher_of_two() -> None:
+    boxes = sectioned(lives_of([(20, 0, 0), (9, 1, 1), (5, 0, 1), (1, 2, 0)]))
+    search = Search(25, 100, np.zeros(boxes.sections), rule_of("area", "sections", 0.0))
+    found = search.offsets(boxes)
+    assert found is not None
+    assert found.tolist() == [0, 0, 20, 9]
+
+
+def test_who_waits_lies_as_low_as_what_comes_under_it() -> None:
+    spans = [(3, 5, 1), (5, 4, 1), (1, 2, 0), (4, 1, 3), (2, 5, 0), (4, 0, 3), (1, 3, 1)]
+    boxes = sectioned(lives_of(spans))
+    found = Search(10, 100, np.zeros(boxes.sections), rule_of("area", "sections", 1.0)).offsets(boxes)
+    assert found is not None
+    assert found.tolist() == [0, 5, 4, 0, 3, 5, 4]
+
+
+def test_blame_is_where_it_failed_also_behind_another_piece() -> None:
+    problem = hard_problem(HARD, "E")
+    ranges = LiveRanges(problem).of(problem.original_order)
+    later = [span._replace(first=span.first + 2, last=span.last + 2) for span in ranges]
+    blames = []
+    for spans, work in ((ranges, 300), ([*later, LiveRange(len(ranges), 1, 0, 1)], 301)):
+        boxes = sectioned(spans)
+        search = Search(CAPACITY, work, np.zeros(boxes.sections), rule_of("area", "sections", 1.0))
+        with pytest.raises(OutOfWorkError):
+            search.offsets(boxes)
+        blames.append(search.blame)
+    assert 0 < blames[0].sum() < 300
+    assert blames[1].tolist() == [0.0, *blames[0].tolist()]
+
+
+def test_runs_grow_and_forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+    blamed: list[float] = []
+
+    def gives_up(search: Search, boxes: Sectioned) -> None:
+        runs.append(search.work_left)
+        blamed.append(float(search.blame[0]))
+        search.blame[0] += 10
+        raise OutOfWorkError
+
+    monkeypatch.setattr(Search, "offsets", gives_up)
+    assert fit_below(sectioned(lives_of([(1, 0, 0)] * 100)), 200, 700) == (None, False, 700)
+    assert runs == [200, 210, 220, 70]
+    assert blamed == pytest.approx([0, 9, 17.1, 24.39])
+
+
+def test_targets_halve_what_lies_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def fits_from_120(boxes: Sectioned, limit: int, most_work: int) -> PackingResult:
+        asked.append((limit, most_work))
+        return PackingResult(np.array([0, limit - 3]) if limit >= 120 else None, False, 10)
+
+    monkeypatch.setattr("overlap_sched.peak_memory.addresses.fit_below", fits_from_120)
+    ranges = lives_of([(4, 0, 0), (6, 1, 0)])
+    assert smallest_arena(ranges, 200, 400, 100) == [0, 234]
+    assert asked == [(100, 60), (150, 10), (125, 10), (113, 10), (119, 10), (122, 10), (121, 10), (120, 10)]
+    asked.clear()
+    assert smallest_arena(ranges, 4000, 4004, 100) is None
+    assert asked == []
+    assert smallest_arena(ranges, 200, 400, 30) == [0, 244]
+    assert asked == [(100, 18), (150, 3), (125, 3)]
+
+
+def test_blame_comes_before_what_a_box_is_by_itself() -> None:
+    boxes = sectioned(lives_of([(9, 0, 0), (1, 1, 0), (1, 1, 1), (8, 2, 0)]))
+    nothing, last = np.zeros(3), np.array([0.0, 0.0, 5.0])
+    assert rule_of("crowd-width", "sections", 1.0)(boxes, nothing).tolist() == [2, 0, 3, 1]
+    assert rule_of("crowd-area", "sections", 1.0)(boxes, nothing).tolist() == [0, 3, 2, 1]
+    assert rule_of("crowd-width", "sections", 1.0)(boxes, last).tolist() == [2, 3, 0, 1]
+    assert rule_of("area", "sections", 1.0)(boxes, nothing).tolist() == [0, 3, 2, 1]
+    assert rule_of("area", "sections", 3.0)(boxes, last).tolist() == [3, 2, 0, 1]
+    assert rule_of("area", "neighbours", 0.0)(boxes, nothing).tolist() == [3, 0, 2, 1]
+
+
+def test_too_many_cells_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranges = lives_of([(2, 0, 3), (1, 0, 0), (3, 1, 0)])
+    assert smallest_arena(ranges, 5, 6, 100) is not None
+    monkeypatch.setattr("overlap_sched.peak_memory.addresses.MOST_CELLS", 5)
+    assert smallest_arena(ranges, 5, 6, 100) is None
+
+
+HARD = Path(__file__).parents[1] / "data" / "minimalloc"
+
+
+LONG = "DJ"
+"""The two that take longest, up to a minute each; the study scripts/studies/memory_zoo has all."""
+RATHER_LONG = "BEIK"
+"""Of the others, those that are left to nights."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "letter", [at_night(one) if one in RATHER_LONG else one for one in sorted(set(LETTERS) - set(LONG))]
+)
+def test_hard_problems_fit_into_their_capacity(letter: str) -> None:
+    problem = hard_problem(HARD, letter)
+    order = problem.original_order
+    plan = plan_addresses(problem, order)
+    assert address_violation(problem, order, plan.offsets, 512) is None
+    assert plan.arena_bytes <= CAPACITY

@@ -24,7 +24,7 @@ from overlap_sched.scheduler.driver import close_up
 from overlap_sched.scheduler.restrictions import clashes, kept_apart
 from overlap_sched.scheduler.task import Task
 from overlap_sched.transform.plan import plan
-from tests.scheduler.test_pipeline import check_promises
+from tests.scheduler.test_driver import check_promises
 from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.layers import layers

@@ -1,14 +1,27 @@
-"""The completion profile against a recomputation from scratch, after every step."""
+"""Admission against recomputation from scratch; range maxima, ready sets and sorted keys against plain ones."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sortedcontainers import SortedList
 
+from overlap_sched import EXAMPLE
 from overlap_sched.judge.validate import memory_profile
-from overlap_sched.problem import EXAMPLE, Problem
-from overlap_sched.scheduler.admission import LOWEST, CompletionProfile, PositionalProfile, completion_profile
+from overlap_sched.problem import Problem
+from overlap_sched.scheduler.admission import (
+    LOWEST,
+    THIS_STEP,
+    CompletionProfile,
+    Obstacle,
+    PositionalProfile,
+    RangeMax,
+    completion_profile,
+)
+from overlap_sched.scheduler.ready import FewKeys, ReadyList
 from overlap_sched.scheduler.task import Reference
 from tests.support.graphs import problems
 from tests.support.oracle import random_order, rules
@@ -109,3 +122,109 @@ def test_a_refusal_names_bytes_and_place() -> None:
     assert memory.refusal(6, obstacle) == (4 * MIB, 5)
     memory.run(3)
     assert memory.admits(5)
+
+
+SIZES = st.integers(-(2**40), 2**40)
+
+
+@given(st.lists(SIZES, min_size=1, max_size=40), st.integers(1, 7), st.data())
+def test_as_a_plain_array(values: list[int], block: int, data: st.DataObject) -> None:
+    plain, blocks = np.array(values, dtype=np.int64), RangeMax(np.array(values, dtype=np.int64), block)
+    for _ in range(data.draw(st.integers(0, 12))):
+        begin = data.draw(st.integers(0, len(values) - 1))
+        end = data.draw(st.integers(begin + 1, len(values)))
+        if data.draw(st.booleans()):
+            amount = data.draw(SIZES)
+            blocks.add(begin, end, amount)
+            plain[begin:end] += amount
+        else:
+            blocks.drop(begin)
+            plain[begin] = LOWEST
+        limit = data.draw(SIZES)
+        above = begin + np.flatnonzero(plain[begin:end] > limit)
+        assert blocks.last_above(begin, end, limit) == (above[-1] if len(above) else -1)
+        highest = int(plain[begin:end].max())
+        if highest > LOWEST // 2:  # dropped values are only known to be low
+            assert blocks.max(begin, end) == highest
+            at = begin + int(plain[begin:end].argmax())
+            assert blocks[at] == blocks.array(begin, end)[at - begin] == highest
+        else:
+            assert blocks.max(begin, end) < LOWEST // 2
+
+
+MM, GATHER = 4, 2
+
+
+def ready_list(obstacle: Obstacle) -> tuple[ReadyList, SimpleNamespace]:
+    """With the two nodes ready, and the second just refused."""
+    reference = Reference(EXAMPLE, EXAMPLE.original_order)
+    memory = SimpleNamespace(
+        position=reference.position, profile={5: 10}, first=1,
+        alloc_bytes=reference.live_ranges.alloc_bytes, room_bytes=lambda: memory.room,
+        room=0,
+    )  # fmt: skip
+    ready = ReadyList(reference, reference.priorities(), memory)  # type: ignore[arg-type]
+    ready.add(MM)
+    ready.add(GATHER)
+    ready.block(GATHER, obstacle)
+    return ready, memory
+
+
+@pytest.mark.parametrize(("bytes_there", "back"), [(9, []), (8, [GATHER]), (7, [GATHER])])
+def test_what_is_refused_for_two_bytes_comes_back_two_bytes_lower(bytes_there: int, back: list[int]) -> None:
+    ready, memory = ready_list(Obstacle(2, 5))
+    memory.profile[5] = bytes_there
+    assert ready.unblocked([(4, 6)]) == back
+    assert ready.unblocked([(4, 6)]) == []
+
+
+@pytest.mark.parametrize(("first", "back"), [(4, []), (5, []), (6, [GATHER])])
+def test_or_when_the_position_that_refused_it_has_been_passed(first: int, back: list[int]) -> None:
+    ready, memory = ready_list(Obstacle(2, 5))
+    memory.first = first
+    assert ready.unblocked([]) == back
+
+
+@pytest.mark.parametrize(("missing", "back"), [(1, []), (0, [GATHER])])
+def test_what_was_too_large_for_a_step_waits_for_room(missing: int, back: list[int]) -> None:
+    ready, memory = ready_list(Obstacle(3, THIS_STEP))
+    memory.room = memory.alloc_bytes[GATHER] - missing
+    assert ready.unblocked([]) == back
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_plain_list_does_what_a_list_of_lists_does(seed: int) -> None:
+    draw = random.Random(seed)
+    few, many = FewKeys(), SortedList()
+    for _ in range(200):
+        key = (draw.randrange(30), draw.randrange(30))
+        if draw.random() < 0.6 or not few:
+            few.add(key)
+            many.add(key)
+        elif draw.random() < 0.8:
+            key = draw.choice(few)
+            few.remove(key)
+            many.remove(key)
+        else:
+            assert few.pop(0) == many.pop(0)
+        low, high = sorted((draw.randrange(31), draw.randrange(31)))
+        assert list(few) == list(many)
+        assert list(few.irange((low,), (high,))) == list(many.irange((low,), (high,)))
+        assert list(few.irange((low, 3), (high, 3))) == list(many.irange((low, 3), (high, 3)))
+        assert list(few.irange(None, (high,))) == list(many.irange(None, (high,)))
+        assert list(few.irange((low,))) == list(many.irange((low,)))
+
+
+def test_both_ends_of_a_range_are_in_it_and_keys_may_be_removed_on_the_way() -> None:
+    few = FewKeys([1, 2, 3, 4])
+    for key in few.irange(2, 3):
+        few.remove(key)
+    assert few == [1, 4]
+
+
+@pytest.mark.parametrize("key", [0, 2, 9])
+def test_what_is_not_inside_is_not_removed(key: int) -> None:
+    few = FewKeys([1, 3, 5])
+    with pytest.raises(ValueError, match=f"^{key} is not among the keys$"):
+        few.remove(key)
+    assert few == [1, 3, 5]

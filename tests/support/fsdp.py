@@ -1,7 +1,7 @@
 """Whole steps of FSDP that gathers its weights again for the backward, of 2 to 16 layers; as problems, by fixed seeds.
 
 Even seeds are those by which anything is chosen, odd ones are held out. ``tests/data/fsdp.json`` has the optimum of
-each small one with its headroom (the A* of tests/support/exact/search.py), and step and peak of torch's orders (2.13,
+each small one with its headroom (the A* of tests/support/exact_search.py), and step and peak of torch's orders (2.13,
 both caps) of the others.
 """
 

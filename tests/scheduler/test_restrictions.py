@@ -1,24 +1,44 @@
-"""Groups that must not be in flight together: by hand, on random problems, and as the judge says."""
+"""Orders under restrictions: groups apart, a device's memory, another rank's launches."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched import Group, Kind, Node, Options, Problem, Storage, schedule
+from llama_repro.bench.cases import slower_network
+from overlap_sched import EXAMPLE, Group, Kind, Node, Options, Problem, Schedule, Storage, schedule
 from overlap_sched.errors import OptionsError, ProblemError
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import together, together_violation, violation
 from overlap_sched.options import Concurrent
 from overlap_sched.problem.precedence import launched_on
-from overlap_sched.report.words.schedule import budget_words, together_figures, together_text
-from overlap_sched.scheduler.driver import STALLS
-from overlap_sched.scheduler.restrictions import clashes, kept_apart, on_one_stream
+from overlap_sched.problem.sizes import EXPANDABLE, MIB, PLAIN, AllocatorSettings
+from overlap_sched.report.words.schedule import budget_words, short_text, together_figures, together_text
+from overlap_sched.scheduler import restrictions as under_test
+from overlap_sched.scheduler.driver import follow
+from overlap_sched.scheduler.restrictions import (
+    DeviceLimit,
+    Proposal,
+    clashes,
+    followed,
+    kept_apart,
+    needed_bytes,
+    on_one_stream,
+)
+from overlap_sched.scheduler.task import TUNING, Reference, Task
+from overlap_sched.simulate.allocator import requests_of
+from overlap_sched.simulate.ledger import LiveRanges
+from tests.scheduler.test_driver import check_promises
+from tests.simulate.test_allocator import with_sizes_of_all_kinds
 from tests.support.examples import examples
 from tests.support.graphs import problems
+from tests.support.layers import large_layers, layers
 from tests.support.oracle import random_order
+from tests.support.unlike import unlike
 
 WORLD, ROW, COLUMN, UNKNOWN = (
     Group(4, True, ranks=(0, 1, 2, 3)),
@@ -205,7 +225,7 @@ def test_what_a_wait_needs_may_communicate_itself() -> None:
 
 
 @examples(60)
-@given(problems(), st.integers(0, 2**32 - 1), st.booleans(), st.sampled_from(STALLS))
+@given(problems(), st.integers(0, 2**32 - 1), st.booleans(), st.sampled_from(TUNING.apart_stalls))
 def test_orders_kept_apart_are_valid_hold_no_more_memory_and_satisfy_the_judge(
     problem: Problem, seed: int, defers: bool, stalls: float
 ) -> None:
@@ -270,3 +290,219 @@ def test_values_that_are_none() -> None:
         Options(concurrent_groups="some")  # type: ignore[arg-type]
     with pytest.raises(ProblemError, match=r"has 2 ranks and lists 3: list each once, from 0 on, or leave ranks out"):
         replace(step(WORLD, ROW), groups={"one": WORLD, "other": ROW._replace(ranks=(0, 1, 2))})
+
+
+SETTINGS = {"plain": PLAIN, "expandable": EXPANDABLE, "none": None}
+
+
+def runs_in(found: Schedule, limit_bytes: int, settings: AllocatorSettings | None) -> bool:
+    """By definition."""
+    if found.scheduled.peak_bytes > limit_bytes or settings is None:
+        return found.scheduled.peak_bytes <= limit_bytes
+    return requests_of(LiveRanges(found.problem), found.order).fits(limit_bytes, settings)
+
+
+@given(
+    problems(models=("runtime",), max_steps=20), st.sampled_from([*SETTINGS]), st.integers(50, 130), st.integers(0, 2)
+)
+def test_every_promise_is_kept(problem: Problem, allocator: str, percent: int, effort: int) -> None:
+    problem, settings = with_sizes_of_all_kinds(problem), SETTINGS[allocator]
+    found = schedule(problem, Options(memory_limit=f"{percent}%", allocator=allocator, effort=effort, strict=True))
+    assert violation(problem, found.order) is None
+    assert found.scheduled.peak_bytes <= found.original.peak_bytes
+    assert found.scheduled.step_us <= found.original.step_us * (1 + 1e-9)
+    needed = needed_bytes(LiveRanges(problem), problem.original_order, settings)
+    assert found.memory_limit_bytes == needed * percent // 100
+    assert runs_in(found, found.memory_limit_bytes, settings) == (found.short_bytes == 0)
+    assert runs_in(found, found.memory_limit_bytes + found.short_bytes, settings)
+    assert percent < 100 or not found.short_bytes  # the original order runs there
+
+
+def test_without_a_limit_the_allocator_chooses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = large_layers(8, 20)
+    orders = {schedule(problem, Options(allocator=allocator)).order for allocator in SETTINGS}
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    found = schedule(problem)
+    assert orders == {found.order}
+    assert (found.memory_limit_bytes, found.short_bytes) == (None, 0)
+
+
+@pytest.mark.parametrize("allocator", ["plain", "expandable"])
+@pytest.mark.parametrize("slower", [1, 3])
+def test_what_does_not_run_is_exchanged_for_the_shortest_that_does(allocator: str, slower: int) -> None:
+    problem, settings = slower_network(large_layers(24, 20), slower), SETTINGS[allocator]
+    assert settings is not None
+    free = schedule(problem)
+    found = schedule(problem, Options(memory_limit="100%", allocator=allocator))
+    limit_bytes = found.memory_limit_bytes
+    assert limit_bytes is not None
+    assert not runs_in(free, limit_bytes, settings)
+    assert runs_in(found, limit_bytes, settings)
+    assert free.scheduled.step_us < found.scheduled.step_us < found.original.step_us
+    roomy = schedule(problem, Options(memory_limit=2**50, allocator=allocator))
+    assert (roomy.order, roomy.short_bytes) == (free.order, 0)
+
+
+def test_where_nothing_runs_the_best_says_what_it_is_short() -> None:
+    problem = large_layers(8, 20)
+    found = schedule(problem, Options(memory_limit=100 * MIB, allocator="plain"))
+    assert found.order == schedule(problem).order
+    needed = needed_bytes(LiveRanges(problem), found.order, PLAIN)
+    assert found.short_bytes == needed - 100 * MIB
+    assert "runs in the memory_limit of 100.0 MiB: this one needs " in short_text(found)
+    assert short_text(schedule(problem)) == ""
+
+
+def test_the_original_order_is_taken_where_it_alone_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = large_layers(12, 20)
+    monkeypatch.setattr(under_test, "TUNING", replace(TUNING, budget_parts=()))
+    found = schedule(problem, Options(memory_limit="100%", allocator="plain"))
+    assert (found.order, found.short_bytes) == (problem.original_order, 0)
+
+
+def test_eight_tighter_runs_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, limits, real = large_layers(8, 20), list[Any](), under_test.list_schedule
+    task = Task(problem, Options(memory_limit=1024), int(LiveRanges(problem).profile(problem.original_order).max()))
+    live = Reference(problem, problem.original_order).profile
+
+    def noted(reference: Reference, limit: Any, *rest: Any) -> Any:
+        limits.append(limit)
+        return real(reference, limit, *rest)
+
+    monkeypatch.setattr(under_test, "list_schedule", noted)
+    schedule(problem, task.options)
+    assert len(limits) == 2 * len(TUNING.budget_parts) == 8
+    for k, limit in enumerate(limits):
+        assert (limit == (live + TUNING.budget_parts[k // 2] * (task.limit - live)).astype(int)).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"memory_limit": "40GiB"}, DeviceLimit(40 * 2**30, PLAIN)),
+        ({"memory_limit": 7000, "allocator": "expandable"}, DeviceLimit(7000, EXPANDABLE)),
+        ({"memory_limit": 7000, "allocator": "none"}, DeviceLimit(7000, None)),
+        ({"memory_limit": "50%", "allocator": "none"}, DeviceLimit(21 * MIB // 2, None)),  # of the live peak
+        ({"memory_limit": "50%"}, DeviceLimit(11 * MIB, PLAIN)),  # of the smallest device
+        ({}, None),
+    ],
+)
+def test_what_a_limit_means(
+    options: dict[str, Any], expected: DeviceLimit | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    assert DeviceLimit.of(Task(EXAMPLE, Options(**options), 21 * MIB)) == expected
+
+
+def test_process_groups_kept_apart_still_run() -> None:
+    problem = large_layers(12, 20)
+    nodes = tuple(n._replace(group="other") if n.name.startswith("scatter") else n for n in problem.nodes)
+    two = replace(problem, nodes=nodes, groups={**problem.groups, "other": problem.groups["fsdp"]})
+    found = schedule(two, Options(memory_limit="100%", allocator="plain", concurrent_groups="one", strict=True))
+    assert found.short_bytes == 0
+
+
+GROUPS = {"fsdp": Group(8, intra_node=True)}
+
+
+def launches(problem: Problem, order: Sequence[int]) -> list[int]:
+    """The launches of an order, each by its place in the original one."""
+    place = {v: k for k, v in enumerate(v for v, node in enumerate(problem.nodes) if launched_on(node))}
+    return [place[v] for v in order if v in place]
+
+
+@pytest.mark.slow
+@given(
+    problems(max_steps=20, models=("runtime",)),
+    st.integers(0, 9),
+    st.sampled_from((None, "100%")),
+    st.sampled_from([0, 3, "50%"]),
+)
+@examples(300)
+def test_promises_hold_and_launches_are_those_proposed(
+    problem: Problem, seed: int, memory_limit: str | None, headroom: int | str
+) -> None:
+    options = Options(memory_model=problem.memory_model, memory_limit=memory_limit, headroom=headroom, strict=True)
+    other = unlike(problem, Random(seed), 4, (0, 0.5, -0.5), pad_us=1.0)
+    proposal = Proposal.of(other, schedule(other, options).order)
+    found = follow(problem, proposal, options)
+    if found is not None:
+        check_promises(problem, options, found)
+        assert launches(problem, found.order) == list(proposal.sequence) == launches(other, proposal.order)
+        assert found.short_bytes == 0
+    order = followed(problem, proposal)
+    if order is not None:
+        assert violation(problem, order) is None
+        assert launches(problem, order) == list(proposal.sequence)
+
+
+@given(problems(max_steps=20))
+def test_its_own_order_comes_back(problem: Problem) -> None:
+    options = Options(memory_model=problem.memory_model)
+    made = schedule(problem, options)
+    assert followed(problem, Proposal.of(problem, made.order)) == made.order
+    again = follow(problem, Proposal.of(problem, made.order), options)
+    assert again is not None
+    assert (again.order, again.scheduled) == (made.order, made.scheduled)
+
+
+def swapped(count: int = 8) -> Problem:
+    """What is needed last is gathered first."""
+    nodes = [Node("w", Kind.INPUT, alloc=(0,))]
+    nodes += [
+        Node(f"gather {k}", Kind.COLLECTIVE, op="all_gather", time_us=10.0, alloc=(k,), use=(0,), group="fsdp")
+        for k in range(count, 0, -1)
+    ]
+    for k in range(1, count + 1):
+        nodes.append(Node(f"wait {k}", Kind.WAIT, use=(k,), collective=count + 1 - k))
+        nodes.append(
+            Node(f"mm {k}", Kind.COMPUTE, op="mm", time_us=10.0, use=(k,), deps=(len(nodes) - 2, len(nodes) - 1))
+        )
+    return Problem("swapped", tuple(nodes), (Storage(1, True), *(Storage(8, False) for _ in range(count))), GROUPS)
+
+
+def test_a_graph_with_other_nodes_gets_what_the_order_gains() -> None:
+    options = Options()
+    other = unlike(swapped(), Random(1), 3, (0, 0.5, -0.5), pad_us=1.0)
+    assert len(other.nodes) > len(swapped().nodes)
+    found = follow(other, Proposal.of(swapped(), schedule(swapped(), options).order), options)
+    kept = schedule(other, replace(options, preserve_collective_order="all"))
+    assert found is not None
+    assert found.scheduled.step_us <= 1.05 * schedule(other, options).scheduled.step_us
+    assert found.scheduled.step_us < 0.7 * kept.scheduled.step_us
+    assert found.scheduled.peak_bytes <= found.original.peak_bytes
+    assert "original" not in {decision.reason for decision in found.decisions}
+
+
+def test_where_it_takes_too_much_less_is_in_flight() -> None:
+    """The proposer has room, this rank has none."""
+    problem = layers(12)
+    roomy = schedule(problem, Options(headroom="100%"))
+    assert roomy.scheduled.peak_bytes > roomy.original.peak_bytes
+    proposal = Proposal.of(problem, roomy.order)
+    found = follow(problem, proposal, Options())
+    assert found is not None
+    assert found.scheduled.peak_bytes <= found.original.peak_bytes
+    assert launches(problem, found.order) == list(proposal.sequence)
+
+
+def test_with_a_memory_limit_it_runs_there() -> None:
+    problem = large_layers(12, 20)
+    proposal = Proposal.of(problem, schedule(problem).order)
+    assert follow(problem, proposal, Options(memory_limit="100%", allocator="plain")) is None
+    roomy = follow(problem, proposal, Options(memory_limit="200%", allocator="plain"))
+    assert roomy is not None
+    assert launches(problem, roomy.order) == list(proposal.sequence)
+
+
+def test_what_cannot_be_followed() -> None:
+    problem, made = layers(4), schedule(layers(4))
+    assert follow(problem, Proposal.of(layers(3), layers(3).original_order)) is None  # fewer launches
+    proposal = Proposal.of(problem, made.order)
+    backwards = replace(proposal, order=proposal.order[::-1])  # every launch in front of those that it needs
+    assert followed(problem, backwards) is None
+    assert follow(problem, backwards) is None
+    assert follow(problem, proposal, Options(concurrent_groups="one")) is None
+    with pytest.raises(ProblemError, match="'tracker' was asked for"):
+        follow(problem, proposal, Options(memory_model="tracker"))

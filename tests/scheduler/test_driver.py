@@ -1,4 +1,4 @@
-"""The scheduler: on the drawn example, on random graphs, and when it is broken on purpose."""
+"""The driver: promises, fallbacks, all ranks alike, contention, and the record of each decision."""
 
 import importlib
 import subprocess
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,9 +20,15 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import memory_profile, peak_memory, violation
 from overlap_sched.options import headroom_bytes
 from overlap_sched.peak_memory.best import best_order
+from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.file import read_problem
+from overlap_sched.scheduler import runs
 from overlap_sched.scheduler.driver import ALL
-from overlap_sched.scheduler.runs import lowest_peak
+from overlap_sched.scheduler.explain import Decision, decisions
+from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
+from overlap_sched.scheduler.task import Candidate, Reference, Refusal, Task
+from overlap_sched.simulate.ledger import LiveRanges
+from tests.judge.test_contention import contended, contentions
 from tests.support.examples import at_night, examples
 from tests.support.graphs import problems
 from tests.support.layers import layers
@@ -179,42 +186,6 @@ def test_no_collectives_nothing_moves() -> None:
 
 def test_effort_zero_keeps_the_original_order() -> None:
     assert schedule(EXAMPLE, Options(effort=0)).order == EXAMPLE.original_order
-
-
-@pytest.mark.parametrize(
-    ("more", "asked"), [({"effort": 7}, 0), ({"effort": 8}, 1), ({"effort": 8, "budget": "profile"}, 0)]
-)
-def test_more_effort_starts_from_the_lowest_peak_too(
-    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], asked: int
-) -> None:
-    portfolio = importlib.import_module("overlap_sched.scheduler.runs")
-    found = []
-    monkeypatch.setattr(portfolio, "lowest_peak", lambda *a: found.append(lowest_peak(*a)) or found[-1])
-    result = schedule(layers(12), Options(**more))
-    assert len(found) == asked
-    assert result.fell_back is None
-    assert result.scheduled.peak_bytes <= result.original.peak_bytes
-
-
-def test_a_run_that_cannot_win_any_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each run knows the best step so far; one that gives up has put fewer nodes into its sets than there are."""
-    portfolio = importlib.import_module("overlap_sched.scheduler.runs")
-    problem, known, given_up = layers(12), [], 0
-    run = portfolio.list_schedule
-
-    def watched(*arguments: Any) -> Any:
-        made = run(*arguments)
-        known.append(arguments[-1])
-        nonlocal given_up
-        given_up += made.made is None and made.work.rescored < len(problem.nodes)
-        return made
-
-    monkeypatch.setattr(portfolio, "list_schedule", watched)
-    result = schedule(problem, Options(effort=7))
-    assert known == sorted(known, reverse=True)
-    assert known[0] == pytest.approx(result.original.step_us)
-    assert known[-1] < known[0]
-    assert given_up
 
 
 def test_other_memory_model_is_an_error() -> None:
@@ -392,3 +363,163 @@ def test_less_memory_first() -> None:
     assert roomier.budget_bytes == 21 * MIB
     assert roomier.scheduled.step_us == 150.0
     assert schedule(EXAMPLE, Options(base="memory", strict=True)).scheduled.step_us == 150.0
+
+
+NODES = (
+    Node("make", Kind.COMPUTE, (), (0,), (), 10.0),
+    Node("one", Kind.COLLECTIVE, (), (1,), (), 30.0, "all_gather_into_tensor", "fsdp"),
+    Node("two", Kind.COLLECTIVE, (0,), (2,), (0,), 20.0, "all_gather_into_tensor", "fsdp"),
+    Node("mm", Kind.COMPUTE, (), (3,), (), 5.0),
+    Node("one.wait", Kind.WAIT, (1,), (), (1,), collective=1),
+    Node("two.wait", Kind.WAIT, (2,), (), (0, 2), collective=2),
+    Node("long", Kind.COMPUTE, (), (4,), (), 100.0),
+)
+PROBLEM = Problem("holders", NODES, tuple(Storage(1) for _ in range(5)), {"fsdp": Group(8, True)})
+
+
+def of(collective: str, order: str, refused: bool = False) -> Decision:
+    """The decision on a collective in an order given by names."""
+    ids = {node.name: v for v, node in enumerate(NODES)}
+    task = Task(PROBLEM, Options(), 99)
+    best = task.measured(tuple(ids[name] for name in order.split()))
+    refusals = {ids[collective]: Refusal(7, ids["mm"])} if refused else {}
+    made = Candidate(best.order, best.step_us, best.peak_bytes, {}, refusals)
+    return next(d for d in decisions(PROBLEM, replay(PROBLEM, best.order), made) if d.collective == ids[collective])
+
+
+@pytest.mark.parametrize(
+    ("collective", "order", "refused", "held_by", "held_node"),
+    [
+        ("one", "one long make two mm one.wait two.wait", False, "nothing", None),
+        ("one", "one mm one.wait make two two.wait long", False, "start", None),  # at once, waited for too soon
+        ("two", "one make two mm two.wait one.wait long", False, "stream", "one"),  # `one` is on the stream until 30
+        ("two", "make two mm two.wait one one.wait long", False, "dependency", "make"),  # launched as soon as it can be
+        ("two", "make mm two two.wait one one.wait long", False, "choice", None),  # 5 us later than it could be
+        ("two", "make mm two two.wait one one.wait long", True, "memory", None),  # the same, and it had been refused
+        ("two", "make two mm two.wait one one.wait long", True, "dependency", "make"),  # refused, yet not delayed by it
+    ],
+)
+def test_what_held_it_back(collective: str, order: str, refused: bool, held_by: str, held_node: str | None) -> None:
+    found = of(collective, order, refused)
+    assert found.held_by == held_by
+    assert (None if found.held_node is None else NODES[found.held_node].name) == held_node
+    assert (found.over_bytes, found.over_position) == ((7, 3) if refused else (0, None))
+
+
+@pytest.mark.parametrize(
+    ("order", "base_bytes", "asked", "held_by", "held_node"),
+    [
+        ("make mm two two.wait one one.wait long", 3, {}, "choice", None),
+        ("make mm two two.wait one one.wait long", 2, {}, "memory", None),  # its byte does not fit beside `mm`
+        ("make mm two two.wait one one.wait long", 0, {"budget": "profile"}, "memory", None),
+        ("make mm two two.wait one one.wait long", 99, {"pins": ("not before blk: two",)}, "dependency", "mm"),
+        ("make one one.wait two mm two.wait long", 99, {}, "choice", None),
+        ("make one one.wait two mm two.wait long", 99, {"concurrent_groups": "one"}, "dependency", "one.wait"),
+        ("make mm one two two.wait one.wait long", 99, {"preserve_collective_order": "all"}, "dependency", "one"),
+        ("make mm one two two.wait one.wait long", 99, {"preserve_collective_order": "group"}, "choice", None),
+    ],
+)
+def test_what_was_asked_for_may_forbid_an_earlier_launch(
+    order: str, base_bytes: int, asked: dict[str, Any], held_by: str, held_node: str | None
+) -> None:
+    """Of `two`, 5 us and more later than it could be; `one` is on another stream, and not beside it originally."""
+    make, one, two, mm, waited, *others = NODES
+    listed = (make, mm._replace(module="blk"), one._replace(group="tp"), waited._replace(deps=(2,), collective=2), two)
+    nodes = (*listed, others[0]._replace(deps=(4,), collective=4), others[1])
+    problem = replace(PROBLEM, nodes=nodes, groups={"fsdp": Group(8, True), "tp": Group(8, True)})
+    ids = {node.name: v for v, node in enumerate(nodes)}
+    task = Task(problem, Options(**asked), base_bytes)
+    best = task.measured(tuple(ids[name] for name in order.split()))
+    found = next(d for d in decisions(problem, replay(problem, best.order), best, task) if d.collective == ids["two"])
+    assert found.held_by == held_by
+    assert (None if found.held_node is None else nodes[found.held_node].name) == held_node
+
+
+def test_where_it_ran_and_what_hid_it() -> None:
+    found = of("one", "make one mm two long one.wait two.wait")
+    assert (found.position, found.original_position) == (1, 1)
+    assert (found.launch_us, found.start_us, found.finish_us, found.wait_us) == (10.0, 10.0, 40.0, 115.0)
+    assert (found.hidden_us, found.exposed_us) == (30.0, 0.0)
+    assert [NODES[v].name for v in found.under] == ["long", "mm"]
+    behind = of("two", "make one mm two long one.wait two.wait")
+    assert (behind.launch_us, behind.start_us, behind.finish_us) == (15.0, 40.0, 60.0)
+
+
+@given(problems(max_steps=30), contentions)
+@examples(100)
+def test_runs_know_the_times_that_the_judges_replay(problem: Problem, contention: Contention) -> None:
+    problem = contended(problem, replace(contention, stretch={}))  # which their clock leaves out
+    found = []
+
+    def kept(reference, *arguments, **more):
+        run = list_schedule(reference, *arguments, **more)
+        found.append((reference.problem, run))
+        return run
+
+    list_schedule = runs.list_schedule
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "list_schedule", kept)
+        schedule(problem, Options(memory_model=problem.memory_model, strict=True))
+    for known, run in found:
+        if run.made is not None:
+            assert run.made.step_us == pytest.approx(replay(known, run.made.order).step_us, rel=1e-9)
+
+
+def test_from_the_lowest_peak_the_budget_holds_too() -> None:
+    """Strict: an order above the budget would raise."""
+    slowed = replace(EXAMPLE, contention=Contention({"": 1.5}))
+    for base in ("memory-peak", "memory", "original"):
+        for headroom in (0, "1MiB", "3MiB"):
+            result = schedule(slowed, Options(base=base, headroom=headroom, strict=True))
+            assert result.scheduled.peak_bytes <= result.budget_bytes
+
+
+def rounds(contention: Contention, gather_us: float = 12.0) -> Problem:
+    """Compute 30, an exchange of 10 that nothing hides, compute 40; a gather that the last compute, 50, needs::
+
+    compute  |= first 30 =|..........|== second 40 ==|= last 50 =|
+    tp                    |exchange 10|
+    fsdp                  |gather 12 |                             or anywhere before the last
+    """
+    nodes = (
+        Node("first", Kind.COMPUTE, time_us=30.0),
+        Node("exchange", Kind.COLLECTIVE, deps=(0,), time_us=10.0, op="all_to_all", group="tp"),
+        Node("exchanged", Kind.WAIT, collective=1),
+        Node("second", Kind.COMPUTE, deps=(2,), time_us=40.0),
+        Node("gather", Kind.COLLECTIVE, time_us=gather_us, op="all_gather", group="fsdp"),
+        Node("full", Kind.WAIT, collective=4),
+        Node("last", Kind.COMPUTE, deps=(3, 5), time_us=50.0),
+    )
+    groups = {"tp": Group(8, intra_node=True), "fsdp": Group(64, intra_node=False)}
+    return Problem("rounds", nodes, (), groups, contention=contention)
+
+
+@pytest.mark.parametrize(
+    ("contention", "gather_us", "reason", "step_us"),
+    [
+        (Contention({"": 1.25}), 12.0, "beside another", 130.0 + 2 * 0.2),
+        (Contention({"": 1.25}), 21.0, "latest start", 130.0 + 21 * 0.2),  # less than half of it is beside the exchange
+        (Contention({"all_gather": 1.25}), 12.0, "latest start", 130.0 + 12 * 0.2),  # the exchange slows nothing
+        (Contention({"": 1.25}, {"tp": "rail", "fsdp": "rail"}), 12.0, "latest start", 130.0 + 12 * 0.2),
+    ],
+)
+def test_a_collective_is_launched_beside_one_of_another_link(
+    contention: Contention, gather_us: float, reason: str, step_us: float
+) -> None:
+    problem = rounds(contention, gather_us)
+    live_ranges = LiveRanges(problem)
+    reference = Reference(problem, problem.original_order, live_ranges)
+    run = list_schedule(reference, np.array(0), Policy(0.0, -1.0, beside=1.0)).made
+    assert run is not None
+    assert run.reasons[4] == reason
+    assert run.step_us == pytest.approx(step_us)
+
+
+def test_beside_another_no_earlier_than_asked() -> None:
+    problem = rounds(Contention({"": 1.25}))
+    reference = Reference(problem, problem.original_order, LiveRanges(problem))
+    # when the exchange is launched, 30 of 120 us of compute are done; the gather's latest start is at 58
+    early, late = (list_schedule(reference, np.array(0), Policy(0.0, -1.0, beside=lead)).made for lead in (0.24, 0.23))
+    assert early is not None
+    assert late is not None
+    assert (early.reasons[4], late.reasons[4]) == ("beside another", "latest start")

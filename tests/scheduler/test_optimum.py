@@ -1,0 +1,315 @@
+"""The scheduler against proven optima, torch's orders, and committed figures and digests; the exact search itself."""
+
+import json
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from overlap_sched import Options, read_problem, schedule
+from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import memory_profile, peak_memory, violation
+from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
+from overlap_sched.scheduler.beam_search import Beam, BeamSearchResult, beam_search
+from overlap_sched.scheduler.task import Reference
+from tests.support.exact_search import TooLargeError, shortest_step
+from tests.support.examples import examples
+from tests.support.fsdp import MIB, OPTIMAL_US, SMALL_SEEDS, TORCH, Step, fsdp_step, made, small_step
+from tests.support.fsdp import SEEDS as FSDP_SEEDS
+from tests.support.graphs import problems
+from tests.support.oracle import all_orders, peak_by_definition, step_by_definition
+from tests.support.order_digests import DIGESTS, cases, digests_of
+from tests.support.small_graphs import (
+    DATA,
+    FAMILIES,
+    SEEDS,
+    Row,
+    measure,
+    read_golden,
+    small_graph,
+    small_graphs,
+    summary,
+)
+
+FAST = slice(1, None, 12)
+"""Of the held-out seeds, those that fast tests look at."""
+
+
+def even(layers: int, gather_us: float, scatter_us: float, gradient: int) -> Step:
+    compute = [50.0] * layers
+    return Step(
+        weights=[8] * layers,
+        gradients=[gradient] * layers,
+        acts=[2] * layers,
+        gathers=[gather_us] * layers,
+        scatters=[scatter_us] * layers,
+        forward=compute,
+        weight_grads=compute,
+        input_grads=compute,
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "headroom", "at_most_us"),
+    [
+        (even(4, 100.0, 100.0, 16), 0, 1250.0),  # the optimum: a stall behind each scatter's launch
+        (even(6, 30.0, 100.0, 8), 5, 1130.0),  # of torch's pass, in as much: 1160
+        (even(8, 100.0, 60.0, 16), 1, 2130.0),
+    ],
+)
+def test_stalls_for_what_frees_memory(step: Step, headroom: int, at_most_us: float) -> None:
+    assert schedule(made("step", step), Options(headroom=headroom * MIB)).scheduled.step_us <= at_most_us
+
+
+def behind_torch(seed: int) -> list[tuple[int, float]]:
+    """The orders of torch's pass that are shorter than ours in the same memory: by seed, and how much."""
+    problem, _ = fsdp_step(seed)
+    base_bytes, _ = peak_memory(problem, problem.original_order)
+    found = []
+    for torch_us, peak_bytes in TORCH[seed]:
+        ours_us = schedule(problem, Options(headroom=max(peak_bytes - base_bytes, 0))).scheduled.step_us
+        if ours_us > torch_us * (1 + 1e-9):
+            found.append((seed, ours_us / torch_us))
+    return found
+
+
+def not_optimal(seed: int) -> bool:
+    problem, headroom = small_step(seed)
+    return schedule(problem, Options(headroom=headroom)).scheduled.step_us > OPTIMAL_US[seed] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seeds", [FSDP_SEEDS[FAST], pytest.param(FSDP_SEEDS, marks=pytest.mark.slow)])
+def test_none_is_behind_torch(seeds: range) -> None:
+    assert [row for seed in seeds for row in behind_torch(seed)] == []
+
+
+@pytest.mark.parametrize(
+    ("seeds", "most"), [(SMALL_SEEDS[FAST], 0), pytest.param(SMALL_SEEDS, 2, marks=pytest.mark.slow)]
+)
+def test_nearly_all_are_optimal(seeds: range, most: int) -> None:
+    assert len([seed for seed in seeds if not_optimal(seed)]) <= most
+
+
+@pytest.mark.parametrize("seed", [0, 10])
+def test_the_optima_are_those_of_the_exact_search(seed: int) -> None:
+    problem, headroom = small_step(seed)
+    base_bytes, _ = peak_memory(problem, problem.original_order)
+    optimum = shortest_step(problem, base_bytes + headroom)
+    assert optimum is not None
+    assert optimum.step_us == OPTIMAL_US[seed]
+
+
+def search(
+    problem: Problem, limit: object, width: int, beat_us: float = float("inf"), falls_back: bool = False
+) -> BeamSearchResult:
+    reference = Reference(problem, problem.original_order)
+    look = Beam(width, falls_back=falls_back)
+    return beam_search(reference, np.array(limit, dtype=np.int64), (), beat_us, look)
+
+
+def test_of_the_example() -> None:
+    assert search(EXAMPLE, 21 * MIB, 8).step_us == 150.0
+    assert search(EXAMPLE, 26 * MIB, 8).step_us == 120.0
+    assert search(EXAMPLE, 26 * MIB, 8, beat_us=120.0).order is None
+    assert search(EXAMPLE, 5 * MIB, 8).order is None
+
+
+@given(problems(), st.booleans(), st.integers(1, 4), st.booleans())
+def test_orders_are_valid_and_within_the_budget(
+    problem: Problem, positional: bool, width: int, falls_back: bool
+) -> None:
+    profile = memory_profile(problem, problem.original_order)
+    found = search(problem, profile if positional else max(profile), width, falls_back=falls_back)
+    if found.order is None:
+        assert positional or not falls_back  # what has a fallback in one budget for all never ends nowhere
+        return
+    assert violation(problem, found.order) is None
+    after = memory_profile(problem, found.order)
+    assert max(after) == found.peak_bytes
+    assert replay(problem, found.order).step_us == pytest.approx(found.step_us)
+    assert all(live <= allowed for live, allowed in zip(after, profile, strict=True)) or not positional
+    assert max(after) <= max(profile)
+
+
+@given(problems(max_steps=6))
+@examples(50)
+def test_nothing_is_better_than_the_optimum(problem: Problem) -> None:
+    limit, _ = peak_memory(problem, problem.original_order)
+    optimum = shortest_step(problem, limit)
+    assert optimum is not None
+    assert search(problem, limit, 1_000).step_us >= optimum.step_us * (1 - 1e-9)
+
+
+def test_pairs_are_kept() -> None:
+    reference = Reference(EXAMPLE, EXAMPLE.original_order)
+    found = beam_search(reference, np.array(10**12), ((5, 6), (6, 4)), float("inf"), Beam(8))
+    assert found.order is None  # 5 needs 4: a ring has no order
+    found = beam_search(reference, np.array(10**12), ((5, 6),), float("inf"), Beam(8))
+    assert found.order is not None
+    assert found.order.index(5) < found.order.index(6)
+
+
+def test_hard_graphs() -> None:
+    optimal = json.loads((DATA / "hard" / "optimal.json").read_text())
+    gaps = {}
+    for name, known in optimal.items():
+        gaps[name] = schedule(read_problem(DATA / "hard" / f"{name}.json")).scheduled.step_us / known["optimal_us"] - 1
+    assert max(gaps.values()) < 0.1, gaps
+    assert sum(gap < 1e-9 for gap in gaps.values()) >= 8, gaps
+
+
+@pytest.mark.parametrize(("more", "searched"), [(0, True), (400, False)])
+def test_only_small_graphs_are_searched(more: int, searched: bool) -> None:
+    views = tuple(Node(f"view{k}", Kind.COMPUTE) for k in range(more))
+    done = schedule(replace(EXAMPLE, nodes=(*EXAMPLE.nodes[:-1], *views, EXAMPLE.nodes[-1])), Options(effort=1))
+    ahead = schedule(EXAMPLE, Options(effort=1)).work.looked
+    assert (done.work.looked >= ahead > 0) == searched
+
+
+HARD = json.loads((DATA / "hard" / "optimal.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    return [measure(problem) for problem in small_graphs()]
+
+
+@pytest.mark.slow
+def test_optima_are_those_of_the_file(rows: list[Row]) -> None:
+    assert {row.name: row.optimal_us for row in rows} == read_golden().optimal_us
+
+
+@pytest.mark.slow
+def test_gaps_to_the_optimum_do_not_grow(rows: list[Row]) -> None:
+    golden, now = read_golden(), summary(rows)
+    assert now.mean_percent <= golden.mean_percent
+    assert now.worst_percent <= golden.worst_percent
+
+
+@pytest.mark.slow
+def test_nothing_of_the_file_is_better_than_the_optimum(rows: list[Row]) -> None:
+    for row in rows:
+        assert row.optimal_us <= row.reachable_us <= row.original_us
+        assert row.optimal_us <= row.scheduled_us <= row.original_us
+
+
+@pytest.mark.slow
+def test_graphs_are_many_kinds_and_memory_binds(rows: list[Row]) -> None:
+    """In many graphs the optimum would be shorter with more memory, and the original order is far from it."""
+    assert len(rows) == len(SEEDS) == 300
+    assert max(row.nodes for row in rows) == 25
+    unlimited = [shortest_step(problem, 2**60) for problem in map(small_graph, SEEDS[:50])]
+    bound = sum(free is not None and free.step_us < row.optimal_us for free, row in zip(unlimited, rows, strict=False))
+    assert bound >= 10
+    for family in FAMILIES:
+        assert summary([row for row in rows if row.name.startswith(family)]).original_percent > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HARD)
+def test_hard_graphs_of_the_file(name: str) -> None:
+    """The order in the file is optimal; ours is no worse than on the day it was found."""
+    problem, known = read_problem(DATA / "hard" / f"{name}.json"), HARD[name]
+    ids = {node.name: v for v, node in enumerate(problem.nodes)}
+    order = [ids[node] for node in known["optimal_order"]]
+    assert max(peak_by_definition(problem, list(problem.original_order))) == known["budget_bytes"]
+    assert max(peak_by_definition(problem, order)) <= known["budget_bytes"]
+    assert step_by_definition(problem, order) == known["optimal_us"]
+    found = shortest_step(problem, known["budget_bytes"])
+    assert found is not None
+    assert found.step_us == known["optimal_us"]
+    assert known["optimal_us"] <= schedule(problem).scheduled.step_us <= known["scheduled_us"]
+
+
+EXPECTED = json.loads(DIGESTS.read_text(encoding="utf-8"))
+CASES = list(cases())
+FAST_INSTANCE = "llama3_8b_bw_64_2d x1 runtime"
+
+
+def test_every_instance_has_its_digests() -> None:
+    assert list(EXPECTED) == [name for name, *_ in CASES]
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "comm_scale", "model"),
+    [pytest.param(*case, marks=() if case[0] == FAST_INSTANCE else pytest.mark.slow, id=case[0]) for case in CASES],
+)
+def test_orders_and_decisions_are_those_committed(name: str, path: Path, comm_scale: float, model: str) -> None:
+    assert digests_of(path, comm_scale, model) == EXPECTED[name], (
+        "an order or a decision has changed; if it was meant to: python -m tests.support.order_digests"
+    )
+
+
+MOST_ORDERS = 400
+
+
+def measured_orders(problem: Problem) -> list[tuple[int, float]]:
+    """(peak, step) of every valid order; the graph is passed over where there are too many."""
+    orders = list(islice(all_orders(problem), MOST_ORDERS + 1))
+    assume(1 < len(orders) <= MOST_ORDERS)
+    return [(max(peak_by_definition(problem, order)), step_by_definition(problem, order)) for order in orders]
+
+
+def budgets(measured: list[tuple[int, float]]) -> tuple[int, ...]:
+    """One that no order keeps, the least that some do, one between, one that all do."""
+    peaks = sorted({peak for peak, _ in measured})
+    return peaks[0] - 1, peaks[0], peaks[len(peaks) // 2], peaks[-1]
+
+
+@examples(60)
+@given(problems(max_steps=6))
+def test_no_order_is_shorter_and_one_is_as_short(problem: Problem) -> None:
+    measured = measured_orders(problem)
+    for budget in budgets(measured):
+        steps = [step for peak, step in measured if peak <= budget]
+        found = shortest_step(problem, budget)
+        if not steps:
+            assert found is None
+        else:
+            assert found is not None
+            assert found.step_us == min(steps)
+            assert step_by_definition(problem, list(found.order)) == found.step_us
+            assert max(peak_by_definition(problem, list(found.order))) <= budget
+
+
+@examples(30)
+@given(problems(max_steps=5))
+def test_what_can_be_reached_with_the_listed_order_to_fall_back_on(problem: Problem) -> None:
+    orders = list(islice(all_orders(problem), MOST_ORDERS + 1))
+    assume(1 < len(orders) <= MOST_ORDERS)
+    listed = list(range(len(problem.nodes)))
+    budget = max(peak_by_definition(problem, listed))
+    steps = []
+    for order in orders:
+        prefixes = (order[:k] + [v for v in listed if v not in order[:k]] for k in range(len(order) + 1))
+        if all(max(peak_by_definition(problem, prefix)) <= budget for prefix in prefixes):
+            steps.append(step_by_definition(problem, order))
+    found = shortest_step(problem, budget, completed_as_listed=True)
+    assert found is not None
+    assert found.step_us == min(steps)
+
+
+def test_the_search_gives_up_by_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.support.exact_search.MOST_PATHS", 10)
+    with pytest.raises(TooLargeError, match=r"^forward-0: more than 10 paths$"):
+        shortest_step(small_graph(SEEDS[0]), 2**60)
+
+
+def test_what_needs_a_launch_only_does_not_wait_for_its_stream() -> None:
+    """`second` is launched behind `first`, which takes 1 us; `after` needs its launch only: 1 us in all."""
+    nodes = (
+        Node("first", Kind.COLLECTIVE, (), (), (), 1.0, "all_gather", "fsdp"),
+        Node("view", Kind.COMPUTE, (0,)),
+        Node("second", Kind.COLLECTIVE, (1,), (), (), 0.0, "all_gather", "fsdp"),
+        Node("after", Kind.COMPUTE, (0, 1, 2), (), (), 1.0),
+    )
+    problem = Problem("launches", nodes, (), {"fsdp": Group(8, True)})
+    found = shortest_step(problem, 0)
+    assert found is not None
+    assert found.step_us == 1.0
+    reference = Reference(problem, problem.original_order)
+    assert beam_search(reference, np.array(0), (), 1.5, Beam(8)).step_us == 1.0

@@ -183,18 +183,19 @@ def test_docstrings_of_functions_do_not_begin_as_a_question() -> None:
             assert words[:1] not in (["What"], ["Whether"], ["Of"]), f"{path.name}: {function.name}: {words[:5]}"
 
 
-def test_no_two_classes_have_one_name() -> None:
-    trees = [tree_of(path) for path in PACKAGE.rglob("*.py")]
+@pytest.mark.parametrize("package", sorted({path.parent for path in PACKAGE.rglob("*.py")}), ids=lambda path: path.name)
+def test_no_two_classes_of_a_package_have_one_name(package: Path) -> None:
+    trees = [tree_of(path) for path in package.glob("*.py")]
     names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     assert [name for name, count in names.items() if count > 1] == []
 
 
 ROOT = PACKAGE.parent
-BUDGETS = {  # lines now, rounded up to hundreds; behind each what it has to come to
-    "overlap_sched": 60_400,  # 40,000; reach, pins, pages, plug-ins, pipelines (graphs, cuts, what-if 1,700)
-    "overlap_sched/scheduler": 6_300,  # 3,800; one rank's order followed by others 100, pins 100
-    "llama_repro": 7_800,  # 7,500; a day with a GPU 300
-    "tests": 56_200,  # 34,000; as above
+BUDGETS = {  # code lines and files: what there is, never raised; behind it what it has to come to
+    "overlap_sched": (33_000, 200),  # 27,000, 240
+    "llama_repro": (4_500, 64),
+    "scripts": (3_500, 48),
+    "tests": (39_000, 285),  # 30,000, 240
 }
 MODULE_OF_THE_CORE = 500  # code lines
 DOCUMENTS, PAGES = 4_320, 21  # 4,000; frameworks 90, GraphPP 30, pipelines 190; records apart
@@ -207,7 +208,9 @@ def lines_of(paths: Iterable[Path]) -> int:
 @pytest.mark.parametrize("folder", BUDGETS)
 def test_a_folder_keeps_to_its_budget(folder: str) -> None:
     """A budget that is not kept is a question: what does the addition earn, and what can go for it?"""
-    assert lines_of((ROOT / folder).rglob("*.py")) <= BUDGETS[folder]
+    paths, (lines, files) = list((ROOT / folder).rglob("*.py")), BUDGETS[folder]
+    assert len(paths) <= files
+    assert sum(map(code_lines_of, paths)) <= lines
 
 
 def code_lines_of(path: Path) -> int:

@@ -272,24 +272,26 @@ def test_the_line_is_said_once_by_rank_0_on_what_is_new(
 
 
 class Plain(nn.Module):
-    """It does not communicate."""
+    """One matmul."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(32, 32))
+        self.linear = nn.Linear(32, 32)
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x @ self.weight).relu()
+        return self.linear(x).sum()
 
     def other(self, x: Tensor) -> Tensor:
-        return x * 2
+        return self.linear(x).sin()
 
 
-class Broken(nn.Module):
+class Broken(Plain):
+    """Compiled in two parts."""
+
     def forward(self, x: Tensor) -> Tensor:
-        x = x + 1
+        x = x.sin()
         torch._dynamo.graph_break()
-        return x * 2
+        return self.linear(x).sum()
 
 
 def halved(x: Tensor) -> Tensor:

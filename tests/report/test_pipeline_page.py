@@ -49,7 +49,7 @@ def test_what_it_says(planned: list[PlannedPipeline]) -> None:
 
 def test_what_does_not_fit_looks_so_and_the_verdict_is_of_what_fits(planned: list[PlannedPipeline]) -> None:
     by_step = sorted(planned, key=lambda one: one.replay.step_us)
-    tight = replace(by_step[0], job=replace(by_step[0].job, memory_limit_bytes=(1, 8)))
+    tight = replace(by_step[0], job=replace(by_step[0].job, memory_limit_bytes=(by_step[0].peaks[0].bytes - 1, 8)))
     page = pipeline_page.pipeline_page("two", [tight, *by_step[1:]], "")
     (verdict,) = re.findall(r"<p id='verdict'>(.*?)</p>", page)
     assert f"{by_step[1].name}, {duration(by_step[1].replay.step_us)}" in verdict

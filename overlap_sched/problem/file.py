@@ -249,7 +249,7 @@ class _RepeatedKeyError(Exception):
 
 
 def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> None:
-    """msgspec takes the last of several."""
+    """As msgspec does not, which takes the last one."""
     if len(pairs) != len(dict(pairs)):
         key = next(key for at, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:at]))
         raise _RepeatedKeyError(f"the key {key!r:.60} occurs twice in one object. Leave out one of the two.")

@@ -150,7 +150,7 @@ class OrderDraft:
     """A graph as one plan leaves it, or would; the last one is what becomes of it.
 
     Attributes:
-        how: PlanRequest it was planned.
+        how: How it was planned.
         facts: What is known of the graph.
         report: What it comes to: the plan's report, or a later one.
         plan: What was made.
@@ -199,7 +199,7 @@ class OrderDraft:
 
 
 def decide(graph: Graph, settings: Settings, options: Options | None = None) -> OrderDraft:
-    """GraphPlan, then ask the other ranks: launches move only where they move alike on every rank.
+    """Plan, then ask the other ranks: launches move only where they move alike on every rank.
 
     ``options`` are those that the ranks compare, where a part of them has been dealt with before.
 

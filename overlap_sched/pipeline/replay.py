@@ -142,14 +142,6 @@ class PipelineReplay:
         whole = self.step_us * len(self.busy_us)
         return sum(self.bubble_us) / whole if whole else 0.0
 
-    @property
-    def inner_bubble_us(self) -> tuple[float, ...]:
-        """Per rank, the idle time between its first and its last item: what papers on zero bubbles count."""
-        return tuple(
-            max(run.end_us for run in items) - items[0].start_us - busy_us if items else 0.0
-            for items, busy_us in zip(self.items, self.busy_us, strict=True)
-        )
-
 
 def replay_pipeline(job: PipelineJob, schedule: PipelineSchedule) -> PipelineReplay:
     """Run a schedule in simulated time; linear in actions.

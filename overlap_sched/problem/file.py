@@ -18,6 +18,7 @@ meaning by :class:`Problem`; an unknown key is an error.
 import difflib
 import errno
 import gzip
+import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -226,17 +227,32 @@ def decode(
     """
     try:
         if isinstance(data, bytes):
-            return msgspec.json.decode(data, type=kind, dec_hook=hook)
+            decoded = msgspec.json.decode(data, type=kind, dec_hook=hook)
+            json.loads(data, object_pairs_hook=_refuse_repeated_keys)
+            return decoded
         return msgspec.convert(data, kind, dec_hook=hook)
     except msgspec.ValidationError as fault:
         what, _, at = str(fault).partition(" - at `$")
         place, what = at.rstrip("`").lstrip("."), what.replace("`", "").rstrip(".")
         hint = _hint(kind, what, place)
         raise error(f"{where}: {place}{': ' if place else ''}{what[:1].lower()}{what[1:150]}.{hint}") from None
+    except _RepeatedKeyError as fault:
+        raise error(f"{where}: {fault}") from None
     except UnicodeDecodeError:
         raise error(f"{where}: is not text in UTF-8.") from None
     except (msgspec.DecodeError, RecursionError) as fault:
         raise error(f"{where}: is not JSON ({fault}). Was it cut short?") from None
+
+
+class _RepeatedKeyError(Exception):
+    pass
+
+
+def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> None:
+    """As msgspec does not, which takes the last one."""
+    if len(pairs) != len(dict(pairs)):
+        key = next(key for at, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:at]))
+        raise _RepeatedKeyError(f"the key {key!r:.60} occurs twice in one object. Leave out one of the two.")
 
 
 def _hint(kind: Any, what: str, place: str) -> str:

@@ -1,9 +1,14 @@
 """What a command prints, as text; and its tables: a title above, what was simulated below, readable at any width.
 
-A table that does not fit is laid out anew rather than cut: a block per row, with a line per number.
+A table that does not fit is laid out anew rather than cut. The first of these that fits is taken:
+
+1. a line per row, its label folded into at most about two lines;
+2. labels on lines of their own, each above its numbers;
+3. a block per row, with a line per number.
 """
 
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -38,7 +43,9 @@ class ReadableTable(Table):
         width = options.max_width
         if self.title:
             yield from (*_paragraph(self.title, width, Style(bold=True)), Text())
-        yield from self._blocks(width)
+        widths = [_least_width(column) for column in self._numbers()]
+        fits = sum(widths) + len(widths) - 1 <= width
+        yield from self._labels_above(widths, width) if fits else self._blocks(width)
         if self.caption:
             yield from (Text(), *_paragraph(self.caption, width, Style()))
 
@@ -56,6 +63,16 @@ class ReadableTable(Table):
         """Per row, what its columns of words say."""
         words = [[_text(cell) for cell in column.cells] for column in self.columns if column.justify != "right"]
         return [", ".join(filter(None, cells)) for cells in zip(*words, strict=True)] or [""] * self.row_count
+
+    def _labels_above(self, widths: Sequence[int], width: int) -> Iterator[Text]:
+        gap = " " * (2 if sum(widths) + 2 * (len(widths) - 1) <= width else 1)
+        numbers = self._numbers()
+        yield from _aligned([_text(column.header) for column in numbers], widths, gap, Style())
+        yield Text("─" * (sum(widths) + len(gap) * (len(widths) - 1)))
+        rows = zip(*([_text(cell) for cell in column.cells] for column in numbers), strict=True)
+        for label, cells, style in zip(self._labels(), rows, self._styles(), strict=True):
+            yield from _paragraph(label, width, style)
+            yield from _aligned(cells, widths, gap, style)
 
     def _blocks(self, width: int) -> Iterator[Text]:
         numbers = self._numbers()
@@ -117,6 +134,30 @@ def wrapped(line: str, width: int) -> list[str]:
 def _paragraph(text: object, width: int, style: Style) -> Iterator[Text]:
     for line in _text(text).splitlines():
         yield from (Text(part, style) for part in wrapped(line, width))
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int], gap: str, style: Style) -> Iterator[Text]:
+    """Cells side by side, words in them folded."""
+    folded = [
+        textwrap.wrap(cell, width) if _is_words(cell) else [cell] for cell, width in zip(cells, widths, strict=True)
+    ]
+    for at in range(max(map(len, folded))):
+        parts = (lines[at] if at < len(lines) else "" for lines in folded)
+        line = gap.join(f"{part:>{width}}" for part, width in zip(parts, widths, strict=True))
+        if line.strip():
+            yield Text(line.rstrip(), style)
+
+
+def _least_width(column: Column) -> int:
+    parts = [
+        part for cell in _cells(column) for part in (_text(cell).split() if _is_words(_text(cell)) else [_text(cell)])
+    ]
+    return max(map(len, parts), default=0)
+
+
+def _is_words(text: str) -> bool:
+    """Not a quantity: it may be folded."""
+    return not re.search(r"\d", text)
 
 
 def _cells(column: Column) -> list[object]:

@@ -218,7 +218,7 @@ def test_a_dump_runs_in_parts_along_its_batch(tmp_path: Path, cli: Command) -> N
     assert one["compute_us"] == pytest.approx(found["picked"]["step_us"] - found["original"]["step_us"])
     assert found["reserved"]["reserved_bytes"] >= found["picked"]["peak_bytes"]
     shown = cli.words("fit", *asked, "batch")
-    assert f"{len(one['rewrite']['nodes'])} nodes in {one['rewrite']['parts']} parts" in shown
+    assert f"{len(one['rewrite']['nodes'])} nodes in {one['rewrite']['parts']} parts 1 " in shown
 
 
 def test_a_problem_file_has_no_shapes_to_cut(problem_file: str, cli: Command) -> None:

@@ -161,6 +161,24 @@ def test_mistakes_name_the_place_and_the_remedy(old: str, new: str, said: str) -
         parse_cluster(GOOD.replace(old, new), "mine.toml")
 
 
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (
+            "nodes = 9\nbytes = [1]\nus = [1.0]\nlaunch_us = [1.0]",
+            "collective[0]: nodes is 9, but the group has 8 ranks",
+        ),
+        ("nodes = 1\nbytes = [1, 2]\nus = [1.0]\nlaunch_us = [1.0]", "have 2, 1, 1 values"),
+        ("nodes = 1\nbytes = []\nus = []\nlaunch_us = []", "collective[0].bytes: expected array of length >= 1"),
+        ("nodes = 1\nbytes = [1]\nus = [0.0]\nlaunch_us = [1.0]", "collective[0].us[0]: expected float > 0"),
+        ("nodes = 1\nbytes = [1]\nus = [inf]\nlaunch_us = [1.0]", "collective[0].us[0]: expected float <="),
+    ],
+)
+def test_measured_times_that_cannot_be(table: str, said: str) -> None:
+    with pytest.raises(CostError, match=re.escape(said)):
+        parse_cluster(f'{GOOD}[[collective]]\nkind = "all_gather"\nranks = 8\n{table}', "mine.toml")
+
+
 def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(CostError) as error:
         read_cluster("dgx-h1000")

@@ -10,7 +10,7 @@ from overlap_sched.pipeline.csv_file import with_transfers
 from overlap_sched.pipeline.judge import violation
 from overlap_sched.pipeline.named import NAMED, NamedSchedule, interleaved_in, lay_out_named
 from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline
-from tests.support.pipelines import uniform
+from tests.support.pipelines import inner_bubble_us, uniform
 from tests.support.transfers import transfer_violation
 
 ALL = (*NAMED, *(interleaved_in(chunks) for chunks in (1, 2, 3)))
@@ -29,7 +29,7 @@ def figures(
     object.__setattr__(job, "pair_factor", factor)
     replay = replay_pipeline(job, schedule)
     peaks = [peak.bytes for peak in pipeline_peaks(job, replay)]
-    return list(replay.bubble_us), list(replay.inner_bubble_us), peaks
+    return list(replay.bubble_us), list(inner_bubble_us(replay)), peaks
 
 
 @pytest.mark.parametrize("named", ALL, ids=lambda named: named.name)

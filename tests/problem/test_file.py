@@ -124,6 +124,8 @@ def test_files_that_are_cut_short_or_something_else(tmp_path: Path) -> None:
     assert "is not text" in bad(plain, text.replace(b'"dgrad"', b'"\xff"'))
     assert "is not JSON" in bad(plain, b"\xff\xfe\xff")
     assert "is a list" in bad(plain, b"[" * 100_000)
+    twice = bad(plain, text.replace(b'"pinned":', b'"pinned":false,"pinned":', 1))
+    assert "'pinned' occurs twice" in twice
     assert "got int" in bad(plain, b"95")
     for deep in (b'{"format":' + b"[" * 100_000, b'{"format":"overlap-problem/1","nodes":' + b'[{"deps":' * 100_000):
         bad(plain, deep)

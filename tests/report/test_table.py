@@ -57,6 +57,22 @@ def test_labels_are_folded_before_they_stand_alone() -> None:
     ]
 
 
+def test_at_40_columns_labels_stand_above_their_numbers() -> None:
+    assert drawn(steps(), 40) == [
+        "two graphs",
+        "",
+        "  original   scheduled  change",
+        "──────────────────────────────",
+        "peak memory of all live tensors",
+        "33.655 GiB  33.700 GiB  +0.1 %",
+        "retries",
+        "         0      out of",
+        "                memory",
+        "",
+        "Simulated.",
+    ]
+
+
 def test_where_numbers_do_not_fit_each_row_is_a_block() -> None:
     assert drawn(points(), 40) == [
         "a frontier",

@@ -15,7 +15,7 @@ from overlap_sched.pipeline.action import (
 )
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
 from overlap_sched.pipeline.layout import mirrored
-from overlap_sched.pipeline.replay import with_updates
+from overlap_sched.pipeline.replay import PipelineReplay, with_updates
 
 
 def uniform(
@@ -115,3 +115,11 @@ def swapped(schedule: PipelineSchedule, rng: random.Random) -> PipelineSchedule:
     a, b = rng.sample(range(len(order)), 2)
     order[a], order[b] = order[b], order[a]
     return replace(schedule, orders=(*schedule.orders[:rank], tuple(order), *schedule.orders[rank + 1 :]))
+
+
+def inner_bubble_us(replay: PipelineReplay) -> tuple[float, ...]:
+    """Per rank, the idle time between its first and its last item: what papers on zero bubbles count."""
+    return tuple(
+        max(run.end_us for run in items) - items[0].start_us - busy_us if items else 0.0
+        for items, busy_us in zip(replay.items, replay.busy_us, strict=True)
+    )

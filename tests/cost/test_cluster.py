@@ -141,11 +141,7 @@ def test_what_binds_compute_goes_into_the_problem_with_the_balance_of_the_device
         ("ranks_per_node = 8", "", "object missing required field ranks_per_node."),
         ("ranks_per_node", "rank_per_node = 8\nranks_per_node", "rank_per_node. Did you mean 'ranks_per_node'?"),
         ("rails = 2", "rails = 3", "across.rails is 3, but a node has 4 cards"),
-        (
-            '"nvswitch"',
-            '"ethernet"',
-            "inside.fabric: invalid enum value 'ethernet'. It is one of '",
-        ),
+        ('"nvswitch"', '"ethernet"', "inside.fabric: invalid enum value 'ethernet'. It is one of '"),
         ('"hopper"', '""', 'library is "nccl", whose times depend on the generation of the GPU: give'),
         ("[8, 8]", "[8]", "mesh has 2 names and 1 sizes"),
         ("[8, 8]", "[8, -8]", "mesh.sizes[1]: expected int >= 1."),
@@ -164,10 +160,7 @@ def test_mistakes_name_the_place_and_the_remedy(old: str, new: str, said: str) -
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        (
-            "nodes = 9\nbytes = [1]\nus = [1.0]\nlaunch_us = [1.0]",
-            "collective[0]: nodes is 9, but the group has 8 ranks",
-        ),
+        ("nodes = 9\nbytes = [1]\nus = [1.0]\nlaunch_us = [1.0]", "collective[0]: nodes is 9, but the group has 8"),
         ("nodes = 1\nbytes = [1, 2]\nus = [1.0]\nlaunch_us = [1.0]", "have 2, 1, 1 values"),
         ("nodes = 1\nbytes = []\nus = []\nlaunch_us = []", "collective[0].bytes: expected array of length >= 1"),
         ("nodes = 1\nbytes = [1]\nus = [0.0]\nlaunch_us = [1.0]", "collective[0].us[0]: expected float > 0"),
@@ -182,10 +175,8 @@ def test_measured_times_that_cannot_be(table: str, said: str) -> None:
 def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(CostError) as error:
         read_cluster("dgx-h1000")
-    assert str(error.value) == (
-        "dgx-h1000: is neither a file that can be read (No such file or directory) nor the name of a cluster that is "
-        "shipped: dgx-a100, dgx-b200, dgx-h100, dgx-h200, gloo, mi300x, pcie-box."
-    )
+    assert str(error.value).startswith("dgx-h1000: is neither a file that can be read (No such file or directory) nor")
+    assert str(error.value).endswith("shipped: dgx-a100, dgx-b200, dgx-h100, dgx-h200, gloo, mi300x, pcie-box.")
     (tmp_path / "a.toml").write_text("name = ")
     with pytest.raises(CostError, match=r"a\.toml: is not TOML: Invalid value"):
         read_cluster(tmp_path / "a.toml")
@@ -366,21 +357,15 @@ def test_as_large_as_the_others_together_is_all_of_them() -> None:
 def test_groups_that_do_not_fit() -> None:
     with pytest.raises(CostError) as error:
         place({"dp": Facts(64)}, Nodes(8, single=True))
-    assert str(error.value) == (
-        "process group 'dp' has 64 ranks, but the cluster is one node of 8. Choose a cluster with several (--cluster), "
-        "or give [across] in its file."
-    )
+    assert str(error.value).startswith("process group 'dp' has 64 ranks, but the cluster is one node of 8. Choose a")
+    assert str(error.value).endswith("or give [across] in its file.")
     with pytest.raises(CostError) as error:
         place({"dp": Facts(5)}, Nodes(8, mesh=MESH))
-    assert str(error.value) == (
-        "process group 'dp' has 5 ranks, but no dimension of the mesh pp=2, fsdp=8, tp=8, nor neighbours together, has "
-        "as many. Correct --mesh, or give its ranks: --group dp=RANK,RANK,..."
-    )
+    assert str(error.value).startswith("process group 'dp' has 5 ranks, but no dimension of the mesh pp=2, fsdp=8,")
+    assert str(error.value).endswith("as many. Correct --mesh, or give its ranks: --group dp=RANK,RANK,...")
     with pytest.raises(CostError) as error:
         place({"dp": Facts(2, (0, 128))}, Nodes(8, mesh=MESH))
-    assert str(error.value) == (
-        "process group 'dp' has rank 128, but the mesh has ranks 0 to 127. Correct --group or the mesh."
-    )
+    assert str(error.value).startswith("process group 'dp' has rank 128, but the mesh has ranks 0 to 127. Correct")
     with pytest.raises(CostError, match="has rank 9, but the cluster is one node of ranks 0 to 7"):
         place({"dp": Facts(2, (0, 9))}, Nodes(8, single=True))
 
@@ -391,9 +376,7 @@ def test_ranks_along_a_mesh() -> None:
     assert ranks_along(MESH, "pp+fsdp") == tuple(range(0, 128, 8))
     with pytest.raises(CostError) as error:
         ranks_along(MESH, "ep")
-    assert str(error.value) == (
-        "the mesh is pp=2, fsdp=8, tp=8: it has no 'ep'. Name a dimension, or neighbours joined by +, outermost first."
-    )
+    assert str(error.value).startswith("the mesh is pp=2, fsdp=8, tp=8: it has no 'ep'. Name a dimension, or")
 
 
 def test_what_gathers_parameters_and_reduces_gradients_shards() -> None:

@@ -118,10 +118,8 @@ def test_devices_are_found_by_name() -> None:
     assert cost.device_named("CPU") is cost.XEON_8480
     with pytest.raises(OptionsError) as error:
         cost.device_named("H300")
-    assert str(error.value) == (
-        "no device is named 'H300'; known are H100, H200, A100, RTX-3090, RTX-3090-TF32, Xeon-8480+ and cpu. "
-        "Or make your own: cost.Device(...)."
-    )
+    assert str(error.value).startswith("no device is named 'H300'; known are H100, H200, A100, RTX-3090,")
+    assert str(error.value).endswith("Or make your own: cost.Device(...).")
 
 
 def test_cost_never_imports_torch() -> None:

@@ -190,10 +190,8 @@ def test_effort_zero_keeps_the_original_order() -> None:
 def test_other_memory_model_is_an_error() -> None:
     with pytest.raises(ProblemError) as caught:
         schedule(EXAMPLE, Options(memory_model="tracker"))
-    assert str(caught.value) == (
-        "problem 'example' is in the 'runtime' memory model, but 'tracker' was asked for. A problem is in the model "
-        "in which it was written: capture the graph again in the other one, or ask for memory_model='runtime'."
-    )
+    assert str(caught.value).startswith("problem 'example' is in the 'runtime' memory model, but 'tracker' was asked")
+    assert str(caught.value).endswith("capture the graph again in the other one, or ask for memory_model='runtime'.")
 
 
 def _raise(*_: object) -> None:

@@ -363,9 +363,8 @@ def test_groups_that_do_not_fit() -> None:
         place({"dp": Facts(5)}, Nodes(8, mesh=MESH))
     assert str(error.value).startswith("process group 'dp' has 5 ranks, but no dimension of the mesh pp=2, fsdp=8,")
     assert str(error.value).endswith("as many. Correct --mesh, or give its ranks: --group dp=RANK,RANK,...")
-    with pytest.raises(CostError) as error:
+    with pytest.raises(CostError, match=r"^process group 'dp' has rank 128, but the mesh has ranks 0 to 127\. Correct"):
         place({"dp": Facts(2, (0, 128))}, Nodes(8, mesh=MESH))
-    assert str(error.value).startswith("process group 'dp' has rank 128, but the mesh has ranks 0 to 127. Correct")
     with pytest.raises(CostError, match="has rank 9, but the cluster is one node of ranks 0 to 7"):
         place({"dp": Facts(2, (0, 9))}, Nodes(8, single=True))
 
@@ -374,9 +373,8 @@ def test_ranks_along_a_mesh() -> None:
     assert ranks_along(MESH, "tp") == tuple(range(8))
     assert ranks_along(MESH, "fsdp") == tuple(range(0, 64, 8))
     assert ranks_along(MESH, "pp+fsdp") == tuple(range(0, 128, 8))
-    with pytest.raises(CostError) as error:
+    with pytest.raises(CostError, match=r"^the mesh is pp=2, fsdp=8, tp=8: it has no 'ep'\. Name a dimension, or"):
         ranks_along(MESH, "ep")
-    assert str(error.value).startswith("the mesh is pp=2, fsdp=8, tp=8: it has no 'ep'. Name a dimension, or")
 
 
 def test_what_gathers_parameters_and_reduces_gradients_shards() -> None:

@@ -1,8 +1,5 @@
 """Prices, the roofline, and steps that are too long or too short."""
 
-import subprocess
-import sys
-
 import pytest
 
 from overlap_sched import cost
@@ -99,11 +96,6 @@ def test_collective(op: str, nbytes: int, group: Group, us: float) -> None:
     assert round(cost.Roofline().collective_us(cost.Collective(op, nbytes, group)), 3) == us
 
 
-def test_rates_of_the_default_device() -> None:
-    assert cost.H100.flops_per_s == 594e12
-    assert cost.H100.bytes_per_s == 2.68e12
-
-
 def test_another_device_changes_only_compute() -> None:
     h100, a100 = cost.Roofline(), cost.Roofline(cost.A100)
     matmul = cost.Compute("aten.mm.default", 10**12, 10**6)
@@ -120,11 +112,6 @@ def test_devices_are_found_by_name() -> None:
         cost.device_named("H300")
     assert str(error.value).startswith("no device is named 'H300'; known are H100, H200, A100, RTX-3090,")
     assert str(error.value).endswith("Or make your own: cost.Device(...).")
-
-
-def test_cost_never_imports_torch() -> None:
-    code = "import sys, overlap_sched.cost; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -132,9 +132,8 @@ def test_contradictions_name_both() -> None:
         schedule(EXAMPLE, Options(pins=("not before mm: gather", "not after mm: gather")))
     assert str(told.value).startswith("pin 'not before mm: gather' and pin 'not after mm: gather' contradict each")
     assert str(told.value).endswith("Leave one of them out.")
-    with pytest.raises(PinError) as told:
+    with pytest.raises(PinError, match=r"^pin 'not after mm: scatter' contradicts the graph: wgrad -> scatter -> mm"):
         schedule(EXAMPLE, Options(pins=("not after mm: scatter", "apart")))
-    assert str(told.value).startswith("pin 'not after mm: scatter' contradicts the graph: wgrad -> scatter -> mm ->")
 
 
 def test_with_launches_kept_there_may_be_no_order() -> None:

@@ -1,5 +1,7 @@
 """Recompute and Offload on problems: nodes and bytes by hand, hazards, and what is refused, word by word."""
 
+import re
+
 import pytest
 
 from overlap_sched.cost import Roofline
@@ -107,9 +109,8 @@ def test_a_later_writer_comes_behind_the_copy() -> None:
     ],
 )
 def test_refusals(rewrite: Rewrite, text: str) -> None:
-    with pytest.raises(RewriteError) as error:
+    with pytest.raises(RewriteError, match=re.escape(text)):
         apply(step(), [rewrite], PRICES)
-    assert text in str(error.value)
 
 
 def test_a_writer_in_between_forbids_it() -> None:

@@ -23,20 +23,14 @@ from overlap_sched.transform.prices import Prices
     [
         (0, 0),
         (7, 7),
-        ("0", 0),
         ("1048576", 2**20),
         ("1GiB", 2**30),
-        (" 1.5 gib ", 3 * 2**29),
         ("500MB", 5 * 10**8),
         ("1kB", 1000),
-        ("64b", 64),
         ("5%", 5000),
-        (".5 %", 500),
         ("0%", 0),
-        ("5.%", 5000),
         ("0.0019%", 1),  # 1.9 bytes: down
         ("99.9999%", 99_999),
-        ("1.9999B", 1),
         (f"0.{'3' * 5000}kB", 333),
     ],
 )
@@ -154,7 +148,6 @@ def test_percent_are_exact_and_rounded_down() -> None:
         ("base", "low", "base is 'low'; it is one of 'original', 'memory', 'memory-peak'."),
         ("agreement", "vote", "agreement is 'vote'; it is one of 'digest', 'none'."),
         ("effort", -1, "effort is -1; it is a whole number of runs, 0 to 64."),
-        ("effort", 2.0, "effort is 2.0; it is a whole number of runs, 0 to 64."),
         ("effort", 99, "effort is 99; it is a whole number of runs, 0 to 64."),
         ("effort", 10**400, "effort is 2**1328 or more; it is a whole number of runs, 0 to 64."),
         ("strict", 1, "strict is 1; it is True or False."),
@@ -211,12 +204,9 @@ def test_rewrites_want_the_other_defaults(other: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("text", "likely"),
     [
-        ("5", "5GiB"),
         ("40", "40GiB"),
         (" 1.5 ", "1.5GiB"),
-        ("512", "512GiB"),
         ("600", "600MiB"),
-        ("1048575", "1048575MiB"),
     ],
 )
 def test_a_number_without_a_unit_is_asked_about(text: str, likely: str) -> None:
@@ -242,14 +232,11 @@ def test_bytes_that_are_meant(size: int | str) -> None:
     ("question", "said"),
     [
         ({"memory_limit": 40}, "is 40, a number without a unit. Did you mean 40GiB? For bytes write 40B."),
-        ({"memory_limit": 1023}, "is 1023, a number without a unit. Did you mean 1023MiB? For bytes write 1023B."),
         ({"memory_limit": 0}, "is 0, into which nothing fits; write bytes, "),
-        ({"memory_limit": "0.0GiB"}, "is '0.0GiB', into which nothing fits; write bytes, "),
         ({"memory_limit": "0%"}, "is '0%', into which nothing fits; write bytes, "),
         ({"memory_limit": "800%"}, "is '800%', far above what is needed. Did you mean 80%?"),
         ({"max_slowdown": 5}, "is 5; it is 0 to 1, 0.05 for five percent. Did you mean 0.05?"),
         ({"max_slowdown": "5%"}, "is '5%'; it is 0 to 1, 0.05 for five percent."),
-        ({"max_slowdown": True}, "is True; it is 0 to 1, 0.05 for five percent."),
     ],
 )
 def test_limits_in_a_wrong_unit(question: dict[str, Any], said: str) -> None:

@@ -84,10 +84,7 @@ def test_compute(op: str, flops: int, nbytes: int, us: float) -> None:
         ("all_gather_into_tensor", 419430400, Group(64, False), 2323.76),
         ("reduce_scatter_tensor", 838860800, Group(64, False), 4617.52),
         ("all_to_all_single", 201326592, Group(8, True), 488.11),
-        ("all_gather_into_tensor", 131334144, Group(8, False), 668.43),
         ("all_reduce", 370000, Group(2, True), 13.0),  # 12 + 2 * 370000 / 2 / 370e9
-        ("all_reduce_", 370000, Group(2, True), 13.0),
-        ("all_reduce_coalesced", 370000, Group(2, True), 13.0),
         ("broadcast", 370000, Group(2, True), 12.5),
         ("all_gather_into_tensor", 10**9, Group(1, True), 12.0),  # alone: latency only
     ],

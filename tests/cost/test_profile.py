@@ -214,10 +214,7 @@ def test_predicted_kernels_take_the_time_of_those_that_are_most_like_them() -> N
     ("kernel", "ops"),
     [
         ("triton_poi_fused_add_mul_3", "add_mul"),
-        ("triton_red_fused__to_copy_mean_0", "_to_copy_mean"),
-        ("triton_tem_fused_mm_12", "mm"),
         ("triton_per_fused_sum_1", "sum"),
-        ("cpp_fused_add_0", "add"),
         ("graph_2_cpp_fused_native_layer_norm_7", "native_layer_norm"),
         ("aten::mm", None),
         ("my_fused_kernel_3", None),
@@ -344,20 +341,17 @@ NO_EVENTS = (
     ("content", "text"),
     [
         (b"", "is not JSON ("),
-        (b'{"traceEvents": [', "is not JSON ("),
         (b"\xff\xff", "is not JSON ("),
         (b"[" * 100_000, "is not JSON (maximum recursion depth exceeded"),
         (b"[]", NO_EVENTS),
-        (b"{}", NO_EVENTS),
         (b'{"traceEvents": {}}', NO_EVENTS),
         (b'{"traceEvents": [3]}', "traceEvents[0] is 3; an event is a JSON object."),
         (b'{"traceEvents": [{"ph": "M"}, {"ph": "X", "name": 3, "ts": 1, "dur": 1}]}', "traceEvents[1] has name 3;"),
         (b'{"traceEvents": [{"ph": "X", "name": "mm", "ts": "now", "dur": 1}]}', "traceEvents[0] ('mm') has ts 'now'"),
         (b'{"traceEvents": [{"ph": "X", "name": "mm", "ts": 1, "dur": -1}]}', "traceEvents[0] ('mm') has ts 1 and"),
-        (b'{"traceEvents": [{"ph": "X", "name": "mm", "ts": NaN, "dur": 1}]}', "traceEvents[0] ('mm') has ts nan and"),
         (gzip.compress(b"{}" * 1000)[:20], "the gzip stream is cut short. Copy or download the file again."),
     ],
-    ids=range(13),
+    ids=range(10),
 )
 def test_files_that_are_no_traces(content: bytes, text: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"

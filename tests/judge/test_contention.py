@@ -148,7 +148,6 @@ STRETCH = (
         ({"shares": {"flops": -0.5}, "flops_per_byte": 100.0}, "compute bound by 'flops' takes -0.5 of a slowdown;"),
         ({"shares": {"flops": 0.5}}, "shares by what binds compute, and flops_per_byte is 0.0: give the device's"),
         ({"lanes": 2, "crowding": 2.5}, f"crowding is 2.5 and lanes 2; {CROWDING}"),
-        ({"lanes": 2, "crowding": 0.5}, f"crowding is 0.5 and lanes 2; {CROWDING}"),
         ({"crowding": 1.5}, f"crowding is 1.5 and lanes 1; {CROWDING}"),
         ({"lanes": 0}, "lanes is 0; a group has one collective in flight, or more."),
         *(

@@ -151,7 +151,6 @@ def test_what_does_not_repeat_is_told():
     ("text", "said"),
     [
         ("fsdp=64,dp=2", "mesh is 'fsdp=64,dp=2'; write what there is of fsdp, tp, cp and pp once each: "),
-        ("fsdp=64,fsdp=2", "once each"),
         ("tp=3", "mesh is 'tp=3': tp=3 does not divide the model's 8 key/value heads."),
         ("fsdp=48", "mesh is 'fsdp=48': fsdp=48 does not divide the model's width of 8192."),
         ("fsdp=8,cp=16", "mesh is 'fsdp=8,cp=16': context-parallel ranks are among fsdp's: cp divides fsdp."),

@@ -34,10 +34,8 @@ ONE_WAY = (Route((0, 1), range(2)),)
     [
         ({"stages": ()}, "0 stages on 2 ranks; there is at least one of each."),
         ({"rank_of": (0,)}, "2 stages, but ranks for 1: give each stage a rank."),
-        ({"rank_of": (0, 2)}, "stage 1 is on rank 2; ranks are 0 to 1."),
         ({"rank_of": (0, 0)}, "rank 1 has no stage. Take fewer ranks, or more stages."),
         ({"routes": (Route((0, 1, 0), range(2)),)}, "stage 0 comes twice on its way: stages form no cycle."),
-        ({"routes": (Route((0, 2), range(2)),)}, "a route names stage 2; stages are 0 to 1."),
         ({"routes": (Route((0,), range(2)),)}, "no micro-batch comes through stage 1. Put it on a route."),
         ({"routes": (Route((0, 1), range(0)),)}, "a route has no micro-batch; there is at least one."),
         ({"routes": (Route((0,), range(2)), Route((1,), range(1, 3)))}, "micro-batch 1 is on two routes."),

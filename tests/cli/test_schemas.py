@@ -14,7 +14,7 @@ from overlap_sched.errors import ProblemError
 from overlap_sched.problem import Kind, Node, Problem
 from tests.cli.test_pipeline import ONE_STAGE
 from tests.judge.test_contention import two_groups
-from tests.support.command import Command, run
+from tests.support.examples import Command, run
 
 jsonschema = pytest.importorskip("jsonschema")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from overlap_sched import Kind, Node, Problem, write_problem
-from tests.support.command import Command, run
+from tests.support.examples import Command, run
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 

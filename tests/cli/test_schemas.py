@@ -14,7 +14,7 @@ from overlap_sched.report.answers import ANSWERS as COMMANDS
 from overlap_sched.report.answers import SweptOrder, as_json, schema_text
 from tests.cli.test_pipeline import ONE_STAGE
 from tests.judge.test_contention import two_groups
-from tests.support.command import Command, run
+from tests.support.examples import Command, run
 
 jsonschema = pytest.importorskip("jsonschema")
 

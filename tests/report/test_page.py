@@ -33,8 +33,7 @@ from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.transform.plan import Plan, left_out, plan
 from overlap_sched.transform.rewrites import Bucket, Stream
 from tests.report.conftest import ByHand
-from tests.support.command import Command, run
-from tests.support.examples import examples
+from tests.support.examples import Command, examples, run
 from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES
 from tests.support.sharded import PRICES, sharded

@@ -37,9 +37,8 @@ from tests.scheduler.test_driver import check_promises
 from tests.simulate.test_allocator import with_sizes_of_all_kinds
 from tests.support.examples import examples
 from tests.support.graphs import problems
-from tests.support.layers import large_layers, layers
+from tests.support.layers import large_layers, layers, unlike
 from tests.support.oracle import random_order
-from tests.support.unlike import unlike
 
 WORLD, ROW, COLUMN, UNKNOWN = (
     Group(4, True, ranks=(0, 1, 2, 3)),

@@ -33,7 +33,7 @@ class Cause(NamedTuple):
 
     Attributes:
         name: ``tail``, or what blocked the collectives (:data:`overlap_sched.scheduler.driver.Holder`).
-        exposed_us: Standstill that it causes.
+        exposed_us: Stall that it causes.
         collectives: How many collectives it makes compute wait for.
     """
 

@@ -5,10 +5,12 @@ whatever kept it from being launched sooner. All other stall time goes to what b
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.problem import Kind, Problem
+from overlap_sched.report.table import align_rows
 from overlap_sched.report.units import duration
 from overlap_sched.scheduler.driver import Schedule
 from overlap_sched.scheduler.explain import Decision
@@ -28,7 +30,7 @@ ROUNDING = 1e-9
 """Relative to the step: stall time below this comes from adding up floating-point numbers."""
 
 
-class Cause(NamedTuple):
+class Cause(Struct, frozen=True, forbid_unknown_fields=True):
     """One cause and what it costs.
 
     Attributes:
@@ -84,6 +86,4 @@ def causes_text(found: tuple[Cause, ...]) -> str:
     ]
     if not rows:
         return "Nothing is exposed."
-    widths = [max(len(row[k]) for row in rows) for k in range(2)]
-    head = "Exposed time by cause, and of how many collectives:"
-    return "\n".join([head, *(f"  {us:>{widths[0]}}  {n:>{widths[1]}}  {words}" for us, n, words in rows)])
+    return "\n".join(["Exposed time by cause, and of how many collectives:", *align_rows(rows)])

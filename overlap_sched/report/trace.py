@@ -16,15 +16,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from msgspec import to_builtins
+
 from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.problem import Kind, Problem
+from overlap_sched.report.answers import contention_figures
 from overlap_sched.report.colours import PURPOSES, TRACE_COMPUTE, TRACE_EXPOSED
 from overlap_sched.report.files import write_file
 from overlap_sched.report.timeline import Timeline, memory_by_kind, timeline
 from overlap_sched.report.trace_measured import Event, MeasuredStep, Place, place_of, rounded_us
 from overlap_sched.report.units import size
 from overlap_sched.report.words.graph import Purpose, by_purpose, group_names, group_purposes
-from overlap_sched.report.words.schedule import contention_figures, settings_for, why_text
+from overlap_sched.report.words.schedule import settings_for, why_text
 from overlap_sched.scheduler.driver import Schedule
 from overlap_sched.scheduler.explain import Decision, decisions
 from overlap_sched.scheduler.task import Candidate
@@ -270,7 +273,7 @@ def trace_document(schedule: Schedule, original: Problem, measured: Sequence[Mea
         "otherData": {
             "problem": problem.name,
             "memory_model": problem.memory_model,
-            "contention": contention_figures(problem.contention),
+            "contention": to_builtins(contention_figures(problem.contention)),
             "note": "original and scheduled: simulated, replay of one compute stream and one stream per process group"
             + ("; the others: measured" if measured else ""),
             "measured": [step.about() for step in measured],

@@ -18,7 +18,7 @@ from overlap_sched.problem import Problem
 from overlap_sched.problem.contention import Contention
 from overlap_sched.report.words.schedule import contention_line
 from tests.judge.test_contention import two_groups
-from tests.support.command import Command, run
+from tests.support.examples import Command, run
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 

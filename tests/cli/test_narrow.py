@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.support.command import Command
+from tests.support.examples import Command
 
 COMMANDS = {
     "plan": ("gap to the lower bound", "peak memory", "reserved, plain segments", "scheduled"),

@@ -12,8 +12,7 @@ from overlap_sched.problem.contention import Contention
 from overlap_sched.report.causes import Cause, causes, causes_text
 from overlap_sched.report.words.schedule import explanation
 from overlap_sched.scheduler.driver import Schedule
-from tests.support.command import Command, run
-from tests.support.examples import examples
+from tests.support.examples import Command, examples, run
 from tests.support.graphs import problems
 
 

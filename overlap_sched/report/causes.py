@@ -35,7 +35,7 @@ class Cause(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         name: ``tail``, or what blocked the collectives (:data:`overlap_sched.scheduler.driver.Holder`).
-        exposed_us: Standstill that it causes.
+        exposed_us: Stall that it causes.
         collectives: How many collectives it makes compute wait for.
     """
 

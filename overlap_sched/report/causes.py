@@ -17,11 +17,11 @@ from overlap_sched.scheduler.explain import Decision
 
 TAIL = "tail"
 WORDS = {
-    TAIL: "at the end of the step: no compute is left to run meanwhile",
-    "dependency": "a dependency finished too late for an earlier launch",
+    TAIL: "no compute is left at the end of the step to run meanwhile",
+    "dependency": "what is sent was ready too late for an earlier launch",
     "stream": "another collective was still on the stream",
     "memory": "an earlier launch would not have fitted into the memory budget",
-    "start": "launched at the start of the graph, and waited for too soon",
+    "start": "what is launched at the start of the graph is waited for too soon",
     "choice": "launched where the order has it, although an earlier launch was possible",
     "nothing": "rounding",
 }
@@ -35,7 +35,7 @@ class Cause(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         name: ``tail``, or what blocked the collectives (:data:`overlap_sched.scheduler.driver.Holder`).
-        exposed_us: Standstill that it causes.
+        exposed_us: Stall that it causes.
         collectives: How many collectives it makes compute wait for.
     """
 

@@ -19,7 +19,7 @@ _SHOWN = 4
 
 
 class AssumedSize(NamedTuple):
-    """What a size that only the data knows was taken as, for memory.
+    """What a data-dependent size was taken as, for memory.
 
     Attributes:
         name: Its symbol.

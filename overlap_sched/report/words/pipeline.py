@@ -9,7 +9,7 @@ from overlap_sched.pipeline.best import FOUND, OF_A_BOUND, FoundPipeline
 from overlap_sched.pipeline.compare import ChangedJob, PlannedPipeline, RankShortage
 from overlap_sched.pipeline.graphs import JobGraphs
 from overlap_sched.pipeline.job import PipelineJob
-from overlap_sched.report.pipeline_page import cut_words
+from overlap_sched.report.pipeline_page import cut_words, schedule_rows
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import count, duration, memory_unit, printable, size
 from overlap_sched.report.words.schedule import gap_percent
@@ -39,7 +39,8 @@ def lack_words(lack: RankShortage) -> str:
 
 def schedules_table(job: PipelineJob, planned: Sequence[PlannedPipeline]) -> Table:
     """A row per schedule."""
-    inside = any(max(one.inside_us) for one in planned)
+    (first, *numbers), rows = schedule_rows(planned)
+    inside = "inside" in numbers
     waits = "Inside: of the rank whose compute waits longest for collectives of its graphs. " if inside else ""
     table = captioned_table(
         title=f"{printable(job.name)}: {count(len(job.stages), 'stage')}, {count(job.ranks, 'rank')}, "
@@ -47,20 +48,11 @@ def schedules_table(job: PipelineJob, planned: Sequence[PlannedPipeline]) -> Tab
         caption="Simulated. Bubble: the idle part of all ranks together. Exposed: of the rank that waits longest for "
         f"transfers and reductions. {waits}Peak: of the rank that holds most. Bound: no schedule with these stages "
         f"on these ranks{', and graphs in these orders,' * inside} is shorter.",
-        numbers=("step", "bubble", "exposed", *(("inside",) if inside else ()), "peak", "bound", "gap"),
-        first="schedule",
+        numbers=numbers,
+        first=first,
     )
-    for one in planned:
-        table.add_row(
-            one.name,
-            duration(one.replay.step_us),
-            f"{100 * one.replay.bubble:.1f} %",
-            duration(max(one.replay.exposed_us)),
-            *((duration(max(one.inside_us)),) if inside else ()),
-            size(max(peak.bytes for peak in one.peaks)),
-            duration(one.bound_us),
-            f"{gap_percent(one.replay.step_us, one.bound_us):.2f} %",
-        )
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

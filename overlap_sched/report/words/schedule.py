@@ -14,7 +14,7 @@ from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.pins import BINDS_NOTHING, binds_nothing, pinned
 from overlap_sched.problem.precedence import launched_on
 from overlap_sched.problem.sizes import EXPANDABLE, PLAIN, VARIABLES, AllocatorSettings
-from overlap_sched.report.causes import ROUNDING, TAIL, Cause, causes, causes_text
+from overlap_sched.report.causes import ROUNDING, WORDS, Cause, causes, causes_text
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import between, change, count, duration, printable, size
 from overlap_sched.report.words.graph import group_names, group_purposes
@@ -457,13 +457,8 @@ def _compared(before: float, after: float, same: str, less: str, more: str) -> s
     return same if found == "+0.0 %" else f"{found[1:]} {less if found[0] == '-' else more}"
 
 
-_BECAUSE = {
-    TAIL: "no compute is left at the end of the step to run meanwhile",
-    "dependency": "what is sent was ready too late for an earlier launch",
-    "stream": "another collective was still on the stream",
-    "memory": "an earlier launch would not have fitted into the memory budget",
+_BECAUSE = WORDS | {
     "memory_limit": "no order with earlier launches was found that runs in memory_limit",
-    "start": "what is launched at the start of the graph is waited for too soon",
     "choice": "an earlier launch would not have made the step shorter",
     "nothing": "of rounding",
 }

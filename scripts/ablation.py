@@ -26,7 +26,7 @@ from overlap_sched.problem import Problem
 from overlap_sched.problem.file import read_problem
 from overlap_sched.report.progress import progress
 from overlap_sched.scheduler.driver import ALL
-from tests.support.unlike import unlike
+from tests.support.layers import unlike
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -61,42 +61,38 @@ class Job:
 JOBS = (
     Job(
         "The Llama regression",
-        "The graph that started this project: the backward of Llama-3-8B under FSDP, as in the published account of a "
-        "scheduler that hid communication well and took 40 GB more memory for it "
-        "([benchmark](benchmark.md)). Ours hides nearly all of it at the original peak; what is left is the "
-        "first gather and the tail of the step.",
+        "The backward of Llama-3-8B under FSDP. A published scheduler hid its communication well and took 40 GB more "
+        "memory ([benchmark](benchmark.md)). Ours hides nearly all of it at the original peak.",
         "llama",
         f"{INSTANCES}/llama3_8b_bw_64_1d.json.gz",
-        ("plan {problem} --effort 1", "explain {problem} --effort 1 --top 2"),
+        ("plan {problem} --effort 1", "explain {problem} --effort 1 --top 1"),
         "report {problem} --effort 1",
         caption="Streams and memory, original and scheduled. Orange red: the compute stream stalls.",
     ),
     Job(
         "A mixture of experts, from a dump",
-        "DeepSeek-V3-16B, FSDP over 64 ranks and expert parallelism over 8, lifted from what a real job dumped. "
-        "Several process groups share one compute stream: `all_to_all` of the experts is urgent, gathers of parameters "
-        "are not.",
+        "DeepSeek-V3-16B, FSDP over 64 ranks and expert parallelism over 8, from a real job's dump. Three process "
+        "groups share one compute stream.",
         "moe",
         f"{INSTANCES}/dsv3_bw_64.json.gz",
-        ("plan {problem} --effort 1", "explain {problem} --effort 1 --top 2"),
+        ("plan {problem} --effort 1",),
         scheme="dark",
         caption="Streams and memory, original and scheduled: FSDP (green) and experts (purple) beside compute.",
     ),
     Job(
         "A torchtitan run",
-        "One whole step (forward, loss, backward) of torchtitan's Llama-3-8B, FSDP 8 x TP 8, traced by its "
-        "GraphTrainer. Collectives may be rewritten here, too: buckets save latency, a second communicator lets "
-        "gathers run beside reductions ([rewrites](rewrites.md)).",
+        "One whole step of torchtitan's Llama-3-8B, FSDP 8 x TP 8, traced by its GraphTrainer, with collectives "
+        "rewritten ([rewrites](rewrites.md)).",
         "titan",
         f"{TITAN}/titan-llama3-8b-fsdp8-tp8.json.gz",
-        ("plan {problem} --effort 1 --rewrites bucket,stream", "explain {problem} --effort 1 --peak"),
+        ("plan {problem} --effort 1 --rewrites bucket,stream",),
         "report {problem} --effort 1 --rewrites bucket,stream",
         caption="Streams and memory, original and scheduled. What was rewritten stands on orange.",
     ),
     Job(
         "A job that did not fit",
-        "The same step, whose original order needs 4.615 GiB. No order fits into 3.5 GiB: there `overlap-sched fit` "
-        "computes values again, or moves them to the host and back beside compute ([fit](fit.md)).",
+        "The same step needs 4.615 GiB, and no order fits into 3.5 GiB. `overlap-sched fit` computes values again, or "
+        "copies them to the host and back beside compute ([fit](fit.md)).",
         "fit",
         f"{TITAN}/titan-llama3-8b-fsdp8-tp8.json.gz",
         ("fit {problem} --memory-limit 3.5GiB --effort 0",),
@@ -106,12 +102,11 @@ JOBS = (
     ),
     Job(
         "A pipelined job",
-        "Eight stages on four ranks, each with the graphs of Llama-3-8B under FSDP 8 x TP 8. What a schedule leaves of "
-        "70 GiB its graphs may use: a forward that runs beside a backward hides the other's collectives "
-        "([pipelined jobs](pipelines.md)).",
+        "Eight stages on four ranks, each with the graphs of Llama-3-8B. A forward beside a backward hides the other's "
+        "collectives. [Pipelined jobs](pipelines.md) has the figures.",
         "pipeline",
         f"{INSTANCES}/pipeline.toml",
-        ("pipeline {problem} --order-graphs --schedules 1f1b,zbv,dualpipev",),
+        (),
         "pipeline {problem} --order-graphs --schedules 1f1b,dualpipev",
         caption="Ranks by time, micro-batches by number, live bytes below; two boxes in one: forward beside backward.",
         shown="main",
@@ -163,8 +158,8 @@ def _picture(job: Job) -> str:
 
 _HEAD = """# Gallery
 
-Five jobs, the commands that look at them, and what they print. All figures are **simulated**. The page is made by
-`python scripts/gallery.py --pictures`; each job's HTML page is too large to be kept here, and a command away.
+Five jobs, the commands that look at them, and what they print. All figures are **simulated**. `python
+scripts/gallery.py --pictures` makes this page.
 """
 
 
@@ -180,7 +175,7 @@ def _chapter(job: Job) -> str:
     for command in job.commands:
         words = command.format(problem=job.problem)
         parts += [f"```sh\noverlap-sched {words}\n```\n", f"```text printed\n{_run(shlex.split(words))}\n```\n"]
-    parts += [f"![{job.caption}]({_picture(job)})\n", f"*{job.caption} Simulated.*\n"]
+    parts += [f"![{job.title}]({_picture(job)})\n", f"*{job.caption} Simulated.*\n"]
     parts += [f"The page: `overlap-sched {job.page.format(problem=job.problem)} --html {job.name}.html`.\n"]
     return "\n".join(parts)
 

@@ -42,7 +42,7 @@ if ! has "$needs"; then
     say "installing overlap_sched and what its tests need"
     "$python" -m pip install -q -e ".[plot,test]" >&2 || fail "pip install -e .[plot,test]" "see pip's message above."
 fi
-tests=(tests/fx tests/dump tests/inductor tests/distributed tests/programs tests/sharding)
+tests=(tests/fx tests/dump tests/inductor tests/distributed tests/test_programs.py tests/sharding)
 if [ -d tests/titan ]; then
     tests+=(tests/titan)
     if [[ "$version" == 2.15.* ]] && ! has "torchtitan, spmd_types"; then

@@ -7,16 +7,12 @@ import importlib.util
 import os
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from overlap_sched import EXAMPLE, write_problem
-from tests.support.examples import RUN, often
-
-if TYPE_CHECKING:
-    from tests.support.command import Command
+from tests.support.examples import RUN, Command, often
 
 # Inductor takes the widest vectors that the processor says it has; else each process compiles and loads one probe for
 # each kind first (7 s of processor time with an empty cache, 1 s with its own).
@@ -56,10 +52,8 @@ def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> "Command":
+def cli(capsys: pytest.CaptureFixture[str]) -> Command:
     """The command, and what it printed."""
-    from tests.support.command import Command  # not for tests without it: it imports much
-
     return Command(capsys)
 
 

@@ -249,7 +249,7 @@ def test_the_exit_code_of_the_tests_passes_through(box: Path) -> None:
     assert run(box, "scripts/test.sh", FAIL="-m pytest", FAIL_WITH="5").returncode == 5
 
 
-TOUCH_TORCH = "tests/fx tests/dump tests/inductor tests/distributed tests/programs tests/sharding"
+TOUCH_TORCH = "tests/fx tests/dump tests/inductor tests/distributed tests/test_programs.py tests/sharding"
 
 
 def test_another_torch_gets_an_environment_of_its_own(box: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from overlap_sched import EXAMPLE, write_problem
 from overlap_sched.options import Options
 from overlap_sched.problem import Group, Kind, Node, Problem
-from tests.support.command import Command, run
+from tests.support.examples import Command, run
 from tests.support.layers import large_layers
 
 ROOT = Path(__file__).parents[2]

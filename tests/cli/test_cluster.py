@@ -6,7 +6,7 @@ import pytest
 
 from overlap_sched.cli.command import main
 from overlap_sched.problem.file import read_problem
-from tests.support.command import Command
+from tests.support.examples import Command
 
 pytest.importorskip("torch")
 

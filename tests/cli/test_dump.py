@@ -12,7 +12,7 @@ from overlap_sched.cost import Collective
 from overlap_sched.cost.cluster import read_cluster
 from overlap_sched.cost.collectives import model_of
 from overlap_sched.problem import Group
-from tests.support.command import Command
+from tests.support.examples import Command
 
 pytest.importorskip("torch")
 dumps = pytest.importorskip("overlap_sched.dump")

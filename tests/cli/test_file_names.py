@@ -10,7 +10,7 @@ from overlap_sched.errors import CostError, DumpError, OutputError, ProblemError
 from overlap_sched.problem.file import read_problem, write_problem
 from overlap_sched.report.files import make_folder, write_file
 from tests.cli.test_outputs import EACH
-from tests.support.command import Command
+from tests.support.examples import Command
 
 NAMES = {
     "a\0b": ("a\\x00b", "no file can have this name: it has a NUL character"),

@@ -13,7 +13,7 @@ from overlap_sched.report.units import size
 from tests.fit.test_fit import saved
 from tests.fit.test_in_parts import holes
 from tests.report.test_page import embedded
-from tests.support.command import Command, run
+from tests.support.examples import Command, run
 
 
 @pytest.fixture

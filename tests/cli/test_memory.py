@@ -10,7 +10,7 @@ from overlap_sched.judge.validate import violation
 from overlap_sched.peak_memory.addresses import address_violation
 from overlap_sched.problem.file import write_problem
 from tests.peak_memory.test_orders import chain_with_updates
-from tests.support.command import Command
+from tests.support.examples import Command
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from overlap_sched import EXAMPLE
 from overlap_sched.problem.file import problem_bytes
-from tests.support.command import Command, run
+from tests.support.examples import Command, run
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 

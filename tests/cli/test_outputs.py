@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.support.command import Command, run
+from tests.support.examples import Command, run
 
 OUTPUTS = {
     "plan": ("--out", "--plot", "--trace", "--save-problem"),

@@ -8,7 +8,7 @@ import pytest
 from overlap_sched import EXAMPLE, write_problem
 from overlap_sched.pipeline.csv_file import read_schedule_csv
 from overlap_sched.pipeline.named import one_f_one_b
-from tests.support.command import Command
+from tests.support.examples import Command
 
 ONE_STAGE = """
 format = "overlap-pipeline/1"

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from overlap_sched import read_problem
-from tests.support.command import Command, run
-from tests.support.profile_traces import GRAPHS, TRACES
-from tests.support.traces import C10D, event, nccl, write
+from tests.support.examples import Command, run
+from tests.support.traces import C10D, GRAPHS, TRACES, event, nccl, write
 
 
 def saved(path: Path) -> dict[str, float]:

@@ -13,9 +13,8 @@ from overlap_sched.transform.apply import apply
 from overlap_sched.transform.records import records, records_json
 from overlap_sched.transform.rewrites import Recompute, Regather
 from tests.cli.test_schemas import validator
-from tests.support.command import Command, run
-from tests.support.gathered_twice import whole_step
-from tests.support.sharded import PRICES, sharded
+from tests.support.examples import Command, run
+from tests.support.sharded import PRICES, sharded, whole_step
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from overlap_sched.cost.repricing import on_machine, placed_on, priced_on, with_
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import Group, Kind, Node, Problem, Storage
 from overlap_sched.scheduler.driver import Schedule, schedule
-from tests.support.command import Command, run
+from tests.support.examples import Command, run
 from tests.support.oracle import step_by_definition
 from tests.support.sharded import sharded
 

@@ -9,10 +9,9 @@ from unittest.mock import patch
 import pytest
 
 from overlap_sched import read_problem, write_problem
-from tests.support.command import Command, run
-from tests.support.profile_traces import TRACES
+from tests.support.examples import Command, run
 from tests.support.sharded import sharded
-from tests.support.trace_format import violations
+from tests.support.traces import TRACES, violations
 
 RANKS = [str(path) for path in TRACES]
 pytestmark = pytest.mark.usefixtures("plain_terminal")

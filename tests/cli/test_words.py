@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.command import Command
+from tests.support.examples import Command
 
 COMMANDS = "plan, fit, sweep, explain, report, memory, calibrate, pipeline, schema, demo"
 

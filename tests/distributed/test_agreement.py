@@ -20,7 +20,7 @@ from overlap_sched.distributed import (
 )
 from overlap_sched.distributed.agreement import ABSENT_SHARE, Backoff
 from overlap_sched.errors import AgreementError, OptionsError, OverlapSchedWarning
-from tests.support.agreement_examples import MemoryStore, digest
+from tests.support.agreement_ranks import MemoryStore, digest
 
 A, OTHER_OPTIONS = digest(), digest(headroom=1)
 

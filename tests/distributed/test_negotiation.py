@@ -24,7 +24,7 @@ from overlap_sched.errors import AgreementError
 from overlap_sched.scheduler.restrictions import Proposal
 from tests.distributed.test_agreement import Clock
 from tests.distributed.test_interleavings import A, B, C
-from tests.support.agreement_examples import MemoryStore
+from tests.support.agreement_ranks import MemoryStore
 from tests.support.interleavings import Checker
 
 KEPT_US = 10.0

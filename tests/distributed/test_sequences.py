@@ -12,7 +12,7 @@ import pytest
 from overlap_sched.distributed import agreement
 from overlap_sched.distributed.agreement import Membership, find_sequence, settle_sequence
 from overlap_sched.distributed.sequences import Entry, LaunchOrder, SequencesInForce
-from tests.support.agreement_examples import MemoryStore
+from tests.support.agreement_ranks import MemoryStore
 
 
 def slow(seeds: Iterable[int]) -> list[Any]:

@@ -21,8 +21,8 @@ from overlap_sched import errors
 from overlap_sched.dump.load import NO_SHAPES, Dump, load_dump
 from overlap_sched.dump.source import graphs_in
 from overlap_sched.fx.lifting import lift
-from tests.support.command import run
 from tests.support.dump_graphs import handwritten, loaded, values
+from tests.support.examples import run
 from tests.support.fx_graphs import gather, wait
 
 BODY = """

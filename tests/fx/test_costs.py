@@ -37,8 +37,7 @@ from overlap_sched.problem import Group, Kind, Node
 from overlap_sched.scheduler.restrictions import clashes
 from tests.fx.test_hazards import Builder
 from tests.support.fx_graphs import ATEN, C10D, gather, on_gpu, scatter, trace, wait
-from tests.support.profile_traces import GRAPHS, TRACES
-from tests.support.traces import event, write
+from tests.support.traces import GRAPHS, TRACES, event, write
 
 
 def nodes(gm: torch.fx.GraphModule, **arguments: Any) -> dict[str, Node]:

@@ -20,11 +20,10 @@ from overlap_sched.judge.validate import peak_memory, violation
 from overlap_sched.options import Options
 from overlap_sched.transform.rewrites import Bucket, Fission, Recompute
 from tests.support.fit_graphs import training_step
-from tests.support.fx_graphs import RANKS, random_order, tensors
+from tests.support.fx_graphs import RANKS, random_order, sharded_step, tensors
 from tests.support.lockstep import run_lockstep
 from tests.support.random_steps import LiveBytes, copied, problem_of, random_plan, random_step
 from tests.support.rewrite_graphs import described
-from tests.support.sharded_step import sharded_step
 from tests.support.traced_step import TINY, joint_graph, run_step, tiny_inputs, with_updates
 
 

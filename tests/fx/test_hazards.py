@@ -48,7 +48,7 @@ from overlap_sched.fx.reading import read_graph
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Node, Problem
 from tests.support import operator_runs
-from tests.support.deepspeed.operators import define
+from tests.support.deepspeed_graphs import define
 from tests.support.fx_graphs import ATEN, C10D, gather, trace, wait
 
 

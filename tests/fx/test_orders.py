@@ -24,14 +24,15 @@ from tests.support.fx_graphs import (
     Timing,
     gather,
     outcome,
+    recomputed,
     reordered,
     same,
     scatter,
     trace,
     wait,
     wait_for_all,
+    whole_step,
 )
-from tests.support.whole_step import recomputed, whole_step
 
 
 def write_after_read(x: Tensor, y: Tensor) -> Any:

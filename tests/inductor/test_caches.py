@@ -33,11 +33,10 @@ from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import PostGradPass
 from overlap_sched.problem.sizes import VARIABLES
-from tests.support.agreement_examples import MemoryStore
+from tests.support.agreement_ranks import MemoryStore
 from tests.support.inductor.generated import events, numbered
 from tests.support.inductor.models import RANKS, Net, step
-from tests.support.once import filled_once
-from tests.support.ranks import run_ranks
+from tests.support.ranks import filled_once, run_ranks
 
 
 def free(node: fx.Node) -> float | None:

@@ -38,7 +38,7 @@ from overlap_sched.inductor.settings import Settings
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.scheduler.driver import follow_launches
 from overlap_sched.scheduler.restrictions import Proposal
-from tests.support.agreement_examples import MemoryStore
+from tests.support.agreement_ranks import MemoryStore
 from tests.support.fx_graphs import C10D, trace
 
 A, B = (fx.Graph().placeholder(name) for name in "ab")

@@ -20,8 +20,7 @@ from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
 from tests.inductor.conftest import Compiled, compiled_step
 from tests.support.inductor.models import Net, step
-from tests.support.once import filled_once
-from tests.support.ranks import run_ranks
+from tests.support.ranks import filled_once, run_ranks
 
 
 class InjectedError(Exception):

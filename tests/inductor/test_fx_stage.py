@@ -36,7 +36,7 @@ from overlap_sched.transform.rewrites import Bucket, Rewrite
 from tests.inductor.conftest import Compiled, compiled_step
 from tests.support.fx_graphs import C10D, trace, wait
 from tests.support.inductor.models import RANKS, Net, gathered
-from tests.support.once import found_once
+from tests.support.ranks import found_once
 from tests.support.rewrite_graphs import GRAPHS, described, reduce
 
 

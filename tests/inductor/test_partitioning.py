@@ -20,7 +20,7 @@ from overlap_sched.inductor import partitioning
 from overlap_sched.inductor.partitioning import FitPartitioner, clear_partitions
 from overlap_sched.inductor.settings import Settings
 from tests.support.joint_ranks import Block, Broken, Checkpointed, Normed, Tied, blocks, dropping, step
-from tests.support.once import found_once
+from tests.support.ranks import found_once
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "blocks": blocks,

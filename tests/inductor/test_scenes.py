@@ -12,7 +12,7 @@ from tests.support.examples import at_night
 from tests.support.inductor.alike import LAYERS
 from tests.support.inductor.generated import events, matmuls_under, numbered
 from tests.support.inductor.models import FORWARD_GAINS
-from tests.support.once import found_once
+from tests.support.ranks import found_once
 
 pytestmark = pytest.mark.slow
 Found = list[dict[str, Any]]

@@ -13,10 +13,9 @@ from overlap_sched.judge.lower_bound import lower_bound_us, windowed_bound_us
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
-from tests.support.contention_oracle import contended_step
 from tests.support.examples import examples
 from tests.support.graphs import problems
-from tests.support.oracle import all_orders, random_order
+from tests.support.oracle import all_orders, contended_step, random_order
 
 FACTORS = st.sampled_from((1.0, 1.25, 1.5, 3.0))
 KINDS = st.sampled_from(("", "all_gather", "all_gather_into_tensor", "reduce_scatter", "all_to_all"))

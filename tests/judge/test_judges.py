@@ -16,9 +16,8 @@ from overlap_sched.judge.validate import broken_promise as broken
 from overlap_sched.options import Options, headroom_bytes
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
 from overlap_sched.problem.file import read_problem, write_problem
-from tests.support.examples import at_night, examples
+from tests.support.examples import at_night, examples, module_at
 from tests.support.graphs import problems
-from tests.support.modules import module_at
 from tests.support.oracle import INSTANCES, JUDGE, all_orders, peak_by_definition, random_order, step_by_definition
 
 MIB = 2**20

@@ -22,8 +22,8 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.problem import EXAMPLE
 from overlap_sched.problem.file import write_problem
 from overlap_sched.scheduler.driver import ALL, schedule
+from tests.support.examples import module_at
 from tests.support.layers import large_layers
-from tests.support.modules import module_at
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "ablation.py"
 

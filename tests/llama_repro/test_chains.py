@@ -9,8 +9,7 @@ from llama_repro.generate.chains import Chains, halves, side_by_side
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.parts import SHARED
-from tests.support.chains import LISTINGS, SIZE, forward
-from tests.support.layers import layers
+from tests.support.layers import LISTINGS, SIZE, forward, layers
 
 
 def names(problem: Problem) -> list[str]:

@@ -7,8 +7,11 @@ torch = pytest.importorskip("torch")
 from llama_repro.capture.configs import LlamaConfig  # noqa: E402
 from llama_repro.capture.model import weights_of  # noqa: E402
 from llama_repro.capture.trace import captured  # noqa: E402
-from tests.support.lockstep import run_lockstep  # noqa: E402
-from tests.support.reference_model import angles, reference_loss  # noqa: E402
+from tests.support.lockstep import (  # noqa: E402
+    angles,
+    reference_loss,
+    run_lockstep,
+)
 
 _ROWS = ("wo", "w2")
 """Tensor parallelism splits these by column; all other matrices by row."""

@@ -31,7 +31,7 @@ from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.simulate.ledger import LiveRange, LiveRanges
 from tests.support.examples import at_night, examples
 from tests.support.graphs import problems
-from tests.support.minimalloc import CAPACITY, LETTERS, hard_problem
+from tests.support.layers import CAPACITY, LETTERS, hard_problem
 from tests.support.oracle import peak_by_definition, random_order
 
 MIB = 2**20

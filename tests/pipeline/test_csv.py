@@ -17,8 +17,7 @@ from overlap_sched.pipeline.judge import violation
 from overlap_sched.pipeline.named import NAMED, gpipe, interleaved, interleaved_in, lay_out_named, one_f_one_b
 from overlap_sched.pipeline.replay import replay_pipeline
 from overlap_sched.problem.file import Limits
-from tests.support.pipelines import uniform
-from tests.support.transfers import transfer_violation
+from tests.support.pipelines import transfer_violation, uniform
 
 ONE_WAY = {named.name: named for named in (*NAMED, interleaved_in(2)) if named.name != "dualpipe"}
 

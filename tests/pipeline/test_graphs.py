@@ -25,8 +25,7 @@ from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline
 from overlap_sched.problem import Group, Kind, Node, Order, Problem, Storage
 from overlap_sched.problem.file import Limits
 from overlap_sched.scheduler.driver import schedule
-from tests.support.pipeline_judge import measure_pipeline
-from tests.support.pipelines import uniform
+from tests.support.pipelines import measure_pipeline, uniform
 
 TWO = """
 format = "overlap-pipeline/1"

@@ -23,8 +23,7 @@ from overlap_sched.pipeline.layout import StageLayout, folded, looped, mirrored
 from overlap_sched.pipeline.named import NAMED, lay_out_named, one_f_one_b
 from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline, with_updates
 from tests.pipeline.test_graphs import HEAD, parsed
-from tests.support.pipeline_judge import measure_pipeline
-from tests.support.pipelines import inner_bubble_us, uniform
+from tests.support.pipelines import inner_bubble_us, measure_pipeline, uniform
 
 STAGE = uniform(1, 1).stages[0]
 ONE_WAY = (Route((0, 1), range(2)),)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import overlap_sched.pipeline.judge
-import tests.support.pipeline_judge
+import tests.support.pipelines
 from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import (
     Action,
@@ -32,15 +32,13 @@ from overlap_sched.pipeline.judge import limited_bound_us, pipeline_bound_us, vi
 from overlap_sched.pipeline.named import NAMED, lay_out_named, one_f_one_b
 from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline, with_updates
 from tests.support.examples import examples
-from tests.support.pipeline_judge import measure_pipeline
-from tests.support.pipelines import random_job, random_schedule, swapped, uniform
-from tests.support.transfers import transfer_violation
+from tests.support.pipelines import measure_pipeline, random_job, random_schedule, swapped, transfer_violation, uniform
 
 SEEDS = st.integers(0, 2**32)
 
 
 def test_the_judges_share_only_the_data() -> None:
-    for judge in (overlap_sched.pipeline.judge, tests.support.pipeline_judge):
+    for judge in (overlap_sched.pipeline.judge, tests.support.pipelines):
         for node in ast.walk(ast.parse(Path(judge.__file__).read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("overlap_sched."):
                 assert node.module in {f"overlap_sched.pipeline.{name}" for name in ("action", "job", "judge")}

@@ -10,8 +10,7 @@ from overlap_sched.pipeline.csv_file import with_transfers
 from overlap_sched.pipeline.judge import violation
 from overlap_sched.pipeline.named import NAMED, NamedSchedule, interleaved_in, lay_out_named
 from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline
-from tests.support.pipelines import inner_bubble_us, uniform
-from tests.support.transfers import transfer_violation
+from tests.support.pipelines import inner_bubble_us, transfer_violation, uniform
 
 ALL = (*NAMED, *(interleaved_in(chunks) for chunks in (1, 2, 3)))
 BY_NAME = {named.name: named for named in ALL}

@@ -29,8 +29,7 @@ from overlap_sched.problem.file import (
     write_problem,
 )
 from tests.judge.test_contention import two_groups
-from tests.support.command import run
-from tests.support.examples import examples
+from tests.support.examples import examples, run
 from tests.support.graphs import problems
 
 

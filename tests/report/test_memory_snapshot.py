@@ -19,8 +19,7 @@ from overlap_sched.peak_memory import replay_allocator
 from overlap_sched.problem import Problem
 from overlap_sched.report.memory_snapshot import memory_snapshot, write_memory_snapshot
 from overlap_sched.scheduler.driver import Schedule, schedule
-from tests.support.command import run
-from tests.support.examples import examples
+from tests.support.examples import examples, run
 from tests.support.graphs import problems
 
 # opcodes that the script of the viewer knows (torch/utils/viz/MemoryViz.js, unpickle)

@@ -23,7 +23,7 @@ from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.transform.plan import plan
 from overlap_sched.transform.rewrites import Bucket
 from tests.fit.test_fit import saved
-from tests.support.command import Command, run
+from tests.support.examples import Command, run
 from tests.support.oracle import INSTANCES
 from tests.support.sharded import PRICES, sharded
 

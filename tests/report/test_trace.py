@@ -26,9 +26,7 @@ from tests.report.conftest import schedule_by_hand
 from tests.support.examples import at_night
 from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES, random_order
-from tests.support.profile_traces import TRACES
-from tests.support.trace_format import violations
-from tests.support.traces import event, kernel, launch, step, write
+from tests.support.traces import TRACES, event, kernel, launch, step, violations, write
 
 ByHand = Callable[..., Schedule]
 Event = dict[str, Any]

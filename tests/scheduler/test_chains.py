@@ -15,10 +15,9 @@ from overlap_sched.judge.validate import launch_violation, violation
 from overlap_sched.problem.file import read_problem
 from overlap_sched.scheduler.chains import chains, has_chains, interleaved
 from overlap_sched.scheduler.task import Reference, Task
-from tests.support.chains import LISTINGS, forward
 from tests.support.examples import at_night, examples
 from tests.support.graphs import problems
-from tests.support.layers import layers
+from tests.support.layers import LISTINGS, forward, layers
 from tests.support.oracle import INSTANCES, peak_by_definition
 
 listings = pytest.mark.parametrize("listed", LISTINGS.values(), ids=list(LISTINGS))

@@ -31,9 +31,8 @@ from overlap_sched.simulate.ledger import LiveRanges
 from tests.judge.test_contention import contended, contentions
 from tests.support.examples import at_night, examples
 from tests.support.graphs import problems
-from tests.support.layers import layers
+from tests.support.layers import layers, with_stage
 from tests.support.oracle import INSTANCES, all_orders, peak_by_definition
-from tests.support.stages import with_stage
 
 MIB = 2**20
 under_test = importlib.import_module("overlap_sched.scheduler.driver")

@@ -25,8 +25,8 @@ from overlap_sched.simulate.ledger import LiveRanges
 from tests.judge.test_contention import contended, contentions
 from tests.support.examples import examples
 from tests.support.graphs import problems
+from tests.support.layers import best_of_runs, with_stage
 from tests.support.oracle import INSTANCES, peak_by_definition, random_order, step_by_definition
-from tests.support.stages import best_of_runs, with_stage
 
 
 def launches(problem: Problem, order: list[int]) -> dict[str | None, list[int]]:

@@ -15,11 +15,9 @@ from overlap_sched.judge.validate import violation
 from overlap_sched.scheduler.driver import ALL
 from overlap_sched.scheduler.runs import busy_us, simple_bound_us, streams_bound_us
 from overlap_sched.scheduler.task import Candidate, Reference, SchedulerRun, Task, Work
-from tests.support.chains import forward
 from tests.support.examples import examples
 from tests.support.graphs import problems
-from tests.support.layers import large_layers, layers
-from tests.support.stages import best_of_runs, with_stage
+from tests.support.layers import best_of_runs, forward, large_layers, layers, with_stage
 
 under_test = importlib.import_module("overlap_sched.scheduler.runs")
 

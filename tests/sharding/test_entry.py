@@ -18,7 +18,7 @@ from llama_repro.capture.parallelism import fake_world
 from overlap_sched.distributed import ShardedModule, shard
 from overlap_sched.errors import ShardingError
 from overlap_sched.sharding.gather import Place, layout_of, part_of, reduced
-from tests.support.sharding.decoder import UNEVEN, WIDTH, Decoder, batch, decoder
+from tests.support.sharding_ranks import UNEVEN, WIDTH, Decoder, batch, decoder
 
 RANKS = 4
 

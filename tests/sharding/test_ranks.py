@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.checkpointed_ranks import KINDS
 from tests.support.examples import at_night
-from tests.support.once import filled_once, found_once
-from tests.support.ranks import run_ranks
-from tests.support.sharding.checkpointed import KINDS
-from tests.support.sharding.page import PAGE
+from tests.support.ranks import filled_once, found_once, run_ranks
+from tests.support.sharding_ranks import PAGE
 
 pytestmark = pytest.mark.slow
 TO_ROUNDING = 2e-6
@@ -25,7 +24,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """What each rank saw."""
 
     def train(folder: Path) -> None:
-        run_ranks("tests.support.sharding.compare", folder, ranks=request.param, limit_s=600)
+        run_ranks("tests.support.sharding_ranks", folder, "compare", ranks=request.param, limit_s=600)
 
     folder = filled_once(tmp_path_factory, f"sharding-{request.param}", train)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(request.param)]
@@ -91,7 +90,7 @@ def test_the_plug_in_reorders_and_changes_no_bit(ranks: Seen) -> None:
 @pytest.mark.private
 def test_ranks_without_rows_meet_the_others(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Nothing waits but for compilers: with three ranks on a machine with no core to spare these take minutes."""
-    ranks = found_once(tmp_path_factory, "rows", "tests.support.sharding.rows", ranks=3, limit_s=900)
+    ranks = found_once(tmp_path_factory, "rows", "tests.support.sharding_ranks", "rows", ranks=3, limit_s=900)
     for seen in ranks:
         for way in ("DTensor", "shard"):
             assert all(map(torch.equal, seen[f"{way} alone"], seen[f"{way} ours"]))
@@ -106,7 +105,7 @@ def checkpointed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any
     folder = filled_once(
         tmp_path_factory,
         "sharding-checkpointed",
-        lambda folder: run_ranks("tests.support.sharding.checkpointed", folder, ranks=2, limit_s=600),
+        lambda folder: run_ranks("tests.support.checkpointed_ranks", folder, ranks=2, limit_s=600),
     )
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
@@ -126,7 +125,12 @@ def test_the_second_start_hits(tmp_path: Path) -> None:
     for start in ("first", "second"):
         file = tmp_path / start
         run_ranks(
-            "tests.support.sharding.cached", file, ranks=1, limit_s=600, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache")
+            "tests.support.sharding_ranks",
+            file,
+            "cached",
+            ranks=1,
+            limit_s=600,
+            TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"),
         )
         counted.append(json.loads(file.read_text()))
     assert counted == [
@@ -136,10 +140,12 @@ def test_the_second_start_hits(tmp_path: Path) -> None:
 
 
 def test_the_program_runs_and_is_reordered(tmp_path: object) -> None:
-    said = run_ranks("tests.support.sharding.page", ranks=2, limit_s=400, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    said = run_ranks(
+        "tests.support.sharding_ranks", tmp_path, "page", ranks=2, limit_s=400, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)
+    )
     lines = [line for line in said.splitlines() if line.startswith(("forward", "backward"))]
     assert [line.split()[0] for line in lines] == ["forward", "backward"] * 2, said
     assert "left as it was" not in said
-    program, frameworks = PAGE.read_text().split("## In Accelerate")  # those are run by tests/frameworks
+    program, frameworks = PAGE.read_text().split("## In Accelerate")  # those are run by tests/test_frameworks.py
     assert program.count("```python") == program.count("```python run")
-    assert frameworks.count("```python") == 5  # and one by tests/deepspeed
+    assert frameworks.count("```python") == 5  # and one by tests/test_deepspeed.py

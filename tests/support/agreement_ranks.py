@@ -7,15 +7,63 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from overlap_sched.distributed import Agreement, Digest, agree, broadcast_costs, run_token
+from overlap_sched.distributed import Agreement, Digest, agree, broadcast_costs, digest_of, run_token
 from overlap_sched.distributed.agreement import membership_of
-from tests.support.agreement_examples import digest
+from overlap_sched.options import Options
+from overlap_sched.problem import EXAMPLE, Problem
+
+# Digests and stores for the tests; picklable, no torch.
+
+
+def problem(operator: str = "aten.mm") -> Problem:
+    """The drawn example with another operator in it: another graph."""
+    nodes = list(EXAMPLE.nodes)
+    nodes[4] = nodes[4]._replace(op=operator)
+    return replace(EXAMPLE, nodes=tuple(nodes), name=operator)
+
+
+def digest(operator: str = "aten.mm", *, headroom: int = 0, slower_us: float = 0.0, swapped: bool = False) -> Digest:
+    """The digest of such a graph, with other options, other times, or another order than the original one."""
+    made = problem(operator)
+    nodes = tuple(node._replace(time_us=node.time_us + slower_us) if node.time_us else node for node in made.nodes)
+    order = list(made.original_order)
+    if swapped:
+        order[0], order[1] = order[1], order[0]
+    return digest_of(replace(made, nodes=nodes), Options(headroom=headroom), order)
+
+
+class MemoryStore:
+    """What :class:`overlap_sched.distributed.agreement.Store` asks for, in a dictionary."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+    def add(self, key: str, amount: int) -> int:
+        total = int(self.values.get(key, b"0")) + amount
+        self.values[key] = str(total).encode()
+        return total
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        if self.values.get(key, b"") == expected.encode() and (key in self.values or not expected):
+            self.values[key] = desired.encode()
+        return self.values.get(key, expected.encode())
+
 
 LIMIT_S = 60.0
 """Far more than a loaded machine needs; scenes in which a rank is missing use a short one."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from overlap_sched.distributed.agreement import perform
 from overlap_sched.distributed.digest import Digest, Verdict
 from overlap_sched.distributed.protocol import StoreCall, agreement_steps
-from tests.support.agreement_examples import MemoryStore
+from tests.support.agreement_ranks import MemoryStore
 
 
 class Fault(Exception):  # noqa: N818 - what a rank receives instead of a result

@@ -21,9 +21,8 @@ from overlap_sched.transform.apply import apply
 from overlap_sched.transform.dimension_graph import range_cut
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Fission, Offload, Recompute, Rewrite
-from tests.support.fx_graphs import RANKS, trace
+from tests.support.fx_graphs import RANKS, Gathered, trace
 from tests.support.rewrite_graphs import tried
-from tests.support.whole_step import Gathered
 
 ROWS, TOKENS, WIDTH = 4, 6, 8
 GROUPS = {"0": Group(RANKS, True)}

@@ -1,7 +1,7 @@
 """One rank of a real gloo job: each rewrite of small graphs, its results compared with the unrewritten graph's by bits.
 
-``python -m tests.support.rewrite_ranks FOLDER``, started as torchrun would. Writes ``FOLDER/rank<r>.json``: per case,
-whether all results are bitwise equal in every round, or why the rewrite was refused.
+``python -m tests.support.rewrite_ranks FOLDER rewrites``, started as torchrun would. Writes ``FOLDER/rank<r>.json``:
+per case, whether all results are bitwise equal in every round, or why the rewrite was refused.
 """
 
 import json
@@ -18,10 +18,76 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from overlap_sched.distributed import second_communicators
 from overlap_sched.errors import RewriteError
+from overlap_sched.fx import lift
+from overlap_sched.fx.dimensions import fission_of, region_from
+from overlap_sched.fx.dimensions.candidates import expert_fissions
 from overlap_sched.fx.rewrites import rewrite_graph
 from overlap_sched.fx.rewrites.maker import layout
 from overlap_sched.inductor.gloo import safe_gathers
+from overlap_sched.transform.dimension_graph import range_cut
 from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite, Stream
+from tests.support.rewrite_graphs import EXAMPLES
+from tests.support.rewrite_graphs import traced as traced_example
+from tests.support.routed_graphs import check_alike, inputs_of_ranks, step, trace
+
+# One rank of a real gloo job: a tensor-parallel layer whole and in parts, compared by bits.
+#
+# ``python -m tests.support.rewrite_ranks FOLDER fission``, started as torchrun would. Writes ``FOLDER/rank<r>.json``.
+
+
+def fission(folder: Path) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    generator = torch.Generator().manual_seed(rank)
+    inputs = [torch.randn(shape, generator=generator) for shape in EXAMPLES["layer"].shapes]
+    gm = traced_example("layer")
+    seed = next(iter(gm.graph.nodes))
+    one = fission_of(region_from(gm.graph, {seed: range_cut(tuple(seed.meta["val"].shape), 0, 2)}, 2))
+    assert one is not None
+    whole = traced_example("layer")
+    rewrite_graph(gm, [one])
+    with safe_gathers():
+        alike = [torch.equal(a, b) for _ in range(3) for a, b in zip(whole(*inputs), gm(*inputs), strict=True)]
+    (folder / f"rank{rank}.json").write_text(json.dumps([alike, len(one.nodes)]))
+    dist.destroy_process_group()
+
+
+# One rank of a real gloo job: a layer with experts, forward and backward, whole and in parts.
+#
+# ``python -m tests.support.rewrite_ranks FOLDER routed``, started as torchrun would. Writes ``FOLDER/rank<r>.json``:
+# how many rows it has sent to every rank, in each exchange of each graph.
+
+
+class Sent(torch.fx.Interpreter):
+    """Runs a graph and notes what is sent."""
+
+    def __init__(self, gm: torch.fx.GraphModule) -> None:
+        super().__init__(gm)
+        self.splits: list[list[int]] = []
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is C10D.all_to_all_single.default:
+            self.splits.append(list(args[2]))
+        return super().call_function(target, args, kwargs)
+
+
+def routed(folder: Path) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    whole = trace(step)
+    inputs = inputs_of_ranks(whole, 3)[rank]
+    first = Sent(whole)
+    want, sent = first.run(*inputs), [first.splits]
+    for one in expert_fissions(lift(trace(step)), (2, 4)):
+        gm = trace(step)
+        rewrite_graph(gm, [one])
+        check_alike(want, gm(*inputs))
+        again = Sent(gm)
+        check_alike(want, again.run(*inputs))
+        sent.append(again.splits)
+    (folder / f"rank{rank}.json").write_text(json.dumps(sent))
+    dist.destroy_process_group()
+
 
 C10D = torch.ops._c10d_functional
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64)
@@ -149,17 +215,17 @@ def packed_by_hand() -> dict[str, bool]:
     return found
 
 
-def main(folder: str) -> None:
+def rewrites(folder: Path) -> None:
     dist.init_process_group("gloo")
     second_communicators()
     with safe_gathers():
         found = {name: run(name, *rest) for name, *rest in cases()}
         found["by hand"] = packed_by_hand()
     rank = dist.get_rank()
-    Path(folder, f"rank{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    (folder / f"rank{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    {"rewrites": rewrites, "fission": fission, "routed": routed}[sys.argv[2]](Path(sys.argv[1]))

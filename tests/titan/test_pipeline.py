@@ -270,7 +270,7 @@ def test_a_step_is_fitted_before_its_order_is_decided(titan: None) -> None:
     from overlap_sched.inductor.settings import Settings
     from overlap_sched.judge.validate import peak_memory
     from overlap_sched.titan.graph_pass import overlap_sched_pass
-    from tests.support.sharded_step import sharded_step
+    from tests.support.fx_graphs import sharded_step
 
     def peak(gm: fx.GraphModule) -> int:
         problem = lift(gm).problem

@@ -19,7 +19,7 @@ from llama_repro.training.sharding import (
 from llama_repro.training.sizes import SIZES, sized
 from llama_repro.training.world import degrees, place_in, world_of
 from overlap_sched.errors import OptionsError
-from tests.support.reference_model import reference_loss
+from tests.support.lockstep import reference_loss
 
 
 @pytest.fixture

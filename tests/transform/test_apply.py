@@ -13,8 +13,7 @@ from overlap_sched.problem.contention import Contention
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Stream
 from tests.support.oracle import peak_by_definition
-from tests.support.sharded import LATENCY_US, PRICES, RANKS, US_PER_BYTE, sharded, sharded_problems
-from tests.support.symbolic import meanings
+from tests.support.sharded import LATENCY_US, PRICES, RANKS, US_PER_BYTE, meanings, sharded, sharded_problems
 
 TWO = sharded([[1, 3]])
 

@@ -18,9 +18,8 @@ from overlap_sched.transform.records import records
 from overlap_sched.transform.rewrites import BUCKETED, Bucket, Keep, Regather, Rewrite
 from overlap_sched.transform.search import RewriteSearch
 from tests.support.examples import examples
-from tests.support.gathered_twice import whole_step
 from tests.support.oracle import peak_by_definition, step_by_definition
-from tests.support.sharded import US_PER_BYTE, Wires, sharded, sharded_problems
+from tests.support.sharded import US_PER_BYTE, Wires, sharded, sharded_problems, whole_step
 
 LAUNCH_US, FINISH_US = 5.0, 3.0
 

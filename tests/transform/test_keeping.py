@@ -23,9 +23,8 @@ from overlap_sched.transform.records import records
 from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite
 from overlap_sched.transform.search import order_as_it_was
 from tests.support.examples import examples
-from tests.support.gathered_twice import whole_step, whole_steps
 from tests.support.oracle import peak_by_definition, step_by_definition
-from tests.support.sharded import PRICES
+from tests.support.sharded import PRICES, whole_step, whole_steps
 
 KEEP = Options(rewrites=("keep",))
 ALL = Options(rewrites=("bucket", "keep", "regather", "stream"))

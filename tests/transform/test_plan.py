@@ -21,8 +21,7 @@ from overlap_sched.transform.rewrites import Bucket, Stream
 from overlap_sched.transform.search import RewriteSearch, Trial, schedule_again
 from tests.support.examples import examples
 from tests.support.oracle import peak_by_definition, step_by_definition
-from tests.support.sharded import PRICES, RANKS, sharded, sharded_problems
-from tests.support.symbolic import meanings
+from tests.support.sharded import PRICES, RANKS, meanings, sharded, sharded_problems
 
 BOUND = sharded([[2, 2, 2]] * 4, compute_us=4.0)
 """Each of 24 collectives takes 12 us, 10 of them latency; compute takes 64."""

@@ -25,8 +25,7 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import memory_profile, peak_memory
 from overlap_sched.problem import Group
 from overlap_sched.scheduler.driver import schedule
-from tests.support.deepspeed.graphs import gather_and_release, reduce_gradients
-from tests.support.deepspeed.operators import define
+from tests.support.deepspeed_graphs import define, gather_and_release, reduce_gradients
 
 WIDTH, HIDDEN, HEADS, KEYS = 4096, 14336, 32, 8
 DEVICE_BYTES = 80 * 10**9

@@ -23,7 +23,7 @@ from scripts.studies.memory_zoo.models import ENTRIES, Entry
 from scripts.studies.memory_zoo.published import TORCH_RATIOS
 from scripts.studies.memory_zoo.rows import ZooRow, zoo_row
 from scripts.studies.memory_zoo.trace import parameter_count, step_problem
-from tests.support.minimalloc import CAPACITY, LETTERS, hard_problem
+from tests.support.layers import CAPACITY, LETTERS, hard_problem
 
 PACKAGES = ("torch", "torchvision", "transformers", "numpy", "ortools")
 

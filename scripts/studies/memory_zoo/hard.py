@@ -7,7 +7,7 @@ from llama_repro.harness.console import markdown_table
 from overlap_sched.peak_memory.addresses import plan_addresses
 from overlap_sched.problem import Problem
 from scripts.studies.memory_zoo.rows import timed
-from tests.support.minimalloc import CAPACITY
+from tests.support.layers import CAPACITY
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from overlap_sched.problem.file import read_problem
 from overlap_sched.report.progress import progress
 from overlap_sched.scheduler.driver import follow
 from overlap_sched.scheduler.restrictions import Proposal
-from tests.support.unlike import unlike
+from tests.support.layers import unlike
 
 HEADINGS = ("graph", "original", "waits kept", "launches kept", "followed", "by itself")
 SEED, EVERY, LARGER = 1, 20, (0, 0, 0, 0, 0.05, -0.05)

@@ -20,9 +20,9 @@ from overlap_sched.transform.apply import apply
 from overlap_sched.transform.dimension_graph import Cut, Routed
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Rewrite
-from tests.support.fission_graphs import traced as traced_model
 from tests.support.fx_graphs import C10D, trace
 from tests.support.rewrite_graphs import refusal
+from tests.support.rewrite_graphs import traced as traced_model
 from tests.support.routed_graphs import TOKENS, check_alike, in_parts, routed, run, traced
 
 ALL_TO_ALL = C10D.all_to_all_single.default

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from overlap_sched.fx.dimensions.region import cut_call
 from overlap_sched.fx.dimensions.rules import RULES, CallCut
 from overlap_sched.transform.dimension_graph import Cut, EndsError, Uncut, cuts_of, range_cut
-from tests.support.cut_tensors import call_part, put_together
+from tests.support.routed_graphs import call_part, put_together
 
 A = torch.ops.aten
 C10D_OPS = (

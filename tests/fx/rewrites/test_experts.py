@@ -160,7 +160,7 @@ def test_undone_the_graph_is_as_it_was() -> None:
 
 def test_two_ranks_over_gloo(tmp_path: Path) -> None:
     """Parts send what the whole sends, some of it each; losses and gradients are compared by the ranks."""
-    run_ranks("tests.support.routed_ranks", tmp_path, ranks=RANKS)
+    run_ranks("tests.support.rewrite_ranks", tmp_path, "routed", ranks=RANKS)
     for rank in range(RANKS):
         whole, *others = json.loads((tmp_path / f"rank{rank}.json").read_text())
         assert len(whole) == 5

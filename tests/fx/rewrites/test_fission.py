@@ -26,10 +26,19 @@ from overlap_sched.transform.dimension_graph import Cut, range_cut
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Fission, Leave, Recompute, Slice
 from tests.support.examples import at_night
-from tests.support.fission_graphs import BATCH, EXAMPLES, fissions, run, traced
 from tests.support.fx_graphs import RANKS, reordered, tensors, trace
 from tests.support.ranks import run_ranks
-from tests.support.rewrite_graphs import by_name, check_equal, described, refusal
+from tests.support.rewrite_graphs import (
+    BATCH,
+    EXAMPLES,
+    by_name,
+    check_equal,
+    described,
+    fissions,
+    refusal,
+    run,
+    traced,
+)
 from tests.support.traced_step import TINY, TINY_IMAGES, Workload, joint_graph, run_step, tiny_inputs, with_updates
 
 GROUPS = {"0": Group(RANKS, True)}
@@ -159,7 +168,7 @@ def test_results_returned_in_parts() -> None:
 @pytest.mark.slow
 def test_two_ranks_over_gloo_get_the_same_bits(tmp_path: Path) -> None:
     """A tensor-parallel layer, its batch in two parts: eight collectives in the place of four."""
-    run_ranks("tests.support.fission_ranks", tmp_path, ranks=RANKS)
+    run_ranks("tests.support.rewrite_ranks", tmp_path, "fission", ranks=RANKS)
     for rank in range(RANKS):
         alike, nodes = json.loads((tmp_path / f"rank{rank}.json").read_text())
         assert alike == [True] * 9

@@ -9,8 +9,7 @@ import pytest
 
 from overlap_sched.fx.rewrites.backends import keeps_bits
 from tests.support.examples import at_night
-from tests.support.once import filled_once
-from tests.support.ranks import run_ranks
+from tests.support.ranks import filled_once, run_ranks
 from tests.support.rewrite_ranks import DTYPES, REDUCTIONS
 
 pytestmark = pytest.mark.slow
@@ -21,7 +20,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     ranks: int = request.param
 
     def rewrite(folder: Path) -> None:
-        run_ranks("tests.support.rewrite_ranks", folder, ranks=ranks, limit_s=600)
+        run_ranks("tests.support.rewrite_ranks", folder, "rewrites", ranks=ranks, limit_s=600)
 
     folder = filled_once(tmp_path_factory, f"rewrites-{ranks}", rewrite)
     return ranks, [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]

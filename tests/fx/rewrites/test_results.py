@@ -20,10 +20,10 @@ from overlap_sched.inductor.partitioning import _apart
 from overlap_sched.joint.graphs import copy_of, joined
 from overlap_sched.options import Options
 from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite, Stream
-from tests.joint.test_joint import joint_graph, torchs
 from tests.support.examples import examples
 from tests.support.fx_graphs import RANKS, TIMINGS, gather, outcome, reordered, same, scatter, trace, wait
 from tests.support.rewrite_graphs import GRAPHS, described, legal, reduce, tried
+from tests.test_joint import joint_graph, torchs
 
 
 def check_results(before: fx.GraphModule, after: fx.GraphModule, seed: int, orders: int = 2) -> None:

@@ -8,7 +8,8 @@ Each step compiles and runs a training step and a function that does not communi
 import re
 import sys
 import warnings
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
+from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+from torch._inductor.codecache import FxGraphCache
 from torch._inductor.utils import run_and_get_code
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -26,8 +29,19 @@ from overlap_sched import Options
 from overlap_sched.distributed import agreement
 from overlap_sched.inductor import agree, caches
 from tests.support.inductor.generated import events
-from tests.support.inductor.graph_caches import graph_caches_in
 from tests.support.inductor.models import Swapped, step
+
+# torch's caches of graphs in a folder of their own, while kernels are compiled once for all.
+
+
+@contextmanager
+def graph_caches_in(folder: Path) -> Iterator[None]:
+    """Let Inductor and AOTAutograd keep their graphs there."""
+    with ExitStack() as stack:
+        for kind in (FxGraphCache, AOTAutogradCache):
+            stack.enter_context(mock.patch.object(kind, "_get_tmp_dir", return_value=str(folder / kind.__name__)))
+        yield
+
 
 WIDTH = 8
 

@@ -9,7 +9,7 @@ results of torch alone and of ours, the rewrites, and the reasons that ranks wer
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,10 +22,29 @@ from torch import Tensor, nn
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.distributed import agreement
-from overlap_sched.inductor import agree
-from tests.support.inductor.coalescing import coalescing_gloo
+from overlap_sched.fx.rewrites import backends
+from overlap_sched.inductor import agree, gloo
 from tests.support.inductor.models import Net, gathered, step
 from tests.support.ranks import save_found
+
+# Gloo that coalesces gathers, as NCCL does: for ranks that run what is the default there.
+
+
+@contextmanager
+def coalescing_gloo() -> Iterator[None]:
+    """Its own coalesced gathers damage memory when several are in flight: these are one gather per tensor."""
+    library = torch.library.Library("_c10d_functional", "IMPL")
+    library.impl("all_gather_into_tensor_coalesced", _gather, "CPU")
+    try:
+        with mock.patch.object(backends, "over_gloo", return_value=False):
+            yield
+    finally:
+        library._destroy()
+
+
+def _gather(inputs: Sequence[torch.Tensor], group_size: int, group_name: Any) -> list[torch.Tensor]:
+    return [gloo._gather(one, group_size, group_name) for one in inputs]
+
 
 LIMIT_S = 60.0
 """Ranks that come to meet each other never wait for so long."""

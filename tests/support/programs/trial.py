@@ -1,19 +1,161 @@
 """One program through its ways in: each is judged against the same way without the package."""
 
+import copy
 import random
 import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 import torch.distributed as dist
-from functorch.compile import min_cut_rematerialization_partition
+from functorch.compile import default_partition, min_cut_rematerialization_partition
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
-from tests.support.programs import ways
-from tests.support.programs.execution import Record, Run, World, by_group, functions_of, launches_of, run
-from tests.support.programs.program import Program, reads_by_older_names
+from tests.support.programs.execution import Part, Record, Run, World, by_group, functions_of, launches_of, run
+from tests.support.programs.program import Program, read_by, reads_by_older_names
+
+# The ways in: a program captured once, then executed as it is, or scheduled by the package in one of many ways.
+
+
+ROOM = "64MiB"
+"""Far more than any program has: memory forbids nothing."""
+SCHEDULED: dict[str, Options] = {
+    "none": Options(headroom=ROOM, rewrites=(), strict=True, effort=2),
+    "group": Options(headroom=ROOM, preserve_collective_order="group", strict=True, effort=2),
+    "all": Options(headroom=ROOM, preserve_collective_order="all", strict=True, effort=2),
+    "rewrites": Options(headroom=ROOM, strict=True, effort=2),
+    "all rewrites": Options(
+        headroom=ROOM,
+        rewrites=("bucket", "coalesce_gathers", "keep", "regather"),
+        strict=True,
+        effort=2,
+    ),
+    "memory": Options(base="memory", rewrites=(), strict=True, effort=2),
+    "random times": Options(headroom=ROOM, rewrites=(), strict=True, effort=2),
+    "random times, all": Options(headroom=ROOM, preserve_collective_order="all", strict=True, effort=2),
+}
+"""Options of ``schedule_graph`` by name; with random times a node's is drawn by its place."""
+LAUNCHES_KEPT = ("all", "random times, all")
+"""With these ranks that differ in compute are safe without agreement."""
+
+
+def schedule_copy(gm: fx.GraphModule, how: str, seed: int) -> tuple[fx.GraphModule, bool]:
+    """A copy of a graph, scheduled, and whether that has another order."""
+    copied = copy.deepcopy(gm)
+    arguments: dict[str, Any] = {}
+    if how.startswith("random times"):
+        rng = random.Random(f"times {seed}")
+        times = {node.name: rng.choice((1.0, 5.0, 20.0, 80.0)) for node in copied.graph.nodes}
+        arguments["cost"] = lambda node: times.get(node.name, 1.0) if node.op == "call_function" else 0.0
+    report = overlap_sched.schedule_graph(copied, SCHEDULED[how], **arguments)
+    copied.recompile()
+    return copied, report.changed
+
+
+@dataclass
+class Captured:
+    """A program whose graphs are at hand: by ``make_fx``, or by Dynamo and AOTAutograd."""
+
+    parts: list[Part]
+    seed: int
+    how: str | None = None
+    moved: int = 0
+    _scheduled: dict[tuple[int, str], fx.GraphModule] = field(default_factory=dict)
+    _graphs: list[fx.GraphModule] = field(default_factory=list)
+
+    def graph(self, gm: fx.GraphModule) -> Callable[..., Any]:
+        """What runs in place of a graph: it, or its copy that is scheduled as is asked for now."""
+        number = len(self._graphs)
+        self._graphs.append(gm)
+
+        def call(*args: Any) -> Any:
+            return self._now(number)(*args)
+
+        return call
+
+    def _now(self, number: int) -> fx.GraphModule:
+        if self.how is None:
+            return self._graphs[number]
+        key = number, self.how
+        if key not in self._scheduled:
+            self._scheduled[key], moved = schedule_copy(self._graphs[number], self.how, self.seed)
+            self.moved += moved
+        return self._scheduled[key]
+
+    def prepare(self, how: str | None) -> None:
+        """Schedule what is there; raises what the package raises."""
+        self.how = how
+        for number in range(len(self._graphs)):
+            self._now(number)
+
+    def graphs(self) -> list[fx.GraphModule]:
+        """As they are asked for now."""
+        return [self._now(number) for number in range(len(self._graphs))]
+
+
+def by_make_fx(program: Program, functions: Sequence[Part], registers: dict[int, Any]) -> Captured:
+    """Captured as ``make_fx`` does: mutations and all; ``registers``: of a run, for their shapes."""
+    captured = Captured([], program.seed)
+    for number, function in enumerate(functions):
+        takes = [registers[v] for v in read_by(program, program.parts[number])]
+        gm = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*takes)
+        captured.parts.append(captured.graph(gm))
+    return captured
+
+
+def by_dynamo(program: Program, functions: Sequence[Part], cut: Callable[..., Any] = default_partition) -> Captured:
+    """Captured by ``torch.compile``; graphs come as the parts are first called.
+
+    ``cut``: a partitioner. torch's default one leaves launches in their order; that which Inductor and the package's
+    backend have does not always.
+    """
+    torch._dynamo.reset()
+    captured = Captured([], program.seed)
+
+    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return captured.graph(gm)
+
+    backend = aot_autograd(
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        partition_fn=cut,
+        keep_inference_input_mutations=True,
+    )
+    captured.parts = [torch.compile(function, backend=backend, fullgraph=True) for function in functions]
+    return captured
+
+
+def by_backend(functions: Sequence[Part]) -> list[Part]:
+    """``torch.compile(backend=overlap_sched.backend)``."""
+    torch._dynamo.reset()
+    options = {"headroom": ROOM, "effort": 2}
+    return [
+        torch.compile(function, backend=overlap_sched.backend, options=options, fullgraph=True)
+        for function in functions
+    ]
+
+
+def by_inductor(functions: Sequence[Part]) -> list[Part]:
+    """``torch.compile`` as it is; the plug-in is on around the run, or not."""
+    torch._dynamo.reset()
+    return [torch.compile(function, fullgraph=True) for function in functions]
+
+
+@contextmanager
+def quiet() -> Iterator[list[warnings.WarningMessage]]:
+    """Warnings are collected, those of torch and ours."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        yield seen
+
 
 Status = Literal["ok", "fault", "torch"]
 """``"torch"``: the same way without the package fails, too, or differs from eager execution: nothing can be learnt."""
@@ -52,7 +194,7 @@ class Trial:
         self.functions = functions_of(self.program, self.world, self.rank == 1 and bool(self.program.odd))
         self.reference = self._run(self.functions)
         self.works = self.world.all_do(self._sound(self.reference))
-        self.captures: dict[str, tuple[ways.Captured, Run] | None] = {}
+        self.captures: dict[str, tuple[Captured, Run] | None] = {}
 
     def _run(self, parts: list[Any], hold_back: bool = True, record: Record | None = None) -> Run:
         return run(self.program, parts, self.world, self.rank, hold_back, record)
@@ -70,22 +212,22 @@ class Trial:
         capture, how = way.split(": ")
         return self._scheduled(capture, how)
 
-    def _captured(self, capture: str) -> tuple[ways.Captured, Run] | str:
+    def _captured(self, capture: str) -> tuple[Captured, Run] | str:
         """A capture with its run without the package; or why there is none."""
         captured, why = None, ""
         try:
-            with ways.quiet():
+            with quiet():
                 if capture == "make_fx":
-                    captured = ways.by_make_fx(self.program, self.functions, self.reference.registers)
+                    captured = by_make_fx(self.program, self.functions, self.reference.registers)
                 elif capture == "backend":
-                    captured = ways.by_dynamo(self.program, self.functions, min_cut_rematerialization_partition)
+                    captured = by_dynamo(self.program, self.functions, min_cut_rematerialization_partition)
                 else:
-                    captured = ways.by_dynamo(self.program, self.functions)
+                    captured = by_dynamo(self.program, self.functions)
         except Exception as error:
             why = f"capture: {error!r}"
         if not self.world.all_do(captured is not None) or captured is None:
             return why or "capture fails on the other rank"
-        with ways.quiet():
+        with quiet():
             plain = self._run(captured.parts, record=None if self.program.grad else self.reference.record)
         differs = repr(plain.error)
         if self._sound(plain):  # gradients are added up in another order
@@ -106,7 +248,7 @@ class Trial:
         captured, plain = held
         wrong, before = "", captured.moved
         try:
-            with ways.quiet():
+            with quiet():
                 captured.prepare(None)
                 original = [launches_of(gm, self.world.names) for gm in captured.graphs()]
                 captured.prepare(how)
@@ -116,12 +258,12 @@ class Trial:
         moved = captured.moved - before
         if not self.world.all_do(not wrong):
             return Outcome(way, "fault", self._said(wrong), moved)
-        if self.program.odd and how not in ways.LAUNCHES_KEPT:
+        if self.program.odd and how not in LAUNCHES_KEPT:
             return Outcome(way, "ok", (), moved)
         runs: list[dict[str, Any]] = [{"record": None if "rewrites" in how else plain.record}]
         runs += [{"hold_back": False}] if plain.ended and self._asynchronous_too(how) else []
         for arguments in runs:
-            with ways.quiet():
+            with quiet():
                 wrong = self._against(plain, self._run(captured.parts, **arguments))
             if not self.world.all_do(not wrong):
                 return Outcome(way, "fault", self._said(wrong), moved)
@@ -132,10 +274,10 @@ class Trial:
         gathers = any("gather" in step.kind for step in self.program.steps)
         return not gathers and (self.program.seed + len(how)) % 3 == 0
 
-    def _moved_launches(self, how: str, original: list[Any], captured: ways.Captured) -> str:
+    def _moved_launches(self, how: str, original: list[Any], captured: Captured) -> str:
         for before, gm in zip(original, captured.graphs(), strict=True):
             after = launches_of(gm, self.world.names)
-            if how in ways.LAUNCHES_KEPT and before != after:
+            if how in LAUNCHES_KEPT and before != after:
                 return f"launches move: {before} -> {after}"
             if how == "group" and by_group(before) != by_group(after):
                 return f"launches of a group move: {by_group(before)} -> {by_group(after)}"
@@ -153,26 +295,26 @@ class Trial:
         return "" if differs is None else f"results differ in {differs}"
 
     def _plugin(self, way: str) -> Outcome:
-        options = Options(headroom=ways.ROOM, effort=2)
-        with ways.quiet():
+        options = Options(headroom=ROOM, effort=2)
+        with quiet():
             if way == "backend":
                 captured = self._captured("backend")
                 plain = Run() if isinstance(captured, str) else captured[1]
                 usable = not isinstance(captured, str)
                 why = captured if isinstance(captured, str) else ""
             else:
-                plain = self._run(ways.by_inductor(self.functions))
+                plain = self._run(by_inductor(self.functions))
                 usable = self._sound(plain) and plain.effects == self.reference.effects
                 why = f"as compiled: {plain.error!r} {plain.faults} effects {plain.effects}"
         if not self.world.all_do(usable):
             return Outcome(way, "torch", self._said(why))
         overlap_sched.clear_reports()
-        with ways.quiet() as seen:
+        with quiet() as seen:
             if way == "backend":
-                found = self._run(ways.by_backend(self.functions))
+                found = self._run(by_backend(self.functions))
             else:
                 with overlap_sched.enabled(options, stage=way, timeout_s=20):  # type: ignore[arg-type]
-                    found = self._run(ways.by_inductor(self.functions))
+                    found = self._run(by_inductor(self.functions))
         moved = sum(report.report.changed for report in overlap_sched.reports())
         texts = [str(w.message) for w in seen if issubclass(w.category, OverlapSchedWarning)]
         wrong = self._against(plain, found) or "; ".join(text for text in texts if _BUG.search(text))
@@ -193,7 +335,7 @@ def ways_of(program: Program, inductor_share: float) -> list[str]:
     possible = {"make_fx", "dynamo"}.intersection(*(set(step.is_of.ways) for step in program.steps))
     possible -= {"make_fx"} if program.grad else set()
     capture = "make_fx" if "make_fx" in possible and (rng.random() < 0.9 or "dynamo" not in possible) else "dynamo"
-    fitting = [how for how in ways.SCHEDULED if not program.odd or how in ("group", *ways.LAUNCHES_KEPT)]
+    fitting = [how for how in SCHEDULED if not program.odd or how in ("group", *LAUNCHES_KEPT)]
     found = [f"{capture}: {how}" for how in rng.sample(fitting, 2)]
     if "dynamo" in possible:
         if rng.random() < (0.3 if capture == "dynamo" else 0.05):

@@ -17,7 +17,7 @@ TP = ("--parallelism.tensor_parallel_degree", "2")
 EP = ("--parallelism.expert_parallel_degree", "2")
 PP = ("--parallelism.pipeline_parallel_degree", "2", "--training.local_batch_size", "4")
 PP += ("--compile.disable_passes", "cudagraph_pass,joint_transformer_block_bucketing_reordering_pass")
-"""Two stages on each of two pipeline ranks, four microbatches. Without torchtitan's buckets: see ``graph_pp.py``."""
+"""Two stages on each of two pipeline ranks, four microbatches. Without torchtitan's buckets: see ``cpu.py``."""
 DUAL_PIPE = (*PP, "--parallelism.pipeline_parallel_schedule", "DualPipeV")
 ZERO_BUBBLE = (*PP, "--parallelism.pipeline_parallel_schedule", "ZBVZeroBubble")
 JIT = ("--compile.mode", "jit", "--compile.backend", "inductor", "--compile.passes", "transformer_block_bucketing")

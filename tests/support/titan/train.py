@@ -30,8 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
-from tests.support.titan.cpu import annotate_regions, on_cpu
-from tests.support.titan.graph_pp import stages_seen, turns
+from tests.support.titan.cpu import annotate_regions, on_cpu, stages_seen, turns
 
 
 def main() -> None:

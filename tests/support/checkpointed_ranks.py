@@ -1,4 +1,4 @@
-"""What each of two gloo ranks runs: ``python -m tests.support.sharding.checkpointed FOLDER`` as under torchrun.
+"""What each of two gloo ranks runs: ``python -m tests.support.checkpointed_ranks FOLDER`` as under torchrun.
 
 Trains a small model with each common kind of activation checkpointing: by ``fully_shard``, by ``shard``, and by
 ``shard`` compiled. Writes ``FOLDER/rank<r>.json``: per kind and way, the loss of each step and its gradient's norm.

@@ -1,4 +1,4 @@
-"""One rank runs a block of docs/fully_shard.md: ``run_block.py FRAMEWORK FOLDER``; writes what came of it."""
+"""One rank runs a block of docs/fully_shard.md: ``framework_ranks.py FRAMEWORK FOLDER``; writes what came of it."""
 
 import json
 import os

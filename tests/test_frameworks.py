@@ -11,10 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.frameworks.run_block import block_of  # noqa: E402
+from tests.support.framework_ranks import block_of  # noqa: E402
 from tests.support.ranks import free_port  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"Accelerate": "accelerate", "Trainer": "transformers", "Lightning": "lightning", "diffusers": "diffusers"}
 
 
@@ -34,7 +34,7 @@ def test_it_runs_on_two_ranks(framework: str, tmp_path: Path) -> None:
     own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
     done = subprocess.run(
-        [*run, "-m", "tests.frameworks.run_block", framework, str(tmp_path)],
+        [*run, "-m", "tests.support.framework_ranks", framework, str(tmp_path)],
         env={**os.environ, **own}, cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,35 +1,237 @@
-"""What each of several gloo ranks runs: ``python -m tests.support.sharding.compare FOLDER`` as under torchrun.
+"""What each of several gloo ranks runs: ``python -m tests.support.sharding_ranks FOLDER compare`` as under torchrun.
 
 Trains by ``fully_shard`` and by ``shard``, in several ways; writes ``FOLDER/rank<r>.json``: per way and who, what each
 step was like, and the most by which weights differ from ``fully_shard``'s at the end.
 """
 
 import json
+import re
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import nn
+import torch.nn.functional as functional
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import overlap_sched
+from llama_repro.capture.parallelism import fake_world
+from overlap_sched.distributed import shard
+from overlap_sched.inductor import agree
+from tests.support.ranks import save_found
+
+# A decoder put together as Hugging Face's are: modules in modules, a tied head, keyword arguments, a dict out.
+
+
+WIDTH, HEADS, LAYERS, POSITIONS = 16, 2, 2, 6
+UNEVEN, EVEN = (37, 3), (40, 8)
+"""(vocabulary, width inside the feed-forward): those of the first divide by neither 2 nor 4 ranks."""
+
+
+class Norm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.float()
+        return self.weight * (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.v_proj, self.o_proj = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        query, key, value = (
+            project(hidden_states).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        out = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+class Mlp(nn.Module):
+    def __init__(self, inside: int) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(WIDTH, inside, bias=False), nn.Linear(WIDTH, inside, bias=False)
+        self.down_proj = nn.Linear(inside, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, inside: int) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = Attention(), Mlp(inside)
+        self.input_layernorm, self.post_attention_layernorm = Norm(), Norm()
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        hidden_states = hidden_states + self.self_attn(hidden_states=self.input_layernorm(hidden_states))
+        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+class Body(nn.Module):
+    def __init__(self, rows: int, inside: int, depth: int) -> None:
+        super().__init__()
+        self.embed_tokens, self.embed_positions = nn.Embedding(rows, WIDTH), nn.Embedding(POSITIONS, WIDTH)
+        self.embed_positions.weight.requires_grad_(False)
+        self.layers, self.norm = nn.ModuleList(Layer(inside) for _ in range(depth)), Norm()
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        places = torch.arange(input_ids.shape[1], device=input_ids.device)
+        hidden_states = self.embed_tokens(input_ids) * self.scale + self.embed_positions(places)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states)
+        return self.norm(hidden_states)
+
+
+class Decoder(nn.Module):
+    """``Decoder()(input_ids, labels=...)["loss"]``; ``tied``: the head's weight is the embedding's."""
+
+    def __init__(self, rows: int, inside: int, tied: bool, depth: int) -> None:
+        super().__init__()
+        self.model, self.lm_head = Body(rows, inside, depth), nn.Linear(WIDTH, rows, bias=False)
+        if tied:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(self, input_ids: Tensor, *, labels: Tensor) -> OrderedDict[str, Tensor]:
+        logits = self.lm_head(self.model(input_ids=input_ids))
+        loss = functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+        return OrderedDict(loss=loss, logits=logits)
+
+
+def decoder(sizes: tuple[int, int] = UNEVEN, tied: bool = True, depth: int = LAYERS) -> Decoder:
+    """The same on every rank, of so many layers; its position embedding is frozen."""
+    torch.manual_seed(0)
+    return Decoder(*sizes, tied, depth)
+
+
+def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
+    """(tokens, labels), (2, POSITIONS) each."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    tokens, labels = torch.randint(UNEVEN[0], (2, 2, POSITIONS), generator=generator)
+    return tokens, labels
+
+
+# One start of a job, on a rank of a fake group: ``python -m tests.support.sharding_ranks FILE cached``.
+#
+# Compiles a small sharded model by Inductor; writes what torch's caches counted.
+
+
+def count_hits() -> None:
+    """See the module."""
+    with fake_world(2):
+        model = shard(nn.Sequential(nn.Linear(8, 8, bias=False)), init_device_mesh("cpu", (2,)))
+        assert isinstance(model, nn.Module)
+        torch.compile(model, fullgraph=True)(torch.ones(2, 8)).sum().backward()
+    counted = {**counters["aot_autograd"], **counters["inductor"]}
+    Path(sys.argv[1]).write_text(json.dumps({name: n for name, n in counted.items() if "cache" in name}))
+
+
+# What each rank runs: ``python -m tests.support.sharding_ranks FOLDER page`` runs the program in docs/fully_shard.md.
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "fully_shard.md"
+
+
+def run_page() -> None:
+    """All blocks that are marked, one after the other."""
+    program = "\n".join(re.findall(r"^```python run\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL))
+    exec(compile(program, str(PAGE), "exec"), globals())  # Dynamo looks names up in the module
+
+
+# What each of three gloo ranks runs: ``python -m tests.support.sharding_ranks FOLDER rows`` as under torchrun.
+#
+# Parameters of 1 and 5 rows: some ranks have none of them, so each rank compiles code of its own. Two steps and an
+# evaluation by Inductor. Saves, of DTensors and of ``shard``: results by torch alone and by ours, and of each agreement
+# the reason why it failed.
+
+
+ROWS = (1, 5)
+
+
+class Rows(nn.Module):
+    """Its parameters are DTensors, gathered one by one."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        parts = [nn.Parameter(distribute_tensor(torch.randn(rows, 5), mesh, [Shard(0)])) for rows in ROWS]
+        self.weights = nn.ParameterList(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            whole = weight.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+            x = x + (x @ whole.t()).sin().sum(-1, keepdim=True)
+        return x
+
+
+def sharded(mesh: DeviceMesh) -> Any:
+    """The same sizes, by ``shard``."""
+    return overlap_sched.shard(nn.Sequential(nn.Linear(5, ROWS[0]), nn.Linear(ROWS[0], ROWS[1])), mesh)
+
+
+def trained(build: Callable[[DeviceMesh], nn.Module]) -> list[Tensor]:
+    """Losses, then what a batch gives without gradients, then the parts of the weights."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = build(init_device_mesh("cpu", (dist.get_world_size(),)))
+    run, optimizer = torch.compile(model, fullgraph=True), torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(dist.get_rank())
+    results = []
+    for _ in range(2):
+        loss = run(torch.randn(4, 5)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        results.append(loss.detach())
+    with torch.no_grad():
+        results.append(run.eval()(torch.randn(4, 5)))
+    return [*results, *(p.detach().to_local().clone() for p in model.parameters())]  # type: ignore[attr-defined]
+
+
+def found() -> dict[str, Any]:
+    """What is saved."""
+    saved: dict[str, Any] = {}
+    for way, build in {"DTensor": Rows, "shard": sharded}.items():
+        reasons: list[str | None] = []
+
+        def heard(*args: Any, real: Any = agree.agree, reasons: list[str | None] = reasons, **more: Any) -> Any:
+            agreement = real(*args, **more)
+            reasons.append(agreement.reason)
+            return agreement
+
+        for name, on in {"alone": nullcontext, "ours": partial(overlap_sched.enabled, timeout_s=600)}.items():
+            caches = torch._inductor.config.patch(fx_graph_cache=False)  # a pass is not called behind a hit
+            with caches, mock.patch.object(agree, "agree", heard), on():
+                saved[f"{way} {name}"] = trained(build)
+        saved[f"{way} reasons"] = reasons
+    return saved
+
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch._inductor.compile_fx
 
-import overlap_sched
-from overlap_sched.distributed import shard
-from tests.support.sharding.decoder import EVEN, LAYERS, UNEVEN, Decoder, batch, decoder
 
 STEPS = 2
 """The second has momentum from the first."""
@@ -204,7 +406,7 @@ def resumed(folder: Path, save_from: Apply, load_into: Apply) -> dict[str, Any]:
     return {"went on": went_on, "resumed": train(way, second, second, STEPS, other)}
 
 
-def main() -> None:
+def compare() -> None:
     """See the module."""
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
@@ -230,4 +432,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    WHAT = {"compare": compare, "rows": partial(save_found, found), "cached": count_hits, "page": run_page}
+    WHAT[sys.argv[2]]()

@@ -23,9 +23,8 @@ from overlap_sched.fx.graphs import reorder
 from overlap_sched.inductor import clear_reports, reports
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.problem import Group, Kind, Problem
-from tests.support.deepspeed.graphs import Backend
-from tests.support.deepspeed.operators import STATE, start
-from tests.support.deepspeed.ranks import Block, shards_of, step
+from tests.support.deepspeed_graphs import STATE, Backend, start
+from tests.support.deepspeed_ranks import Block, shards_of, step
 from tests.support.ranks import run_ranks
 
 EIGHT = {"dc": Group(8, True)}
@@ -176,7 +175,7 @@ def test_every_admitted_order_gives_the_same(seed: int) -> None:
 
 @pytest.mark.slow
 def test_two_ranks_train_alike(tmp_path: Path) -> None:
-    run_ranks("tests.support.deepspeed.ranks", tmp_path, ranks=2)
+    run_ranks("tests.support.deepspeed_ranks", tmp_path, "graphs", ranks=2)
     found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     for one in found:
         assert one["theirs"]["losses"] == one["ours"]["losses"]
@@ -316,7 +315,7 @@ def test_deepspeed_checks_the_schedule() -> None:
 def test_its_engine_trains_alike(tmp_path: Path) -> None:
     needs_deepspeed()
     for which in ("theirs", "ours"):
-        run_ranks("tests.support.deepspeed.engine", tmp_path, which, ranks=2, fresh=True, limit_s=600)
+        run_ranks("tests.support.deepspeed_ranks", tmp_path, which, ranks=2, fresh=True, limit_s=600)
     for rank in range(2):
         theirs, ours = (json.loads((tmp_path / f"{which}{rank}.json").read_text()) for which in ("theirs", "ours"))
         assert (theirs["losses"], theirs["shards"]) == (ours["losses"], ours["shards"])

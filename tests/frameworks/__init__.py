@@ -1,1 +1,0 @@
-"""Frameworks that others train with: the blocks of docs/fully_shard.md, run."""

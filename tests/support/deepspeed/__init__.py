@@ -1,1 +1,0 @@
-"""DeepCompile on a CPU: its operators over gloo, and graphs with them."""

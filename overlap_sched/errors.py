@@ -1,6 +1,6 @@
 """Everything that can be wrong with what a user hands us: one class per mistake that a caller can tell apart.
 
-Each message says what is wrong, where, and how to mend it.
+Each message says what is wrong, where, and how to repair it.
 """
 
 

@@ -150,6 +150,18 @@ def test_documents_use_the_words_of_the_field(document: Path) -> None:
         assert found is None, f"{document.name}:{line} says {found[0]!r}; the field says: {better}"
 
 
+def test_code_uses_them_too() -> None:
+    """In names and prose; two of them have other meanings in code."""
+    words = "|".join(word for word in PRIVATE_WORDS if not word.startswith(("held", "facts", "landed")))
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sorted((ROOT / "overlap_sched").rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(rf"(?<![A-Za-z])(?:{words})(?![A-Za-z])", line, re.IGNORECASE)
+    ]
+    assert found == []
+
+
 def test_a_private_word_is_found(tmp_path: Path) -> None:
     path = tmp_path / "text.md"
     path.write_text("```\nheld\n```\nSee [it](held.md) and `held`, which is due to memory, not held back.\n")

@@ -116,7 +116,7 @@ def command_parser(name: str) -> Parser:
         return parser_of(_module_of(name)[1], name, COMMANDS[name])
     parser = Parser(prog=f"overlap-sched {name}", description=COMMANDS[name])
     if name == "schema":
-        from overlap_sched.cli.answers import ANSWERS
+        from overlap_sched.report.answers import ANSWERS
 
         parser.add_argument("of", choices=tuple(ANSWERS), metavar="COMMAND", help=f"one of {', '.join(ANSWERS)}")
     return parser
@@ -130,7 +130,7 @@ def _module_of(name: str) -> tuple[ModuleType, type]:
 
 def _run(name: str, arguments: Sequence[str]) -> int:
     if name == "schema":
-        from overlap_sched.cli.answers import schema_text
+        from overlap_sched.report.answers import schema_text
 
         print(schema_text(command_parser(name).parse_args(arguments).of), flush=True)
         return FINE

@@ -2,31 +2,25 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-from overlap_sched.cli.answers import answer_of, as_json
 from overlap_sched.cli.flags import Flag
 from overlap_sched.cli.input import read_input
 from overlap_sched.cli.plan import Rewriting, fell_back, left_of, scheduled
 from overlap_sched.errors import OptionsError
 from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.report import explanation
-from overlap_sched.report.causes import causes
-from overlap_sched.report.words.graph import cost_figures, cost_text, peak_text
+from overlap_sched.report.answers import CostsAnswer, NodeCost, as_json, costs_answer, explain_answer
+from overlap_sched.report.table import align_rows
+from overlap_sched.report.units import count, duration, printable, size
+from overlap_sched.report.words.graph import peak_text
 from overlap_sched.report.words.rewrites import left_text, rewrites_text
-from overlap_sched.report.words.schedule import (
-    contention_figures,
-    find_collective,
-    most_exposed,
-    pins_figures,
-    reserved_lines,
-    reserved_of,
-    with_contention_line,
-)
-from overlap_sched.scheduler.driver import Schedule
-from overlap_sched.scheduler.explain import Decision
+from overlap_sched.report.words.schedule import reserved_lines, reserved_of, with_contention_line
 
 TOP = 10
+_FLOPS_UNITS = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
+_BOUNDS = {"flops": "arithmetic", "bytes": "memory", "kernel": "kernel launch"}
+"""Limits in words; the others are words already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,60 +65,42 @@ def run(command: ExplainCommand, tell: Callable[[str], None]) -> tuple[str | tup
     top = None if command.all else TOP if command.top is None else command.top
     if command.costs:
         loaded = read_input(command, tell)
-        shows = (loaded.problem, loaded.prices, top)
-        return as_json(answer_of("costs", cost_figures(*shows))) if command.json else (cost_text(*shows),), 0
+        found = costs_answer(loaded.problem, loaded.prices, top)
+        return as_json(found) if command.json else (_costs_text(found),), 0
     loaded, result, made = scheduled(command, tell)
     code = int(fell_back(result, made))
     if command.peak:
         lines = [peak_text(explain_peak(result.problem, result.order)), *reserved_lines(reserved_of(result))]
         return (with_contention_line("\n".join(lines), result.problem.contention),), code
     if command.json:
-        return as_json(answer_of("explain", explain_figures(result, command.collective, top))), code
+        return as_json(explain_answer(result, command.collective, top)), code
     told: tuple[str, ...] = (explanation(result, command.collective, top),)
     if made is not None:
         told += (rewrites_text(made), *filter(None, [left_text(left_of(command, loaded, made, tell))]))
     return told, code
 
 
-def explain_figures(schedule: Schedule, collective: str | None = None, top: int | None = None) -> dict[str, Any]:
-    """Microseconds and bytes; arguments as of :func:`overlap_sched.report.words.schedule.explanation`."""
-    listed = most_exposed(schedule, top)
-    if collective is not None:
-        wanted = find_collective(schedule.problem, collective)
-        listed = [d for d in schedule.decisions if d.collective == wanted]
-    return {
-        "name": schedule.problem.name,
-        "memory_model": schedule.problem.memory_model,
-        "contention": contention_figures(schedule.problem.contention),
-        "step_us": schedule.scheduled.step_us,
-        "exposed_us": schedule.scheduled.exposed_us,
-        "fell_back": schedule.fell_back is not None,
-        "pins": pins_figures(schedule),
-        "collectives": len(schedule.decisions),
-        "causes": [cause._asdict() for cause in causes(schedule)],
-        "most_exposed": [_record(schedule, decision) for decision in listed],
-    }
+def _costs_text(found: CostsAnswer) -> str:
+    """Totals by source, then a line per node."""
+    lines = [
+        f"{printable(found.name)}: {count(found.nodes, 'node')}, compute {duration(found.compute_us)}, "
+        f"collectives {duration(found.collective_us)} (predicted)"
+    ]
+    lines += align_rows(
+        [(one.kind, one.source, duration(one.time_us), f"{one.percent:.1f} %", f"in {one.nodes:,}")
+         for one in found.sources]
+    )  # fmt: skip
+    if found.costs:
+        head = ("time", "source", "bound by", "flops", "bytes", "node")
+        lines += ["longest:", *align_rows([head, *map(_costs_row, found.costs)])]
+    return "\n".join(lines)
 
 
-def _record(schedule: Schedule, decision: Decision) -> dict[str, Any]:
-    nodes = schedule.problem.nodes
-    node = nodes[decision.collective]
-    return {
-        "name": node.name,
-        "op": node.op,
-        "group": node.group,
-        "bytes": node.bytes,
-        "exposed_us": decision.exposed_us,
-        "hidden_us": decision.hidden_us,
-        "position": decision.position,
-        "original_position": decision.original_position,
-        "launch_us": decision.launch_us,
-        "start_us": decision.start_us,
-        "finish_us": decision.finish_us,
-        "wait_us": decision.wait_us,
-        "reason": decision.reason,
-        "blocked_by": decision.held_by,
-        "blocking_node": None if decision.held_node is None else nodes[decision.held_node].name,
-        "under": [nodes[v].name for v in decision.under],
-        "over_budget_bytes": decision.over_bytes,
-    }
+def _costs_row(one: NodeCost) -> tuple[str, ...]:
+    what = f"{printable(one.name)} ({printable(one.op)}"
+    what += "" if one.group is None else f" on group {printable(one.group)}"
+    what += ")" if one.part_of is None else f"), part of the kernel of {printable(one.part_of)}"
+    scale, unit = next(((s, u) for s, u in _FLOPS_UNITS if one.flops >= s), (1.0, "FLOP"))
+    flops = "-" if not one.flops else f"{one.flops / scale:,.1f} {unit}" if scale > 1 else f"{one.flops} {unit}"
+    bound = "-" if one.bound is None else _BOUNDS.get(one.bound, one.bound)
+    return duration(one.time_us), one.source, bound, flops, size(one.bytes), what

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from rich.console import RenderableType
 
-from overlap_sched.cli.answers import answer_of, as_json
 from overlap_sched.cli.flags import Flag, limit_bytes, shortened
 from overlap_sched.cli.input import Input, read_input
 from overlap_sched.cli.plan import save_rewritten, times_of
@@ -16,11 +15,12 @@ from overlap_sched.fit import Fit, fit
 from overlap_sched.fit.planner import KINDS
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Problem
+from overlap_sched.report.answers import as_json, fit_answer
 from overlap_sched.report.files import write_order
 from overlap_sched.report.page import write_page
 from overlap_sched.report.page_data import extras_of_fit
 from overlap_sched.report.units import duration, size
-from overlap_sched.report.words.rewrites import answer_line, fit_figures, points_table, rewrites_table
+from overlap_sched.report.words.rewrites import answer_line, points_table, rewrites_table
 from overlap_sched.transform.host import PCIE_4, PCIE_5, HostLink
 from overlap_sched.transform.prices import Prices
 
@@ -146,7 +146,7 @@ def run(command: FitCommand, tell: Callable[[str], None]) -> tuple[str | tuple[R
     save_rewritten(command, command.out, found.best.problem, bool(found.best.rewrites), tell)
     code = 1 if found.fell_back is not None else 0 if found.fits else 4
     if command.json:
-        return as_json(answer_of("fit", fit_figures(found))), code
+        return as_json(fit_answer(found)), code
     tables = (rewrites_table(found),) if found.best.rewrites else ()
     return (*tables, points_table(found), answer_line(found)), code
 

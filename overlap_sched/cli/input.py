@@ -538,52 +538,32 @@ def _slowdown(texts: Sequence[str]) -> dict[str, float]:
     factors: dict[str, float] = {}
     for text in texts:
         kind, equals, number = (part.strip() for part in text.rpartition("="))
-        factor = _factor(text, number)
-        if equals and not kind:
+        try:
+            factor = float(number)
+        except ValueError:
+            factor = math.nan
+        if not 1.0 <= factor < math.inf or (equals and not kind):
             raise OptionsError(
-                f"--slowdown {text}: there is no kind before the =. "
-                f"Write --slowdown all_gather={number}, or without = for every kind: --slowdown {number}."
+                f"--slowdown {text}: is not KIND=FACTOR, nor FACTOR for every kind. A factor is a finite number, 1 or "
+                "more: all_gather=1.1, where compute takes a tenth longer beside an all_gather."
             )
         if kind in factors:
-            raise OptionsError(
-                f"--slowdown {text}: {repr(kind) if kind else 'every kind'} has a factor already, "
-                f"{factors[kind]:.15g}. Give it once."
-            )
+            of = repr(kind) if kind else "every kind"
+            raise OptionsError(f"--slowdown {text}: {of} has a factor already, {factors[kind]:.15g}. Give it once.")
         factors[kind] = factor
     return factors
-
-
-def _factor(text: str, number: str) -> float:
-    try:
-        factor = float(number)
-    except ValueError:
-        raise OptionsError(
-            f"--slowdown {text}: {number!r} is not a number. Write KIND=FACTOR (all_gather=1.1: compute takes a tenth "
-            "longer beside an all_gather), or FACTOR alone for every kind."
-        ) from None
-    if not 1.0 <= factor < float("inf"):
-        raise OptionsError(
-            f"--slowdown {text}: a factor is finite and 1 or more. Write how many times as long compute takes: 1.1 for "
-            "a tenth longer."
-        )
-    return factor
 
 
 def _links(texts: Sequence[str]) -> dict[str, str]:
     link_of: dict[str, str] = {}
     for text in texts:
         link, _, named = (part.strip() for part in text.partition("="))
-        groups = [group.strip() for group in named.split(",")]
-        if not link or not all(groups):
-            raise OptionsError(
-                f"--link {text}: is not LINK=GROUP,GROUP. Name the link, then the process groups that share it: "
-                "--link rail=fsdp,ep."
-            )
-        for group in groups:
+        for group in map(str.strip, named.split(",")):
+            if not link or not group:
+                raise OptionsError(f"--link {text}: is not LINK=GROUP,GROUP. Write --link rail=fsdp,ep.")
             if group in link_of:
                 raise OptionsError(
-                    f"--link {text}: group {group!r} is on link {link_of[group]!r} already. A group is on one link: "
-                    "name it once."
+                    f"--link {text}: group {group!r} is on link {link_of[group]!r} already. Name it once."
                 )
             link_of[group] = link
     return link_of

@@ -4,12 +4,11 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from rich.console import RenderableType
 from rich.table import Table
 
-from overlap_sched.cli.answers import answer_of, as_json
 from overlap_sched.cli.flags import Flag, limit_bytes
 from overlap_sched.cli.input import Input, read_input
 from overlap_sched.errors import OptionsError
@@ -21,11 +20,12 @@ from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.problem import Problem
 from overlap_sched.problem.precedence import Preserve
 from overlap_sched.problem.sizes import show_number
+from overlap_sched.report.answers import as_json, memory_answer
 from overlap_sched.report.files import write_file, write_order
 from overlap_sched.report.table import captioned_table, complain
 from overlap_sched.report.units import change, printable, size
 from overlap_sched.report.words.graph import peak_text
-from overlap_sched.report.words.schedule import Reserved, reserved_figures, reserved_for, reserved_rows, settings_for
+from overlap_sched.report.words.schedule import Reserved, reserved_for, reserved_rows, settings_for
 
 FORMAT = "overlap-addresses/1"
 MAX_EFFORT = 30
@@ -99,7 +99,7 @@ def run(command: MemoryCommand, tell: Callable[[str], None]) -> tuple[str | tupl
         plot_memory(plan, command.plot)
     reserved = reserved_for(problem, plan.order, settings_for(problem))
     if command.json:
-        return as_json(answer_of("memory", figures(plan, addresses, reserved))), 0
+        return as_json(memory_answer(plan, addresses, reserved)), 0
     table = _table(plan, addresses, reserved)
     return (table, f"\n{peak_text(explain_peak(problem, plan.order))}") if command.peak else (table,), 0
 
@@ -116,26 +116,6 @@ def _plan(command: MemoryCommand, problem: Problem) -> MemoryPlan:
         time_limit_s=command.time_limit,
         effort=command.effort,
     )
-
-
-def figures(plan: MemoryPlan, addresses: AddressPlan | None, reserved: Reserved | None) -> dict[str, Any]:
-    """Return what ``memory --json`` prints: bytes, shares between 0 and 1."""
-    found: dict[str, Any] = {
-        "name": plan.problem.name,
-        "nodes": len(plan.problem.nodes),
-        "memory_model": plan.problem.memory_model,
-        "original_peak_bytes": plan.original_bytes,
-        "peak_bytes": plan.peak_bytes,
-        "bound_bytes": plan.bound_bytes,
-        "optimal": plan.optimal,
-        "found_by": plan.found_by,
-        "tried": dict(plan.tried),
-        "work": plan.work,
-        **reserved_figures(reserved),
-    }
-    if addresses is not None:
-        found |= {"arena_bytes": addresses.arena_bytes, "fragmentation": addresses.fragmentation}
-    return found
 
 
 def _addresses_json(problem: Problem, plan: AddressPlan) -> bytes:

@@ -7,7 +7,6 @@ from typing import Annotated, NamedTuple
 
 from rich.console import RenderableType
 
-from overlap_sched.cli.answers import answer_of, as_json
 from overlap_sched.cli.flags import Flag
 from overlap_sched.cli.input import Input, InputLimits, is_dump, load
 from overlap_sched.errors import OptionsError, PipelineError
@@ -31,17 +30,16 @@ from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.job_file import read_job
 from overlap_sched.problem import Order, Problem
+from overlap_sched.report.answers import as_json, pipeline_answer
 from overlap_sched.report.files import write_file
-from overlap_sched.report.pipeline_graphs import graph_figures, graphs_table
 from overlap_sched.report.pipeline_page import cut_words, pipeline_page
 from overlap_sched.report.units import count, printable
 from overlap_sched.report.words.pipeline import (
     found_line,
-    job_figures,
+    graphs_table,
     lack_words,
     peaks_table,
     schedules_table,
-    varied_figures,
     varied_table,
 )
 from overlap_sched.scheduler.driver import schedule
@@ -117,9 +115,7 @@ def run(command: PipelineCommand, tell: Callable[[str], None]) -> tuple[str | tu
         page = pipeline_page(printable(one.job.name), one.planned, printable(command.given))
         write_file(command.html, page.encode())
     if command.json:
-        figures = job_figures(one.job, one.planned, one.cannot, one.found)
-        figures |= {**graph_figures(one.graphs), "varied": varied_figures(varied)}
-        return as_json(answer_of("pipeline", figures)), 0
+        return as_json(pipeline_answer(one.job, one.planned, one.cannot, one.found, one.graphs, varied)), 0
     short = [(plan.name, lack) for plan in one.planned if (lack := plan.shortage) is not None]
     lacking = [f"{name} does not fit: {lack_words(lack)}." for name, lack in short]
     notes = [] if one.found is None else [found_line(one.found)]

@@ -2,35 +2,35 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
+from msgspec import UNSET
 from rich.console import RenderableType
 
-from overlap_sched.cli.answers import answer_of, as_json
 from overlap_sched.cli.flags import SCHEDULING, Flag, in_flags
 from overlap_sched.cli.input import Input, Loaded, options_for, read_input, save
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.validate import read_order
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
-from overlap_sched.report import figures, summary, write_trace
+from overlap_sched.report import summary, write_trace
+from overlap_sched.report.answers import PriceSource, as_json, plan_answer
 from overlap_sched.report.files import write_order
 from overlap_sched.report.memory_snapshot import write_memory_snapshot
 from overlap_sched.report.progress import told_stages
 from overlap_sched.report.table import complain
 from overlap_sched.report.trace_measured import read_measured_steps
 from overlap_sched.report.units import count
-from overlap_sched.report.words.rewrites import left_text, rewrites_figures, rewrites_text
+from overlap_sched.report.words.rewrites import left_text, rewrites_text
 from overlap_sched.report.words.schedule import (
     pins_text,
-    reserved_figures,
     reserved_of,
     reserved_rows,
     short_text,
     together_text,
 )
 from overlap_sched.scheduler.driver import Schedule, schedule, schedule_of
-from overlap_sched.transform.plan import Left, Plan, left_json, left_out, plan
+from overlap_sched.transform.plan import Left, Plan, left_out, plan
 from overlap_sched.transform.prices import Prices, on_cluster
 
 CLUSTER = "dgx-h100"
@@ -179,11 +179,8 @@ def run(command: PlanCommand, tell: Callable[[str], None]) -> tuple[str | tuple[
     left = () if made is None else left_of(command, loaded, made, tell)
     tell("computing the lower bound")
     if command.json:
-        more = {} if made is None else rewrites_figures(made)
-        if command.left_out:
-            more |= {"left_out": left_json(left)}
-        more |= {"prices": prices_of(command, loaded), **reserved_figures(reserved)}
-        return as_json(answer_of("plan", {**figures(result), **more})), code
+        asked = left if command.left_out else UNSET
+        return as_json(plan_answer(result, made, reserved, prices_of(command, loaded), asked)), code
     device_bytes = result.memory_limit_bytes or loaded.device_bytes or None
     table, short = summary(result, reserved_rows(reserved, device_bytes)), in_flags(short_text(result))
     if made is not None:
@@ -193,7 +190,7 @@ def run(command: PlanCommand, tell: Callable[[str], None]) -> tuple[str | tuple[
     return tuple(filter(None, (short, table, kept, pins_text(result), together_text(result)))), code
 
 
-def prices_of(command: Input, loaded: Loaded) -> dict[str, Any]:
+def prices_of(command: Input, loaded: Loaded) -> PriceSource:
     """Where the times come from, for ``--json``."""
-    of = {"from": "problem file"} if loaded.priced_for is None else {"from": "dump", **loaded.priced_for}
-    return {**of, "comm_scale": command.comm_scale, "traces": len(command.profile)}
+    source: Literal["problem file", "dump"] = "problem file" if loaded.priced_for is None else "dump"
+    return PriceSource(source, command.comm_scale, len(command.profile), **(loaded.priced_for or {}))  # type: ignore[arg-type]

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from msgspec import to_builtins
+
 from overlap_sched.cli.flags import Flag
 from overlap_sched.cli.plan import Rewriting, fell_back, left_of, prices_of, scheduled, times_of
 from overlap_sched.judge.validate import read_order
@@ -35,5 +37,5 @@ def run(command: ReportCommand, tell: Callable[[str], None]) -> tuple[tuple[str]
     left = () if made is None else left_of(command, loaded, made, tell)
     times = times_of(command, loaded, rewrites=made is not None)
     extras = Extras(made, beside, left=left, command=command.given, times=times)
-    write_page(result, command.html, {"prices": prices_of(command, loaded)}, extras)
+    write_page(result, command.html, {"prices": to_builtins(prices_of(command, loaded))}, extras)
     return (f"{command.html}: written; open it in a browser",), int(fell_back(result, made))

@@ -13,7 +13,6 @@ from typing import Annotated
 import numpy as np
 from rich.console import RenderableType
 
-from overlap_sched.cli.answers import ContentionFigures, SweepAnswer, SweepPoint, SweptOrder, as_json
 from overlap_sched.cli.flags import SCHEDULING, Flag
 from overlap_sched.cli.input import Input, options_for, read_input
 from overlap_sched.cost import H100
@@ -26,10 +25,11 @@ from overlap_sched.options import Options
 from overlap_sched.pipeline.compare import read_axes
 from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.sizes import parse_size
+from overlap_sched.report.answers import SweepAnswer, SweepPoint, SweptOrder, as_json, contention_figures
 from overlap_sched.report.colours import AFTER, BEFORE, LIMIT
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import duration, from_to, memory_unit, printable, size
-from overlap_sched.report.words.schedule import contention_figures, gap_percent, with_contention_line
+from overlap_sched.report.words.schedule import gap_percent, with_contention_line
 from overlap_sched.scheduler.driver import Schedule, figures_of, schedule
 from overlap_sched.scheduler.task import SAME_STEP
 
@@ -100,9 +100,7 @@ def run(command: SweepCommand, tell: Callable[[str], None]) -> tuple[str | tuple
 
     points = sweep(priced, vary, options_for(command, command.options, problem), tell)
     name = None if cluster is None else cluster.name
-    figures = contention_figures(problem.contention)
-    contention = None if figures is None else ContentionFigures(**figures)
-    found = SweepAnswer(problem.name, problem.memory_model, contention, name, points)
+    found = SweepAnswer(problem.name, problem.memory_model, contention_figures(problem.contention), name, points)
     if command.plot:
         tell(f"drawing {command.plot}")
         _plot(found, command.plot)

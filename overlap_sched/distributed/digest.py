@@ -192,7 +192,7 @@ class Verdict:
 
     Attributes:
         agreed: All ranks run the new order. Else no rank may launch its collectives in another order than originally.
-        reason: Why they do not, and how to mend it; ``None`` if agreed.
+        reason: Why they do not, and how to repair it; ``None`` if agreed.
         launches_alike: Not agreed, but all ranks have shown one launch sequence: each may use an order that keeps it.
             Else each may use one in which no wait passes a launch that it followed either.
         differs: Per part (see :data:`~overlap_sched.distributed.digest.PARTS`) in which the ranks differ, who is like
@@ -218,8 +218,8 @@ class Verdict:
         return str(self.reason).replace(KEPT, f"all launch as rank {rank} does")
 
     @property
-    def to_mend(self) -> bool:
-        """Tell whether the ranks differ in something that somebody can mend: not in what they compile."""
+    def to_repair(self) -> bool:
+        """Tell whether the ranks differ in something that somebody can repair: not in what they compile."""
         return any(part in _REPAIR for part in self.differs)
 
     def to_json(self) -> str:

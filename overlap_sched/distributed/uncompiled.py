@@ -1,7 +1,7 @@
 """Training in which nothing is compiled, so that nothing can be reordered: said once, on rank 0, after two steps.
 
 A step is one of any optimizer, or another forward of the first sharded module. It is counted until torch compiles or
-the line is said; from then on nothing runs per step.
+the line is written; from then on nothing runs per step.
 """
 
 import logging

@@ -15,7 +15,7 @@ Whoever fills in what torch did not know (``u8 = u9 = 512``), or traces with oth
 not fit together. Then no size of data-dependent kind in the file counts, and all come from one assumption: that tokens
 are spread evenly over ranks and experts, by the first all_to_all whose rows are known.
 
-What a dump asserts of sizes that only the data knows: ``item <= rows``, as in graphs whose sizes are symbols.
+What a dump asserts of data-dependent sizes: ``item <= rows``, as in graphs whose sizes are symbols.
 
 A dump has one number for each size. Where asserts leave a choice, it is loaded with the smallest sizes, with the
 largest, and with those in the middle, and the one counts that holds most bytes: ``rows - item`` is largest where
@@ -354,7 +354,7 @@ _ROWS_KEPT = frozenset({_aten.slice.Tensor, _aten.index_put.default, _aten.index
 
 
 def is_unbacked(symbol: str) -> bool:
-    """Tell whether a symbol is of a size that only the data knows: ``u0``."""
+    """Tell whether a symbol is of a data-dependent size: ``u0``."""
     return re.fullmatch(r"u\d+", symbol) is not None
 
 
@@ -473,7 +473,7 @@ class Asserted:
 
     Args:
         nodes: The graph.
-        number: The value of a placeholder, or of the size of one; where only the data knows it, its name.
+        number: The value of a placeholder, or of the size of one; its name where it is data-dependent.
         given: Sizes that are known, by node.
         within: Which sizes to take.
     """

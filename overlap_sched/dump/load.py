@@ -184,9 +184,9 @@ class Loader:
         """Each all_to_all whose splits do not add to its rows."""
         return contradictions(self.nodes, self.values.of.get)
 
-    def note_contradiction(self, first: Contradiction, *, mended: bool) -> None:
+    def note_contradiction(self, first: Contradiction, *, repaired: bool) -> None:
         """Say what was contradictory, and whether another size was taken for all; it is the same for all splits."""
-        self.values.note(note_on(first, self._default_size() if mended else None, self.symbols))
+        self.values.note(note_on(first, self._default_size() if repaired else None, self.symbols))
 
     def other_sizes(self, misfit: Sequence[int]) -> list[int]:
         """Sizes to try where the default does not fit: what the inputs of an all_to_all may have been split from.
@@ -390,7 +390,7 @@ def load_dump(
         progress: Called with (nodes done, nodes in all) now and then.
 
     Raises:
-        DumpError: One of its subclasses, with file, line, what is not understood, and how to mend it.
+        DumpError: One of its subclasses, with file, line, what is not understood, and how to repair it.
         InputTooLargeError: The file or the graph is larger than the limits.
     """
     source = read_source(path, limits, graph)
@@ -409,9 +409,9 @@ def load_dump(
             if left := balanced.contradictions():  # compare all of them
                 loader, balanced = (_run(other(strict=True), other, progress) for other in (make, anew))
                 found, left = loader.contradictions(), balanced.contradictions()
-            mended = len(left) < len(found)
-            loader = balanced if mended else loader
-            loader.note_contradiction(found[0], mended=mended)
+            repaired = len(left) < len(found)
+            loader = balanced if repaired else loader
+            loader.note_contradiction(found[0], repaired=repaired)
         elif loader.chooses:
             others = [_run(make(strict=True, within=within), make, None) for within in ("least", "most")]
             loader = max([loader, *others], key=Loader.bytes)

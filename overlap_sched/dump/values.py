@@ -303,7 +303,7 @@ def missing(node: fx.Node) -> str:
     return "this torch build cannot tell the shapes of its results"
 
 
-def mend(node: fx.Node, constants: Sequence[fx.Node] = ()) -> str:
+def suggest_repair(node: fx.Node, constants: Sequence[fx.Node] = ()) -> str:
     """Say what the user can do about it; ``constants``: those of its inputs that the file describes nowhere."""
     parts = [user.name for user in node.users if user.target is operator.getitem]
     annotate = f'annotate it by hand (`{parts[0] if parts else node.name}: "bf16[8, 4]" = ...`).'
@@ -503,7 +503,7 @@ class Values:
             return value
         raise DumpError(
             f"{self.parsed.place(node)}: the shape of its result cannot be found: {reason.rstrip('.')}. "
-            + mend(node, [one for one in node.all_input_nodes if isinstance(self.of[one], Opaque)])
+            + suggest_repair(node, [one for one in node.all_input_nodes if isinstance(self.of[one], Opaque)])
         )
 
     def _printed(self, node: fx.Node, tensors: Sequence[torch.Tensor]) -> Any:

@@ -34,7 +34,7 @@ SMALLEST = 1e-5
 """A value of less than this part of the limit is not worth a choice."""
 LONGER = 0.1
 """Of what a choice takes away, what a longer life of one input may give back before that rather is made again."""
-PATIENCE, PATIENT_NODES = 16, 40_000
+TRIES_IN_VAIN, MANY_NODES = 16, 40_000
 """In graphs of more nodes than this, so many choices are priced for one that is made: where all get worse together, as
 a link fills, the best of these is made."""
 LEAST_US = 0.5
@@ -180,7 +180,7 @@ class Greedy:
 
     def _round(self) -> int:
         """Make choices, the best first; all but the ``fresh``, priced since the last one, may be worse by now."""
-        patience = PATIENCE if len(self.state.problem.nodes) > PATIENT_NODES else math.inf
+        tries = TRIES_IN_VAIN if len(self.state.problem.nodes) > MANY_NODES else math.inf
         priced = ((k, self._choice(gap)) for k, gap in enumerate(self._gaps()))
         stale: list[Entry] = [(-choice.score, k, choice) for k, choice in priced if choice is not None]
         heapq.heapify(stale)
@@ -192,7 +192,7 @@ class Greedy:
 
         while (stale or fresh) and self.above.most:
             best = min(fresh, key=lambda one: one[:2], default=None)
-            if best is not None and (len(fresh) >= patience or not is_behind(-best[0])):
+            if best is not None and (len(fresh) >= tries or not is_behind(-best[0])):
                 for one in fresh:
                     if one is not best:
                         heapq.heappush(stale, one)

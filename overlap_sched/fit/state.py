@@ -1,4 +1,4 @@
-"""What lives when, along one order, while values are chosen that need not: live ranges cut into parts.
+"""Live ranges along one order, while values are chosen that need not: live ranges cut into parts.
 
 The order is the problem's own (relabel it first): a node's id is its place. A storage has one part at first, from its
 maker to its last use. Each choice cuts a part in two at an idle gap::

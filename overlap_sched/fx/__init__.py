@@ -4,7 +4,7 @@
     print(report)
 
 Step by step: ``lift`` reads the graph (:mod:`~overlap_sched.fx.reading`), finds what must keep its order
-(:mod:`~overlap_sched.fx.hazards`), what lives when (:mod:`~overlap_sched.fx.lifting`) and what it costs
+(:mod:`~overlap_sched.fx.hazards`), live ranges (:mod:`~overlap_sched.fx.lifting`) and what it costs
 (:mod:`~overlap_sched.fx.costs`); ``reorder`` puts an order back.
 """
 

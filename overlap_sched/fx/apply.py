@@ -56,7 +56,7 @@ class Report:
         refused: Why collectives were not rewritten where that was asked for, a sentence each.
         kept: What the ranks differ in, so that the launch order was kept though the options do not ask for it; ``None``
             where they do not differ, or the graph had to stay as it was.
-        sizes: Sizes that only the data knows on which memory figures rest, and with them the budget.
+        sizes: Data-dependent sizes on which memory figures rest, and with them the budget.
         undeclared: Operators of other libraries of which nothing was said (:func:`overlap_sched.declare_operator`), and
             whether they are taken for communication.
         cached: Torch has found its code in a cache, so nothing else is known of it.

@@ -319,7 +319,7 @@ def _loop(r: Reading, v: int, rules: FusionRules) -> Loop | None:
     if any(isinstance(value, torch.Tensor) and value.dtype.is_complex for value in values):
         return None  # Inductor has no complex numbers
     if loop is Loop.PICKS and any(getattr(value, "dtype", None) is torch.bool for value in values[2:]):
-        return None  # a mask: how many it picks only the data knows
+        return None  # a mask: how many it picks is data-dependent
     if loop is Loop.REDUCTION and not (r.inputs[v] and isinstance(values[1], torch.Tensor)):
         return None
     return loop

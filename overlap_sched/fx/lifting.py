@@ -4,7 +4,7 @@ Some nodes of a problem stand for no node of the graph by themselves: further wa
 A problem has one collective per wait, and only waits wait. torch 2.15 has ``wait_tensors``: the compute stream stands
 still until all collectives that its tensors come from have finished. Mostly that is one collective with several
 outputs. Where there are several, the wait gets company: one more wait for each of the others, in front of it, which
-hold no memory and take no time. A replay stands still at each of them in turn, and so until the last has finished; in
+hold no memory and take no time. A replay stalls at each of them in turn, and so until the last has finished; in
 any order it predicts at least the time that the program takes, and exactly that where nothing runs between them. What
 communicates on the compute stream has them, too, as it runs when the streams of its groups are free, behind all that
 was launched there; and so has a sub-graph that waits for what it is given::
@@ -371,7 +371,7 @@ class Lifted:
             whether they are taken for communication.
         devices: Types of those that its tensors are on: ``"cuda"``.
         model: What has priced it; it prices what rewrites make, too.
-        sizes: Sizes that only the data knows on which the storages' bytes rest.
+        sizes: Data-dependent sizes on which the storages' bytes rest.
     """
 
     problem: Problem

@@ -144,7 +144,7 @@ class Storages:
 
     @property
     def assumed(self) -> tuple[AssumedSize, ...]:
-        """The sizes that only the data knows on which ``nbytes`` rest."""
+        """The data-dependent sizes on which ``nbytes`` rest."""
         return () if self._sizes is None else self._sizes.assumed
 
     def _number(self, size: int | torch.SymInt, number: Callable[[Sizes, Any], int]) -> int:
@@ -317,7 +317,7 @@ class _Reader:
             r.notes["undeclared_alias"] += 1
 
     def _frees(self, v: int, node: fx.Node) -> None:
-        """Have what frees a storage by the numbers that it was made with use that storage: it lives until then."""
+        """Have what frees a storage by the numbers that it was made with use that storage: it is live until then."""
         name, numbers = node.target._schema.name, tuple(node.args[1:3])
         if name in FREES.values():
             self.made[name, numbers] = self.reading.outs[v]

@@ -1,6 +1,6 @@
 """Plain numbers for sizes that have none: hints for times, and for memory the largest that the graph's asserts admit.
 
-A dynamic size has the hint with which it was traced. A size that only the data knows (unbacked: ``u0`` of ``.item()``
+A dynamic size has the hint with which it was traced. A data-dependent size (unbacked: ``u0`` of ``.item()``
 or ``nonzero``) has limits at most. They come from
 
 - ranges in torch's ``ShapeEnv``, and what it has concluded of equal sizes;

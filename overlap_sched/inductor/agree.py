@@ -359,11 +359,11 @@ def _speaks(settings: Settings, absent: Sequence[int] = ()) -> bool:
 
 
 def warn_of_ranks(what: str, verdict: Verdict, settings: Settings) -> None:
-    """Warn of ranks that do not agree: once per job of what differs and can be mended, and of ranks that are missing.
+    """Warn of ranks that do not agree: once per job of what differs and can be repaired, and of ranks that are missing.
 
     ``what`` is done therefore (``keeps the launches of 'a graph'``).
     """
-    if not (verdict.to_mend or verdict.missing):
+    if not (verdict.to_repair or verdict.missing):
         warn(f"overlap_sched {what}: {verdict.reason}")
     elif _speaks(settings, verdict.missing):
         subject = f"missing: {verdict.missing}" if verdict.missing else f"differ in: {sorted(verdict.differs)}"

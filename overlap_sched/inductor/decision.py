@@ -335,7 +335,7 @@ def _settle_for_less(graph: Graph, draft: OrderDraft, agreement: Agreement, mine
         kept = _keep(graph, draft, reason, waits=False)
         if verdict.negotiable and settings.options.preserve_collective_order == "none":
             return _negotiate(graph, draft, kept, verdict, mine) or kept
-        if verdict.to_mend and draft.report.schedule is not None:
+        if verdict.to_repair and draft.report.schedule is not None:
             warn_of_ranks(f"keeps the launch order of {name!r}", verdict, settings)
         return kept
     kept = _keep(graph, draft, reason, waits=True)

@@ -316,6 +316,6 @@ def _agree_on_rewrites(known: _Known, settings: Settings, failure: Exception | N
     known.cached = order_to_cache(mine, agreement, "nothing is rewritten", entry if agreement.agreed else None)
     if agreement.agreed:
         return entry is None or put_in_force(entry, settings) == entry
-    if agreement.verdict.to_mend or not agreement.verdict.launches_alike:
+    if agreement.verdict.to_repair or not agreement.verdict.launches_alike:
         warn_of_ranks(f"rewrites no collective of {known.name!r}", agreement.verdict, settings)
     return False

@@ -37,7 +37,7 @@ def safe_gathers() -> Iterator[None]:
 
 
 def safe_gathers_with(owner: object) -> None:
-    """The same for as long as an object lives: the pass that a compiled function holds, say."""
+    """The same for as long as an object exists: the pass that a compiled function holds, say."""
     holder = object()
     _hold(holder)
     weakref.finalize(owner, release, holder).atexit = False

@@ -45,7 +45,7 @@ from overlap_sched.inductor.private import members, size_of
 from overlap_sched.problem import Group, Kind
 
 Roots = tuple[str, ...]
-"""Names of the storages in which a buffer lives: that of the buffer or input that made it."""
+"""Names of the storages that hold a buffer: that of the buffer or input that made it."""
 _KEPT = (ir.NoneLayout, ir.MultiOutputLayout, ir.MutationLayoutSHOULDREMOVE)
 """Layouts of buffers that are not written over."""
 
@@ -484,7 +484,7 @@ class KernelCosts:
 def _moved_and_picked(snode: Any, sizes: Sizes) -> int:
     """Torch counts a buffer that is indexed by data as a whole; this counts what is picked out of it or written to it.
 
-    Sizes that only the data knows are 0 for torch; here they have their hints.
+    Data-dependent sizes are 0 for torch; here they have their hints.
     A kernel that writes into a buffer that exists depends on all of it, but reads none of it by that.
     """
     deps: dict[str, list[Any]] = {}

@@ -61,7 +61,7 @@ class LiftedKernels:
             of the FX graph, and each after the wait of the one before: these are what we are here to replace;
             ``bytes_failed``: torch's estimate of a kernel's bytes raised.
         buffers: What stands behind the names of buffers.
-        sizes: Sizes that only the data knows on which their bytes rest.
+        sizes: Data-dependent sizes on which their bytes rest.
         undeclared: As of :class:`overlap_sched.fx.lifting.Lifted`.
     """
 

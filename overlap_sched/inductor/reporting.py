@@ -4,7 +4,7 @@
 - The logger ``overlap_sched``: one line per graph on rank 0 (INFO), the whole report (DEBUG). It is a name that torch's
   own logging takes: ``TORCH_LOGS="overlap_sched"`` or ``TORCH_LOGS="+overlap_sched"``.
 - One line on all graphs on rank 0, where the plug-in is switched off or the process ends. It is a WARNING where
-  something can be mended, else INFO, and goes to standard error where nobody has set up logging.
+  something can be repaired, else INFO, and goes to standard error where nobody has set up logging.
 - torch's structured trace (``TORCH_TRACE``, tlparse), where that is on: the artifact ``overlap_sched_report``.
 
 torch hands the name of the function to no pass. It stands on the stack, where ``torch._dynamo.convert_frame._compile``
@@ -191,7 +191,7 @@ class Tally:
         cached: Graphs that torch found in its caches, and ``cached_communicates``: one of them has collectives, or it
             is not known.
         missed: Graphs that were compiled without us.
-        several: Whether there are several ranks: the process group may be gone when the line is said.
+        several: Whether there are several ranks: the process group may be gone when the line is written.
         speaks: Whether this is rank 0.
     """
 
@@ -250,14 +250,14 @@ class Tally:
     def line(self) -> tuple[str, int]:
         """One line, and its level of :mod:`logging`."""
         hooked = self.several and not self.missed and not self.communicating and not self.cached_communicates
-        mend = any(not reason.startswith(_FINE) for reason in self.reasons)
+        repairable = any(not reason.startswith(_FINE) for reason in self.reasons)
         parts = [self._counted()] if self.graphs else []
         parts += [f"{count(self.cached, 'graph')} out of torch's caches"] if self.cached else []
         if self.missed:
             alone = not (self.graphs or self.cached)
             parts.append(f"{count(self.missed, 'graph')} compiled{f', {NEVER_CALLED}' if alone else ' without it'}")
         parts += [f"nothing to reorder. {HOOKS}"] if hooked else []
-        level = logging.WARNING if mend or hooked or len(parts) == bool(self.missed) else logging.INFO
+        level = logging.WARNING if repairable or hooked or len(parts) == bool(self.missed) else logging.INFO
         return f"overlap_sched: {'; '.join(parts)}{f'. {DETAILS}' if self.graphs else ''}", level
 
     def _counted(self) -> str:

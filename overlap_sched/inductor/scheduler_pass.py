@@ -4,9 +4,9 @@
             any failure before the ranks agree: the nodes as torch has them, and why
 
 How that is kept: :mod:`overlap_sched.inductor.decision`. torch has passes behind the place where it calls ours
-(``simple_overlap``, the one that joins partitions for CUDA graphs). They would undo our order. So ours is put off until
-they have run: what it starts from, what memory is counted from and what no step is longer than is what torch alone
-makes. Nothing of torch has to be switched off for it.
+(``simple_overlap``, the one that joins partitions for CUDA graphs). They would undo our order. So ours is deferred
+until they have run: what it starts from, what memory is counted from and what no step is longer than is what torch
+alone makes. Nothing of torch has to be switched off for it.
 
 What is reported is the order that the generated code has, compared when the code is written.
 """

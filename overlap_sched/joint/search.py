@@ -350,7 +350,7 @@ def chosen(whole: Whole, limit_bytes: int, high: float) -> frozenset[str]:
 
 
 def _with_inlined(whole: Whole, again: set[str]) -> set[str]:
-    """And what lives in registers only, of which these are made: torch would save it in their place."""
+    """And what is in registers only, of which these are made: torch would save it in their place."""
     nodes, found = whole.problem.nodes, set(again)
     todo = [v for v, node in enumerate(nodes) if node.name in again]
     while todo:

@@ -18,7 +18,7 @@ A bound without contention is a chain: compute, and between it collectives durin
 
 Outside of the chain's collectives the step has room for its compute and for what others take from it. Of collectives of
 one link those in flight get its full rate together, so beside the chain's collectives they do at most as much as these
-take; all else of theirs falls beside compute, which loses 1 - 1 / factor of it, or beside a standstill, which is worse.
+take; all else of theirs falls beside compute, which loses 1 - 1 / factor of it, or beside a stall, which is worse.
 And compute that is not counted can run beside the chain's collectives, at 1 / factor of its rate::
 
     step >= chain's collectives + all compute - min(compute not counted, sum of collective / factor)

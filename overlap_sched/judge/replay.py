@@ -62,7 +62,7 @@ class ContendedClock:
         self._of = {v: (g := nodes[v].group or "", link[g], *by_op[nodes[v].op]) for v in problem.collectives}
         self._lanes, self._crowded = contention.lanes, contention.crowded
         self._queue: dict[str, deque[int]] = {name: deque() for name in problem.groups}  # launched, not started
-        self._flying = dict.fromkeys(problem.groups, 0)  # how many are in flight, per group
+        self._in_flight = dict.fromkeys(problem.groups, 0)  # how many are in flight, per group
         self._groups_of: dict[str, list[str]] = {}
         for name in problem.groups:
             self._groups_of.setdefault(link[name], []).append(name)
@@ -77,16 +77,16 @@ class ContendedClock:
         found = copy.copy(self)
         found.start_us, found.finish_us = self.start_us.copy(), self.finish_us.copy()
         found._queue = {name: queue.copy() for name, queue in self._queue.items()}
-        found._flying, found._link_pace = self._flying.copy(), self._link_pace.copy()
+        found._in_flight, found._link_pace = self._in_flight.copy(), self._link_pace.copy()
         found._left_us = self._left_us.copy()
         return found
 
     def launch(self, v: int) -> None:
         """Collective v goes on its group's stream."""
         group = self._of[v][0]
-        if self._flying[group] < self._lanes or self._is_due():
+        if self._in_flight[group] < self._lanes or self._is_late():
             self._catch_up()  # else nothing that is in flight changes: it only waits in the queue
-        if self._flying[group] < self._lanes:
+        if self._in_flight[group] < self._lanes:
             self._start(v)
         else:
             self._queue[group].append(v)
@@ -127,14 +127,14 @@ class ContendedClock:
         self._since_us = self.clock_us
         return self.clock_us
 
-    def _is_due(self) -> bool:
+    def _is_late(self) -> bool:
         """Has compute come to where the next of those in flight is finished?"""
         return self._since_us is not None and self.clock_us >= self._since_us + self._until_us
 
     def _catch_up(self) -> None:
         """Bring what is in flight to where it is, as compute has run since."""
         if self._since_us is not None:
-            self._advance(self._until_us if self._is_due() else self.clock_us - self._since_us, computing=True)
+            self._advance(self._until_us if self._is_late() else self.clock_us - self._since_us, computing=True)
             self._since_us = None
 
     def _stall(self) -> None:
@@ -151,12 +151,12 @@ class ContendedClock:
     def _count(self, v: int, change: int) -> None:
         """One more or less of v's group is in flight: all of its link go at another pace."""
         group, link, _, _ = self._of[v]
-        self._flying[group] += change
+        self._in_flight[group] += change
         if self._lanes == 1:
             self._link_pace[link] += change
         else:
-            flying = [self._flying[name] for name in self._groups_of[link]]
-            self._link_pace[link] = sum(1 for count in flying if count) * self._crowded(max(flying))
+            in_flight = [self._in_flight[name] for name in self._groups_of[link]]
+            self._link_pace[link] = sum(1 for count in in_flight if count) * self._crowded(max(in_flight))
 
     def _pace(self, v: int, computing: bool) -> float:
         """How many times as long as alone collective v takes as things stand."""
@@ -195,7 +195,7 @@ class Replay:
         exposed_us: Time that the compute stream stalls at waits.
         at_us: The compute stream's clock when it reached the node.
         start_us, finish_us: When the node ran (a collective: on its stream; a wait: reached, and left).
-        stall_us: Standstill at the node; 0 for all but waits.
+        stall_us: Stall at the node; 0 for all but waits.
         slowed_us: Time that compute takes longer than alone, because of contention.
     """
 

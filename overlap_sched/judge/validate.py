@@ -252,18 +252,18 @@ def _named(node: Node, what: str) -> bool:
 
 def _in_flight(problem: Problem, order: Sequence[int], counted: set[int], most_bytes: int | None) -> str:
     """Say what is wrong with what is in flight; no limit: one at a time."""
-    flying: dict[int, int] = {}
+    in_flight: dict[int, int] = {}
     ended = completions(problem)
     for v in order:
         node = problem.nodes[v]
         if v in counted:
-            flying[v] = node.bytes
-            if most_bytes is None and len(flying) > 1:
-                return f"{node.name} is launched while {problem.nodes[next(iter(flying))].name} is in flight"
-            if most_bytes is not None and sum(flying.values()) > most_bytes:
-                return f"{sum(flying.values())} bytes are in flight behind {node.name}"
+            in_flight[v] = node.bytes
+            if most_bytes is None and len(in_flight) > 1:
+                return f"{node.name} is launched while {problem.nodes[next(iter(in_flight))].name} is in flight"
+            if most_bytes is not None and sum(in_flight.values()) > most_bytes:
+                return f"{sum(in_flight.values())} bytes are in flight behind {node.name}"
         for launch in ended.get(v, ()):
-            flying.pop(launch, None)
+            in_flight.pop(launch, None)
     return ""
 
 

@@ -5,7 +5,7 @@ from the first step to the last lie at the bottom. The others are placed one aft
 offset where it fits among those placed before, in an order that decides everything::
 
     size        the largest first
-    conflicts   what lives together with the most bytes first
+    conflicts   what is live together with the most bytes first
     longest     the longest-lived first: activations, in the order in which they nest
     area        bytes times steps
 
@@ -186,7 +186,7 @@ class Standing(NamedTuple):
 
     Attributes:
         open: Per box, whether it is still to be placed (n).
-        least: Per box, the lowest offset above all placed boxes that it lives together with (n).
+        least: Per box, the lowest offset above all placed boxes that it is live together with (n).
         low: Per box, no solution from here has it lower (n).
         rest: Per section, the sum of open boxes (s).
         crossings: Per section, how many open boxes are live there and in the next (s).
@@ -394,7 +394,7 @@ def rule_of(key: Key, width: Width, weight: float) -> Rule:
         key: ``crowd-``: what is live where most is live and most has failed; ties by ``width`` and then area, or by
             ``area`` and then width (MiniMalloc's preorderings TWA and TAW, with blame). ``area``: what is largest on
             a logarithmic scale, or is live where most has failed.
-        width: How long a box lives: in sections, or in others that live meanwhile.
+        width: How long a box is live: in sections, or in others that are live meanwhile.
         weight: Of blame.
     """
 
@@ -632,7 +632,7 @@ class Boxes:
         return {name: [int(i) for i in np.lexsort((-self.bytes, self.first, key))] for name, key in keys.items()}
 
     def _conflicts(self) -> Ints:
-        """Per box, the bytes of all boxes that it lives together with at some time."""
+        """Per box, the bytes of all boxes that it is live together with at some time."""
         by_first, by_last = np.argsort(self.first, kind="stable"), np.argsort(self.last, kind="stable")
         begun = np.concatenate(([0], np.cumsum(self.bytes[by_first])))
         ended = np.concatenate(([0], np.cumsum(self.bytes[by_last])))

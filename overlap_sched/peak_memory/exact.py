@@ -16,7 +16,7 @@ when step ``t`` ends, so ``C = y[v, t] - y[v, t - 1]``, and ``live[s, t]`` (C or
     precedence           y[v, t] <= y[u, t - 1]            for u before v
     preserved            live[s, t] >= y[maker, t] - y[user, t - 1]     for each user; for one user that is
                          exact, without a variable
-    peak                 peak >= sum of bytes x live[s, t] + what lives for its own step only,   for each t; minimised
+    peak                 peak >= sum of bytes x live[s, t] + what is live for its own step only,   for each t; minimised
 
 MODeL's reductions, where they went:
 
@@ -176,9 +176,9 @@ class _Builder:
         base = self.live_before
         for s in dict.fromkeys(s for v in self.window for s in (*graph.makes[v], *graph.uses[v])):
             if graph.size[s]:
-                lives = self._lives(s)
+                ranges = self._live_variables(s)
                 base -= 0 if graph.maker[s] in self.place else graph.size[s]
-                parts.append((graph.size[s], lives))
+                parts.append((graph.size[s], ranges))
         for v in self.window:
             if graph.passing_bytes[v]:
                 parts.append((graph.passing_bytes[v], [self.ran[v, t].plus(self.ran[v, t - 1], -1) for t in range(n)]))
@@ -186,12 +186,12 @@ class _Builder:
         steps = []
         for t in range(n):
             live = Linear(base // unit)
-            for size, lives in parts:
-                live.add(lives[t], size // unit)
+            for size, ranges in parts:
+                live.add(ranges[t], size // unit)
             steps.append(live)
         return steps, unit
 
-    def _lives(self, s: int) -> list[Linear]:
+    def _live_variables(self, s: int) -> list[Linear]:
         """Per step, whether a storage is live."""
         graph, n = self.graph, len(self.window)
         maker = graph.maker[s]
@@ -206,7 +206,7 @@ class _Builder:
         surely_until = max(self.asap[u] for u in inside)
         first = self.asap[maker] if maker in self.place else 0
         surely_from = self.alap[maker] if maker in self.place else 0
-        lives = []
+        ranges = []
         for t in range(n):
             if first <= t <= last_possible and not surely_from <= t <= surely_until:
                 made_then = t >= self.place.get(maker, -1)
@@ -216,8 +216,8 @@ class _Builder:
                         self.at_least(live.plus(self.ran[u, t - 1]), made[t])
             else:
                 live = Linear(int(first <= t <= last_possible))
-            lives.append(live)
-        return lives
+            ranges.append(live)
+        return ranges
 
 
 Solver = Literal["cp-sat", "highs"]

@@ -43,7 +43,7 @@ class MemoryGraph:
         size: Bytes per storage.
         makes: Per node, the kept and freeable storages that it brings to life (inputs: none).
         uses: Per node, the freeable storages that it uses, without repeats.
-        passing_bytes: Per node, what lives for its own step only.
+        passing_bytes: Per node, what is live for its own step only.
         users: Per freeable storage its users, ascending; empty for all others.
         kept: Storages that stay to the end once made. given: freeable inputs, live from the start.
         before, after: Per node, what must run before and after it: the problem's rules, and the launch order of

@@ -128,13 +128,13 @@ def _cells(order: Sequence[Item], replay: PipelineReplay, waits: bool) -> list[s
     left = Counter(action.stage for item in order for action in parts(item) if action.kind in _OF_WEIGHTS)
     cells: list[str] = []
     sending: list[tuple[float, str]] = []
-    reducing, due = list[str](), list[str]()  # waited for later; begun when what has been made is sent
+    reducing, deferred = list[str](), list[str]()  # waited for later; begun when what has been made is sent
     for item in (*order, None):
         sends = isinstance(item, Action) and item.kind in SENDS
-        for stage in [] if sends else due:
+        for stage in [] if sends else deferred:
             cells += [*reducing, f"{stage}REDUCE_GRAD"]
             reducing = [f"{stage}WAIT_REDUCE_GRAD"]
-        due = due if sends else []
+        deferred = deferred if sends else []
         if item is None:
             break
         over = [wait for end_us, wait in sending if end_us <= starts.get(item, -1.0)]
@@ -145,7 +145,7 @@ def _cells(order: Sequence[Item], replay: PipelineReplay, waits: bool) -> list[s
         for action in parts(item):
             left[action.stage] -= action.kind in _OF_WEIGHTS
             if action.kind in _OF_WEIGHTS and not left[action.stage]:
-                due.append(str(action.stage))
+                deferred.append(str(action.stage))
     cells += [*(wait for _, wait in sending), *reducing]
     return cells if waits else [cell for cell in cells if "WAIT" not in cell]
 

@@ -109,8 +109,8 @@ class RankNeeds:
             down_us += count * (ahead_us + down[b] - down[a])
             whole_us += count * (ahead_us + whole[b] - whole[a])
             stage_us = max(stage_us, ahead_us + whole[b] - whole[a])
-            flying = min(count, ceil((self._stages - stage) / self._layout.chunks))
-            passing |= dict.fromkeys(range(a, b), (count, flying))
+            in_flight = min(count, ceil((self._stages - stage) / self._layout.chunks))
+            passing |= dict.fromkeys(range(a, b), (count, in_flight))
         held = self._bytes(passing, 1.0, ())
         limit = 0 if self._job.memory_limit_bytes is None else self._job.memory_limit_bytes[rank]
         recomputed, over = self._fitted(passing, limit)
@@ -143,18 +143,18 @@ class RankNeeds:
 
     def _freed(self, unit: int, passing: tuple[int, int]) -> float:
         """Bytes per microsecond."""
-        again, (count, flying) = self._units[unit].recomputed, passing
-        freed = 0 if again is None else flying * (self._units[unit].saved_bytes - again.saved_bytes)
+        again, (count, in_flight) = self._units[unit].recomputed, passing
+        freed = 0 if again is None else in_flight * (self._units[unit].saved_bytes - again.saved_bytes)
         return freed / max(count * self._longer_us(unit), 1e-9)
 
     def _bytes(self, passing: dict[int, tuple[int, int]], part: float, recomputed: Sequence[int]) -> int:
         """Bytes that a rank holds at once, about; with no micro-batch in flight, at least."""
         total = most = 0
-        for unit, (_, flying) in passing.items():
+        for unit, (_, in_flight) in passing.items():
             one = self._units[unit]
             if unit in recomputed and one.recomputed is not None:
                 one = one.recomputed
-            total += one.static_bytes + ceil(part * flying) * one.saved_bytes
+            total += one.static_bytes + ceil(part * in_flight) * one.saved_bytes
             blocks = (one.forward, one.backward) if one.input_gradient is None else (one.forward, one.input_gradient)
             most = max([most, *(block.transient_bytes + block.output_bytes for block in blocks)])
         return total + most if part else total

@@ -18,7 +18,7 @@ Five things are modelled, all of a problem (like its times, they are the hardwar
     The reverse: a collective of a given kind takes another time while compute runs. ``{"all_gather": 4.0}``: gloo's
     threads wait for the cores that compute, so of such a collective only a quarter gets done while compute runs beside
     it; at a wait, where nothing computes, it goes on at full speed. ``{"all_gather": 0.5}``: it is the wait that costs,
-    beside compute twice as much gets done (ranks that all stand still wait for each other's threads to be woken up).
+    beside compute twice as much gets done (ranks that all stall wait for each other's threads to be woken up).
     NCCL's kernels know neither; by default 1.
 
 ``links``

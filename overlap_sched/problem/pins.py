@@ -243,7 +243,7 @@ def _pairs(problem: Problem, one: Pinned) -> Iterator[Pair]:
 
 def _fewer_bytes(problem: Problem, launches: Sequence[NodeId], pin: Pin) -> Iterator[Pair]:
     """In the order as written, each behind the waits of as many before it as must have finished."""
-    most, flying, first = parse_size("in flight", pin.of, 0, "a size"), 0, 0
+    most, in_flight_bytes, first = parse_size("in flight", pin.of, 0, "a size"), 0, 0
     ends = list[NodeId]()
     chained = len(launches) > _MANY
     yield from pairwise(launches) if chained else ()
@@ -253,11 +253,11 @@ def _fewer_bytes(problem: Problem, launches: Sequence[NodeId], pin: Pin) -> Iter
             raise PinError(
                 f"pin {pin.text!r} cannot be kept: {problem.nodes[v].name} alone has {nbytes} bytes. Allow as many."
             )
-        while flying + nbytes > most:
+        while in_flight_bytes + nbytes > most:
             gone = launches[first]
             ends.append(_end(problem, gone, pin))
-            flying, first = flying - problem.nodes[gone].bytes, first + 1
-        flying += nbytes
+            in_flight_bytes, first = in_flight_bytes - problem.nodes[gone].bytes, first + 1
+        in_flight_bytes += nbytes
         yield from ((u, v) for u in ends)
         if chained:
             ends.clear()  # the launch behind it comes behind them, too

@@ -5,21 +5,23 @@ whatever kept it from being launched sooner. All other stall time goes to what b
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.problem import Kind, Problem
+from overlap_sched.report.table import align_rows
 from overlap_sched.report.units import duration
 from overlap_sched.scheduler.driver import Schedule
 from overlap_sched.scheduler.explain import Decision
 
 TAIL = "tail"
 WORDS = {
-    TAIL: "at the end of the step: no compute is left to run meanwhile",
-    "dependency": "a dependency finished too late for an earlier launch",
+    TAIL: "no compute is left at the end of the step to run meanwhile",
+    "dependency": "what is sent was ready too late for an earlier launch",
     "stream": "another collective was still on the stream",
     "memory": "an earlier launch would not have fitted into the memory budget",
-    "start": "launched at the start of the graph, and waited for too soon",
+    "start": "what is launched at the start of the graph is waited for too soon",
     "choice": "launched where the order has it, although an earlier launch was possible",
     "nothing": "rounding",
 }
@@ -28,12 +30,12 @@ ROUNDING = 1e-9
 """Relative to the step: stall time below this comes from adding up floating-point numbers."""
 
 
-class Cause(NamedTuple):
+class Cause(Struct, frozen=True, forbid_unknown_fields=True):
     """One cause and what it costs.
 
     Attributes:
         name: ``tail``, or what blocked the collectives (:data:`overlap_sched.scheduler.driver.Holder`).
-        exposed_us: Standstill that it causes.
+        exposed_us: Stall that it causes.
         collectives: How many collectives it makes compute wait for.
     """
 
@@ -84,6 +86,4 @@ def causes_text(found: tuple[Cause, ...]) -> str:
     ]
     if not rows:
         return "Nothing is exposed."
-    widths = [max(len(row[k]) for row in rows) for k in range(2)]
-    head = "Exposed time by cause, and of how many collectives:"
-    return "\n".join([head, *(f"  {us:>{widths[0]}}  {n:>{widths[1]}}  {words}" for us, n, words in rows)])
+    return "\n".join(["Exposed time by cause, and of how many collectives:", *align_rows(rows)])

@@ -11,11 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+from msgspec import to_builtins
+
 from overlap_sched.fit.answer import Fit, FitPoint
 from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.judge.validate import measure
 from overlap_sched.options import Options
 from overlap_sched.problem import Order, Problem
+from overlap_sched.report.answers import plan_answer
 from overlap_sched.report.causes import WORDS, causes, last_compute_us, stalls_by_cause
 from overlap_sched.report.colours import (
     AFTER,
@@ -38,16 +41,13 @@ from overlap_sched.report.words.rewrites import (
     left_title,
     outcome_text,
     record_text,
-    rewrites_figures,
 )
 from overlap_sched.report.words.schedule import (
     blocked_by,
     budget_words,
-    figures,
     launched_because,
     most_exposed,
     refusal,
-    reserved_figures,
     reserved_for,
     reserved_of,
     reserved_rows,
@@ -179,12 +179,7 @@ def page_data(schedule: Schedule, more: Mapping[str, Any] | None = None, extras:
         columns = (*COLUMNS, title)
         summary = [(*row, *[""] * (1 + len(COLUMNS) - len(row)), cells.get(row[0], "")) for row in summary]
     return {
-        "figures": {
-            **figures(schedule),
-            **({} if made is None else rewrites_figures(made)),
-            **(more or {}),
-            **reserved_figures(reserved),
-        },
+        "figures": {**to_builtins(plan_answer(schedule, made, reserved)), **(more or {})},
         "verdict": asdict(verdict(schedule, original, reserved, extras.fits)),
         "columns": columns,
         "summary": [(*row, *[""] * (1 + len(columns) - len(row))) for row in summary],

@@ -103,21 +103,29 @@ def _verdict(planned: Sequence[PlannedPipeline]) -> str:
     return f"<p id='verdict'>{escape(said)}</p>"
 
 
-def _table(planned: Sequence[PlannedPipeline]) -> str:
-    limited = any(one.job.memory_limit_bytes for one in planned)
-    heads = ["schedule", "step", *(["fits"] if limited else []), "bubble", "peak", "bound", "above it"]
+def schedule_rows(planned: Sequence[PlannedPipeline]) -> tuple[list[str], list[list[str]]]:
+    """Return headings of a table, and a row per schedule; ``inside`` where compute waits inside of a graph."""
+    inside = any(max(one.inside_us) for one in planned)
+    heads = ["schedule", "step", "bubble", "exposed", *["inside"][: int(inside)], "peak", "bound", "gap"]
     rows = []
     for one in planned:
-        us, lack = one.replay.step_us, one.shortage
-        cells = [duration(us)]
-        if limited:
-            cells.append("yes" if lack is None else f"rank {lack.rank} lacks {size(lack.bytes)}")
-        cells += [f"{100 * one.replay.bubble:.1f} %", size(max(peak.bytes for peak in one.peaks))]
-        cells += [duration(one.bound_us), f"{gap_percent(us, one.bound_us):.2f} %"]
+        us, waits = one.replay.step_us, [max(one.replay.exposed_us), *[max(one.inside_us)][: int(inside)]]
+        peak, gap = size(max(peak.bytes for peak in one.peaks)), f"{gap_percent(us, one.bound_us):.2f} %"
+        cells = [duration(us), f"{100 * one.replay.bubble:.1f} %", *map(duration, waits), peak]
+        rows.append([one.name, *cells, duration(one.bound_us), gap])
+    return heads, rows
+
+
+def _table(planned: Sequence[PlannedPipeline]) -> str:
+    limited = any(one.job.memory_limit_bytes for one in planned)
+    heads, rows = schedule_rows(planned)
+    lines = [f"<tr>{''.join(f'<th>{name}</th>' for name in [*heads, *['fits'] * limited])}</tr>"]
+    for one, (name, *cells) in zip(planned, rows, strict=True):
+        lack = one.shortage
+        cells += ["yes" if lack is None else f"rank {lack.rank} lacks {size(lack.bytes)}"] * limited
         shown = "".join(f"<td>{cell}</td>" for cell in cells)
-        rows.append(f"<tr{' class=fails' * (lack is not None)}><th>{escape(one.name)}</th>{shown}</tr>")
-    head = "".join(f"<th>{name}</th>" for name in heads)
-    return f"<div class='scroll'><table><tr>{head}</tr>{''.join(rows)}</table></div>"
+        lines.append(f"<tr{' class=fails' * (lack is not None)}><th>{escape(name)}</th>{shown}</tr>")
+    return f"<div class='scroll'><table>{''.join(lines)}</table></div>"
 
 
 def _legend(drawn: Sequence[PlannedPipeline]) -> str:

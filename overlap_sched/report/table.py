@@ -168,6 +168,20 @@ def _text(cell: object) -> str:
     return cell.plain if isinstance(cell, Text) else str(cell or "")
 
 
+def align_rows(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return indented lines, cells below each other: words to the left, quantities and the words above them right."""
+    if not rows:
+        return []
+    *columns, _ = zip(*rows, strict=True)
+    widths = [max(map(len, column)) for column in columns]
+    sides = ["<" if all(map(_is_words, column)) else ">" for column in columns]
+    lines = []
+    for row in rows:
+        cells = [f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=False)]
+        lines.append("  " + "  ".join([*cells, row[-1]]))
+    return lines
+
+
 def shown(*parts: RenderableType) -> str:
     """Tables, and text, as they are to be printed.
 

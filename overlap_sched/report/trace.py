@@ -13,18 +13,22 @@ compute stream go on. What a wait costs is in the compute row, as ``exposed: NAM
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from msgspec import to_builtins
+
 from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.problem import Kind, Problem
+from overlap_sched.report.answers import contention_figures
 from overlap_sched.report.colours import PURPOSES, TRACE_COMPUTE, TRACE_EXPOSED
 from overlap_sched.report.files import write_file
 from overlap_sched.report.timeline import Timeline, memory_by_kind, timeline
 from overlap_sched.report.trace_measured import Event, MeasuredStep, Place, place_of, rounded_us
 from overlap_sched.report.units import size
 from overlap_sched.report.words.graph import Purpose, by_purpose, group_names, group_purposes
-from overlap_sched.report.words.schedule import contention_figures, settings_for, why_text
+from overlap_sched.report.words.schedule import settings_for, why_text
 from overlap_sched.scheduler.driver import Schedule
 from overlap_sched.scheduler.explain import Decision, decisions
 from overlap_sched.scheduler.task import Candidate
@@ -210,20 +214,13 @@ def _streams(
 
 
 def _why(problem: Problem, decision: Decision) -> Event:
-    """The record of a decision as arguments."""
+    """The record of a decision as arguments, nodes by name."""
+    nodes, held = problem.nodes, decision.held_node
     return {
         "why": why_text(problem, decision),
-        "reason": decision.reason,
-        "launch_us": decision.launch_us,
-        "wait_us": decision.wait_us,
-        "hidden_us": decision.hidden_us,
-        "exposed_us": decision.exposed_us,
-        "under": [problem.nodes[v].name for v in decision.under],
-        "held_by": decision.held_by,
-        "held_node": None if decision.held_node is None else problem.nodes[decision.held_node].name,
-        "over_bytes": decision.over_bytes,
-        "position": decision.position,
-        "original_position": decision.original_position,
+        **asdict(decision),
+        "under": [nodes[v].name for v in decision.under],
+        "held_node": None if held is None else nodes[held].name,
     }
 
 
@@ -261,16 +258,16 @@ def trace_document(schedule: Schedule, original: Problem, measured: Sequence[Mea
             *row_events(
                 original, ORIGINAL, "original (simulated)", original.original_order, original_decisions(original)
             ),
-            *_memory(original, ORIGINAL, original.original_order),
+            *memory_events(original, ORIGINAL, original.original_order),
             *row_events(problem, SCHEDULED, "scheduled (simulated)", schedule.order, schedule.decisions),
-            *_memory(problem, SCHEDULED, schedule.order),
+            *memory_events(problem, SCHEDULED, schedule.order),
             *measured_events(measured, MEASURED),
         ],
         "displayTimeUnit": "ms",
         "otherData": {
             "problem": problem.name,
             "memory_model": problem.memory_model,
-            "contention": contention_figures(problem.contention),
+            "contention": to_builtins(contention_figures(problem.contention)),
             "note": "original and scheduled: simulated, replay of one compute stream and one stream per process group"
             + ("; the others: measured" if measured else ""),
             "measured": [step.about() for step in measured],
@@ -278,16 +275,12 @@ def trace_document(schedule: Schedule, original: Problem, measured: Sequence[Mea
     }
 
 
-def _memory(problem: Problem, pid: int, order: Sequence[int]) -> list[Event]:
-    return list(memory_events(problem, pid, pid * ROWS, order, replay(problem, order)))
-
-
 LIVE, BY_KIND, RESERVED = "memory: live", "memory: live, by kind", "memory: reserved"
 
 
-def memory_events(problem: Problem, pid: int, tid: int, order: Sequence[int], run: Replay) -> Iterator[Event]:
-    """All counters of an order, and a mark at its peak (``tid``: the row that the mark names)."""
-    kinds = memory_by_kind(problem, order)
+def memory_events(problem: Problem, pid: int, order: Sequence[int]) -> Iterator[Event]:
+    """All counters of an order, and a mark at its peak."""
+    run, kinds = replay(problem, order), memory_by_kind(problem, order)
     live = [sum(steps) for steps in zip(*kinds.values(), strict=True)]
     shown: dict[str, dict[str, list[int]]] = {
         LIVE: {"bytes": live},
@@ -307,7 +300,7 @@ def memory_events(problem: Problem, pid: int, tid: int, order: Sequence[int], ru
         if before:
             yield counter(pid, name, max(run.step_us, samples[-1][0]), before)
     top = max(range(len(live)), key=live.__getitem__)
-    yield mark(pid, tid, f"peak memory {size(live[top])}", run.at_us[order[top]])
+    yield mark(pid, pid * ROWS, f"peak memory {size(live[top])}", run.at_us[order[top]])
 
 
 def _samples(times: Sequence[float], live: Sequence[int]) -> list[tuple[float, int]]:

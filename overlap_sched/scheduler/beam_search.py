@@ -7,7 +7,7 @@ bound on the step that can still come of them::
     bound = max( clock + compute that is left,  longest path from what is ready or in flight,
                  per group: when its stream is free + its time that is left )
 
-A wait that would stall is tried as well: to stand still right behind a launch may pay, where what that collective lets
+A wait that would stall is tried as well: to stall right behind a launch may pay, where what that collective lets
 go of is what the next launch needs (FSDP that gathers its weights again, where the network binds)::
 
     as compute goes   scatter_3  dgrad_3 ....... scatter_3's wait  gather_2  ......  wgrad_2

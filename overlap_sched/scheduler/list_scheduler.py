@@ -244,7 +244,7 @@ class ListScheduler:
         end_us = max(self.priorities.critical_path_us, self._compute_end_us())
         # 1. a collective (or what prepares it) whose latest start would pass while the next compute runs, or while
         #    compute stalls
-        v = self._launch_due(self.computed_us + until_us + self._lead_us, end_us)
+        v = self._launch_urgent(self.computed_us + until_us + self._lead_us, end_us)
         if v is not None:
             return v, "no stall" if compute is None else "frees memory" if self._frees[v] else "latest start"
         if compute is not None:
@@ -319,13 +319,13 @@ class ListScheduler:
         in_flight = self.ready.in_flight
         return in_flight[0].completed_us - self.clock.clock_us if in_flight else math.inf
 
-    def _launch_due(self, before_us: float, end_us: float) -> NodeId | None:
+    def _launch_urgent(self, before_us: float, end_us: float) -> NodeId | None:
         """The collective (or what prepares it) with the first latest start, if that is before the one given.
 
         What memory refuses on one stream stands only in the way of that stream.
         """
-        due = [queue for queue in self.ready.launches.values() if queue and queue[0].latest_start_us < before_us]
-        for queue in sorted(due, key=itemgetter(0)) if len(due) > 1 else due:
+        urgent = [queue for queue in self.ready.launches.values() if queue and queue[0].latest_start_us < before_us]
+        for queue in sorted(urgent, key=itemgetter(0)) if len(urgent) > 1 else urgent:
             k = 0
             for _ in range(TUNING.look):
                 if k == len(queue) or queue[k].latest_start_us >= before_us:

@@ -165,7 +165,7 @@ class _Line:
         during, between = self._held(v, at + 1, target + 1)
         during += self._during[at + 1 : target + 1]
         between += self._between[at + 1 : target + 1]
-        # the nodes between go one place to the left; v itself must fit where it lands
+        # the nodes between go one place to the left; v itself must fit where it goes
         over = np.flatnonzero(during > self._limit[at:target])
         reach = int(over[0]) if len(over) else target - at
         while reach and between[reach - 1] + self._takes[v] > self._limit[at + reach]:
@@ -188,7 +188,7 @@ class _Line:
         held_during, held_between = self._held(v, target, at)
         during = self._during[target:at] - held_during
         between = self._between[target:at] - held_between
-        # the nodes between go one place to the right; v itself must fit where it lands
+        # the nodes between go one place to the right; v itself must fit where it goes
         over = np.flatnonzero(during > self._limit[target + 1 : at + 1])
         begin = target + int(over[-1]) + 1 if len(over) else target
         while begin < at and self._before(begin) + self._takes[v] > self._limit[begin]:
@@ -346,7 +346,7 @@ class _StallFiller:
         return found
 
     def _orders(self, launch: NodeId, stall_us: float) -> Iterator[tuple[Order, frozenset[NodeId]]]:
-        """Orders in which compute may stand still for less time, each with what goes behind the launch in it."""
+        """Orders in which compute may stall for less time, each with what goes behind the launch in it."""
         at, jobs = self._position[launch], self._movable(launch, stall_us)
         while jobs:
             moved = frozenset[NodeId]().union(*jobs)

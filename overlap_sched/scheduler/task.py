@@ -5,7 +5,7 @@ of *compute done* (a coordinate that stalls do not advance) or of *time left*:
 
 latest start
     How much compute may be done before the node must run for nobody to wait for it. A collective's is packed backward
-    on its group's stream, from when its first user is due::
+    on its group's stream, from when its first user must start::
 
         compute done   0 --------- latest start(u) -- latest start(v) ------ v's first user in the reference order
         group stream                     |====== u ========||======= v =======|

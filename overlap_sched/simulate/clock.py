@@ -364,8 +364,8 @@ class SharedClock:
     def _count(self, link: _Link, group: str, change: int) -> None:
         """One more or less of a group is in flight: all of its link go at another pace."""
         link.of_group[group] = link.of_group.get(group, 0) + change
-        flying = [count for count in link.of_group.values() if count]
-        pace = len(flying) * self._crowded(max(flying)) if flying else 1.0
+        in_flight = [count for count in link.of_group.values() if count]
+        pace = len(in_flight) * self._crowded(max(in_flight)) if in_flight else 1.0
         for flights in link.flights.values():
             flights.set_pace(self.clock_us, pace, self._computing and self._stretches)
         self._stale = True

@@ -15,7 +15,7 @@ This is what the nodes of a bucket hold::
       copy_i   allocates result i; uses the packed results              these die with the last copy
 
     copied, reduce_scatter and all_reduce   the same, without copies behind: results are parts of one storage,
-                                            which lives as long as any of them
+                                            which is live as long as any of them
     coalesced                               b allocates each result, and uses each input until its last wait
 
 What goes to the host is held on the device until the wait of the copy, which comes behind all other users and frees it.

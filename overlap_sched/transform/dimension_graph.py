@@ -5,7 +5,7 @@ through operators, and a connected part of it is one dimension of the whole grap
 (value, dimension, block): reshaping and gathering put several dimensions into one, and a part is then not a range of it
 but every so many rows (:class:`Cut`).
 
-What each operator does is said by :mod:`overlap_sched.fx.dimensions`; this module is the arithmetic behind it.
+What each operator does is known by :mod:`overlap_sched.fx.dimensions`; this module is the arithmetic behind it.
 
 A tensor is cut into parts along one dimension, into blocks. A dimension of size ``outer * parts * inner`` is cut into
 ``outer`` runs, each of ``parts`` blocks of ``inner`` rows. Part p has block p of every run, so it is the tensor with

@@ -273,7 +273,7 @@ def _bucket(make: Maker[V], wanted: Bucket) -> None:
 
 
 def check_alike(members: Sequence[tuple[str, Mapping[str, object]]]) -> None:
-    """Members of a bucket must be two or more, each once, and share what is said of each: ``"process group": "0"``."""
+    """Members of a bucket must be two or more, each once, and share what is given of each: ``"process group": "0"``."""
     names = [name for name, _ in members]
     if len(set(names)) < max(len(names), 2):
         raise RewriteError(f"a bucket of {', '.join(names)}: two collectives at least, each once.")

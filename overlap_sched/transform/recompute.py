@@ -2,7 +2,7 @@
 
 ::
 
-    h -> a = gelu(h) -> mm ... | ... grad(a)              a lives from gelu to grad
+    h -> a = gelu(h) -> mm ... | ... grad(a)              a is live from gelu to grad
     h -> a = gelu(h) -> mm ... | ... again_a = gelu(h), grad(again_a)
 
 What runs again reads what it read the first time. So it must be a pure function: no random numbers, nothing written,

@@ -112,8 +112,8 @@ class Keep(_Rewrite, frozen=True):
 class Regather(_Rewrite, frozen=True):
     """Some users of a gather's result use a fresh gather of the same input, so that the first result dies sooner.
 
-    Legal where the users use a wait of it or one of the views, nothing writes to the result, and the input lives (or is
-    an input).
+    Legal where the users use a wait of it or one of the views, nothing writes to the result, and the input is live (or
+    is an input).
 
     Attributes:
         gather: By name.

@@ -9,7 +9,7 @@ from tests.support.examples import Command
 
 COMMANDS = {
     "plan": ("gap to the lower bound", "peak memory", "reserved, plain segments", "scheduled"),
-    "explain": ("Exposed time by cause", "blocked by", "no compute is left to run meanwhile"),
+    "explain": ("Exposed time by cause", "blocked by", "at the end of the step to run meanwhile"),
     "explain --peak": ("saved activations", "largest:", "live at this node in every order"),
     "explain --costs": ("longest:", "all_gather_into_tensor on group fsdp"),
     "sweep --vary network=1 noise=5% --cluster dgx-h100": ("  network ", "  step ", "  gap ", "  p95 "),

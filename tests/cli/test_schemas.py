@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from overlap_sched import write_problem
-from overlap_sched.cli.answers import ANSWERS as COMMANDS
-from overlap_sched.cli.answers import SweptOrder, as_json, schema_text
 from overlap_sched.errors import ProblemError
 from overlap_sched.problem import Kind, Node, Problem
+from overlap_sched.report.answers import ANSWERS as COMMANDS
+from overlap_sched.report.answers import SweptOrder, as_json, schema_text
 from tests.cli.test_pipeline import ONE_STAGE
 from tests.judge.test_contention import two_groups
 from tests.support.examples import Command, run

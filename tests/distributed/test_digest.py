@@ -220,9 +220,9 @@ def test_a_rank_that_failed_is_named_and_the_others_keep_their_launches() -> Non
 
 
 def test_what_somebody_can_mend() -> None:
-    assert judge({0: A, 1: replace(A, options="p")}).to_mend
-    assert not judge({0: A, 1: replace(A, operators="p")}).to_mend
-    assert not judge({0: A, 1: A}).to_mend
+    assert judge({0: A, 1: replace(A, options="p")}).to_repair
+    assert not judge({0: A, 1: replace(A, operators="p")}).to_repair
+    assert not judge({0: A, 1: A}).to_repair
 
 
 def test_who_is_missing() -> None:

@@ -8,7 +8,7 @@ import pytest
 from overlap_sched.cost import Roofline
 from overlap_sched.fit import fit
 from overlap_sched.fit import greedy as choosing
-from overlap_sched.fit.greedy import PATIENCE, Above, Greedy
+from overlap_sched.fit.greedy import TRIES_IN_VAIN, Above, Greedy
 from overlap_sched.fit.state import LinkTime, LiveState
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.transform.host import HostLink
@@ -110,10 +110,10 @@ def test_in_large_graphs_the_best_of_a_few_is_enough(monkeypatch: pytest.MonkeyP
         return greedy.looked, greedy.chosen
 
     all_looked, _ = work()
-    monkeypatch.setattr(choosing, "PATIENT_NODES", 10)
+    monkeypatch.setattr(choosing, "MANY_NODES", 10)
     looked, chosen = work()
     assert looked < all_looked
-    assert looked <= 200 + (PATIENCE + 1) * chosen
+    assert looked <= 200 + (TRIES_IN_VAIN + 1) * chosen
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -30,8 +30,8 @@ def test_the_original_order_of_the_example() -> None:
     assert causes(kept) == (Cause("start", 40.0, 1), Cause("tail", 40.0, 1))
     assert causes_text(causes(kept)).splitlines() == [
         "Exposed time by cause, and of how many collectives:",
-        "  40.0 us  1  launched at the start of the graph, and waited for too soon",
-        "  40.0 us  1  at the end of the step: no compute is left to run meanwhile",
+        "  40.0 us  1  what is launched at the start of the graph is waited for too soon",
+        "  40.0 us  1  no compute is left at the end of the step to run meanwhile",
     ]
 
 

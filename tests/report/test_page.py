@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from msgspec import to_builtins
 
 from overlap_sched import __version__
 from overlap_sched.fit.answer import FitPoint
@@ -20,13 +21,14 @@ from overlap_sched.judge.validate import memory_profile, peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.problem.file import write_problem
+from overlap_sched.report.answers import plan_answer
 from overlap_sched.report.causes import causes
 from overlap_sched.report.page import SCRIPTS, page_text
 from overlap_sched.report.page_data import ExtraOrder, Extras, Page, page_data
 from overlap_sched.report.timeline import memory_by_kind
 from overlap_sched.report.units import duration, size
 from overlap_sched.report.words.rewrites import left_rows
-from overlap_sched.report.words.schedule import figures, reserved_figures, reserved_of
+from overlap_sched.report.words.schedule import reserved_of
 from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.transform.plan import Plan, left_out, plan
 from overlap_sched.transform.rewrites import Bucket, Stream
@@ -99,8 +101,8 @@ def check_memory(problem: Problem, page: Page, graph: int = 0) -> None:
 
 def test_figures_are_those_of_plan(reordered: Schedule) -> None:
     page = page_data(reordered, {"prices": {"from": "here"}})
-    reserved = reserved_figures(reserved_of(reordered))
-    assert page["figures"] == {**figures(reordered), "prices": {"from": "here"}, **reserved}
+    wanted = to_builtins(plan_answer(reordered, None, reserved_of(reordered)))
+    assert page["figures"] == {**wanted, "prices": {"from": "here"}}
     assert page["summary"][0] == ("step", "190.0 us", "120.0 us", "-36.8 %", "120.0 us")
     assert {len(row) for row in page["summary"]} == {5}
 

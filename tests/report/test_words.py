@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from msgspec import to_builtins
 from rich.console import Console
 from rich.table import Table
 
@@ -15,16 +16,14 @@ from overlap_sched.errors import ProblemError
 from overlap_sched.peak_memory import replay_allocator
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
 from overlap_sched.problem.sizes import EXPANDABLE, PLAIN, AllocatorSettings
+from overlap_sched.report.answers import contention_figures, plan_answer
 from overlap_sched.report.units import between, change, count, duration, from_to, printable, size
 from overlap_sched.report.words.graph import calibration_text, profile_notes, profile_table
 from overlap_sched.report.words.schedule import (
     Reserved,
-    contention_figures,
     contention_line,
     explanation,
-    figures,
     gap_percent,
-    reserved_figures,
     reserved_lines,
     reserved_of,
     reserved_rows,
@@ -75,7 +74,7 @@ def test_quantities(found: list[str], text: str) -> None:
 )
 def test_contention(contention: Contention, named: list[str], more: dict[str, object]) -> None:
     assert all(text in contention_line(contention) for text in ("With contention: ", *named))
-    assert contention_figures(contention) == {"slowdown": dict(contention.slowdown), "links": {}, **more}
+    assert to_builtins(contention_figures(contention)) == {"slowdown": dict(contention.slowdown), "links": {}, **more}
     assert (contention_line(NO_CONTENTION), contention_figures(NO_CONTENTION)) == ("", None)
 
 
@@ -124,7 +123,8 @@ def test_reserved_bytes_are_those_of_a_replay(
     reserved = reserved_of(found)
     assert reserved == Reserved(before, after, settings)
     assert reserved.title == f"reserved, {title}"
-    assert reserved_figures(reserved) == {"original_reserved_bytes": before, "reserved_bytes": after}
+    answer = plan_answer(found, None, reserved)
+    assert (answer.original_reserved_bytes, answer.reserved_bytes) == (before, after)
     assert reserved_rows(reserved, 6 * GIB)[0][1:] == (size(before), size(after), change(before, after), "6.000 GiB")
     assert between(size(before), size(after)) in reserved_lines(reserved)[0]
 
@@ -133,7 +133,11 @@ def test_where_nothing_is_replayed() -> None:
     assert reserved_of(schedule(EXAMPLE, Options(allocator="none"))) is None
     tracked = schedule(replace(EXAMPLE, memory_model="tracker"), Options(memory_model="tracker"))
     assert reserved_of(tracked) is None
-    assert (reserved_rows(None), reserved_lines(None), set(reserved_figures(None).values())) == ((), [], {None})
+    assert (reserved_rows(None), reserved_lines(None), plan_answer(tracked, None, None).reserved_bytes) == (
+        (),
+        [],
+        None,
+    )
     assert "reserved" not in verdict(tracked, tracked.problem, None).sentence
 
 
@@ -163,13 +167,13 @@ def test_what_a_memory_limit_lacks_is_named() -> None:
 
 
 def test_figures(reordered: Schedule, by_hand: ByHand, odd: Problem) -> None:
-    found = figures(reordered)
+    found = to_builtins(plan_answer(reordered, None, None))
     keys = ("original_step_us", "step_us", "exposed_us", "bound_us", "gap_percent", "peak_bytes", "headroom_bytes")
     assert [found[key] for key in keys] == [190.0, 120.0, 10.0, 120.0, 0.0, 26 * 2**20, 5 * 2**20]
     kept = by_hand(EXAMPLE, EXAMPLE.original_order, fell_back="full runs before gather")
-    assert (figures(kept)["fell_back"], found["fell_back"]) == (True, False)
-    assert figures(kept)["gap_percent"] == pytest.approx(100 * (190 / 120 - 1))
-    assert figures(by_hand(odd, odd.original_order))["gap_percent"] == 0.0
+    assert (plan_answer(kept, None, None).fell_back, found["fell_back"]) == (True, False)
+    assert plan_answer(kept, None, None).gap_percent == pytest.approx(100 * (190 / 120 - 1))
+    assert plan_answer(by_hand(odd, odd.original_order), None, None).gap_percent == 0.0
     assert gap_percent(120.0 * (1 + 1e-12), 120.0) == 0.0
     assert gap_percent(90.0, 120.0) == pytest.approx(-25.0)  # a wrong bound must show
 

@@ -199,7 +199,7 @@ def test_rule_1_a_launch_whose_latest_start_would_pass_goes_first() -> None:
     graph.compute("use", 5.0, "w.gather")
     graph.compute("last", 100.0)
     assert graph.run() == ("mm gather other w.gather use last", 165.0)  # not before `mm`: `other` still hides it
-    assert without("_launch_due")(graph) == ("mm other gather last w.gather use", 165.0)  # `use` waits for its turn
+    assert without("_launch_urgent")(graph) == ("mm other gather last w.gather use", 165.0)  # `use` waits for its turn
 
 
 def test_rule_2_the_critical_path_goes_before_what_can_wait() -> None:

@@ -17,7 +17,8 @@ from overlap_sched.judge.validate import together, together_violation, violation
 from overlap_sched.options import Concurrent
 from overlap_sched.problem.precedence import launched_on
 from overlap_sched.problem.sizes import EXPANDABLE, MIB, PLAIN, AllocatorSettings
-from overlap_sched.report.words.schedule import budget_words, short_text, together_figures, together_text
+from overlap_sched.report.answers import BeforeAfter, plan_answer
+from overlap_sched.report.words.schedule import budget_words, short_text, together_text
 from overlap_sched.scheduler import restrictions as under_test
 from overlap_sched.scheduler.driver import follow
 from overlap_sched.scheduler.restrictions import (
@@ -75,11 +76,10 @@ def test_the_figure_and_the_option(first: Group, second: Group, concurrent: Conc
     made = schedule(step(first, second), Options(concurrent_groups=concurrent, strict=True))
     assert (made.original.groups_together, made.scheduled.groups_together) == (0, pairs)
     assert made.scheduled.step_us == 51.0  # both hide one after the other, too
-    assert together_figures(made) == {
-        "groups_together": {"original": 0, "scheduled": pairs},
-        "concurrent_groups": concurrent,
-        "unrestricted_step_us": None if concurrent == "any" else 51.0,
-    }
+    answer = plan_answer(made, None, None)
+    assert answer.groups_together == BeforeAfter(0, pairs)
+    assert answer.concurrent_groups == concurrent
+    assert answer.unrestricted_step_us == (None if concurrent == "any" else 51.0)
 
 
 def test_one_at_a_time_holds_for_groups_that_share_one_rank() -> None:

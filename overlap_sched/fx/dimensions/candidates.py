@@ -2,7 +2,7 @@
 
 A tree, as MAGIS has it: at its root a region grown from an input; below it the halves of what is above, cut where the
 fewest values cross; beside these the neighbourhoods of the largest values that live at the peak. Each has its *heat*:
-time that the compute stream stands still at its waits, and bytes that it holds at the peak. Nothing is rewritten here.
+time that the compute stream stalls at its waits, and bytes that it holds at the peak. Nothing is rewritten here.
 
 Layers with experts: tokens in parts, so that one part's all_to_all hides behind another's compute. Where numbers are
 sorted (tokens by their expert), the dimension is followed back to where the tokens come from, and grows from there
@@ -196,7 +196,7 @@ class _Heats:
                 self.held[node.name] = held
 
     def score(self, one: Fission) -> float:
-        """Shares of all that stands still and of the peak that parts could save."""
+        """Shares of all stalls and of the peak that parts could save."""
         stall_us = sum(self.stall_us.get(name, 0.0) for name in one.nodes)
         stalls = stall_us / self.total_us if self.total_us else 0.0
         copied = sum(leave.bytes for leave in one.leaves if leave.how in ("cat", "sum"))

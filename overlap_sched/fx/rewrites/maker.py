@@ -44,7 +44,7 @@ KEPT_WHOLE = "should_fallback"
 """Metadata with which Inductor calls a node's operator instead of generating code (``GraphLowering.call_function``).
 
 It would read a copy's source in whatever uses the copy. Then sums over it run in another order, since the source has
-other strides, and round otherwise; and the source lives until the last of those uses.
+other strides, and round otherwise; and the source is live until the last of those uses.
 """
 _GIVES: Mapping[How, Uncut] = {"sum": Uncut.PARTIAL, "same": Uncut.SAME}
 

@@ -1,15 +1,15 @@
 """Schedules of a pipelined job in words and figures: tables, sentences, and the answer as JSON."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.table import Table
 
 from overlap_sched.pipeline.action import parts
 from overlap_sched.pipeline.best import FOUND, OF_A_BOUND, FoundPipeline
 from overlap_sched.pipeline.compare import ChangedJob, PlannedPipeline, RankShortage
+from overlap_sched.pipeline.graphs import JobGraphs
 from overlap_sched.pipeline.job import PipelineJob
-from overlap_sched.report.pipeline_page import cut_words
+from overlap_sched.report.pipeline_page import cut_words, schedule_rows
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import count, duration, memory_unit, printable, size
 from overlap_sched.report.words.schedule import gap_percent
@@ -39,7 +39,8 @@ def lack_words(lack: RankShortage) -> str:
 
 def schedules_table(job: PipelineJob, planned: Sequence[PlannedPipeline]) -> Table:
     """A row per schedule."""
-    inside = any(max(one.inside_us) for one in planned)
+    (first, *numbers), rows = schedule_rows(planned)
+    inside = "inside" in numbers
     waits = "Inside: of the rank whose compute waits longest for collectives of its graphs. " if inside else ""
     table = captioned_table(
         title=f"{printable(job.name)}: {count(len(job.stages), 'stage')}, {count(job.ranks, 'rank')}, "
@@ -47,20 +48,11 @@ def schedules_table(job: PipelineJob, planned: Sequence[PlannedPipeline]) -> Tab
         caption="Simulated. Bubble: the idle part of all ranks together. Exposed: of the rank that waits longest for "
         f"transfers and reductions. {waits}Peak: of the rank that holds most. Bound: no schedule with these stages "
         f"on these ranks{', and graphs in these orders,' * inside} is shorter.",
-        numbers=("step", "bubble", "exposed", *(("inside",) if inside else ()), "peak", "bound", "gap"),
-        first="schedule",
+        numbers=numbers,
+        first=first,
     )
-    for one in planned:
-        table.add_row(
-            one.name,
-            duration(one.replay.step_us),
-            f"{100 * one.replay.bubble:.1f} %",
-            duration(max(one.replay.exposed_us)),
-            *((duration(max(one.inside_us)),) if inside else ()),
-            size(max(peak.bytes for peak in one.peaks)),
-            duration(one.bound_us),
-            f"{gap_percent(one.replay.step_us, one.bound_us):.2f} %",
-        )
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -77,55 +69,6 @@ def peaks_table(planned: Sequence[PlannedPipeline]) -> Table | str:
     return table
 
 
-def job_figures(
-    job: PipelineJob, planned: Sequence[PlannedPipeline], cannot: Mapping[str, str], found: FoundPipeline | None
-) -> dict[str, Any]:
-    """Return the answer as JSON, all of it that is of schedules."""
-    return {
-        "name": job.name,
-        "stages": len(job.stages),
-        "ranks": job.ranks,
-        "micro_batches": job.micro_batches,
-        "memory_limit_bytes": None if job.memory_limit_bytes is None else list(job.memory_limit_bytes),
-        "schedules": [schedule_figures(one) for one in planned],
-        "cannot": [{"name": name, "why": why} for name, why in cannot.items()],
-        "found": None
-        if found is None
-        else {
-            "made_from": found.made_from,
-            "bound_us": found.bound_us,
-            "any_cut_bound_us": found.any_cut_us,
-            "proved": found.proved,
-        },
-    }
-
-
-def schedule_figures(one: PlannedPipeline) -> dict[str, Any]:
-    """Return those of one schedule."""
-    short = one.shortage
-    return {
-        "name": one.name,
-        "step_us": one.replay.step_us,
-        "bound_us": one.bound_us,
-        "gap_percent": gap_percent(one.replay.step_us, one.bound_us),
-        "bubble": one.replay.bubble,
-        "cut": list(one.cut),
-        "recomputed": list(one.recomputed),
-        "ranks": [
-            {
-                "busy_us": one.replay.busy_us[rank],
-                "bubble_us": one.replay.bubble_us[rank],
-                "exposed_us": one.replay.exposed_us[rank],
-                "inside_us": one.inside_us[rank],
-                "peak_bytes": peak.bytes,
-                "peak_at": str(peak.item),
-            }
-            for rank, peak in enumerate(one.peaks)
-        ],
-        "lacks": None if short is None else {"rank": short.rank, "bytes": short.bytes, "at": str(short.item)},
-    }
-
-
 Varied = Sequence[tuple[ChangedJob, Sequence[PlannedPipeline]]]
 """Changes of a job, each with its schedules."""
 
@@ -140,7 +83,7 @@ def varied_table(varied: Varied) -> Table:
         first="schedule",
     )
     for change, planned in varied:
-        values, one = [f"{value:g}" for _, value in change.values], _best(planned)
+        values, one = [f"{value:g}" for _, value in change.values], find_shortest(planned)
         if one is None:
             table.add_row("none fits", *values, "", "", "", "")
             continue
@@ -151,14 +94,28 @@ def varied_table(varied: Varied) -> Table:
     return table
 
 
-def varied_figures(varied: Varied) -> list[dict[str, Any]]:
-    """Return the same as JSON; the schedule is ``None`` where none fits."""
-    best = [(change, _best(planned)) for change, planned in varied]
-    return [
-        {"changed": dict(change.values), "schedule": None if one is None else schedule_figures(one)}
-        for change, one in best
-    ]
-
-
-def _best(planned: Sequence[PlannedPipeline]) -> PlannedPipeline | None:
+def find_shortest(planned: Sequence[PlannedPipeline]) -> PlannedPipeline | None:
+    """Return the shortest that fits, if any does."""
     return min((one for one in planned if one.shortage is None), key=lambda one: one.replay.step_us, default=None)
+
+
+def graphs_table(graphs: JobGraphs) -> Table:
+    """A row per graph, then one per pair that is shorter for being interleaved."""
+    gain = [one for one in graphs.pairs.values() if one.ordered.timeline.step_us < one.before.timeline.step_us]
+    rest = len(graphs.pairs) - len(gain)
+    table = captioned_table(
+        title="Graphs of the job, before and after ordering",
+        caption="Simulated. A pair is a forward and a backward that run together; before: the backward, then the "
+        "forward, each in its order. Exposed: compute waits for communication. What a memory limit leaves beside a "
+        "schedule, its graphs use beyond this."
+        + (f" Not shown: {count(rest, 'pair')} that is no shorter." if rest == 1 else "")
+        + (f" Not shown: {count(rest, 'pair')} that are no shorter." if rest > 1 else ""),
+        numbers=("nodes", "step", "ordered", "exposed", "ordered", "peak", "ordered"),
+        first="graph",
+    )
+    for one in (*graphs.graphs.values(), *gain):
+        runs = (one.before, one.ordered)
+        times = [duration(us) for name in ("step_us", "exposed_us") for us in (getattr(r.timeline, name) for r in runs)]
+        peaks = [size(max(run.profile)) for run in runs]
+        table.add_row(printable(one.name), f"{len(one.problem.nodes):,}", *times, *peaks)
+    return table

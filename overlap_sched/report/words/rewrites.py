@@ -3,8 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.table import Table
 
@@ -15,7 +14,7 @@ from overlap_sched.report.units import change, count, duration, printable, size
 from overlap_sched.report.words.schedule import gap_percent
 from overlap_sched.scheduler.task import SAME_STEP
 from overlap_sched.transform.plan import Left, Plan
-from overlap_sched.transform.records import Record, records_json
+from overlap_sched.transform.records import Record
 from overlap_sched.transform.rewrites import (
     Bucket,
     Fission,
@@ -25,26 +24,11 @@ from overlap_sched.transform.rewrites import (
     Regather,
     Rewrite,
     Stream,
-    to_json,
 )
 from overlap_sched.transform.search import Trial
 
 _SHOWN = 12
 """So many rewrites are listed, those first that take most off their stream."""
-
-
-def rewrites_figures(made: Plan) -> dict[str, Any]:
-    """For ``--json``: microseconds, bytes."""
-    return {
-        "rewrites": records_json(made.records),
-        "step_without_rewrites_us": made.without.scheduled.step_us,
-        "bound_without_rewrites_us": made.without.lower_bound_us,
-        "tried": [
-            {"what": trial.what, "step_us": trial.step_us if trial.order else None, "why_not": trial.why_not}
-            for trial in made.trials
-        ],
-        "not_rewritten": list(made.refused),
-    }
 
 
 def rewrites_text(made: Plan) -> str:
@@ -308,40 +292,3 @@ def lacking_line(found: Fit) -> str:
 
 def _reserved(held: Held) -> str:
     return f" Without a limit torch's allocator reserves {size(held.reserved_bytes)}."
-
-
-def fit_figures(found: Fit) -> dict[str, Any]:
-    """Return what ``overlap-sched fit --json`` prints: microseconds, bytes, percent."""
-    return {
-        "name": found.best.problem.name,
-        "limit_bytes": found.limit_bytes,
-        "limit_us": found.limit_us,
-        "fits": found.fits,
-        "live_bytes_fit": found.live_bytes_fit,
-        "slowdown_percent": 100 * found.slowdown,
-        "original": _figures(found.original),
-        "without": _figures(found.without),
-        "picked": _figures(found.best),
-        "points": [_figures(point) for point in found.points],
-        "rewrites": [
-            {
-                "rewrite": to_json([one])[0],
-                "bytes": cost.bytes,
-                "compute_us": cost.compute_us,
-                "copy_us": cost.copy_us,
-            }
-            for one, cost in zip(found.best.rewrites, costs(found), strict=True)
-        ],
-        "reserved": None if found.held is None else asdict(found.held),
-        "tried": found.tried,
-    }
-
-
-def _figures(point: FitPoint) -> dict[str, Any]:
-    return {
-        "peak_bytes": point.peak_bytes,
-        "step_us": point.step_us,
-        "exposed_us": point.exposed_us,
-        "host_bytes": point.host_bytes,
-        "rewrites": len(point.rewrites),
-    }

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from rich.table import Table
 
@@ -14,7 +14,7 @@ from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.pins import BINDS_NOTHING, binds_nothing, pinned
 from overlap_sched.problem.precedence import launched_on
 from overlap_sched.problem.sizes import EXPANDABLE, PLAIN, VARIABLES, AllocatorSettings
-from overlap_sched.report.causes import ROUNDING, TAIL, Cause, causes, causes_text
+from overlap_sched.report.causes import ROUNDING, WORDS, Cause, causes, causes_text
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import between, change, count, duration, printable, size
 from overlap_sched.report.words.graph import group_names, group_purposes
@@ -50,27 +50,10 @@ def with_contention_line(text: str, contention: Contention) -> str:
     return "\n".join(filter(None, (text, contention_line(contention))))
 
 
-def contention_figures(contention: Contention) -> dict[str, Any] | None:
-    """The same as data, in the words of a problem file; ``None`` where there is none."""
-    if not contention:
-        return None
-    figures: dict[str, Any] = {"slowdown": dict(contention.slowdown), "links": dict(contention.links)}
-    if contention.stretch:
-        figures["stretch"] = dict(contention.stretch)
-    if contention.shares:
-        figures |= {"shares": dict(contention.shares), "flops_per_byte": contention.flops_per_byte}
-    return figures | ({"lanes": contention.lanes, "crowding": contention.crowding} if contention.lanes > 1 else {})
-
-
 def _kind(kind: str, among_others: bool) -> str:
     if kind:
         return f"{printable(kind)}*"
     return "any other collective" if among_others else "any collective"
-
-
-def pins_figures(schedule: Schedule) -> list[dict[str, Any]]:
-    """For ``--json``: each pin, and how many nodes it is about."""
-    return [{"pin": one.pin.text, "nodes": len(one.nodes)} for one in pinned(schedule.problem, schedule.options.pins)]
 
 
 def pins_text(schedule: Schedule) -> str:
@@ -91,16 +74,6 @@ def collectives_text(problem: Problem) -> str:
         return count(len(problem.collectives), "collective")
     text = f"{count(len(problem.collectives) + blocking, 'collective')} ({blocking:,} block"
     return f"{text}{'s' if blocking == 1 else ''} compute)"
-
-
-def together_figures(schedule: Schedule) -> dict[str, Any]:
-    """For ``--json``: pairs in flight together before and after; with groups kept apart, the step otherwise (us)."""
-    before, after = schedule.original.groups_together, schedule.scheduled.groups_together
-    return {
-        "groups_together": {"original": before, "scheduled": after},
-        "concurrent_groups": schedule.options.concurrent_groups,
-        "unrestricted_step_us": schedule.unrestricted_us,
-    }
 
 
 def together_rows(schedule: Schedule) -> list[tuple[str, ...]]:
@@ -188,12 +161,6 @@ def reserved_of(schedule: Schedule, original: Problem | None = None) -> Reserved
     return reserved_for(schedule.problem, schedule.order, settings, original)
 
 
-def reserved_figures(found: Reserved | None) -> dict[str, int | None]:
-    """For ``--json``: bytes; null where nothing was replayed."""
-    before, after = (None, None) if found is None else (found.before, found.after)
-    return {"original_reserved_bytes": before, "reserved_bytes": after}
-
-
 def reserved_rows(found: Reserved | None, limit_bytes: int | None = None) -> Sequence[tuple[str, ...]]:
     """The row of a table: original, scheduled, change, and the limit, if there is one."""
     if found is None:
@@ -233,33 +200,6 @@ def gap_percent(step_us: float, bound_us: float) -> float:
     """How far a step is above its lower bound; 0 where the bound is 0. Rounding noise below 1e-7 % is 0 too."""
     gap = 100 * (step_us / bound_us - 1) if bound_us > 0 else 0.0
     return 0.0 if abs(gap) < 1e-7 else gap
-
-
-def figures(schedule: Schedule) -> dict[str, Any]:
-    """Return what ``overlap-sched plan --json`` prints: microseconds, bytes, percent, seconds."""
-    bound_us, budget_bound = schedule.lower_bound_us, schedule.budget_bound_us
-    return {
-        "name": schedule.problem.name,
-        "nodes": len(schedule.problem.nodes),
-        "original_step_us": schedule.original.step_us,
-        "step_us": schedule.scheduled.step_us,
-        "exposed_us": schedule.scheduled.exposed_us,
-        "bound_us": bound_us,
-        "gap_percent": gap_percent(schedule.scheduled.step_us, bound_us),
-        "budget_bound_us": budget_bound,
-        "gap_within_budget_percent": gap_percent(schedule.scheduled.step_us, budget_bound),
-        "original_peak_bytes": schedule.original.peak_bytes,
-        "peak_bytes": schedule.scheduled.peak_bytes,
-        "headroom_bytes": schedule.headroom_bytes,
-        "memory_model": schedule.problem.memory_model,
-        "contention": contention_figures(schedule.problem.contention),
-        **together_figures(schedule),
-        "schedule_s": schedule.schedule_s,
-        "fell_back": schedule.fell_back is not None,
-        "pins": pins_figures(schedule),
-        "memory_limit_bytes": schedule.memory_limit_bytes,
-        "short_bytes": schedule.short_bytes,
-    }
 
 
 def summary(schedule: Schedule, more: Sequence[tuple[str, ...]] = ()) -> Table:
@@ -517,13 +457,8 @@ def _compared(before: float, after: float, same: str, less: str, more: str) -> s
     return same if found == "+0.0 %" else f"{found[1:]} {less if found[0] == '-' else more}"
 
 
-_BECAUSE = {
-    TAIL: "no compute is left at the end of the step to run meanwhile",
-    "dependency": "what is sent was ready too late for an earlier launch",
-    "stream": "another collective was still on the stream",
-    "memory": "an earlier launch would not have fitted into the memory budget",
+_BECAUSE = WORDS | {
     "memory_limit": "no order with earlier launches was found that runs in memory_limit",
-    "start": "what is launched at the start of the graph is waited for too soon",
     "choice": "an earlier launch would not have made the step shorter",
     "nothing": "of rounding",
 }
@@ -543,9 +478,9 @@ def why_no_better(kept: Schedule) -> str:
     if not found:
         return "no better order was found: nothing is exposed"
     parts = []
-    for name, us, collectives in found[:_SHOWN]:
-        share = f"{duration(us)} " if len(found) > 1 else ""
-        parts.append(f"{share}because {_BECAUSE[name]} ({count(collectives, 'collective')})")
+    for one in found[:_SHOWN]:
+        share = f"{duration(one.exposed_us)} " if len(found) > 1 else ""
+        parts.append(f"{share}because {_BECAUSE[one.name]} ({count(one.collectives, 'collective')})")
     comma = "," if len(found) > 1 else ""
     return f"no better order was found: {duration(kept.scheduled.exposed_us)} stay exposed{comma} {', '.join(parts)}"
 

@@ -5,19 +5,50 @@ the end of ``"schema": "overlap-sched/plan/1"`` goes up when a key is taken away
 """
 
 import json
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
+from overlap_sched.cost import Price
 from overlap_sched.errors import ProblemError
+from overlap_sched.fit.answer import Fit, FitPoint
+from overlap_sched.judge.validate import JudgedOrder
 from overlap_sched.options import Concurrent
-from overlap_sched.problem import MemoryModel
+from overlap_sched.peak_memory.addresses import AddressPlan
+from overlap_sched.peak_memory.best import MemoryPlan
+from overlap_sched.pipeline.best import FoundPipeline
+from overlap_sched.pipeline.compare import PlannedPipeline
+from overlap_sched.pipeline.graphs import JobGraphs, MeasuredGraph
+from overlap_sched.pipeline.job import PipelineJob
+from overlap_sched.problem import Kind, MemoryModel, Problem
+from overlap_sched.problem.contention import Contention
+from overlap_sched.problem.pins import pinned
+from overlap_sched.report.causes import Cause, causes
+from overlap_sched.report.words.pipeline import Varied, find_shortest
+from overlap_sched.report.words.rewrites import costs
+from overlap_sched.report.words.schedule import Reserved, find_collective, gap_percent, most_exposed
+from overlap_sched.scheduler.driver import Schedule
+from overlap_sched.transform.plan import Left, Plan, left_json
+from overlap_sched.transform.records import records_json
+from overlap_sched.transform.rewrites import to_json
+
+Made = TypeVar("Made", bound=Struct)
 
 
 class _Part(Struct, frozen=True, forbid_unknown_fields=True):
     """A part of an answer."""
+
+
+def _fill(kind: type[Made], /, *sources: object, **given: Any) -> Made:
+    """Return a struct of what is given, and else of the attribute of the same name of the first source that has it."""
+    for name in kind.__struct_fields__:
+        for source in sources:
+            if name not in given and hasattr(source, name):
+                given[name] = getattr(source, name)
+    return kind(**given)
 
 
 class ContentionFigures(_Part, frozen=True):
@@ -40,11 +71,26 @@ class ContentionFigures(_Part, frozen=True):
     crowding: float | UnsetType = UNSET
 
 
+def contention_figures(contention: Contention) -> ContentionFigures | None:
+    """Return it in the words of a problem file; ``None`` where there is none."""
+    if not contention:
+        return None
+    shares = {"shares": contention.shares, "flops_per_byte": contention.flops_per_byte} if contention.shares else {}
+    lanes = {"lanes": contention.lanes, "crowding": contention.crowding} if contention.lanes > 1 else {}
+    stretch = {"stretch": contention.stretch} if contention.stretch else {}
+    return ContentionFigures(contention.slowdown, contention.links, **stretch, **shares, **lanes)  # type: ignore[arg-type]
+
+
 class PinFigures(_Part, frozen=True):
     """A pin, and how many nodes it is about."""
 
     pin: str
     nodes: int
+
+
+def _pins(schedule: Schedule) -> list[PinFigures]:
+    found = pinned(schedule.problem, schedule.options.pins)
+    return [PinFigures(one.pin.text, len(one.nodes)) for one in found]
 
 
 class PriceSource(_Part, frozen=True):
@@ -87,7 +133,7 @@ class LeftOut(_Part, frozen=True):
     why_not: str
 
 
-class PlanAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/plan/1"):
+class PlanAnswer(_Part, frozen=True, kw_only=True, tag_field="schema", tag="overlap-sched/plan/1"):
     """A schedule, all of it simulated.
 
     Attributes:
@@ -130,12 +176,42 @@ class PlanAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/plan
     left_out: list[LeftOut] | UnsetType = UNSET
 
 
-class CauseFigures(_Part, frozen=True):
-    """A cause of exposed time, and of how many collectives."""
-
-    name: str
-    exposed_us: float
-    collectives: int
+def plan_answer(
+    schedule: Schedule,
+    made: Plan | None,
+    reserved: Reserved | None,
+    prices: PriceSource | UnsetType = UNSET,
+    left: Sequence[Left] | UnsetType = UNSET,
+) -> PlanAnswer:
+    """Return the answer of a schedule; ``made``: the plan that it is of. What is not given is left out."""
+    before, after = schedule.original, schedule.scheduled
+    more: dict[str, Any] = {}
+    if made is not None:
+        tried = [TriedPlan(one.what, one.step_us if one.order else None, one.why_not) for one in made.trials]
+        more = {"rewrites": records_json(made.records), "tried": tried, "not_rewritten": list(made.refused)}
+        more["step_without_rewrites_us"] = made.without.scheduled.step_us
+        more["bound_without_rewrites_us"] = made.without.lower_bound_us
+    return _fill(
+        PlanAnswer,
+        *(schedule.problem, after, schedule),
+        nodes=len(schedule.problem.nodes),
+        original_step_us=before.step_us,
+        bound_us=schedule.lower_bound_us,
+        gap_percent=gap_percent(after.step_us, schedule.lower_bound_us),
+        gap_within_budget_percent=gap_percent(after.step_us, schedule.budget_bound_us),
+        original_peak_bytes=before.peak_bytes,
+        contention=contention_figures(schedule.problem.contention),
+        groups_together=BeforeAfter(before.groups_together, after.groups_together),
+        concurrent_groups=schedule.options.concurrent_groups,
+        unrestricted_step_us=schedule.unrestricted_us,
+        fell_back=schedule.fell_back is not None,
+        pins=_pins(schedule),
+        prices=prices,
+        original_reserved_bytes=None if reserved is None else reserved.before,
+        reserved_bytes=None if reserved is None else reserved.after,
+        left_out=UNSET if left is UNSET else [LeftOut(**one) for one in left_json(left)],
+        **more,
+    )
 
 
 class CollectiveFigures(_Part, frozen=True):
@@ -171,8 +247,37 @@ class ExplainAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/e
     fell_back: bool
     pins: list[PinFigures]
     collectives: int
-    causes: list[CauseFigures]
+    causes: tuple[Cause, ...]
     most_exposed: list[CollectiveFigures]
+
+
+def explain_answer(schedule: Schedule, collective: str | None = None, top: int | None = None) -> ExplainAnswer:
+    """Return the answer; arguments as of :func:`overlap_sched.report.words.schedule.explanation`."""
+    nodes, listed = schedule.problem.nodes, most_exposed(schedule, top)
+    if collective is not None:
+        wanted = find_collective(schedule.problem, collective)
+        listed = [d for d in schedule.decisions if d.collective == wanted]
+    most = [
+        _fill(
+            CollectiveFigures,
+            *(nodes[d.collective], d),
+            blocked_by=d.held_by,
+            blocking_node=None if d.held_node is None else nodes[d.held_node].name,
+            under=[nodes[v].name for v in d.under],
+            over_budget_bytes=d.over_bytes,
+        )
+        for d in listed
+    ]
+    return _fill(
+        ExplainAnswer,
+        *(schedule.problem, schedule.scheduled),
+        contention=contention_figures(schedule.problem.contention),
+        fell_back=schedule.fell_back is not None,
+        pins=_pins(schedule),
+        collectives=len(schedule.decisions),
+        causes=causes(schedule),
+        most_exposed=most,
+    )
 
 
 class SourceTotal(_Part, frozen=True):
@@ -211,6 +316,32 @@ class CostsAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/cos
     costs: list[NodeCost]
 
 
+def costs_answer(problem: Problem, prices: Sequence[Price], top: int | None = None) -> CostsAnswer:
+    """Return the ``top`` longest nodes (``None``: all with a time), and totals, the largest first."""
+    nodes, us, number = problem.nodes, defaultdict[Any, float](float), Counter[Any]()
+    timed = sorted((v for v, node in enumerate(nodes) if node.time_us), key=lambda v: (-nodes[v].time_us, v))
+    for v in sorted(timed):
+        key = (nodes[v].kind.value, prices[v].source)
+        us[key] += nodes[v].time_us
+        us[nodes[v].kind] += nodes[v].time_us
+        number[key] += 1
+    totals = [
+        SourceTotal(source, kind, number[kind, source], us[kind, source], 100 * us[kind, source] / us[Kind(kind)])
+        for kind, source in sorted(number, key=lambda key: (-us[key], key))
+    ]
+    listed = [
+        _fill(
+            NodeCost,
+            *(nodes[v], prices[v]),
+            kind=nodes[v].kind.value,
+            bound=prices[v].bound or None,
+            part_of=prices[v].part_of or None,
+        )
+        for v in timed[:top]
+    ]
+    return CostsAnswer(problem.name, len(nodes), us[Kind.COMPUTE], us[Kind.COLLECTIVE], totals, listed)
+
+
 class MemoryAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/memory/1"):
     """The order with the lowest peak that was found; with ``--addresses``, the arena and its unused share."""
 
@@ -228,6 +359,18 @@ class MemoryAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/me
     reserved_bytes: int | None
     arena_bytes: int | UnsetType = UNSET
     fragmentation: float | UnsetType = UNSET
+
+
+def memory_answer(plan: MemoryPlan, addresses: AddressPlan | None, reserved: Reserved | None) -> MemoryAnswer:
+    """Return the answer; bytes reserved are null where nothing was replayed."""
+    return _fill(
+        MemoryAnswer,
+        *(plan.problem, plan, addresses),
+        nodes=len(plan.problem.nodes),
+        original_peak_bytes=plan.original_bytes,
+        original_reserved_bytes=None if reserved is None else reserved.before,
+        reserved_bytes=None if reserved is None else reserved.after,
+    )
 
 
 class PlanPoint(_Part, frozen=True):
@@ -273,6 +416,28 @@ class FitAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/fit/1
     rewrites: list[FitRewrite]
     reserved: FitReserved | None
     tried: int
+
+
+def fit_answer(found: Fit) -> FitAnswer:
+    """Return the answer."""
+
+    def point(one: FitPoint) -> PlanPoint:
+        return _fill(PlanPoint, one, rewrites=len(one.rewrites))
+
+    pairs = zip(found.best.rewrites, costs(found), strict=True)
+    held = found.held
+    return _fill(
+        FitAnswer,
+        found,
+        name=found.best.problem.name,
+        slowdown_percent=100 * found.slowdown,
+        original=point(found.original),
+        without=point(found.without),
+        picked=point(found.best),
+        points=[point(one) for one in found.points],
+        rewrites=[_fill(FitRewrite, cost, rewrite=to_json([one])[0]) for one, cost in pairs],
+        reserved=held and _fill(FitReserved, held, faster=held.faster and held.faster._asdict()),
+    )
 
 
 class RankFigures(_Part, frozen=True):
@@ -336,6 +501,60 @@ class PipelineAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/
     graphs: list[dict[str, Any]]
     pairs: list[dict[str, Any]]
     varied: list[VariedSchedule]
+
+
+def pipeline_answer(
+    job: PipelineJob,
+    planned: Sequence[PlannedPipeline],
+    cannot: Mapping[str, str],
+    found: FoundPipeline | None,
+    graphs: JobGraphs,
+    varied: Varied,
+) -> PipelineAnswer:
+    """Return the answer; ``varied``: the schedules of each changed job."""
+    best = [(change, find_shortest(schedules)) for change, schedules in varied]
+    return _fill(
+        PipelineAnswer,
+        job,
+        stages=len(job.stages),
+        schedules=[_schedule_figures(one) for one in planned],
+        cannot=[NoSchedule(name, why) for name, why in cannot.items()],
+        found=found
+        and {
+            "made_from": found.made_from,
+            "bound_us": found.bound_us,
+            "any_cut_bound_us": found.any_cut_us,
+            "proved": found.proved,
+        },
+        graphs=[{"name": name, **_graph_figures(one)} for name, one in graphs.graphs.items()],
+        pairs=[
+            {"forward": ahead, "backward": back, **_graph_figures(one)} for (ahead, back), one in graphs.pairs.items()
+        ],
+        varied=[VariedSchedule(dict(change.values), one and _schedule_figures(one)) for change, one in best],
+    )
+
+
+def _schedule_figures(one: PlannedPipeline) -> PipelineScheduleFigures:
+    run, lack = one.replay, one.shortage
+    ranks = zip(run.busy_us, run.bubble_us, run.exposed_us, one.inside_us, one.peaks, strict=True)
+    return _fill(
+        PipelineScheduleFigures,
+        *(one, run),
+        gap_percent=gap_percent(run.step_us, one.bound_us),
+        ranks=[RankFigures(*times_us, peak.bytes, str(peak.item)) for *times_us, peak in ranks],
+        lacks=lack and RankLack(lack.rank, lack.bytes, str(lack.item)),
+    )
+
+
+def _graph_figures(one: MeasuredGraph) -> dict[str, Any]:
+    def judged(run: JudgedOrder) -> dict[str, float]:
+        return {
+            "step_us": run.timeline.step_us,
+            "exposed_us": run.timeline.exposed_us,
+            "peak_bytes": max(run.profile),
+        }
+
+    return {"nodes": len(one.problem.nodes), "before": judged(one.before), "ordered": judged(one.ordered)}
 
 
 class SweptOrder(_Part, frozen=True):
@@ -411,9 +630,3 @@ def as_json(answer: Struct) -> str:
             "a figure of the result is not a finite number: the times are too large to be added up. "
             "Are they in microseconds?"
         ) from None
-
-
-def answer_of(command: str, figures: Mapping[str, Any]) -> Struct:
-    """Return figures as the answer of a command."""
-    answer = ANSWERS[command]
-    return msgspec.convert({"schema": answer.__struct_config__.tag, **figures}, answer)

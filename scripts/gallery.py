@@ -81,8 +81,8 @@ JOBS = (
     ),
     Job(
         "A torchtitan run",
-        "One whole step of torchtitan's Llama-3-8B, FSDP 8 x TP 8, traced by its GraphTrainer, with reductions moved to "
-        "a second communicator ([rewrites](rewrites.md)): 232.9 ms instead of 241.6, at the same peak.",
+        "One whole step of torchtitan's Llama-3-8B, FSDP 8 x TP 8, traced by its GraphTrainer, with reductions moved "
+        "to a second communicator ([rewrites](rewrites.md)): 232.9 ms instead of 241.6, at the same peak.",
         "titan",
         f"{TITAN}/titan-llama3-8b-fsdp8-tp8.json.gz",
         (),

@@ -4,10 +4,10 @@
 Everything comes from files in this repository; nothing needs torch or a GPU. About a minute::
 
     python scripts/gallery.py                   # writes docs/gallery.md
-    python scripts/gallery.py --html FOLDER     # also each job's page (needs the extra 'html'), which is not committed
+    python scripts/gallery.py --html FOLDER     # also each job's page, which is not committed
     python scripts/gallery.py --pictures        # also a picture of each page: docs/gallery-*.png
 
-Pictures need the extra 'html', playwright (without its own browsers) and a Chromium (Debian: chromium).
+Pictures need playwright (without its own browsers) and a Chromium (Debian: chromium).
 """
 
 import argparse

@@ -60,6 +60,8 @@ PART_OF_OTHERS = (
     "its launches are only a part of those of graphs that run in a new sequence, or several of these in one"
 )
 
+UNKNOWN = "it is not known which operators of the graph its launches come from, so the ranks cannot compare them"
+
 ScheduleCall = Callable[[Problem, Options], Schedule]
 
 
@@ -214,13 +216,15 @@ def decide(graph: Graph, settings: Settings, options: Options | None = None) -> 
             settings = replace(settings, options=_keep_waits(settings.options))
             options = _keep_waits(options)
         draft = _draft(graph, PlanRequest(settings), LaunchFacts())
-        if draft.facts.key is None or not draft.plan.communicates or not draft.facts.texts:
+        if draft.facts.key is None or not draft.plan.communicates:
             return draft
+        if not draft.facts.texts:  # nothing is launched, or nobody can tell what
+            return draft if draft.facts.standing is not None else _leave(draft, UNKNOWN)
         draft, mine = _show(draft, options, draft.facts.key)
         # code of this graph was found in a cache and refused: what the ranks have decided then is known here
         known = None if decisions.holds(mine.key) else find_in_force(draft.facts.texts, settings)
         if settings.follows and (known is None or not known.moves):  # off: torch's own order, asking nobody
-            return replace(draft, report=replace(draft.report, changed=False))
+            return _leave(draft)
         if known is not None:
             if may_be_a_part(known, settings):
                 refuse(draft.report.name, PART_OF_OTHERS)
@@ -313,6 +317,10 @@ def _report_failure(error: Exception, name: str, settings: Settings) -> Report:
     return Report(name, reason=report_failure(error, settings, f"scheduling {name!r}", f"leaves {name!r} as it was"))
 
 
+def _leave(draft: OrderDraft, reason: str | None = None) -> OrderDraft:
+    return replace(draft, report=replace(draft.report, changed=False, reason=reason or draft.report.reason))
+
+
 def _show(draft: OrderDraft, options: Options, key: str) -> tuple[OrderDraft, Digest]:
     """Return what the others are shown; where even that fails they learn so, and do not wait."""
     report, facts = draft.report, draft.facts
@@ -368,7 +376,12 @@ def _negotiate(graph: Graph, own: OrderDraft, kept: OrderDraft, verdict: Verdict
     except Exception as error:
         shows = chosen_digest(mine, verdict, None, failure=describe_error(error))
     agreement = ask(shows, own.how.settings)
-    return draft if agreement is not None and agreement.agreed else None
+    if draft is not None and not shows.failure and agreement is not None:
+        if agreement.agreed:
+            return draft
+        if agreement.in_doubt:  # the others may run it
+            refuse(own.report.name, str(agreement.reason))
+    return None
 
 
 def _choose(own: OrderDraft, kept: OrderDraft, verdict: Verdict) -> LaunchChoice:
@@ -413,7 +426,7 @@ def _keep(graph: Graph, draft: OrderDraft, reason: str, waits: bool) -> OrderDra
     if draft.report.schedule is None:  # this rank has nothing to use, and nobody needs it to
         return draft
     if waits and draft.facts.original is None:
-        return replace(draft, report=replace(draft.report, changed=False))
+        return _leave(draft)
     if draft.report.changed and not kept(draft):
         settings = draft.how.settings
         options = replace(settings.options, rewrites=(), preserve_collective_order=preserve)
@@ -434,7 +447,7 @@ def _follow(graph: Graph, draft: OrderDraft, mine: Digest, known: Entry) -> Orde
         draft = _draft(graph, how, draft.facts)
         draft = replace(draft, report=replace(draft.report, kept=FOLLOWS))
     else:
-        draft = replace(draft, how=replace(draft.how, keeps=True))
+        draft = replace(draft, how=replace(draft.how, keeps=True, follows=None))
         draft = _keep(graph, draft, FOLLOWS, waits=not known.together)
         kept = Verdict(False, FOLLOWS, known.together, {"order": ()})
         draft = _cache(draft, mine, Agreement(False, kept), known)

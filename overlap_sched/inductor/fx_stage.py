@@ -313,6 +313,8 @@ def _agree_on_rewrites(known: _Known, settings: Settings, failure: Exception | N
     agreement = decisions.take_or_ask(mine, settings)
     if agreement is None:
         return True
+    if agreement.in_doubt and not agreement.agreed and entry is not None and failure is None:
+        refuse(known.name, str(agreement.reason))  # the others may run the rewritten graph
     known.cached = order_to_cache(mine, agreement, "nothing is rewritten", entry if agreement.agreed else None)
     if agreement.agreed:
         return entry is None or put_in_force(entry, settings) == entry

@@ -23,7 +23,7 @@ from overlap_sched.distributed.digest import options_text
 from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.costs import Fusion
 from overlap_sched.fx.graphs import own_meta
-from overlap_sched.inductor.agree import ask, graph_key, launches_in, report_failure, warn_of_ranks
+from overlap_sched.inductor.agree import ask, graph_key, launches_in, refuse, report_failure, warn_of_ranks
 from overlap_sched.inductor.caches import key_after, settings_key
 from overlap_sched.inductor.reporting import describe_error, log, name_graph, rank, warn
 from overlap_sched.inductor.settings import Settings
@@ -163,6 +163,8 @@ def _found(
         mine = Digest.of_failure(failure, key, name=name) if found is None else _digest(gm, settings, key, found, name)
         agreement = ask(mine, settings)
         if agreement is not None and not agreement.agreed:
+            if agreement.in_doubt and found is not None and found.fits and found.best is not found.before:
+                refuse(name, str(agreement.reason))  # the others may use that cut
             warn_of_ranks(f"leaves {name!r} to torch's partitioner", agreement.verdict, settings)
             return found, str(agreement.reason)
     if found is None:

@@ -176,10 +176,9 @@ class _KernelGraph:
     def read(self, how: PlanRequest) -> LaunchFacts:
         check_torch()
         from overlap_sched.inductor import private
-        from overlap_sched.inductor.graph_order import in_order_of_effects, kernel_traffic, launch_places
+        from overlap_sched.inductor.graph_order import kernel_traffic, launch_places
 
         snodes, name = self.kept if how.keeps else self.snodes, private.graph_name()
-        in_order_of_effects(snodes)  # or it cannot be had
         if not asks(how.settings) or not private.communicates(snodes):
             return LaunchFacts(name)
         key, kept, here = (
@@ -193,10 +192,11 @@ class _KernelGraph:
     @no_collection()
     def plan(self, how: PlanRequest, facts: LaunchFacts, schedule: ScheduleCall) -> GraphPlan:
         from overlap_sched.inductor import private
-        from overlap_sched.inductor.graph_order import kernel_traffic
+        from overlap_sched.inductor.graph_order import in_order_of_effects, kernel_traffic
         from overlap_sched.inductor.lifting import lift_kernels
 
         snodes, options = self.kept if how.keeps else self.snodes, how.settings.options
+        in_order_of_effects(snodes)  # or it cannot be had
         communicates = private.communicates(snodes)
         if not communicates and options.base == "original":
             return GraphPlan(Report(facts.name, reason=NO_COLLECTIVES), communicates=False)

@@ -103,35 +103,6 @@ def test_an_order_without_its_graph_is_noted(
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (
-            ("--memory-limit", "lots"),
-            "--memory-limit is 'lots'; write a size with a unit (80GB, 24GiB) or percent of the original peak (90%).",
-        ),
-        (("--max-slowdown", "0.05"), "--max-slowdown is '0.05'; write percent of the best order's step: 5%."),
-        (("--max-slowdown=-5%",), "--max-slowdown is '-5%'; write percent of the best order's step: 5%."),
-        (
-            ("--memory-limit", "1MiB", "--host-memory", "50%"),
-            "--host-memory is '50%'; write a size with a unit: 64GiB.",
-        ),
-        (
-            ("--memory-limit", "1MiB", "--kinds", "melt"),
-            "--kinds has 'melt'; known are recompute, offload, fission, batch.",
-        ),
-        (("--memory-limit", "1MiB", "--effort", "7"), "--effort is 7; it is 0, 1 or 2."),
-        (
-            ("--memory-limit", "1MiB"),
-            "'saved' does not fit into 1.0 MiB: the lowest peak found is 106.0 MiB, at a step of 2.22 ms. Allow more, "
-            "more host memory or more kinds, shard over more ranks, or take a smaller batch.",
-        ),
-    ],
-)
-def test_errors(arguments: tuple[str, ...], text: str, problem_file: str, cli: Command) -> None:
-    assert cli.refused("fit", problem_file, *arguments).startswith(f"{text}")
-
-
 def test_another_memory_model(tmp_path: Path, cli: Command) -> None:
     path = tmp_path / "tracker.json"
     write_problem(Problem("t", EXAMPLE.nodes, EXAMPLE.storages, EXAMPLE.groups, "tracker"), path)

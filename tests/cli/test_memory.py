@@ -51,17 +51,3 @@ def test_a_picture(problem: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert main(["memory", problem, "--plot", str(tmp_path / "memory.svg")]) == 0
     assert "<svg" in (tmp_path / "memory.svg").read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--limit", "1GiB"], "--limit asks for a proof or an order: give --exact, too."),
-        (["--effort", "-1"], "effort is -1; it is a whole number, 0 or more."),
-        (["--exact", "--time-limit", "0"], "time_limit_s is 0.0; it is a number of seconds above 0."),
-        (["--addresses", "/nowhere/a.json"], "/nowhere/a.json: cannot be written (there is no folder /nowhere)."),
-        (["--exact", "--limit", "10B"], "no order of 'example' fits into 10 bytes: whatever the order, 18874368 bytes"),
-    ],
-)
-def test_errors_are_one_line(problem: str, arguments: list[str], text: str, cli: Command) -> None:
-    assert text in cli.refused("memory", problem, *arguments)

@@ -182,6 +182,15 @@ class TestNothingInForce:
         with pytest.raises(SequenceError, match="the store failed"):
             decided(monkeypatch, (B, A), answer=doubt)
 
+    def test_a_graph_whose_launches_nobody_can_name_stays(self, monkeypatch):
+        """The ranks could not compare what they launch, nor follow each other."""
+        monkeypatch.setattr(Sheet, "read", lambda sheet, how: LaunchFacts("g", "key"))
+        draft, _ = decided(monkeypatch, (B, A))
+        assert not draft.report.changed
+        assert "not known" in str(draft.report.reason)
+        monkeypatch.setattr(Sheet, "read", lambda sheet, how: LaunchFacts("g", "key", (), None, ()))
+        assert decided(monkeypatch, ())[0].report.changed  # it launches nothing
+
     def test_a_rank_that_was_missing_may_be_running_anything(self, monkeypatch):
         late = Agreement(False, Verdict(False, "rank 1 did not publish", True, missing=(1,)))
         decided(monkeypatch, (A, B), answer=late)
@@ -214,12 +223,12 @@ class TestChoosingASequence:
         def ask(mine: Digest, settings: Settings) -> Agreement:
             shown.append(mine)
             agreed = self.agrees and not mine.failure
-            return Agreement(agreed, Verdict(agreed))
+            return Agreement(agreed, Verdict(agreed, None if agreed else "the store failed"), self.in_doubt)
 
         monkeypatch.setattr(decision, "ask", ask)
         return shown
 
-    agrees = True
+    agrees, in_doubt = True, False
 
     def choose(self, monkeypatch, choice):
         def negotiate(*arguments: Any, **more: Any) -> LaunchChoice:
@@ -253,6 +262,34 @@ class TestChoosingASequence:
         draft, _ = decided(monkeypatch, (B, A), (A, B), *([] if last is None else [last]), answer=NEGOTIABLE)
         assert (became(draft), draft.plan.order, in_force()) == ((True, REASON, None), [2], KEPT)
         assert [one.failure for one in asked] == [failure]
+
+    @pytest.mark.parametrize(
+        ("choice", "last", "stops"),
+        [(LaunchChoice(0, PROPOSAL), (B, A), True), (LaunchChoice(0, PROPOSAL), KeyError("mm"), False)],
+    )
+    def test_where_the_others_may_have_agreed_on_the_choice_the_rank_stops(
+        self, monkeypatch, asked, choice, last, stops
+    ):
+        self.choose(monkeypatch, choice)
+        self.agrees, self.in_doubt = False, True
+        plans = ((B, A), (A, B), last)
+        if stops:
+            with pytest.raises(SequenceError, match="the store failed"):
+                decided(monkeypatch, *plans, answer=NEGOTIABLE)
+        else:
+            assert decided(monkeypatch, *plans, answer=NEGOTIABLE)[0].plan.traffic == Traffic((A, B), {})
+
+    def test_where_another_sequence_is_in_force_by_then_that_is_planned(self, monkeypatch, asked):
+        self.choose(monkeypatch, LaunchChoice(0, PROPOSAL))
+        monkeypatch.setattr(decision, "put_in_force", lambda entry, settings: KEPT)
+        follows = list[object]()
+        plan = Sheet.plan
+        monkeypatch.setattr(
+            Sheet, "plan", lambda sheet, how, *more: follows.append(how.follows) or plan(sheet, how, *more)
+        )
+        draft, preserved = decided(monkeypatch, (B, A), (A, B), (B, A), (A, B), answer=NEGOTIABLE)
+        assert (became(draft), preserved[-1]) == ((True, FOLLOWS, None), "all")
+        assert follows == [None, None, PROPOSAL, None]
 
     def test_where_launches_are_to_be_kept_nothing_is_chosen(self, monkeypatch, asked):
         self.choose(monkeypatch, LaunchChoice(0, PROPOSAL))

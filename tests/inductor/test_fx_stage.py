@@ -16,7 +16,7 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.cost import Roofline
 from overlap_sched.distributed import Agreement, Digest, Verdict
-from overlap_sched.errors import AgreementError, OverlapSchedWarning, VerificationError
+from overlap_sched.errors import AgreementError, OverlapSchedWarning, SequenceError, VerificationError
 from overlap_sched.fx import Lifted, lift
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report
 from overlap_sched.fx.rewrites import backends
@@ -156,6 +156,22 @@ def test_undone_where_they_do_not() -> None:
     others, _ = asked(answer)
     with others, pytest.warns(match="rewrites no collective of 'inference.*': the ranks differ in order: rank 0"):
         assert rewrite_fx(gm, Settings(stage="backend"), chosen(GATHERS)) == ()
+    assert described(gm.graph) == before
+
+
+@pytest.mark.parametrize("rewrites", [(GATHERS,), ()])
+def test_a_rank_that_does_not_know_whether_the_others_rewrite_stops(rewrites: tuple[Rewrite, ...]) -> None:
+    gm = GRAPHS["whole"]()
+    before = described(gm.graph)
+    others, _ = asked(Agreement(False, Verdict(False, "the store failed"), in_doubt=True))
+    settings = Settings(stage="backend")
+    with others:
+        if rewrites:
+            with pytest.raises(SequenceError, match="the store failed"):
+                rewrite_fx(gm, settings, chosen(*rewrites))
+        else:  # it would rewrite nothing, so the others do not either
+            with pytest.warns(match="rewrites no collective"):
+                assert rewrite_fx(gm, settings, chosen()) == ()
     assert described(gm.graph) == before
 
 

@@ -14,6 +14,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 import overlap_sched
 from overlap_sched import Options
+from overlap_sched.distributed import Agreement, Verdict
 from overlap_sched.errors import OptionsError, OverlapSchedWarning
 from overlap_sched.inductor import partitioning
 from overlap_sched.inductor.partitioning import FitPartitioner, clear_partitions
@@ -131,6 +132,15 @@ def test_a_failure_leaves_the_cut_to_torch() -> None:
         assert len(warned) == 1
         with pytest.raises(BackendCompilerFailed, match=r"fitting .* failed: RuntimeError: out of luck"):
             step(model, memory_limit="80%", options=Options(strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.private
+def test_a_rank_that_does_not_know_whether_the_others_use_the_cut_stops() -> None:
+    doubt = Agreement(False, Verdict(False, "the store failed"), in_doubt=True)
+    several = {"launches_in": lambda nodes: nodes[:1], "ask": lambda *_: doubt}
+    with mock.patch.multiple(partitioning, **several), pytest.raises(Exception, match=r"SequenceError.*store failed"):
+        step(blocks(), memory_limit="80%")
 
 
 @pytest.mark.slow

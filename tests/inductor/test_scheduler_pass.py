@@ -14,8 +14,9 @@ from torch._inductor.utils import run_and_get_code
 
 import overlap_sched
 from overlap_sched import Options
-from overlap_sched.errors import OverlapSchedWarning
-from overlap_sched.inductor import private, scheduler_pass, switch
+from overlap_sched.distributed import Digest
+from overlap_sched.errors import OverlapSchedWarning, UnsupportedError
+from overlap_sched.inductor import caches, private, scheduler_pass, switch
 from overlap_sched.inductor.decision import OrderDraft, decide
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
@@ -141,6 +142,27 @@ def test_waits_are_known_only_where_our_order_comes_last(monkeypatch: pytest.Mon
     overlap_sched.enable(ROOM)
     layers()
     assert (made[0].facts.original is not None) is last
+
+
+@pytest.mark.slow
+def test_a_rank_whose_effects_cannot_be_put_in_order_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would wait for it, and where they have agreed before it would launch beside them as it likes."""
+    shown: list[Digest] = []
+
+    def ask(mine: Digest, settings: Settings) -> None:
+        shown.append(mine)
+
+    def fails(snodes: Any) -> Any:
+        raise UnsupportedError("other kernels in between keep them so")
+
+    monkeypatch.setattr(scheduler_pass, "asks", lambda settings: True)
+    monkeypatch.setattr("overlap_sched.inductor.graph_order.in_order_of_effects", fails)
+    monkeypatch.setattr(caches, "ask", ask)
+    overlap_sched.enable(ROOM)
+    with pytest.warns(OverlapSchedWarning, match="keep them so"):
+        layers()
+    assert shown
+    assert all("keep them so" in one.failure and one.launches for one in shown)
 
 
 def test_nothing_that_reorders_behind_us_is_switched_off() -> None:

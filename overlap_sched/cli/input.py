@@ -304,7 +304,10 @@ def save(source: Input, problem: Problem, tell: Callable[[str], None]) -> None:
 def load(source: Input, tell: Callable[[str], None]) -> Loaded:
     """Read a problem, whatever it comes as; ``tell`` hears what is being done."""
     loaded = _load_dump(source, tell) if is_dump(source.problem) else _load_problem(source, tell)
-    problem = with_contention(_scaled(loaded.problem, source.comm_scale), source.contention, source.problem)
+    scale = {Kind.COLLECTIVE: source.comm_scale}
+    nodes = [node._replace(time_us=node.time_us * scale.get(node.kind, 1.0)) for node in loaded.problem.nodes]
+    problem = loaded.problem if source.comm_scale == 1.0 else replace(loaded.problem, nodes=tuple(nodes))
+    problem = with_contention(problem, source.contention, source.problem)
     asked = question_step(problem)
     prices = [price._replace(time_us=v.time_us) for price, v in zip(loaded.prices, problem.nodes, strict=True)]
     notes = (*loaded.notes, *notes_on(problem, source.contention), *([] if asked is None else [asked]))
@@ -402,10 +405,20 @@ def _load_dump(source: Input, tell: Callable[[str], None]) -> Loaded:
     device = device_named(source.device or H100.name)
     cluster = _cluster(source, device)
     for package in source.packages:
-        _import(package)
+        try:
+            importlib.import_module(package)
+        except (Exception, SystemExit) as error:  # it may fail in any way, and none of them is ours
+            why = "importing it ends the program (sys.exit)"
+            if not isinstance(error, SystemExit):
+                why = f"it cannot be imported ({' '.join(str(error).split()) or type(error).__name__})"
+            raise OptionsError(
+                f"--import {package}: {why}. Name the module that registers the operators, and install it here."
+            ) from None
+    mesh = source.mesh or (() if cluster is None else cluster.mesh)
+    groups = {name: ranks_along(mesh, value) if isinstance(value, str) else value for name, value in source.group}
     dump = load_dump(
         source.problem,
-        groups=_ranks(source, cluster),
+        groups=groups,
         sizes=dict(source.size),
         graph=source.graph,
         limits=source.limits,
@@ -472,37 +485,6 @@ def _assumed(cluster: Cluster, source: Input) -> list[str]:
         f"collectives are priced for {cluster.name}, as nothing says where the graph runs: {cluster.ranks_per_node} "
         f"ranks per node{slowed}; say otherwise with --cluster FILE_OR_NAME"
     ]
-
-
-def _import(package: str) -> None:
-    try:
-        importlib.import_module(package)
-    except (Exception, SystemExit) as error:  # it may fail in any way, and none of them is ours
-        if isinstance(error, SystemExit):
-            raise OptionsError(
-                f"--import {package}: importing it ends the program (sys.exit). "
-                "Name the module that registers the operators."
-            ) from None
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise OptionsError(
-            f"--import {package}: it cannot be imported ({reason}). Install it here, or correct its name."
-        ) from None
-
-
-def _ranks(source: Input, cluster: Cluster | None) -> dict[str, int | Sequence[int]]:
-    """Sizes or ranks of the groups given; of a dimension of the mesh, its ranks."""
-    mesh = source.mesh or (() if cluster is None else cluster.mesh)
-    return {name: ranks_along(mesh, value) if isinstance(value, str) else value for name, value in source.group}
-
-
-def _scaled(problem: Problem, comm_scale: float) -> Problem:
-    if comm_scale == 1.0:
-        return problem
-    nodes = (
-        node._replace(time_us=node.time_us * comm_scale) if node.kind is Kind.COLLECTIVE else node
-        for node in problem.nodes
-    )
-    return replace(problem, nodes=tuple(nodes))
 
 
 def with_contention(problem: Problem, given: Contention, path: str) -> Problem:

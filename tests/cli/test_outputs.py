@@ -78,12 +78,6 @@ def test_what_else_is_read_is_not_overwritten(
     assert other.read_text() == "old"
 
 
-def test_a_real_step_needs_a_trace_to_be_in(problem: str, cli: Command) -> None:
-    assert refused(["plan", problem, "--merge", "rank0.json"], cli) == (
-        "--merge puts a real step into what --trace writes: give --trace OUT.json, too."
-    )
-
-
 @pytest.mark.parametrize(("command", "one", "other"), PAIRS)
 @pytest.mark.parametrize("exists", [False, True])
 def test_results_do_not_overwrite_each_other(

@@ -47,6 +47,7 @@ SAID = [
     ("plan x.json --rewrites buckt", "Did you mean bucket?"),
     ("plan x.json --base memory --budget profile", "Use --budget peak, or --base original."),
     ("plan x.json --memory-limit 40", "--memory-limit is '40', a number without a unit. Did you mean 40GiB?"),
+    ("plan x.json --merge r.json", "--merge puts a real step into what --trace writes: give --trace OUT.json, too."),
     ("plan {dir}/none.json", "{dir}/none.json: cannot be read (No such file or directory). Check the path."),
     ("plan {dir}/none.py", "{dir}/none.py: cannot be read (No such file or directory). Check the path."),
     ("plan {dir}", "{dir}: cannot be read (Is a directory). Check the path."),

@@ -214,33 +214,21 @@ def _label(node: Sought) -> str:
 
 def calibration_text(tables: Tables, failed: Sequence[str], path: str) -> str:
     """A line per table: how much was measured, and the largest of it; then what failed."""
-    lines = [f"{printable(path)}: {_count(tables)} measured"]
-    groups: dict[tuple[str, int, int], list[CollectiveTime]] = {}
-    for one in tables.collectives:
-        groups.setdefault((one.kind, one.ranks, one.nodes), []).append(one)
-    lines += [_collectives(describe_table(*key), ones) for key, ones in sorted(groups.items())]
-    ops: dict[str, list[KernelTime]] = {}
-    for kernel in tables.kernels:
-        ops.setdefault(kernel.op, []).append(kernel)
-    lines += [_kernels(op, kernels) for op, kernels in sorted(ops.items())]
+    lines = [f"{printable(path)}: {len(tables.collectives):,} collectives, {len(tables.kernels):,} kernels measured"]
+    groups: dict[tuple[str, int, int], list[CollectiveTime]] = defaultdict(list)
+    for one in sorted(tables.collectives, key=lambda one: (one.kind, one.ranks, one.nodes, one.bytes)):
+        groups[one.kind, one.ranks, one.nodes].append(one)
+    for key, (least, *_, most) in ((key, (ones[0], *ones)) for key, ones in groups.items()):
+        lines.append(
+            f"  {describe_table(*key)}: {size(least.bytes)} {duration(least.time_us)}, "
+            f"{size(most.bytes)} {duration(most.time_us)} ({most.bytes / most.time_us / 1e3:.2f} GB/s), "
+            f"launch {duration(least.launch_us)} to {duration(most.launch_us)}"
+        )
+    ops: dict[str, list[KernelTime]] = defaultdict(list)
+    for kernel in sorted(tables.kernels, key=lambda one: one.op):
+        ops[kernel.op].append(kernel)
+    for op, kernels in ops.items():
+        flops = max(one.flops / one.time_us / 1e6 for one in kernels)
+        rate = f"{flops:.3g} TFLOP/s" if flops else f"{max(one.bytes / one.time_us / 1e3 for one in kernels):.3g} GB/s"
+        lines.append(f"  {printable(op)}: {len(kernels)} shapes, {rate} at best")
     return "\n".join([*lines, *(f"  not measured: {printable(what)}" for what in failed)])
-
-
-def _count(tables: Tables) -> str:
-    counts = ((tables.collectives, "collectives"), (tables.kernels, "kernels"))
-    return ", ".join(f"{len(ones):,} {what}" for ones, what in counts)
-
-
-def _collectives(what: str, ones: Sequence[CollectiveTime]) -> str:
-    least, most = min(ones, key=lambda one: one.bytes), max(ones, key=lambda one: one.bytes)
-    rate = most.bytes / most.time_us / 1e3
-    return (
-        f"  {what}: {size(least.bytes)} {duration(least.time_us)}, {size(most.bytes)} {duration(most.time_us)} "
-        f"({rate:.2f} GB/s), launch {duration(least.launch_us)} to {duration(most.launch_us)}"
-    )
-
-
-def _kernels(op: str, ones: Sequence[KernelTime]) -> str:
-    flops = max(one.flops / one.time_us / 1e6 for one in ones)
-    rate = f"{flops:.3g} TFLOP/s" if flops else f"{max(one.bytes / one.time_us / 1e3 for one in ones):.3g} GB/s"
-    return f"  {printable(op)}: {len(ones)} shapes, {rate} at best"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from overlap_sched.cli.flags import Flag, shortened
-from overlap_sched.cost import FREE, H100, CostModel, Device, Price, Roofline, device_named
+from overlap_sched.cost import FREE, H100, CostModel, Price, Roofline, device_named
 from overlap_sched.cost.cluster import ASSUMED, Cluster, MeshDimension, read_cluster
 from overlap_sched.cost.collectives import model_of
 from overlap_sched.cost.placement import ranks_along
@@ -403,7 +403,9 @@ def _load_dump(source: Input, tell: Callable[[str], None]) -> Loaded:
         from overlap_sched.fx.rewrites.apply import refusals_in
         from overlap_sched.fx.rewrites.batches import batch_fissions
     device = device_named(source.device or H100.name)
-    cluster = _cluster(source, device)
+    # of traces none is assumed: what they measured is slower by contention already, and is not to be slowed again
+    named = ASSUMED.get(device.name) if source.cluster is None and not source.profile else source.cluster
+    cluster = None if named is None else read_cluster(named)
     for package in source.packages:
         try:
             importlib.import_module(package)
@@ -444,7 +446,12 @@ def _load_dump(source: Input, tell: Callable[[str], None]) -> Loaded:
     notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
     notes += [placement.assumed for placement in lifted.placements.values() if placement.assumed]
     notes += [] if profile is None else profile_notes(profile)
-    notes += _assumed(cluster, source) if cluster is not None and lifted.problem.collectives else []
+    if cluster is not None and source.cluster is None and lifted.problem.collectives:
+        slowed = "" if source.no_contention else ", compute slower beside collectives (--no-contention: not slower)"
+        notes.append(
+            f"collectives are priced for {cluster.name}, as nothing says where the graph runs: "
+            f"{cluster.ranks_per_node} ranks per node{slowed}; say otherwise with --cluster FILE_OR_NAME"
+        )
     on = device if cluster is None else cluster.device
     priced_for = {"device": on.name, "cluster": None if cluster is None else cluster.name, "fusion": fusion}
     model = Roofline(device) if cluster is None else model_of(cluster)
@@ -466,25 +473,6 @@ def _load_dump(source: Input, tell: Callable[[str], None]) -> Loaded:
         batches,
         on.memory_bytes,
     )
-
-
-def _cluster(source: Input, device: Device) -> Cluster | None:
-    """The cluster given, else the one assumed; none of a device without one, and none beside traces.
-
-    What traces measured is slower by contention already, and is not to be slowed again.
-    """
-    name = ASSUMED.get(device.name) if source.cluster is None and not source.profile else source.cluster
-    return None if name is None else read_cluster(name)
-
-
-def _assumed(cluster: Cluster, source: Input) -> list[str]:
-    if source.cluster is not None:
-        return []
-    slowed = ", compute slower beside collectives (--no-contention: not slower)" if not source.no_contention else ""
-    return [
-        f"collectives are priced for {cluster.name}, as nothing says where the graph runs: {cluster.ranks_per_node} "
-        f"ranks per node{slowed}; say otherwise with --cluster FILE_OR_NAME"
-    ]
 
 
 def with_contention(problem: Problem, given: Contention, path: str) -> Problem:

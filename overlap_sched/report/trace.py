@@ -63,11 +63,6 @@ def counter(pid: int, name: str, at_us: float, values: dict[str, int]) -> Event:
     return {"ph": "C", "pid": pid, "tid": 0, "name": name, "ts": rounded_us(at_us), "args": values}
 
 
-def mark(pid: int, tid: int, name: str, at_us: float) -> Event:
-    """A line through all rows of a process."""
-    return {"ph": "i", "s": "p", "pid": pid, "tid": tid, "name": name, "ts": rounded_us(at_us)}
-
-
 FIRST_MEASURED_ROW = 10**6
 """Thread ids of measured processes start here."""
 ROWS = 1000
@@ -290,7 +285,8 @@ def memory_events(problem: Problem, pid: int, order: Sequence[int]) -> Iterator[
         if before:
             yield counter(pid, name, max(run.step_us, samples[-1][0]), before)
     top = max(range(len(live)), key=live.__getitem__)
-    yield mark(pid, pid * ROWS, f"peak memory {size(live[top])}", run.at_us[order[top]])
+    at_us = rounded_us(run.at_us[order[top]])
+    yield {"ph": "i", "s": "p", "pid": pid, "tid": pid * ROWS, "name": f"peak memory {size(live[top])}", "ts": at_us}
 
 
 def _samples(times: Sequence[float], live: Sequence[int]) -> list[tuple[float, int]]:

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from overlap_sched.fit.answer import Faster, Fit, FitPoint, Held
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import peak_memory
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.problem.file import read_problem, write_problem
+from overlap_sched.report.answers import as_json, fit_answer
 from overlap_sched.report.units import size
 from tests.fit.test_fit import saved
 from tests.fit.test_in_parts import holes
@@ -256,3 +258,10 @@ def test_forward_and_backward_are_fitted_as_one_step(tmp_path: Path, cli: Comman
         f"{problem} is a problem file: only dumps are joined. Give one problem file, or the dumps of a forward graph "
         "and of its backward graph."
     )
+
+
+def test_a_faster_plan_that_is_passed_over_is_named() -> None:
+    point = FitPoint((), EXAMPLE, EXAMPLE.original_order, 2.0, 0.0, 5)
+    found = Fit(point, point, point, 10, None, (point,), 1, held=Held(7, 1, Faster(1.0, 3)))
+    reserved = json.loads(as_json(fit_answer(found)))["reserved"]
+    assert reserved == {"reserved_bytes": 7, "over_bytes": 1, "faster": {"step_us": 1.0, "lacks_bytes": 3}}

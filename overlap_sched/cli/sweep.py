@@ -49,7 +49,8 @@ def _read_vary(texts: Sequence[str], peak_bytes: int) -> dict[str, tuple[float, 
             return parse_size(f"--vary {name}", text, peak_bytes, "a size with a unit (2GiB) or percent (5%)")
         return float(text.removesuffix("%")) / 100 if name == "noise" and text.endswith("%") else float(text)
 
-    vary = read_axes(texts, AXES, (*MEMORY, "ranks"), _EXAMPLE, MAX_POINTS, read, ("headroom", "noise"))
+    vary = read_axes(texts, AXES, ("ranks",), _EXAMPLE, MAX_POINTS, read, ("headroom", "noise"))
+    vary |= {name: tuple(map(round, vary[name])) for name in MEMORY if name in vary}  # bytes
     if min(vary.get("ranks", (2,))) < 2:
         raise OptionsError("--vary ranks: they are 2 or more.")
     if max(vary.get("noise", (0,))) > 1:

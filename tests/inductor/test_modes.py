@@ -253,7 +253,7 @@ def test_deterministic_mode_that_comes_later_is_not_silent() -> None:
     assert all(map(torch.allclose, results, expected))
     assert str(warned[0].message) == (
         "overlap_sched leaves 'forward 0/0 of Plain' as it was: torch._inductor.config.deterministic is on. torch then "
-        "calls no pass of others after fusion, so the order is the one that torch alone gives it. Turn it off, or "
+        "calls no custom pass after fusion, so the order is the one that torch alone gives it. Turn it off, or "
         "schedule before lowering (stage='post_grad')."
     )
     assert {report.report.reason for report in overlap_sched.reports()} == {NOT_RUN}

@@ -175,6 +175,17 @@ def test_a_rank_that_does_not_know_whether_the_others_rewrite_stops(rewrites: tu
     assert described(gm.graph) == before
 
 
+def test_nothing_is_rewritten_beside_graphs_that_were_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    gm = GRAPHS["whole"]()
+    before = described(gm.graph)
+    monkeypatch.setattr(fx_stage, "runs_earlier_code", lambda: True)
+    others, shown = asked(Agreement(False, Verdict(False, "rank 0 could not", True)))
+    with others:
+        assert rewrite_fx(gm, Settings(stage="backend"), chosen(GATHERS)) == ()
+    assert "compiled without overlap_sched" in shown[0].failure
+    assert described(gm.graph) == before
+
+
 def test_undone_where_asking_fails() -> None:
     gm = GRAPHS["whole"]()
     before = described(gm.graph)

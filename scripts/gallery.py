@@ -4,10 +4,10 @@
 Everything comes from files in this repository; nothing needs torch or a GPU. About a minute::
 
     python scripts/gallery.py                   # writes docs/gallery.md
-    python scripts/gallery.py --html FOLDER     # also each job's page (needs the extra 'html'), which is not committed
+    python scripts/gallery.py --html FOLDER     # also each job's page, which is not committed
     python scripts/gallery.py --pictures        # also a picture of each page: docs/gallery-*.png
 
-Pictures need the extra 'html', playwright (without its own browsers) and a Chromium (Debian: chromium).
+Pictures need playwright (without its own browsers) and a Chromium (Debian: chromium).
 """
 
 import argparse
@@ -72,10 +72,10 @@ JOBS = (
     Job(
         "A mixture of experts, from a dump",
         "DeepSeek-V3-16B, FSDP over 64 ranks and expert parallelism over 8, from a real job's dump. Three process "
-        "groups share one compute stream.",
+        "groups share one compute stream: 242.5 ms instead of 592.9, at the same peak.",
         "moe",
         f"{INSTANCES}/dsv3_bw_64.json.gz",
-        ("plan {problem} --effort 1",),
+        (),
         scheme="dark",
         caption="Streams and memory, original and scheduled: FSDP (green) and experts (purple) beside compute.",
     ),

@@ -132,15 +132,6 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{link}: no such heading"
 
 
-def test_the_readme_takes_two_minutes_and_leads_to_the_two_ideas() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 130
-    assert " overlap_sched && cd" not in text  # a script beside a folder of this name finds the folder
-    assert "--override.imports overlap_sched.titan.options --compile.pass_pipeline overlap_sched" in text
-    assert "(overlap_sched/scheduler/list_scheduler.py)" in text
-    assert "(overlap_sched/scheduler/admission.py)" in text
-
-
 @named(READERS)
 def test_documents_use_the_words_of_the_field(document: Path) -> None:
     text = prose(document)
@@ -160,15 +151,6 @@ def test_code_uses_them_too() -> None:
         if re.search(rf"(?<![A-Za-z])(?:{words})(?![A-Za-z])", line, re.IGNORECASE)
     ]
     assert found == []
-
-
-def test_a_private_word_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "text.md"
-    path.write_text("```\nheld\n```\nSee [it](held.md) and `held`, which is due to memory, not held back.\n")
-    assert not any(re.search(rf"\b(?:{word})\b", prose(path)) for word in PRIVATE_WORDS)
-    path.write_text("The input is held.\n")
-    with pytest.raises(AssertionError, match=r"text.md:1 says 'held'; the field says"):
-        test_documents_use_the_words_of_the_field(path)
 
 
 @named([path for path in DOCUMENTS if path.name != "CHANGELOG.md"])  # it names what was there once
@@ -286,12 +268,6 @@ def test_tutorials_run(name: str, tmp_path: Path) -> None:
         assert "left as it was" not in printed
 
 
-def test_the_script_that_builds_the_documents_parses() -> None:
-    script = ROOT / "scripts" / "docs.sh"
-    assert os.access(script, os.X_OK)
-    assert subprocess.run(["bash", "-n", script], capture_output=True).stderr == b""
-
-
 @pytest.mark.slow
 def test_the_reference_builds_without_a_warning(tmp_path: Path) -> None:
     for module in ("torch", "matplotlib", "sphinx", "furo", "myst_parser"):
@@ -318,19 +294,6 @@ def figures() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def test_what_is_shown_and_not_printed_is_found() -> None:
-    script = figures()
-    page = (
-        "`overlap-sched plan a.json --json`:\n\n```text printed\nstep 1.20 ms\n  longer\n\nScheduled in 0.7 s.\n```\n"
-    )
-    (one,) = script.shown(page)
-    assert (one.line, one.kind, one.source) == (3, "sh", "overlap-sched plan a.json --json")
-    assert script.missing(one, "before\nstep 1.20 ms longer\nScheduled in 2.93 s.\n") == []
-    assert script.missing(one, "step 1.21 ms longer\nScheduled in 2.93 s.\n") == ["step 1.20 ms\n  longer"]
-    with pytest.raises(ValueError, match=r"line 1: no command in front of this block prints it\."):
-        list(script.shown("```text printed\nstep\n```\n"))
 
 
 @named(READERS)

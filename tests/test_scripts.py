@@ -74,12 +74,12 @@ def calls(box: Path) -> list[str]:
     return [line for line in lines if line.startswith("-m") and line != "-m pip --version"]
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", [*SCRIPTS, "scripts/docs.sh"])
 def test_bash_parses_every_script(script: str) -> None:
     assert subprocess.run(["bash", "-n", ROOT / script], capture_output=True).stderr == b""
 
 
-@pytest.mark.parametrize("script", SCRIPTS[len(SOURCED) :])
+@pytest.mark.parametrize("script", [*SCRIPTS[len(SOURCED) :], "scripts/docs.sh"])
 def test_scripts_are_executable(script: str) -> None:
     assert os.access(ROOT / script, os.X_OK)
 
@@ -180,37 +180,6 @@ def test_an_active_environment_with_torch_is_used_as_it_is(box: Path) -> None:
     assert not (box / "repo" / ".venv").exists()
 
 
-def test_an_active_environment_without_torch_is_left_alone(box: Path) -> None:
-    write_python(box / "active" / "bin" / "python")
-    run(box, "scripts/repro.sh", VIRTUAL_ENV=str(box / "active"))
-    assert (box / "repo" / ".venv").exists()
-    assert not (box / "active" / "overlap_sched.stamp").exists()
-
-
-def test_no_python_says_what_to_install(box: Path) -> None:
-    (box / "bin" / "python3.11").unlink()
-    failed = run(box, "scripts/repro.sh")
-    assert failed.returncode == 1
-    assert "FAILED: no Python 3.11 or newer among python3.11 to python3.14, python3 and python" in failed.stderr
-    assert "What to do: install one (Debian and Ubuntu: apt install python3.11 python3.11-venv;" in failed.stderr
-    assert not (box / "repo" / ".venv").exists()
-
-
-@pytest.mark.parametrize(
-    ("step", "told"),
-    [
-        ("-m venv", "What to do: install its venv module (Debian and Ubuntu: apt install python3-venv)"),
-        ("install -q torch==", "FAILED: pip install torch==2.13.0"),
-        ("install -q torch==", "activate a virtual environment that has torch 2.11 to 2.15"),
-    ],
-)
-def test_a_step_of_the_set_up_that_fails_says_what_to_do(box: Path, step: str, told: str) -> None:
-    failed = run(box, "scripts/repro.sh", FAIL=step)
-    assert failed.returncode == 1
-    assert told in failed.stderr
-    assert (box / "repo" / ".venv").exists() == (step != "-m venv")
-
-
 def test_a_folder_of_that_name_that_is_no_environment_is_not_removed(box: Path) -> None:
     (box / "repo" / ".venv").mkdir()
     (box / "repo" / ".venv" / "precious").touch()
@@ -245,10 +214,6 @@ def test_tests_run_after_style_and_types(box: Path) -> None:
     ]
 
 
-def test_the_exit_code_of_the_tests_passes_through(box: Path) -> None:
-    assert run(box, "scripts/test.sh", FAIL="-m pytest", FAIL_WITH="5").returncode == 5
-
-
 TOUCH_TORCH = "tests/fx tests/dump tests/inductor tests/distributed tests/test_programs.py tests/sharding"
 
 
@@ -272,14 +237,6 @@ def test_another_torch_gets_what_is_missing(box: Path, told: str) -> None:
         titan if "titan" in told else "-m pip install -q -e .[plot,test]",
         f"-m pytest -n 2 --dist worksteal {TOUCH_TORCH} tests/titan",
     ]
-
-
-def test_titan_that_cannot_be_installed_is_told_and_skipped(box: Path) -> None:
-    (box / "repo" / "tests" / "titan").mkdir(parents=True)
-    done = run(box, "scripts/test_torch.sh", "2.15.0", FAIL="torchtitan")
-    assert done.returncode == 0, done.stderr
-    assert "WITHOUT tests/titan: pip install torchtitan==0.3.0 spmd_types failed" in done.stderr
-    assert calls(box)[-1] == f"-m pytest -n 2 --dist worksteal {TOUCH_TORCH} tests/titan"
 
 
 def test_another_torch_that_cannot_be_installed_says_so_and_leaves_nothing(box: Path) -> None:

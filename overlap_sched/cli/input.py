@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from overlap_sched.cli.flags import Flag, shortened
-from overlap_sched.cost import FREE, H100, CostModel, Device, Price, Roofline, device_named
+from overlap_sched.cost import FREE, H100, CostModel, Price, Roofline, device_named
 from overlap_sched.cost.cluster import ASSUMED, Cluster, MeshDimension, read_cluster
 from overlap_sched.cost.collectives import model_of
 from overlap_sched.cost.placement import ranks_along
@@ -304,7 +304,10 @@ def save(source: Input, problem: Problem, tell: Callable[[str], None]) -> None:
 def load(source: Input, tell: Callable[[str], None]) -> Loaded:
     """Read a problem, whatever it comes as; ``tell`` hears what is being done."""
     loaded = _load_dump(source, tell) if is_dump(source.problem) else _load_problem(source, tell)
-    problem = with_contention(_scaled(loaded.problem, source.comm_scale), source.contention, source.problem)
+    scale = {Kind.COLLECTIVE: source.comm_scale}
+    nodes = [node._replace(time_us=node.time_us * scale.get(node.kind, 1.0)) for node in loaded.problem.nodes]
+    problem = loaded.problem if source.comm_scale == 1.0 else replace(loaded.problem, nodes=tuple(nodes))
+    problem = with_contention(problem, source.contention, source.problem)
     asked = question_step(problem)
     prices = [price._replace(time_us=v.time_us) for price, v in zip(loaded.prices, problem.nodes, strict=True)]
     notes = (*loaded.notes, *notes_on(problem, source.contention), *([] if asked is None else [asked]))
@@ -400,12 +403,24 @@ def _load_dump(source: Input, tell: Callable[[str], None]) -> Loaded:
         from overlap_sched.fx.rewrites.apply import refusals_in
         from overlap_sched.fx.rewrites.batches import batch_fissions
     device = device_named(source.device or H100.name)
-    cluster = _cluster(source, device)
+    # of traces none is assumed: what they measured is slower by contention already, and is not to be slowed again
+    named = ASSUMED.get(device.name) if source.cluster is None and not source.profile else source.cluster
+    cluster = None if named is None else read_cluster(named)
     for package in source.packages:
-        _import(package)
+        try:
+            importlib.import_module(package)
+        except (Exception, SystemExit) as error:  # it may fail in any way, and none of them is ours
+            why = "importing it ends the program (sys.exit)"
+            if not isinstance(error, SystemExit):
+                why = f"it cannot be imported ({' '.join(str(error).split()) or type(error).__name__})"
+            raise OptionsError(
+                f"--import {package}: {why}. Name the module that registers the operators, and install it here."
+            ) from None
+    mesh = source.mesh or (() if cluster is None else cluster.mesh)
+    groups = {name: ranks_along(mesh, value) if isinstance(value, str) else value for name, value in source.group}
     dump = load_dump(
         source.problem,
-        groups=_ranks(source, cluster),
+        groups=groups,
         sizes=dict(source.size),
         graph=source.graph,
         limits=source.limits,
@@ -431,7 +446,12 @@ def _load_dump(source: Input, tell: Callable[[str], None]) -> Loaded:
     notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
     notes += [placement.assumed for placement in lifted.placements.values() if placement.assumed]
     notes += [] if profile is None else profile_notes(profile)
-    notes += _assumed(cluster, source) if cluster is not None and lifted.problem.collectives else []
+    if cluster is not None and source.cluster is None and lifted.problem.collectives:
+        slowed = "" if source.no_contention else ", compute slower beside collectives (--no-contention: not slower)"
+        notes.append(
+            f"collectives are priced for {cluster.name}, as nothing says where the graph runs: "
+            f"{cluster.ranks_per_node} ranks per node{slowed}; say otherwise with --cluster FILE_OR_NAME"
+        )
     on = device if cluster is None else cluster.device
     priced_for = {"device": on.name, "cluster": None if cluster is None else cluster.name, "fusion": fusion}
     model = Roofline(device) if cluster is None else model_of(cluster)
@@ -453,56 +473,6 @@ def _load_dump(source: Input, tell: Callable[[str], None]) -> Loaded:
         batches,
         on.memory_bytes,
     )
-
-
-def _cluster(source: Input, device: Device) -> Cluster | None:
-    """The cluster given, else the one assumed; none of a device without one, and none beside traces.
-
-    What traces measured is slower by contention already, and is not to be slowed again.
-    """
-    name = ASSUMED.get(device.name) if source.cluster is None and not source.profile else source.cluster
-    return None if name is None else read_cluster(name)
-
-
-def _assumed(cluster: Cluster, source: Input) -> list[str]:
-    if source.cluster is not None:
-        return []
-    slowed = ", compute slower beside collectives (--no-contention: not slower)" if not source.no_contention else ""
-    return [
-        f"collectives are priced for {cluster.name}, as nothing says where the graph runs: {cluster.ranks_per_node} "
-        f"ranks per node{slowed}; say otherwise with --cluster FILE_OR_NAME"
-    ]
-
-
-def _import(package: str) -> None:
-    try:
-        importlib.import_module(package)
-    except (Exception, SystemExit) as error:  # it may fail in any way, and none of them is ours
-        if isinstance(error, SystemExit):
-            raise OptionsError(
-                f"--import {package}: importing it ends the program (sys.exit). "
-                "Name the module that registers the operators."
-            ) from None
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise OptionsError(
-            f"--import {package}: it cannot be imported ({reason}). Install it here, or correct its name."
-        ) from None
-
-
-def _ranks(source: Input, cluster: Cluster | None) -> dict[str, int | Sequence[int]]:
-    """Sizes or ranks of the groups given; of a dimension of the mesh, its ranks."""
-    mesh = source.mesh or (() if cluster is None else cluster.mesh)
-    return {name: ranks_along(mesh, value) if isinstance(value, str) else value for name, value in source.group}
-
-
-def _scaled(problem: Problem, comm_scale: float) -> Problem:
-    if comm_scale == 1.0:
-        return problem
-    nodes = (
-        node._replace(time_us=node.time_us * comm_scale) if node.kind is Kind.COLLECTIVE else node
-        for node in problem.nodes
-    )
-    return replace(problem, nodes=tuple(nodes))
 
 
 def with_contention(problem: Problem, given: Contention, path: str) -> Problem:

@@ -84,7 +84,18 @@ def run(command: MemoryCommand, tell: Callable[[str], None]) -> tuple[str | tupl
     if command.slowdown or command.link:
         complain("note: --slowdown and --link change nothing here: memory does not depend on times")
     tell(f"ordering {len(problem.nodes):,} nodes")
-    plan = _plan(command, problem)
+    if command.exact:
+        original, _ = peak_memory(problem, problem.original_order)
+        plan = exact_order(
+            problem,
+            command.preserve_collective_order,
+            limit_bytes=None if command.limit is None else limit_bytes(_LIMIT, command.limit, original),
+            solver=command.solver,
+            time_limit_s=command.time_limit,
+            effort=command.effort,
+        )
+    else:
+        plan = best_order(problem, command.preserve_collective_order, command.effort)
     addresses = None
     if command.addresses:
         tell("placing storages")
@@ -102,20 +113,6 @@ def run(command: MemoryCommand, tell: Callable[[str], None]) -> tuple[str | tupl
         return as_json(memory_answer(plan, addresses, reserved)), 0
     table = _table(plan, addresses, reserved)
     return (table, f"\n{peak_text(explain_peak(problem, plan.order))}") if command.peak else (table,), 0
-
-
-def _plan(command: MemoryCommand, problem: Problem) -> MemoryPlan:
-    if not command.exact:
-        return best_order(problem, command.preserve_collective_order, command.effort)
-    original, _ = peak_memory(problem, problem.original_order)
-    return exact_order(
-        problem,
-        command.preserve_collective_order,
-        limit_bytes=None if command.limit is None else limit_bytes(_LIMIT, command.limit, original),
-        solver=command.solver,
-        time_limit_s=command.time_limit,
-        effort=command.effort,
-    )
 
 
 def _addresses_json(problem: Problem, plan: AddressPlan) -> bytes:

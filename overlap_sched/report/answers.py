@@ -530,7 +530,9 @@ def pipeline_answer(
         pairs=[
             {"forward": ahead, "backward": back, **_graph_figures(one)} for (ahead, back), one in graphs.pairs.items()
         ],
-        varied=[VariedSchedule(dict(change.values), one and _schedule_figures(one)) for change, one in best],
+        varied=[
+            VariedSchedule(dict(change.values), None if one is None else _schedule_figures(one)) for change, one in best
+        ],
     )
 
 
@@ -541,7 +543,7 @@ def _schedule_figures(one: PlannedPipeline) -> PipelineScheduleFigures:
         PipelineScheduleFigures,
         *(one, run),
         gap_percent=gap_percent(run.step_us, one.bound_us),
-        ranks=[RankFigures(*times_us, peak.bytes, str(peak.item)) for *times_us, peak in ranks],
+        ranks=[RankFigures(busy, idle, out, inside, at.bytes, str(at.item)) for busy, idle, out, inside, at in ranks],
         lacks=lack and RankLack(lack.rank, lack.bytes, str(lack.item)),
     )
 

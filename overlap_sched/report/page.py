@@ -39,7 +39,12 @@ def write_page(
 def page_text(page: Page, command: str = "", times: str = "") -> str:
     """The page as text; what names in it say is never taken for markup."""
     script = "\n".join(map(_read_file, SCRIPTS))
-    verdict = page["verdict"]
+    verdict, runs = page["verdict"], page["runs"]
+    places = {
+        what: [f'<h3 id="{what}-title-{r}">{what}</h3>\n<div id="{what}-{r}"></div>' for r in range(len(runs))]
+        for what in ("streams", "memory")
+    }
+    called = [f"the {run['title']} order" if r < 2 else html.escape(run["title"]) for r, run in enumerate(runs)]
     return Template(_read_file("page.html")).substitute(
         title=html.escape(f"{printable(page['figures']['name'])}: overlap_sched"),
         style=_read_file("style.css"),
@@ -49,11 +54,10 @@ def page_text(page: Page, command: str = "", times: str = "") -> str:
         columns=_heads(page["columns"]),
         summary="\n".join(map(_table_row, page["summary"])),
         remarks="\n".join(f"<p>{html.escape(line)}</p>" for line in page["remarks"]),
-        streams="\n".join(_picture("streams", r) for r in range(len(page["runs"]))),
-        memories="\n".join(_picture("memory", r) for r in range(len(page["runs"]))),
+        streams="\n".join(places["streams"]),
+        memories="\n".join(places["memory"]),
         peaks="\n".join(
-            f'<button type="button" data-peak="{r}">peak of {_the(run["title"])}</button>'
-            for r, run in enumerate(page["runs"])
+            f'<button type="button" data-peak="{r}">peak of {name}</button>' for r, name in enumerate(called)
         ),
         rewrites=_rewrites_section(page),
         frontier=_frontier_section(page["frontier"]),
@@ -64,14 +68,6 @@ def page_text(page: Page, command: str = "", times: str = "") -> str:
         command=f" by <code>{html.escape(printable(command))}</code>" if command else "",
         times=f" Times: {html.escape(printable(times))}." if times else "",
     )
-
-
-def _picture(what: str, r: int) -> str:
-    return f'<h3 id="{what}-title-{r}">{what}</h3>\n<div id="{what}-{r}"></div>'
-
-
-def _the(title: str) -> str:
-    return f"the {title} order" if title in ("original", "scheduled") else html.escape(title)
 
 
 def _read_file(name: str) -> str:

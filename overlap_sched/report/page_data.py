@@ -58,7 +58,7 @@ from overlap_sched.report.words.schedule import (
     with_contention_line,
 )
 from overlap_sched.scheduler.driver import Figures, Schedule
-from overlap_sched.scheduler.explain import Decision, decisions
+from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.task import NO_WORK, Candidate, Task
 from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.plan import Left, Plan
@@ -307,6 +307,8 @@ def _collectives(schedule: Schedule, original: Problem, made: Plan | None) -> li
     for d in most_exposed(schedule):
         node = problem.nodes[d.collective]
         stood_for = [ids[name] for name in members.get(node.name, (node.name,)) if name in ids]
+        over = d.over_position
+        refused = "" if over is None else f"; {refusal(problem, d, over)}"
         stalls = stalls_by_cause(problem, after, d, last_us)
         rows.append(
             {
@@ -320,15 +322,10 @@ def _collectives(schedule: Schedule, original: Problem, made: Plan | None) -> li
                 "hidden_us": d.hidden_us,
                 "causes": [(number[name], us) for name, us in stalls.items() if us > 0],
                 "why": f"blocked by {blocked_by(problem, d)}",
-                "more": _more(problem, d),
+                "more": f"launched there because: {launched_because(d)}{refused}",
             }
         )
     return rows
-
-
-def _more(problem: Problem, decision: Decision) -> str:
-    refused = "" if decision.over_position is None else f"; {refusal(problem, decision, decision.over_position)}"
-    return f"launched there because: {launched_because(decision)}{refused}"
 
 
 def _rewrites(schedule: Schedule, made: Plan | None) -> list[tuple[str, int]]:

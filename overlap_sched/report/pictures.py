@@ -136,13 +136,6 @@ def plot_schedule(schedule: Schedule, path: str | Path) -> None:
     purposes = group_purposes(schedule.problem)
     lanes = sum(len(_lanes(schedule.problem, line, purposes)) for line in (before, after))
     figure = new_figure(12, 5.2 + 0.33 * lanes)
-    _draw(figure, schedule, before, after, purposes, lanes)
-    write_picture(figure, path)
-
-
-def _draw(
-    figure: "Figure", schedule: Schedule, before: Timeline, after: Timeline, purposes: Mapping[str, Purpose], lanes: int
-) -> None:
     end_us = max(before.step_us, after.step_us) or 1.0
     scale, unit = time_unit(end_us)
     edges = _edges(before, after, end_us)
@@ -163,6 +156,7 @@ def _draw(
     streams.set_xlim(0, end_us / scale * 1.002)
     simulated = f"simulated{' with contention' if schedule.problem.contention else ''}"
     streams.set_xlabel(f"time ({unit}), {simulated}: one compute stream, one stream per process group", color=INK)
+    write_picture(figure, path)
 
 
 def _edges(before: Timeline, after: Timeline, end_us: float) -> Floats:
@@ -176,15 +170,8 @@ def _edges(before: Timeline, after: Timeline, end_us: float) -> Floats:
 
 def _title(figure: "Figure", schedule: Schedule, bound_us: float) -> None:
     before, after, inch = schedule.original, schedule.scheduled, 1 / figure.get_figheight()
-    figure.text(
-        LEFT,
-        1 - 0.36 * inch,
-        _short(printable(schedule.problem.name), 75),
-        fontsize=14,
-        weight="bold",
-        color=INK,
-        parse_math=False,
-    )
+    name = _short(printable(schedule.problem.name), 75)
+    figure.text(LEFT, 1 - 0.36 * inch, name, fontsize=14, weight="bold", color=INK, parse_math=False)
     figures = (
         f"step {between(duration(before.step_us), duration(after.step_us))} "
         f"({change(before.step_us, after.step_us)}; {gap_percent(after.step_us, bound_us):.1f} % above the lower bound)"
@@ -281,14 +268,8 @@ def _lanes(problem: Problem, line: Timeline, purposes: Mapping[str, Purpose]) ->
     for name in by_purpose(line.streams, purposes):
         if name in shown:
             label = f"group {name}" if called[name] == name and len(name) <= 6 else _short(called[name], 12)
-            lanes.append(
-                _Lane(
-                    f"{printable(label)} ({problem.groups[name].size})",
-                    line.streams[name],
-                    (),
-                    PURPOSES[purposes[name]].colour,
-                )
-            )
+            label = f"{printable(label)} ({problem.groups[name].size})"
+            lanes.append(_Lane(label, line.streams[name], (), PURPOSES[purposes[name]].colour))
     if len(busy) > len(shown):
         last = lanes[-1]
         lanes[-1] = last._replace(label=f"{last.label}\n+ {len(busy) - len(shown)} not shown")

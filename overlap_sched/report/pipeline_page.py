@@ -16,7 +16,7 @@ from itertools import groupby
 from math import log10
 
 from overlap_sched import __version__
-from overlap_sched.pipeline.action import Item, parts
+from overlap_sched.pipeline.action import parts
 from overlap_sched.pipeline.compare import PlannedPipeline
 from overlap_sched.pipeline.replay import RunItem, inside_us, memory_curves
 from overlap_sched.report.colours import EXPOSED, PIPELINE
@@ -222,7 +222,12 @@ def _rank(one: PlannedPipeline, rank: int, curve: Curve, scale: float) -> str:
 
 def _box(run: RunItem, x: float, width: float, first: int) -> str:
     height, boxes = ROW // len(parts(run.item)), list[str]()
-    told = f"{_name(run.item)}, {duration(run.start_us)} to {duration(run.end_us)}"
+    what = [
+        f"{PIPELINE[action.kind.value][1]} of stage {action.stage}"
+        + ("" if action.micro_batch is None else f", micro-batch {action.micro_batch}")
+        for action in parts(run.item)
+    ]
+    told = f"{' beside '.join(what)}, {duration(run.start_us)} to {duration(run.end_us)}"
     for k, action in enumerate(parts(run.item)):
         opacity, y = 1.0 if action.stage == first else 0.62, k * height
         colour, _ = PIPELINE[action.kind.value]
@@ -235,11 +240,3 @@ def _box(run: RunItem, x: float, width: float, first: int) -> str:
             middle, line = x + width / 2, y + height / 2 + 4
             boxes.append(f"<text class='on{narrow}' x='{middle:.2f}%' y='{line:.0f}'>{action.micro_batch}</text>")
     return "".join(boxes)
-
-
-def _name(item: Item) -> str:
-    return " beside ".join(
-        f"{PIPELINE[action.kind.value][1]} of stage {action.stage}"
-        + ("" if action.micro_batch is None else f", micro-batch {action.micro_batch}")
-        for action in parts(item)
-    )

@@ -27,7 +27,7 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import memory_profile
 from overlap_sched.peak_memory.peak import KINDS, PeakKind, StructuralKinds, idle_steps
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.simulate.ledger import LiveRange, LiveRanges
+from overlap_sched.simulate.ledger import LiveRanges
 
 
 class Span(NamedTuple):
@@ -95,19 +95,15 @@ def memory_kinds(problem: Problem) -> tuple[PeakKind, ...]:
     What nobody makes (it is never live) is a temporary. *Saved activations* are temporaries that nobody touches for a
     while in the original order (:func:`overlap_sched.peak_memory.peak.idle_steps`), and inputs that may be freed.
     """
-    structure, ranges = StructuralKinds(problem), LiveRanges(problem)
+    structure, ranges, idle = StructuralKinds(problem), LiveRanges(problem), idle_steps(problem)
     kinds: list[PeakKind] = ["temporaries"] * len(problem.storages)
     for span in ranges.of(problem.original_order):
         kind = structure.kind(span.storage)
-        if kind == "temporaries" and _is_saved(span, ranges.users[span.storage], idle_steps(problem)):
+        touched = (span.first, *ranges.users[span.storage], span.last)
+        if kind == "temporaries" and any(after - before >= idle for before, after in pairwise(touched)):
             kind = "saved activations"
         kinds[span.storage] = kind
     return tuple(kinds)
-
-
-def _is_saved(span: LiveRange, users: Sequence[int], steps: float) -> bool:
-    touched = (span.first, *users, span.last) if users else (span.first, span.last)
-    return any(after - before >= steps for before, after in pairwise(touched))
 
 
 def memory_by_kind(problem: Problem, order: Sequence[int]) -> dict[PeakKind, list[int]]:

@@ -36,20 +36,10 @@ from overlap_sched.simulate.allocator import requests_of
 from overlap_sched.simulate.ledger import LiveRanges
 
 
-def process_named(pid: int, name: str) -> list[Event]:
-    """Name a process; processes are listed by their ids."""
-    return [
-        {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}},
-        {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}},
-    ]
-
-
-def row_named(pid: int, tid: int, name: str) -> list[Event]:
-    """Name a row (thread); rows are listed by their ids."""
-    return [
-        {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}},
-        {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}},
-    ]
+def named(what: Literal["process", "thread"], pid: int, tid: int, name: str) -> list[Event]:
+    """Name a process or a row (thread); they are listed by their ids."""
+    args = {"name": {"name": name}, "sort_index": {"sort_index": pid if what == "process" else tid}}
+    return [{"ph": "M", "name": f"{what}_{key}", "pid": pid, "tid": tid, "args": args[key]} for key in args]
 
 
 def span(pid: int, tid: int, name: str, category: str, start_us: float, end_us: float, args: Event) -> Event:
@@ -71,11 +61,6 @@ def arrow(phase: Literal["s", "t", "f"], pid: int, tid: int, category: str, id_:
 def counter(pid: int, name: str, at_us: float, values: dict[str, int]) -> Event:
     """Values from then on; Perfetto draws a track for each, chrome://tracing stacks them."""
     return {"ph": "C", "pid": pid, "tid": 0, "name": name, "ts": rounded_us(at_us), "args": values}
-
-
-def mark(pid: int, tid: int, name: str, at_us: float) -> Event:
-    """A line through all rows of a process."""
-    return {"ph": "i", "s": "p", "pid": pid, "tid": tid, "name": name, "ts": rounded_us(at_us)}
 
 
 FIRST_MEASURED_ROW = 10**6
@@ -115,9 +100,9 @@ def row_events(problem: Problem, pid: int, name: str, order: Sequence[int], why:
     names = {compute: "compute", points: "launches and waits"}
     called = group_names(purposes)
     names |= {row: f"{called[group]} ({problem.groups[group].size} ranks)" for group, row in rows.items()}
-    yield from process_named(pid, name)
+    yield from named("process", pid, 0, name)
     for row, row_name in names.items():
-        yield from row_named(pid, row, row_name)
+        yield from named("thread", pid, row, row_name)
     arrows = _arrows(problem, pid, run)
     yield from _compute(problem, pid, compute, line)
     yield from _points(problem, pid, points, order, run, arrows)
@@ -300,7 +285,8 @@ def memory_events(problem: Problem, pid: int, order: Sequence[int]) -> Iterator[
         if before:
             yield counter(pid, name, max(run.step_us, samples[-1][0]), before)
     top = max(range(len(live)), key=live.__getitem__)
-    yield mark(pid, pid * ROWS, f"peak memory {size(live[top])}", run.at_us[order[top]])
+    at_us = rounded_us(run.at_us[order[top]])
+    yield {"ph": "i", "s": "p", "pid": pid, "tid": pid * ROWS, "name": f"peak memory {size(live[top])}", "ts": at_us}
 
 
 def _samples(times: Sequence[float], live: Sequence[int]) -> list[tuple[float, int]]:
@@ -324,13 +310,12 @@ def measured_events(steps: Sequence[MeasuredStep], pid: int) -> Iterator[Event]:
             place = place_of(e)
             if place[0] not in pids:
                 pids[place[0]] = pid
-                yield from process_named(pid, _process_name(step, place[0]))
+                yield from named("process", pid, 0, _process_name(step, place[0]))
                 pid += 1
             if place not in rows:
                 rows[place] = row
-                yield from row_named(
-                    pids[place[0]], row, step.names.get(("thread_name", *place)) or f"thread {place[1]}"
-                )
+                name = step.names.get(("thread_name", *place)) or f"thread {place[1]}"
+                yield from named("thread", pids[place[0]], row, name)
                 row += 1
             yield {**e, "pid": pids[place[0]], "tid": rows[place]}
 

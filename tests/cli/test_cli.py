@@ -13,8 +13,12 @@ from unittest.mock import patch
 import pytest
 
 from overlap_sched import EXAMPLE, write_problem
+from overlap_sched.cli.command import main
+from overlap_sched.judge.validate import violation
 from overlap_sched.options import Options
+from overlap_sched.peak_memory.addresses import address_violation
 from overlap_sched.problem import Group, Kind, Node, Problem
+from tests.peak_memory.test_orders import chain_with_updates
 from tests.support.examples import Command, run
 from tests.support.layers import large_layers
 
@@ -81,23 +85,6 @@ def test_a_memory_limit_that_is_too_small_stands_above_the_table(tmp_path: Path,
     found = cli.json("plan", path, "--memory-limit", "100MiB", code=4)
     assert (found["memory_limit_bytes"], found["short_bytes"] > 0) == (100 * 2**20, True)
     assert cli.json("plan", path, "--memory-limit", "1000GiB")["short_bytes"] == 0
-    assert cli.refused("plan", path, "--memory-limit", "40") == (
-        "--memory-limit is '40', a number without a unit. Did you mean 40GiB? For bytes write 40B."
-    )
-
-
-def test_an_option_that_is_gone_says_what_became_of_it(problem: str, cli: Command) -> None:
-    assert cli.refused("plan", problem, "--allocator-cost", "2") == (
-        "--allocator-cost is no option any more: reserved bytes are reported, and no order is chosen by them. "
-        "--memory-limit 40GiB asks for an order that runs in so much."
-    )
-
-
-def test_a_table_for_people(problem: str, cli: Command) -> None:
-    out = cli.out("plan", problem)
-    assert "example: 10 nodes, 2 collectives on 1 process group" in out
-    assert "peak memory" in out
-    assert "Simulated, in the runtime memory model." in " ".join(out.split())
 
 
 @pytest.mark.slow
@@ -132,23 +119,13 @@ def test_options_are_named_as_in_the_library(problem: str) -> None:
     assert called.call_args.args[1] == Options(**given, strict=True, rewrites=())  # type: ignore[arg-type]
 
 
-def test_explain_prints_the_most_exposed_first_or_one(problem: str, cli: Command) -> None:
-    assert cli.out("explain", problem).startswith("example: 2 collectives, ")
-    assert cli.out("explain", problem, "gather").startswith(
-        "gather: all_gather_into_tensor on group fsdp of 8, 8.0 MiB, 40.0 us\n"
-    )
-
-
-@pytest.mark.parametrize("suffix", [".json", ".json.gz", ".problem", ".txt"])
+@pytest.mark.parametrize("suffix", [".json", ".json.gz", ".problem", ".txt", ".bin"])
 def test_problem_files_are_known_by_name_or_content(suffix: str, tmp_path: Path, cli: Command) -> None:
-    write_problem(EXAMPLE, tmp_path / f"p{suffix}")
-    assert cli.json("plan", str(tmp_path / f"p{suffix}"))["name"] == "example"
-
-
-def test_gzipped_content_under_another_name(tmp_path: Path) -> None:
-    write_problem(EXAMPLE, tmp_path / "p.json.gz")
-    (tmp_path / "p.bin").write_bytes((tmp_path / "p.json.gz").read_bytes())
-    assert run("plan", str(tmp_path / "p.bin")) == 0
+    path = tmp_path / f"p{suffix}"
+    write_problem(EXAMPLE, path)
+    if suffix == ".bin":
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    assert cli.json("plan", str(path))["name"] == "example"
 
 
 @pytest.mark.parametrize("asked", [None, "tracker"])
@@ -159,69 +136,6 @@ def test_the_memory_model_is_that_of_the_file(asked: str | None, tmp_path: Path,
         cli.json("plan", str(tmp_path / "t.json"), *(("--memory-model", asked) if asked else ()))["memory_model"]
         == "tracker"
     )
-
-
-def test_asking_for_the_other_memory_model_is_an_error(problem: str, cli: Command) -> None:
-    said = cli.refused("plan", problem, "--memory-model", "tracker")
-    assert said.startswith("problem 'example' is in the 'runtime' memory model, but 'tracker' was")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["plan", "{dir}/none.json"], "{dir}/none.json: cannot be read (No such file or directory). Check the path."),
-        (["plan", "{dir}/none.py"], "{dir}/none.py: cannot be read (No such file or directory). Check the path."),
-        (["plan", "{dir}"], "{dir}: cannot be read (Is a directory). Check the path."),
-        (
-            ["plan", "{dir}/cut.json.gz"],
-            "{dir}/cut.json.gz: the gzip stream is cut short. Copy or download the file again.",
-        ),
-        (
-            ["plan", "{dir}/notes.md"],
-            "{dir}/notes.md: is neither a problem file (JSON, plain or gzipped) nor named like a graph dump "
-            "(.py, .txt or .log). Check the path or rename it.",
-        ),
-        (
-            ["plan", "{file}", "--headroom", "5 parsecs"],
-            "--headroom is '5 parsecs'; write bytes (0), a size with a unit (500MB, 1GiB) or percent of the original "
-            "peak (5%).",
-        ),
-        (
-            ["plan", "{file}", "--base", "memory", "--budget", "profile"],
-            "--base is 'memory' and --budget is 'profile': an order with a lower peak is not lower at every position. "
-            "Use --budget peak, or --base original.",
-        ),
-        (
-            ["plan", "{file}", "--fusion", "inductor"],
-            "{file} is a problem file: it has its own groups, sizes and times. "
-            "Leave --group, --size, --graph, --import, --device and --fusion out.",
-        ),
-        (["plan", "{file}", "--comm-scale", "nan"], "--comm-scale is nan; it is a factor, 0 or more."),
-        (["plan", "{file}", "--comm-scale", "-1"], "--comm-scale is -1.0; it is a factor, 0 or more."),
-        (
-            ["plan", "{file}", "--group", "fsdp=64"],
-            "{file} is a problem file: it has its own groups, sizes and times. "
-            "Leave --group, --size, --graph, --import, --device and --fusion out.",
-        ),
-        (
-            ["plan", "{file}", "--out", "{dir}/no/order.json"],
-            "{dir}/no/order.json: cannot be written (there is no folder {dir}/no). "
-            "Name a file in a folder that exists and is writable.",
-        ),
-        (
-            ["plan", "{file}", "--plot", "{dir}/out.docx"],
-            "{dir}/out.docx: its ending does not name a picture format. End it in .png, .svg or .pdf.",
-        ),
-        (["explain", "{file}", "gathr"], "problem 'example' has no collective named 'gathr'. Did you mean 'gather'?"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(
-    arguments: list[str], message: str, problem: str, tmp_path: Path, cli: Command
-) -> None:
-    (tmp_path / "cut.json.gz").write_bytes(gzip.compress(b'{"format": "overlap-problem/1"' * 20)[:-12])
-    (tmp_path / "notes.md").write_text("# Notes\n")
-    places = {"dir": str(tmp_path), "file": problem}
-    assert cli.refused(*(argument.format(**places) for argument in arguments)) == message.format(**places)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["explain", "--help"]])
@@ -333,16 +247,6 @@ def test_a_dump_without_torch_says_what_to_install(tmp_path: Path) -> None:
     )
 
 
-def test_without_matplotlib_a_plot_says_what_to_install(
-    problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with patch.dict(sys.modules, {"matplotlib": None}):
-        assert run("plan", problem, "--plot", str(tmp_path / "out.png")) == 2
-    assert capsys.readouterr().err == (
-        "overlap-sched: error: pictures need matplotlib, which is not installed: pip install 'overlap_sched[plot]'\n"
-    )
-
-
 @pytest.mark.slow
 def test_python_m_and_a_reader_that_goes_away(problem: str) -> None:
     read, write = os.pipe()
@@ -398,3 +302,43 @@ def test_the_same_order_under_another_hash_seed(problem: str, tmp_path: Path) ->
         )  # fmt: skip
         orders.append((tmp_path / seed).read_bytes())
     assert orders[0] == orders[1]
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> str:
+    write_problem(chain_with_updates(6), tmp_path / "step.json")
+    return str(tmp_path / "step.json")
+
+
+def test_figures_orders_and_addresses(step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, addresses = tmp_path / "order.json", tmp_path / "addresses.json"
+    assert main(["memory", step, "--json", "--out", str(out), "--addresses", str(addresses), "--align", "8"]) == 0
+    problem = chain_with_updates(6)
+    found = json.loads(capsys.readouterr().out)
+    assert found["original_peak_bytes"] == max(found["tried"].values())
+    assert found["peak_bytes"] == found["bound_bytes"] == found["arena_bytes"] < found["original_peak_bytes"]
+    assert (found["optimal"], found["fragmentation"]) == (True, 0.0)
+    ids = {node.name: v for v, node in enumerate(problem.nodes)}
+    order = [ids[name] for name in json.loads(out.read_text())]
+    assert violation(problem, order) is None
+    written = json.loads(addresses.read_text())
+    assert (written["format"], written["align_bytes"]) == ("overlap-addresses/1", 8)
+    offsets = {entry["storage"]: entry["offset"] for entry in written["storages"]}
+    assert address_violation(problem, order, offsets, 8) is None
+
+
+def test_the_table(step: str, cli: Command) -> None:
+    shown = cli.words("memory", step, "--exact", "--limit", "1KiB")
+    assert "optimal: no order has a lower peak" in shown
+    assert "peak 400 B 128 B -68.0 % 128 B" in shown
+
+
+def test_peak_in_words(problem: str, cli: Command) -> None:
+    assert "example: peak 18.0 MiB, first at dgrad, step 9 of 10" in cli.out("memory", problem, "--peak")
+    assert "gathered parameters" in cli.out("explain", problem, "--peak")
+
+
+def test_a_picture(problem: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert main(["memory", problem, "--plot", str(tmp_path / "memory.svg")]) == 0
+    assert "<svg" in (tmp_path / "memory.svg").read_text()

@@ -70,8 +70,3 @@ def test_a_group_by_its_dimension(dump: str, cli: Command, capsys: pytest.Captur
 )  # fmt: skip
 def test_what_does_not_fit(dump: str, options: tuple[str, ...], said: str, cli: Command) -> None:
     assert cli.refused("plan", dump, *options).startswith(f"{said}")
-
-
-def test_a_problem_file_has_its_own_times(problem: str, cli: Command) -> None:
-    for options in (("--cluster", "gloo"), ("--mesh", "tp=8"), ("--no-contention",)):
-        assert "it has its own times. Leave --cluster" in cli.refused("plan", problem, *options)

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from overlap_sched.fit.answer import Faster, Fit, FitPoint, Held
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import peak_memory
 from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.problem.file import read_problem, write_problem
+from overlap_sched.report.answers import as_json, fit_answer
 from overlap_sched.report.units import size
 from tests.fit.test_fit import saved
 from tests.fit.test_in_parts import holes
@@ -101,35 +103,6 @@ def test_an_order_without_its_graph_is_noted(
         "overlap-sched: note: the order is of the rewritten graph: write that, too, with --save-problem OUT.json"
         in capsys.readouterr().err
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (
-            ("--memory-limit", "lots"),
-            "--memory-limit is 'lots'; write a size with a unit (80GB, 24GiB) or percent of the original peak (90%).",
-        ),
-        (("--max-slowdown", "0.05"), "--max-slowdown is '0.05'; write percent of the best order's step: 5%."),
-        (("--max-slowdown=-5%",), "--max-slowdown is '-5%'; write percent of the best order's step: 5%."),
-        (
-            ("--memory-limit", "1MiB", "--host-memory", "50%"),
-            "--host-memory is '50%'; write a size with a unit: 64GiB.",
-        ),
-        (
-            ("--memory-limit", "1MiB", "--kinds", "melt"),
-            "--kinds has 'melt'; known are recompute, offload, fission, batch.",
-        ),
-        (("--memory-limit", "1MiB", "--effort", "7"), "--effort is 7; it is 0, 1 or 2."),
-        (
-            ("--memory-limit", "1MiB"),
-            "'saved' does not fit into 1.0 MiB: the lowest peak found is 106.0 MiB, at a step of 2.22 ms. Allow more, "
-            "more host memory or more kinds, shard over more ranks, or take a smaller batch.",
-        ),
-    ],
-)
-def test_errors(arguments: tuple[str, ...], text: str, problem_file: str, cli: Command) -> None:
-    assert cli.refused("fit", problem_file, *arguments).startswith(f"{text}")
 
 
 def test_another_memory_model(tmp_path: Path, cli: Command) -> None:
@@ -285,3 +258,10 @@ def test_forward_and_backward_are_fitted_as_one_step(tmp_path: Path, cli: Comman
         f"{problem} is a problem file: only dumps are joined. Give one problem file, or the dumps of a forward graph "
         "and of its backward graph."
     )
+
+
+def test_a_faster_plan_that_is_passed_over_is_named() -> None:
+    point = FitPoint((), EXAMPLE, EXAMPLE.original_order, 2.0, 0.0, 5)
+    found = Fit(point, point, point, 10, None, (point,), 1, held=Held(7, 1, Faster(1.0, 3)))
+    reserved = json.loads(as_json(fit_answer(found)))["reserved"]
+    assert reserved == {"reserved_bytes": 7, "over_bytes": 1, "faster": {"step_us": 1.0, "lacks_bytes": 3}}

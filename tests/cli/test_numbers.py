@@ -97,46 +97,6 @@ def test_fields_of_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert {"us", "flops", "bytes", "collective", "size", "all_gather"} <= {key for _, key in seen}
 
 
-def test_what_is_said_of_nines(problem: str, tmp_path: Path, cli: Command) -> None:
-    assert cli.refused("plan", problem, "--headroom", HUGE) == (
-        f"--headroom is {'9' * 37}...: more than 2**60 bytes, which no device has. Write less."
-    )
-    path = tmp_path / "p.json"
-    path.write_text(problem_bytes(EXAMPLE).decode().replace('"us":50.0', f'"us":{HUGE}'))
-    assert cli.refused("plan", str(path)) == (f"{path}: nodes[4].us: number out of range.")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["memory", "--effort", "31"], "--effort is 31; each unit doubles the work: 30 at most."),
-        (["memory", "--align", str(2**41)], f"--align is {2**41}; it is a number of bytes, 1 to 2**40."),
-        (["memory", "--time-limit", "inf"], "--time-limit is inf; it is a finite number of seconds above 0."),
-        (
-            ["memory", "--exact", "--limit", "much"],
-            "--limit is 'much'; write a size with a unit (80GB, 24GiB) or percent of the original peak (90%).",
-        ),
-        (["explain", "--costs", "--top", "-1"], "--top is -1; it is a number of nodes, 0 or more."),
-        (
-            ["explain", "gather", "--costs"],
-            "--costs lists nodes by their times, and one collective is named. Leave out one.",
-        ),
-        (["explain", "--top", "-1"], "--top is -1; it is a number of collectives, 0 or more."),
-        (
-            ["explain", "gather", "--all"],
-            "--top and --all list several collectives, but one is named. Leave out one.",
-        ),
-        (
-            ["explain", "--peak", "--json"],
-            "--peak explains memory, not collectives. Leave out COLLECTIVE, --top, --all and --json.",
-        ),
-    ],
-)
-def test_limits_word_by_word(arguments: list[str], message: str, problem: str, cli: Command) -> None:
-    command, *rest = arguments
-    assert cli.refused(command, problem, *rest) == message
-
-
 def test_inputs_above_the_limits(problem: str, tmp_path: Path, cli: Command) -> None:
     size = len(gzip.decompress(Path(problem).read_bytes()))
     repair = "if the file is meant to be that large."
@@ -150,19 +110,6 @@ def test_inputs_above_the_limits(problem: str, tmp_path: Path, cli: Command) -> 
             f"{problem}: has more than 1,000 bytes once decompressed, which is the limit. "
             f"Raise the limit (--max-input-bytes on the command line) {repair}"
         )
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        ("--max-nodes=0", "--max-nodes: '0' is not a whole number of 1 or more"),
-        ("--max-input-bytes=5%", "--max-input-bytes: '5%' is not a size: write 500MB or 2GiB"),
-        ("--group=0=" + HUGE, "--group: '0=99999999999999999999999999999999999...' is not NAME=SIZE"),
-        ("--size=u0=" + HUGE, "--size: 'u0=9999999999999999999999999999999999...' is not NAME=N"),
-    ],
-)
-def test_limits_that_are_none(option: str, said: str, problem: str, cli: Command) -> None:
-    assert said in cli.refused("plan", problem, option)
 
 
 def test_the_version(cli: Command) -> None:

@@ -2,11 +2,17 @@
 
 import json
 import os
+import stat
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
+from overlap_sched import EXAMPLE, load_dump
+from overlap_sched.cost.cluster import read_cluster, write_cluster
+from overlap_sched.errors import CostError, DumpError, OutputError, ProblemError
+from overlap_sched.problem.file import read_problem, write_problem
+from overlap_sched.report.files import check_writable, make_folder, write_file
 from tests.support.examples import Command, run
 
 OUTPUTS = {
@@ -78,12 +84,6 @@ def test_what_else_is_read_is_not_overwritten(
     assert other.read_text() == "old"
 
 
-def test_a_real_step_needs_a_trace_to_be_in(problem: str, cli: Command) -> None:
-    assert refused(["plan", problem, "--merge", "rank0.json"], cli) == (
-        "--merge puts a real step into what --trace writes: give --trace OUT.json, too."
-    )
-
-
 @pytest.mark.parametrize(("command", "one", "other"), PAIRS)
 @pytest.mark.parametrize("exists", [False, True])
 def test_results_do_not_overwrite_each_other(
@@ -116,3 +116,135 @@ def test_files_of_their_own_are_all_written(problem: str, tmp_path: Path) -> Non
     paths = {option: tmp_path / f"{option[2:]}.json" for option in ("--out", "--trace", "--save-problem")}
     assert run("plan", problem, *(part for option, path in paths.items() for part in (option, str(path)))) == 0
     assert all(json.loads(path.read_text()) for path in paths.values())
+
+
+NAMES = {
+    "a\0b": ("a\\x00b", "no file can have this name: it has a NUL character"),
+    "a\ud800b": ("a\\ud800b", "no file can have this name: it has half of a surrogate pair"),
+}
+names = pytest.mark.parametrize("name", NAMES, ids=["NUL", "surrogate"])
+INPUTS = [
+    *[[command, "{bad}.json"] for command in ("plan", "explain", "memory")],
+    ["fit", "{bad}.json", "--memory-limit", "1GiB"],
+    ["plan", "{bad}.py"],
+    ["plan", "{bad}"],
+    ["report", "{bad}.json", "--html", "{dir}/page.html"],
+    ["report", "{file}", "--html", "{dir}/page.html", "--beside", "{bad}.json"],
+    ["plan", "{file}", "--profile", "{bad}.json"],
+    ["plan", "{file}", "--trace", "{dir}/trace.json", "--merge", "{bad}.json"],
+    ["plan", "{file}", "--rewrites", "bucket", "--cluster", "{bad}.toml"],
+]
+
+
+def refused_name(arguments: list[str], name: str, cli: Command) -> str:
+    said = cli.refused(*arguments)
+    shown, reason = NAMES[name]
+    assert shown in said
+    assert reason in said
+    return said
+
+
+@names
+@pytest.mark.parametrize("arguments", INPUTS, ids=" ".join)
+def test_inputs(arguments: list[str], name: str, problem: str, tmp_path: Path, cli: Command) -> None:
+    (tmp_path / "order.json").write_text("[]")
+    refused_name([a.format(bad=name, file=problem, dir=tmp_path) for a in arguments], name, cli)
+
+
+@names
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [*EACH, ("fit", "--out"), ("fit", "--html"), ("plan", "--memory-snapshot")],
+)
+def test_outputs(command: str, option: str, name: str, problem: str, cli: Command) -> None:
+    more = ["--memory-limit", "1GiB"] if command == "fit" else []
+    target = name + {"--plot": ".png", "--html": ".html"}.get(option, ".json")
+    shown, reason = NAMES[name]
+    assert refused_name([command, problem, *more, option, target], name, cli) == (
+        f"{target.replace(name, shown)}: cannot be written ({reason}). "
+        "Name a file in a folder that exists and is writable."
+    )
+
+
+@names
+def test_input_and_output_alike(name: str, cli: Command) -> None:
+    refused_name(["plan", f"{name}.json", "--out", f"{name}.json"], name, cli)
+    refused_name(["calibrate", "--out", f"{name}.toml"], name, cli)
+
+
+@names
+def test_in_python(name: str) -> None:
+    reason = NAMES[name][1]
+    with pytest.raises(ProblemError, match=reason):
+        read_problem(name)
+    with pytest.raises(DumpError, match=reason):
+        load_dump(name)
+    with pytest.raises(CostError, match=reason):
+        read_cluster(name)
+    for write in (lambda: write_problem(EXAMPLE, name), lambda: write_cluster(read_cluster("dgx-h100"), name)):
+        with pytest.raises(OSError, match=reason):
+            write()
+    for out in (lambda: write_file(name, b""), lambda: make_folder(name)):
+        with pytest.raises(OutputError, match=reason):
+            out()
+
+
+def test_writes_and_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    write_file(path, b"one")
+    write_file(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert os.listdir(tmp_path) == ["out.json"]
+
+
+def test_an_existing_file_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.touch()
+    path.chmod(0o640)
+    write_file(path, b"x")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_file(tmp_path / "link", b"x")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"x"
+
+
+def test_what_is_not_a_plain_file_is_written_to() -> None:
+    write_file("/dev/null", b"x")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(b"old")
+    with patch("os.replace", side_effect=error), pytest.raises((OutputError, KeyboardInterrupt)):
+        write_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "out"
+    repair = "Name a file in a folder that exists and is writable."
+    with pytest.raises(OutputError) as caught:
+        write_file(path, b"x")
+    assert str(caught.value) == f"{path}: cannot be written (No such file or directory). {repair}"
+    with pytest.raises(OutputError) as caught:
+        check_writable(path)
+    assert str(caught.value) == f"{path}: cannot be written (there is no folder {tmp_path}/missing). {repair}"
+
+
+def test_a_folder_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"cannot be written \(it is a folder\)"):
+        check_writable(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(OutputError, match=r"cannot be written \(permission denied\)"):
+        check_writable(tmp_path / "out")

@@ -135,42 +135,6 @@ def test_dumps_are_priced_for_the_cluster(job: str, dump: str, cli: Command) -> 
     assert slower > alone
 
 
-VALUES = "values are numbers above 0, each once: FIRST..LAST in powers of two, or A,B,C."
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (("--csv", "x.csv"), "--csv writes one schedule: give both --csv OUT.csv and --schedule NAME."),
-        (
-            ("--schedules", "1f1b,2f2b"),
-            "'2f2b' is no schedule. Give some of gpipe, 1f1b, zb-h1, zbv, dualpipe, dualpipev, and interleaved:V with "
-            "V stages per rank.",
-        ),
-        (
-            ("--schedules", "1F1B"),
-            "'1F1B' is no schedule. Give some of gpipe, 1f1b, zb-h1, zbv, dualpipe, dualpipev, and interleaved:V with "
-            "V stages per rank. Did you mean 1f1b?",
-        ),
-        (
-            ("--csv", "no/such/x.csv", "--schedule", "1f1b"),
-            "no/such/x.csv: cannot be written",
-        ),
-    ],
-)
-def test_options_that_cannot_be(
-    options: tuple[str, ...], why: str, job: str, cli: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert cli.refused("pipeline", job, *options).split(" (there")[0] == why
-
-
-def test_the_job_is_not_written_over(job: str, cli: Command) -> None:
-    assert cli.refused("pipeline", job, "--csv", job, "--schedule", "1f1b") == (
-        f"--csv {job}: would overwrite the input, {job}. Name another file to write to."
-    )
-
-
 def test_the_example_of_the_documents_is_what_is_printed(cli: Command, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
     path = tmp_path / "job.toml"
@@ -221,46 +185,6 @@ def test_what_recomputes_is_said(job: str, cli: Command) -> None:
     assert told.startswith("four: no schedule was found that fits, recomputed or not. With gpipe, the nearest, ")
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (
-            ["--vary", "stages=4"],
-            "--vary stages=4: is not WHAT=VALUES, WHAT one of micro_batches, ranks, links: micro_batches=8,16,32 "
-            "links=0.5,2.",
-        ),
-        (["--vary", "ranks=0.5"], "--vary ranks=0.5: ranks are whole numbers."),
-        (
-            ["--vary", "links=2,x"],
-            f"--vary links=2,x: {VALUES}",
-        ),
-        (
-            ["--vary", "links=2,2"],
-            f"--vary links=2,2: {VALUES}",
-        ),
-        (["--vary", "links=2", "--vary", "links=3"], "--vary links=3: links is varied already. Give it once."),
-        (
-            ["--vary", "ranks=" + ",".join(map(str, range(1, 66)))],
-            "--vary: that makes 65 combinations, 64 at most. Give fewer values.",
-        ),
-        (["--find", "0"], "--find 0: an effort is 1 or more."),
-        (["--csv", "a.csv", "--schedule", "found"], "--schedule found is what --find finds: give --find, too."),
-        (
-            ["--order-graphs", "5"],
-            "headroom is '5', a number without a unit. Did you mean 5GiB? For bytes write 5B.",
-        ),
-    ],
-)
-def test_what_is_refused(job: str, cli: Command, given: list[str], told: str) -> None:
-    assert cli.refused("pipeline", job, *given) == told
-
-
-def test_there_is_no_graph_to_order(job: str, cli: Command) -> None:
-    assert cli.refused("pipeline", job, "--order-graphs") == (
-        f"--order-graphs: {job} names no graph. Give its blocks a problem, or leave it out."
-    )
-
-
 def test_what_if(job: str, cli: Command) -> None:
     """One row per combination; what does not fit says so, the job as it is included."""
     Path(job).write_text(Path(job).read_text().replace('"100MB"', '"45MB"') + '[link]\nbandwidth = "1GB/s"\n')
@@ -287,10 +211,6 @@ def test_a_picture(job: str, cli: Command, tmp_path: Path) -> None:
     text = page.read_text()
     assert text.count("<section") == 2
     assert "<code>overlap-sched pipeline " in text
-    lost = tmp_path / "none" / "page.html"
-    assert cli.refused("pipeline", job, "--html", str(lost)).startswith(
-        f"{lost}: cannot be written (there is no folder"
-    )
 
 
 def test_a_file_of_a_schedule_that_the_job_cannot_have(tmp_path: Path, cli: Command) -> None:

@@ -599,9 +599,3 @@ def test_sizes_of_the_caller_that_contradict_each_other_are_said_and_kept(tmp_pa
         "all_to_all whose splits do not add to its rows (there: splits add to 2 of 96 rows); spread evenly: "
         "--size u0=48 and so on for u1"
     }
-
-
-@pytest.mark.parametrize(("names", "text"), [(("u0",), "--size u0=1"), (("add_3", "u0"), "--size u0=1 (also add_3)")])
-def test_symbols_are_suggested_first(names: tuple[str, ...], text: str) -> None:
-    note = f"data-dependent sizes were guessed, and peak memory rests on them; to give one: {text}"
-    assert sizes_to_give(dict.fromkeys(names, 1)) == [note]

@@ -9,12 +9,12 @@ import pytest
 from overlap_sched.cost import Roofline
 from overlap_sched.fit import Fit, FitPoint, fit, planner
 from overlap_sched.fit.answer import Faster, Held
-from overlap_sched.fit.planner import FOUND, FitContext, FitSearch, Start, Ways, held_best, point
+from overlap_sched.fit.planner import FitContext, FitSearch, Start, Ways, held_best, point
 from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.report.units import duration, size
-from overlap_sched.report.words.rewrites import Cost, answer_line, costs, grouped, rewrites_table
+from overlap_sched.report.words.rewrites import answer_line, costs
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.dimension_graph import Cut
 from overlap_sched.transform.prices import Prices, fissioned_us
@@ -91,28 +91,6 @@ def test_what_cannot_be_done_is_left_out() -> None:
     assert fit(wide(), PRICES, memory_limit=300 * MIB, fissions=(unknown, leaving, *WAYS)).fits
 
 
-def test_behind_which_fissions_others_are_searched() -> None:
-    """Not behind what fits as it is, nor behind what is slower than what is found."""
-    wanted = FitContext(wide(), PRICES, Options(), (), None, None, 2)
-    search = FitSearch(wanted)
-    original = search.original
-
-    def promising(limit: Limit, *points: FitPoint, effort: int = 2) -> list[FitPoint]:
-        ways = Ways(FitSearch(replace(wanted, effort=effort)), WAYS, limit)
-        ways.make(all_=True)
-        return ways.promising(points)
-
-    two, four = (search.begin_with((one,)) for one in WAYS)
-    assert two.step_us < four.step_us
-    assert promising(Limit(300 * MIB, None), two) == []
-    assert promising(Limit(200 * MIB, None), original) == [two]
-    assert promising(Limit(100 * MIB, None), original) == [two, four]
-    assert promising(Limit(200 * MIB, None), four) == [two]
-    assert promising(Limit(None, two.step_us), original) == [two]
-    assert promising(Limit(None, four.step_us), original) == [four, two]
-    assert promising(Limit(100 * MIB, None), original, effort=0) == []
-
-
 def test_what_cannot_answer_is_not_made() -> None:
     """Two parts are slower than the whole, four slower than two: so nothing is made that is slower than what fits."""
 
@@ -128,29 +106,6 @@ def test_what_cannot_answer_is_not_made() -> None:
     assert made(Limit(two * MIB, None)) == ([WAYS[:1]], WAYS[1:])
     assert made(Limit(four * MIB, None)) == ([WAYS[:1], WAYS[1:]], ())
     assert made(Limit(None, step_us)) == ([WAYS[:1]], WAYS[1:])
-
-
-def test_how_much_is_made_until_the_first_plan_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What needs no fission makes none; what needs four parts makes two and four, and nothing else."""
-    many = (*WAYS, in_parts(8), in_parts(16))
-    sizes: list[int] = []
-    first: list[int] = []
-
-    def counted(problem: Problem, rewrites: Sequence[Rewrite], prices: Prices) -> Problem:
-        found = apply(problem, rewrites, prices)
-        sizes.append(max([one.parts for one in rewrites if isinstance(one, Fission)], default=1))
-        return found
-
-    def tell(text: str) -> None:
-        if text == FOUND and not first:
-            first.extend(sizes)
-
-    monkeypatch.setattr("overlap_sched.fit.planner.apply", counted)
-    fit(wide(), PRICES, memory_limit=600 * MIB, fissions=many, kinds=())
-    assert max(sizes, default=1) == 1
-    fit(wide(), PRICES, memory_limit=200 * MIB, fissions=many, kinds=(), tell=tell)
-    assert [parts for parts in first if parts > 1] == [2, 4]
-    assert max(sizes) == 4
 
 
 @pytest.mark.parametrize("ways", [WAYS, (in_parts(8), in_parts(16))])
@@ -252,12 +207,3 @@ def test_where_the_allocator_cannot_hold_a_plan_lower_ones_are_looked_for(monkey
     assert found.fits
     assert found.best.peak_bytes <= 110 * MIB
     assert asked_for[:2] == [145 * MIB, 110 * MIB]
-
-
-def test_what_frees_nothing_has_no_price_per_gibibyte(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stands last, as it costs most for what it frees."""
-    found = [Cost("fission", "aten.mm", 1, 0, 3.0, 0.0), Cost("recompute", "aten.gelu", 1, 2**30, 5.0, 0.0)]
-    assert [one.kind for one in grouped(found)] == ["recompute", "fission"]
-    monkeypatch.setattr("overlap_sched.report.words.rewrites.costs", lambda _: found)
-    cells = [list(column.cells) for column in rewrites_table(asked(300)).columns]
-    assert cells[-1] == ["5.0 us", "nothing freed"]

@@ -514,56 +514,6 @@ def closure(n: int, pairs: Iterable[Pair]) -> set[Pair]:
     return {(at, before) for at in range(n) for before in behind[at]}
 
 
-@pytest.mark.parametrize(
-    ("steps", "pairs"),
-    [
-        pytest.param([("", "a"), ("a", "")], [(1, 0)], id="read after write"),
-        pytest.param([("a", ""), ("", "a")], [(1, 0)], id="write after read"),
-        pytest.param([("", "a"), ("", "a")], [(1, 0)], id="write after write"),
-        pytest.param([("a", ""), ("a", "")], [], id="read after read"),
-        pytest.param([("", "a"), ("", "b"), ("a", ""), ("b", "")], [(2, 0), (3, 1)], id="each storage by itself"),
-        pytest.param([("a", "a"), ("a", "a")], [(1, 0)], id="both at once, never behind itself"),
-        pytest.param([("a", ""), ("a", ""), ("", "a")], [(2, 0), (2, 1)], id="a write after all readers"),
-        pytest.param([("a", ""), ("", "a"), ("", "a")], [(1, 0), (2, 1)], id="readers before the last write follow"),
-    ],
-)
-def test_storages(steps: Steps, pairs: list[Pair]) -> None:
-    assert storage_pairs(steps) == pairs
-
-
-@pytest.mark.parametrize(
-    ("orderings", "pairs"),
-    [
-        pytest.param([RANDOM, RANDOM], [(1, 0)], id="random numbers"),
-        pytest.param([EFFECT, EFFECT], [(1, 0)], id="effects"),
-        pytest.param([RANDOM, EFFECT, RANDOM, EFFECT], [(2, 0), (3, 1)], id="each of its kind"),
-        pytest.param([NONE, NONE], [], id="writes and communication, by themselves free"),
-        pytest.param([NONE, RANDOM, EFFECT, BARRIER], [(3, 0), (3, 1), (3, 2)], id="a barrier after all"),
-        pytest.param([BARRIER, NONE, RANDOM, EFFECT], [(1, 0), (2, 0), (3, 0)], id="all after a barrier"),
-        pytest.param([BARRIER, BARRIER], [(1, 0)], id="barriers"),
-        pytest.param([RANDOM, BARRIER, RANDOM], [(1, 0), (2, 1)], id="a barrier in between"),
-        pytest.param([RANDOM, BARRIER, BARRIER], [(1, 0), (2, 1)], id="only since the last barrier"),
-        pytest.param([RANDOM, FENCE, RANDOM], [(1, 0), (2, 1)], id="a fence is a barrier too"),
-    ],
-)
-def test_impurity(orderings: list[Ordering], pairs: list[Pair]) -> None:
-    assert impurity_pairs(orderings) == pairs
-
-
-def test_a_fence_holds_back_what_nothing_else_does() -> None:
-    # 0 -> 1, 2 | fence 3 | 4 -> 5 | fence 6
-    nodes: list[tuple[int, bool, set[int]]] = [
-        (0, False, set()),
-        (1, False, {0}),
-        (2, False, set()),
-        (3, True, set()),
-        (4, False, {0}),
-        (5, False, {4}),
-        (6, True, set()),
-    ]
-    assert sorted(fence_hazards(nodes)) == [(3, 1), (3, 2), (4, 3), (6, 3), (6, 5)]
-
-
 def test_only_groups_with_sends_or_receives_keep_their_launch_order() -> None:
     launches = [Launch(0, "pipe", False), Launch(1, "data", False), Launch(3, "pipe", True), Launch(7, "data", False)]
     assert launch_chains(launches) == [[0, 3]]

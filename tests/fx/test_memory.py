@@ -24,7 +24,7 @@ from overlap_sched.fx.reading import read_graph
 from overlap_sched.fx.sizes import Sizes
 from overlap_sched.judge.validate import memory_profile, peak_memory
 from overlap_sched.problem import Order, Problem
-from overlap_sched.report.words.graph import AssumedSize, sizes_assumed
+from overlap_sched.report.words.graph import AssumedSize
 from tests.fx.test_orders import GRAPHS, random_program
 from tests.support.fx_graphs import C10D, RANKS, gather, random_order, scatter, trace, wait
 
@@ -412,11 +412,3 @@ def test_a_shape_says_that_it_is_not_below_zero() -> None:
     size.node.shape_env.deferred_runtime_asserts.clear()
     sizes = Sizes(list(gm.graph.nodes), size.node.shape_env)
     assert (sizes.largest(size), sizes.largest(ROWS - size)) == (ROWS, 2 * ROWS)  # from -ROWS to ROWS
-
-
-def test_words() -> None:
-    sizes = [AssumedSize("u0", "item", 4096, True), AssumedSize("u1", "", 8192, False)]
-    assert sizes_assumed([]) == ""
-    assert sizes_assumed(sizes) == "peak rests on guessed sizes: u1 = 8,192, u0 (item) <= 4,096 as asserted"
-    many = [AssumedSize(f"u{i}", "", 8192, False) for i in range(6)]
-    assert sizes_assumed(many).endswith("u3 = 8,192 and 2 more")

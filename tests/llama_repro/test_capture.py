@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from llama_repro.capture import cache
 from llama_repro.capture.configs import find_config
 from llama_repro.capture.parallelism import fake_world
 from llama_repro.capture.trace import captured
-from overlap_sched.errors import OptionsError
 from overlap_sched.problem import Kind
 
 
@@ -65,13 +63,6 @@ def test_the_key_depends_on_the_configuration_and_the_sources(monkeypatch, tmp_p
     assert cache.cache_key(dataclasses.replace(config, batch=4)) != key
     monkeypatch.setattr(cache, "_sources", lambda folders: [])
     assert cache.cache_key(config) != key
-
-
-def test_the_cache_is_where_it_is_said_to_be(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.cache_dir() == tmp_path / "overlap_sched"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache.cache_dir() == Path(__file__).parents[2] / ".cache"
 
 
 def test_both_models_have_the_same_nodes_and_differ_in_what_waits_hold(tiny):
@@ -170,12 +161,6 @@ def test_a_world_that_is_there_already_is_not_touched():
     with fake_world(2), pytest.raises(RuntimeError, match=there_already), captured(find_config("tiny")):
         pass
     assert not dist.is_initialized()
-
-
-def test_unknown_configurations_are_told_what_there_is():
-    with pytest.raises(OptionsError) as caught:
-        find_config("llama4")
-    assert str(caught.value) == ("config is 'llama4'; it is one of llama1d, llama3-8b, llama3-8b-2d, tiny, tiny-2d.")
 
 
 @pytest.mark.nightly

@@ -11,8 +11,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from llama_repro import ROOT
-from llama_repro.errors import TitanError
-from llama_repro.titan.__main__ import main
 from llama_repro.titan.attention import attention_of_a_gpu
 from llama_repro.titan.models import MODELS, TitanModel
 from overlap_sched.judge.validate import peak_memory
@@ -70,17 +68,6 @@ def _in_flight_over_half(problem: Problem) -> list[str]:
     far = len(problem.nodes) / 2
     waits = [(v, node) for v, node in enumerate(problem.nodes) if node.kind is Kind.WAIT]
     return [node.name for v, node in waits if place[v] - min(map(place.__getitem__, node.deps)) > far]
-
-
-@pytest.mark.skipif(importlib.util.find_spec("torchtitan") is not None, reason="torchtitan is installed")
-def test_without_torchtitan_the_way_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--model", "titan-llama3-8b-fsdp64", "--out", str(tmp_path / "out.json")]) == 2
-    shown = " ".join(capsys.readouterr().err.split())
-    assert shown == (
-        "titan: torchtitan's GraphTrainer cannot be imported (No module named 'torchtitan'). Install torch 2.15.0, "
-        "torchtitan==0.3.0 and spmd_types; or read the files in llama_repro/titan/graphs."
-    )
-    assert issubclass(TitanError, RuntimeError)
 
 
 @pytest.mark.parametrize(("width", "operator"), [(64, "flash"), (32, "efficient")])

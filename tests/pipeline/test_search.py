@@ -20,7 +20,8 @@ from overlap_sched.pipeline.layout import Cut, StageLayout, folded, mirrored
 from overlap_sched.pipeline.named import NAMED, lay_out_named
 from overlap_sched.pipeline.replay import with_updates
 from tests.pipeline.test_judge import orders_of
-from tests.support.pipelines import measure_pipeline, random_job, random_schedule, uniform
+from tests.support.pipeline_judge import measure_pipeline
+from tests.support.pipelines import random_job, random_schedule, uniform
 
 SEEDS = range(40)
 

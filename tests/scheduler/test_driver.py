@@ -1,6 +1,7 @@
 """The driver: promises, fallbacks, all ranks alike, contention, and the record of each decision."""
 
 import importlib
+import re
 import subprocess
 import sys
 import warnings
@@ -190,10 +191,8 @@ def test_effort_zero_keeps_the_original_order() -> None:
 def test_other_memory_model_is_an_error() -> None:
     with pytest.raises(ProblemError) as caught:
         schedule(EXAMPLE, Options(memory_model="tracker"))
-    assert str(caught.value) == (
-        "problem 'example' is in the 'runtime' memory model, but 'tracker' was asked for. A problem is in the model "
-        "in which it was written: capture the graph again in the other one, or ask for memory_model='runtime'."
-    )
+    assert str(caught.value).startswith("problem 'example' is in the 'runtime' memory model, but 'tracker' was asked")
+    assert str(caught.value).endswith("capture the graph again in the other one, or ask for memory_model='runtime'.")
 
 
 def _raise(*_: object) -> None:
@@ -222,9 +221,8 @@ def test_a_broken_scheduler_costs_nothing(fault: Callable[..., object], said: st
     assert result.fell_back is not None
     assert said in result.fell_back
     assert {d.reason for d in result.decisions} == {"original"}
-    with pytest.raises(VerificationError) as caught:
+    with pytest.raises(VerificationError, match=re.escape(said)):
         schedule(EXAMPLE, Options(strict=True), stages=stages)
-    assert said in str(caught.value)
 
 
 @given(problems(max_steps=30), st.randoms(use_true_random=False))

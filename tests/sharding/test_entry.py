@@ -253,17 +253,15 @@ def told(*given: Any, **keywords: Any) -> str:
 
 def test_meshes_that_do_not_fit_are_told(mesh: DeviceMesh) -> None:
     cube = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
-    assert told(nn.Linear(2, 2), cube) == (
-        "the mesh has 3 dimensions ('pp', 'dp', 'tp'); shard takes one (shard) or two (replicate, shard). Pass those "
-        'of data parallelism: mesh["dp"], or mesh["replicate", "shard"].'
-    )
+    text = told(nn.Linear(2, 2), cube)
+    assert text.startswith("the mesh has 3 dimensions ('pp', 'dp', 'tp'); shard takes one")
+    assert text.endswith('of data parallelism: mesh["dp"], or mesh["replicate", "shard"].')
 
 
 def test_without_ranks_there_is_no_mesh() -> None:
-    assert told(nn.Linear(2, 2)) == (
-        "there is no process group yet, and no mesh was given. Call torch.distributed.init_process_group() first, or "
-        "pass mesh=init_device_mesh(...)."
-    )
+    text = told(nn.Linear(2, 2))
+    assert text.startswith("there is no process group yet, and no mesh was given. Call")
+    assert text.endswith("pass mesh=init_device_mesh(...).")
 
 
 def test_models_that_are_sharded_already_are_told(mesh: DeviceMesh) -> None:
@@ -282,32 +280,25 @@ def test_shared_parameters_of_two_calls_are_told(mesh: DeviceMesh) -> None:
     model = decoder()
     shard(model.lm_head, mesh)
     before = model.model.embed_tokens.weight
-    assert told(model, mesh) == (
-        "model.embed_tokens.weight is shared with a module that was sharded by another call. Shard both in one call: "
-        "shard([embedding, head]), or shard(model) alone."
-    )
+    text = told(model, mesh)
+    assert text.startswith("model.embed_tokens.weight is shared with a module that was sharded by")
+    assert text.endswith("shard([embedding, head]), or shard(model) alone.")
     assert model.model.embed_tokens.weight is before
     assert before.shape == (UNEVEN[0], WIDTH)
 
 
 def test_arguments_that_are_not_supported_are_told(mesh: DeviceMesh) -> None:
     model = nn.Sequential(nn.Linear(2, 2))
-    assert told(model, mesh, reshard_after_forward=2) == (
-        "reshard_after_forward is 2: resharding to fewer ranks is not supported. Use True (gather again in backward) "
-        "or False (keep)."
-    )
-    assert told(model, mesh, offload_policy=CPUOffloadPolicy()) == (
-        "offload_policy is a CPUOffloadPolicy: offloading is not supported. Leave it out, or use torch's fully_shard "
-        "for this model."
-    )
-    assert told(model, mesh, dp_mesh_dims="dp") == (
-        "dp_mesh_dims is not supported. Pass the data-parallel dimensions of the mesh as mesh: "
-        'mesh["dp"], or mesh["replicate", "shard"].'
-    )
-    assert told(model, mesh, shard_placement_fn=lambda _: Shard(1)) == (
-        "shard_placement_fn gives Shard(dim=1) for 0.weight; only Shard(0) is supported. Return None or Shard(0) for "
-        "it, or add it to ignored_params."
-    )
+    given: dict[str, tuple[Any, str, str]] = {
+        "reshard_after_forward": (2, "is 2: resharding to fewer", "or False (keep)."),
+        "offload_policy": (CPUOffloadPolicy(), "is a CPUOffloadPolicy:", "for this model."),
+        "dp_mesh_dims": ("dp", "is not supported.", 'mesh["dp"], or mesh["replicate", "shard"].'),
+        "shard_placement_fn": (lambda _: Shard(1), "gives Shard(dim=1)", "or add it to ignored_params."),
+    }
+    for name, (value, said, remedy) in given.items():
+        text = told(model, mesh, **{name: value})
+        assert text.startswith(f"{name} {said}")
+        assert text.endswith(remedy)
     assert not isinstance(model[0].weight, DTensor)
     shard(model, mesh, offload_policy=OffloadPolicy(), shard_placement_fn=lambda _: None)
 
@@ -377,10 +368,9 @@ def test_hooks_are_not_left_behind(mesh: DeviceMesh) -> None:
     for register in (nn.Parameter.register_hook, nn.Parameter.register_post_accumulate_grad_hook):
         model = nn.Sequential(nn.Linear(2, 2))
         register(model[0].bias, lambda *_: None)
-        assert told(model, mesh) == (
-            "0.bias has a hook for its gradient, which would stay with the parameter that shard replaces. Register it "
-            "after shard(model)."
-        )
+        text = told(model, mesh)
+        assert text.startswith("0.bias has a hook for its gradient, which would stay with the parameter")
+        assert text.endswith("after shard(model).")
 
 
 @pytest.mark.parametrize(
@@ -395,14 +385,11 @@ def test_sums_in_fp16_are_divided_before_and_after(mesh: DeviceMesh, factor: flo
 
 
 def test_modules_that_cannot_be_sharded_are_told(mesh: DeviceMesh) -> None:
-    assert told(nn.Sequential(nn.GRU(2, 2)), mesh) == (
-        "0 (GRU) reads its weights from a list of its own, past what gathers them. Add its parameters to "
-        "ignored_params."
-    )
+    text = told(nn.Sequential(nn.GRU(2, 2)), mesh)
+    assert text.startswith("0 (GRU) reads its weights from a list of its own, past")
+    assert text.endswith("ignored_params.")
     scalar = nn.Module()
     scalar.temperature = nn.Parameter(torch.tensor(1.0))
     with pytest.raises(ShardingError, match=r"^the module is a DistributedDataParallel\. Shard its module"):
         shard(nn.parallel.DistributedDataParallel(nn.Linear(2, 2)), mesh)
-    assert told(scalar, mesh) == (
-        "temperature is a scalar, which has no rows to divide. Make it a tensor of one element."
-    )
+    assert told(scalar, mesh).startswith("temperature is a scalar, which has no rows to divide. Make it a tensor of")

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -374,23 +375,15 @@ def test_max_split_size() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "expandable_segments",
-            "allocator is 'expandable_segments', which cannot be read from 'expandable_segments' on. Write it as in "
-            "PYTORCH_ALLOC_CONF: 'expandable_segments:True,max_split_size_mb:512', or '' for torch's defaults.",
-        ),
+        ("expandable_segments", "allocator is 'expandable_segments', which cannot be read from 'expandable_segments'"),
         ("expandable_segments:yes", "allocator has expandable_segments:yes; it is True or False."),
         ("max_split_size_mb:20", "allocator has max_split_size_mb:20; it is a whole number of MiB above 20."),
-        (
-            "roundup_power2_divisions:3",
-            "allocator has '3' in roundup_power2_divisions; sizes in MiB and divisions are powers of two.",
-        ),
+        ("roundup_power2_divisions:3", "allocator has '3' in roundup_power2_divisions; sizes in MiB and divisions"),
     ],
 )
 def test_settings_that_torch_would_not_take(text: str, message: str) -> None:
-    with pytest.raises(OptionsError) as error:
+    with pytest.raises(OptionsError, match=f"^{re.escape(message)}"):
         allocator_settings(text)
-    assert str(error.value) == message
 
 
 def test_settings_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,25 +90,17 @@ def test_every_size_can_be_sharded_in_the_usual_ways(name):
         assert sized(name, fsdp, tp).world == fsdp * tp
 
 
-def test_the_largest_has_eight_billion_parameters():
-    config = SIZES["8b"]
-    rows = 2 * config.hidden + 2 * config.kv_heads * config.head_dim + 3 * config.ffn
-    assert round((config.layers * rows * config.hidden + 2 * config.vocabulary * config.hidden) / 1e9) == 8
-
-
 def test_wrong_sizes_are_told():
-    with pytest.raises(OptionsError) as unknown:
+    with pytest.raises(OptionsError, match=r"^model is 'huge'; it is one of tiny, short, small, 125m, 1b, 3b, 8b\.$"):
         sized("huge", 1, 1)
-    assert str(unknown.value) == "model is 'huge'; it is one of tiny, short, small, 125m, 1b, 3b, 8b."
     with pytest.raises(OptionsError) as odd:
         sized("tiny", 3, 1)
     assert str(odd.value) == (
         "model 'tiny' cannot be sharded over 3 ranks (3 x 1 tensor parallel): hidden width 128 is not divisible by 3. "
         "Use 1, 2, 4 or 8 of them, or another model."
     )
-    with pytest.raises(OptionsError) as wide:
+    with pytest.raises(OptionsError, match="key/value heads 4 is not divisible by 8"):
         sized("tiny", 1, 8)
-    assert "key/value heads 4 is not divisible by 8" in str(wide.value)
 
 
 def test_a_world_that_cannot_be_divided_is_told():

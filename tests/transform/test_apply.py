@@ -1,5 +1,6 @@
 """What rewrites make of a problem: names, memory and times by hand; what each node computes by an oracle."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -198,9 +199,8 @@ REFUSED: list[tuple[list[Rewrite], str]] = [
 
 @pytest.mark.parametrize(("rewrites", "message"), REFUSED, ids=str)
 def test_what_is_refused_and_why(rewrites: list[Rewrite], message: str) -> None:
-    with pytest.raises(RewriteError) as caught:
+    with pytest.raises(RewriteError, match=re.escape(message)):
         apply(TWO, rewrites, PRICES)
-    assert message in str(caught.value)
 
 
 def test_types_and_groups_must_be_alike() -> None:

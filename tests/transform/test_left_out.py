@@ -1,13 +1,10 @@
 """The step of a plan without one of its rewrites."""
 
-import math
-from dataclasses import replace
-
 import pytest
 
 from overlap_sched import Options
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.plan import largest, left_json, left_out, plan, rewrites_without
+from overlap_sched.transform.plan import largest, left_out, plan, rewrites_without
 from overlap_sched.transform.rewrites import Bucket, Stream
 from tests.support.sharded import PRICES, sharded
 
@@ -30,10 +27,6 @@ def test_what_a_bucket_buys_where_the_network_binds_is_its_latency() -> None:
     assert left_out(found, PRICES) == left
 
 
-def test_nothing_is_left_out_of_a_plan_without_rewrites() -> None:
-    assert left_out(plan(BOUND, PRICES, replace(BUCKETS, rewrites=())), PRICES) == ()
-
-
 def test_members_of_a_bucket_stay_on_the_stream_on_which_it_was() -> None:
     bucket, other = Bucket(("scatter0_0", "scatter0_1"), "coalesced"), Bucket(("gather0_0", "gather0_1"), "coalesced")
     made = (bucket, other, Stream(bucket.name), Stream("scatter1_0"))
@@ -42,10 +35,3 @@ def test_members_of_a_bucket_stay_on_the_stream_on_which_it_was() -> None:
     assert rewrites_without(made, other) == (bucket, Stream(bucket.name), Stream("scatter1_0"))
     groups = {node.name: node.group for node in apply(BOUND, rest, PRICES).nodes}
     assert (groups["scatter0_0"], groups["scatter0_1"]) == ("fsdp/2", "fsdp/2")
-
-
-def test_no_step_is_no_number_in_json() -> None:
-    found = left_out(plan(BOUND, PRICES, BUCKETS), PRICES, most=1)[0]
-    (told,) = left_json([found._replace(step_us=math.inf, why_not="8 bytes above the budget")])
-    assert (told["step_us"], told["why_not"], told["with_us"]) == (None, "8 bytes above the budget", found.with_us)
-    assert told["rewrite"]["kind"] == "bucket"

@@ -215,14 +215,6 @@ def test_the_best_is_scheduled_again_from_its_own_order() -> None:
     assert any(trial.what.endswith(", again from its own order") for trial in plan(BOUND, PRICES, ALL).trials)
 
 
-def test_every_trial_says_what_became_of_it() -> None:
-    found = plan(BOUND, PRICES, ALL)
-    assert found.trials
-    best = [trial for trial in found.trials if trial.why_not == ""]
-    assert [trial.step_us for trial in best] == sorted((trial.step_us for trial in best), reverse=True)
-    assert all(trial.order for trial in best)
-
-
 @pytest.mark.parametrize("short_bytes", [0, 7])
 def test_what_would_not_run_in_the_memory_limit_is_not_taken(short_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = replace(BUCKETS, headroom="100%", memory_limit="1GiB")

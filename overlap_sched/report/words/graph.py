@@ -8,9 +8,9 @@ from rich.table import Table
 
 from overlap_sched.cost.profile import How, MeasuredTime, Profile, Sought
 from overlap_sched.cost.table import CollectiveTime, KernelTime, Tables, describe_table
-from overlap_sched.peak_memory.peak import Peak, PeakStorage
+from overlap_sched.peak_memory.peak import Peak
 from overlap_sched.problem import Kind, NodeId, Problem
-from overlap_sched.report.table import captioned_table
+from overlap_sched.report.table import align_rows, captioned_table
 from overlap_sched.report.units import count, duration, printable, size
 from overlap_sched.transform.apply import OFFLOAD, RELOAD
 from overlap_sched.transform.rewrites import second_group
@@ -121,37 +121,34 @@ LARGEST = 10
 """Storages that are shown one by one."""
 
 
-def peak_text(peak: Peak, largest: int = LARGEST) -> str:
+def peak_text(peak: Peak) -> str:
     """A few lines: where the peak is, what it is made of, who made the largest and who still needs them."""
-    problem = peak.problem
-    lines = [
-        f"{printable(problem.name)}: peak {size(peak.bytes)}, first at {printable(problem.nodes[peak.node].name)}, "
-        f"step {peak.position + 1:,} of {peak.steps:,} ({problem.memory_model} memory model, simulated)"
+    problem, kinds = peak.problem, Counter(storage.kind for storage in peak.storages)
+    names, whole = [printable(node.name) for node in problem.nodes], max(peak.bytes, 1)
+    by_kind = [
+        (kind, size(total), f"{100 * total / whole:.1f} %", f"in {kinds[kind]:,}")
+        for kind, total in peak.by_kind().items()
+        if total
     ]
-    for kind, total in peak.by_kind().items():
-        if total:
-            count = sum(storage.kind == kind for storage in peak.storages)
-            lines.append(f"  {kind:<22} {size(total):>12}  {100 * total / max(peak.bytes, 1):5.1f} %  in {count:,}")
-    lines.append(
-        f"  live at this node in every order: {size(peak.forced_bytes)} "
-        f"({100 * peak.forced_bytes / max(peak.bytes, 1):.1f} %); in some orders, storages marked * are not live here"
+    rows = []
+    for one in peak.storages[:LARGEST]:
+        needed = ", ".join(names[v] for v in one.needed_by[:3]) or "nobody"
+        needed += f" and {len(one.needed_by) - 3:,} more" if len(one.needed_by) > 3 else ""
+        needed += ": never freed" if not one.needed_by and problem.storages[one.storage].pinned else ""
+        mark, what = " " if one.forced else "*", f"made by {names[one.maker]}, needed by {needed}"
+        if one.bytes:
+            rows.append((mark, size(one.bytes), one.kind, what))
+    return "\n".join(
+        [
+            f"{printable(problem.name)}: peak {size(peak.bytes)}, first at {names[peak.node]}, "
+            f"step {peak.position + 1:,} of {peak.steps:,} ({problem.memory_model} memory model, simulated)",
+            *align_rows(by_kind),
+            f"  live at this node in every order: {size(peak.forced_bytes)} ({100 * peak.forced_bytes / whole:.1f} %); "
+            "in some orders, storages marked * are not live here",
+            *(["largest:" if len(rows) > 1 else "the only one:"] if rows else []),
+            *align_rows(rows),
+        ]
     )
-    shown = [storage for storage in peak.storages[:largest] if storage.bytes]
-    if shown:
-        lines.append("largest:" if len(shown) > 1 else "the only one:")
-    lines += [_storage_line(problem, storage) for storage in shown]
-    return "\n".join(lines)
-
-
-def _storage_line(problem: Problem, storage: PeakStorage) -> str:
-    names = [printable(problem.nodes[v].name) for v in storage.needed_by]
-    if names:
-        needed = ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
-    else:
-        needed = "nobody: never freed" if problem.storages[storage.storage].pinned else "nobody"
-    mark = " " if storage.forced else "*"
-    maker = printable(problem.nodes[storage.maker].name)
-    return f"{mark} {size(storage.bytes):>12}  {storage.kind:<22} made by {maker}, needed by {needed}"
 
 
 _LISTED = 4
@@ -214,33 +211,21 @@ def _label(node: Sought) -> str:
 
 def calibration_text(tables: Tables, failed: Sequence[str], path: str) -> str:
     """A line per table: how much was measured, and the largest of it; then what failed."""
-    lines = [f"{printable(path)}: {_count(tables)} measured"]
-    groups: dict[tuple[str, int, int], list[CollectiveTime]] = {}
-    for one in tables.collectives:
-        groups.setdefault((one.kind, one.ranks, one.nodes), []).append(one)
-    lines += [_collectives(describe_table(*key), ones) for key, ones in sorted(groups.items())]
-    ops: dict[str, list[KernelTime]] = {}
-    for kernel in tables.kernels:
-        ops.setdefault(kernel.op, []).append(kernel)
-    lines += [_kernels(op, kernels) for op, kernels in sorted(ops.items())]
+    lines = [f"{printable(path)}: {len(tables.collectives):,} collectives, {len(tables.kernels):,} kernels measured"]
+    groups: dict[tuple[str, int, int], list[CollectiveTime]] = defaultdict(list)
+    for one in sorted(tables.collectives, key=lambda one: (one.kind, one.ranks, one.nodes, one.bytes)):
+        groups[one.kind, one.ranks, one.nodes].append(one)
+    for key, (least, *_, most) in ((key, (ones[0], *ones)) for key, ones in groups.items()):
+        lines.append(
+            f"  {describe_table(*key)}: {size(least.bytes)} {duration(least.time_us)}, "
+            f"{size(most.bytes)} {duration(most.time_us)} ({most.bytes / most.time_us / 1e3:.2f} GB/s), "
+            f"launch {duration(least.launch_us)} to {duration(most.launch_us)}"
+        )
+    ops: dict[str, list[KernelTime]] = defaultdict(list)
+    for kernel in sorted(tables.kernels, key=lambda one: one.op):
+        ops[kernel.op].append(kernel)
+    for op, kernels in ops.items():
+        flops = max(one.flops / one.time_us / 1e6 for one in kernels)
+        rate = f"{flops:.3g} TFLOP/s" if flops else f"{max(one.bytes / one.time_us / 1e3 for one in kernels):.3g} GB/s"
+        lines.append(f"  {printable(op)}: {len(kernels)} shapes, {rate} at best")
     return "\n".join([*lines, *(f"  not measured: {printable(what)}" for what in failed)])
-
-
-def _count(tables: Tables) -> str:
-    counts = ((tables.collectives, "collectives"), (tables.kernels, "kernels"))
-    return ", ".join(f"{len(ones):,} {what}" for ones, what in counts)
-
-
-def _collectives(what: str, ones: Sequence[CollectiveTime]) -> str:
-    least, most = min(ones, key=lambda one: one.bytes), max(ones, key=lambda one: one.bytes)
-    rate = most.bytes / most.time_us / 1e3
-    return (
-        f"  {what}: {size(least.bytes)} {duration(least.time_us)}, {size(most.bytes)} {duration(most.time_us)} "
-        f"({rate:.2f} GB/s), launch {duration(least.launch_us)} to {duration(most.launch_us)}"
-    )
-
-
-def _kernels(op: str, ones: Sequence[KernelTime]) -> str:
-    flops = max(one.flops / one.time_us / 1e6 for one in ones)
-    rate = f"{flops:.3g} TFLOP/s" if flops else f"{max(one.bytes / one.time_us / 1e3 for one in ones):.3g} GB/s"
-    return f"  {printable(op)}: {len(ones)} shapes, {rate} at best"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from overlap_sched.fit.answer import Effect, Faster, Fit, FitPoint, Held
+from overlap_sched.fit.answer import Effect, Fit, FitPoint
 from overlap_sched.problem import Node
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, count, duration, printable, size
@@ -155,19 +155,10 @@ def costs(found: Fit) -> list[Cost]:
     """Per rewrite of the best plan, in their order."""
     nodes = {node.name: node for node in found.best.problem.nodes}
     alone = {effect.rewrite: effect for effect in found.effects}
-    return [
-        _in_parts(one, alone[one]) if isinstance(one, Fission) and one in alone else _cost(found.best, nodes, one)
-        for one in found.best.rewrites
-    ]
+    return [_cost(found.best, nodes, one, alone.get(one)) for one in found.best.rewrites]
 
 
-def _in_parts(one: Fission, effect: Effect) -> Cost:
-    """By how much the peak falls, and what smaller kernels cost, both before other rewrites."""
-    what = f"{len(one.nodes):,} nodes in {one.parts} parts"
-    return Cost("fission", what, 1, max(effect.bytes, 0), max(effect.compute_us, 0.0), 0.0)
-
-
-def _cost(found: FitPoint, nodes: dict[str, Node], one: Rewrite) -> Cost:
+def _cost(found: FitPoint, nodes: dict[str, Node], one: Rewrite, alone: Effect | None) -> Cost:
     kind = type(one).__name__.lower()
     match one:
         case Recompute():
@@ -180,6 +171,9 @@ def _cost(found: FitPoint, nodes: dict[str, Node], one: Rewrite) -> Cost:
             op = nodes[one.node].op if one.node in nodes else ""
             held = launches[0].bytes if launches else 0
             return Cost(kind, op, 1, held, 0.0, sum(node.time_us for node in launches))
+        case Fission() if alone is not None:  # before other rewrites: what the peak falls by, what smaller kernels cost
+            what = f"{len(one.nodes):,} nodes in {one.parts} parts"
+            return Cost(kind, what, 1, max(alone.bytes, 0), max(alone.compute_us, 0.0), 0.0)
     return Cost(kind, "", 1, 0, 0.0, 0.0)
 
 
@@ -249,34 +243,30 @@ def points_table(found: Fit) -> Table:
 
 def answer_line(found: Fit) -> str:
     """The answer in a sentence."""
-    best = found.best
-    step = (
-        f"The step takes {duration(best.step_us)}, {100 * found.slowdown:+.2f} % against the best order without "
-        f"rewrites ({duration(found.without.step_us)} at {size(found.without.peak_bytes)})"
-    )
-    reserved = "" if found.held is None else _reserved(found.held)
+    best, held = found.best, found.held
+    peak = size(best.peak_bytes)
     host = f", with {size(best.host_bytes)} of pinned host memory" if best.host_bytes else ""
-    if found.limit_bytes is None:
-        return f"The lowest peak found: {size(best.peak_bytes)}. {step}{host}.{reserved}"
-    faster = None if found.held is None else found.held.faster
-    why = f" {_passed_over(found.limit_bytes, faster)}" if faster is not None else ""
-    return f"{_verdict(found, found.limit_bytes)} {step}{host}.{why}{reserved}"
-
-
-def _verdict(found: Fit, limit_bytes: int) -> str:
-    if found.fits:
-        return f"Fits into {size(limit_bytes)}: a peak of {size(found.best.peak_bytes)}."
-    return (
-        f"Only live bytes fit into {size(limit_bytes)}: {lacking_line(found)}. No plan was found that fits; expandable "
-        "segments (PYTORCH_ALLOC_CONF) may need less."
-    )
-
-
-def _passed_over(limit_bytes: int, faster: Faster) -> str:
-    return (
-        f"The plan of {duration(faster.step_us)} is not picked: torch's allocator needs a device of "
-        f"{size(limit_bytes + faster.lacks_bytes)} for it."
-    )
+    said = [
+        f"The lowest peak found: {peak}.",
+        f"The step takes {duration(best.step_us)}, {100 * found.slowdown:+.2f} % against the best order without "
+        f"rewrites ({duration(found.without.step_us)} at {size(found.without.peak_bytes)}){host}.",
+    ]
+    if found.limit_bytes is not None:
+        limit = size(found.limit_bytes)
+        said[0] = f"Fits into {limit}: a peak of {peak}."
+        if not found.fits:
+            said[0] = (
+                f"Only live bytes fit into {limit}: {lacking_line(found)}. No plan was found that fits; expandable "
+                "segments (PYTORCH_ALLOC_CONF) may need less."
+            )
+        if held is not None and held.faster is not None:
+            said.append(
+                f"The plan of {duration(held.faster.step_us)} is not picked: torch's allocator needs a device of "
+                f"{size(found.limit_bytes + held.faster.lacks_bytes)} for it."
+            )
+    if held is not None:
+        said.append(f"Without a limit torch's allocator reserves {size(held.reserved_bytes)}.")
+    return " ".join(said)
 
 
 def lacking_line(found: Fit) -> str:
@@ -288,7 +278,3 @@ def lacking_line(found: Fit) -> str:
         f"a peak of {size(found.best.peak_bytes)}, for which torch's allocator needs a device of {needed}, "
         f"{size(found.held.over_bytes)} more"
     )
-
-
-def _reserved(held: Held) -> str:
-    return f" Without a limit torch's allocator reserves {size(held.reserved_bytes)}."

@@ -76,12 +76,6 @@ def collectives_text(problem: Problem) -> str:
     return f"{text}{'s' if blocking == 1 else ''} compute)"
 
 
-def together_rows(schedule: Schedule) -> list[tuple[str, ...]]:
-    """A row for the summary where any are in flight together, before or after."""
-    pairs = schedule.original.groups_together, schedule.scheduled.groups_together
-    return [("groups together", *(f"{k:,} pair{'' if k == 1 else 's'}" for k in pairs))] if any(pairs) else []
-
-
 def apart_line(schedule: Schedule) -> str:
     """Pairs in flight together before and after, in a line of a report; ``""``: none are."""
     before, after = schedule.original.groups_together, schedule.scheduled.groups_together
@@ -238,7 +232,10 @@ def summary_rows(schedule: Schedule) -> list[tuple[str, ...]]:
     if budget_bound > bound_us * (1 + ROUNDING):
         gaps = (f"{gap_percent(us, budget_bound):.1f} %" for us in step)
         rows.append(("... within the budget", *gaps, "", duration(budget_bound)))
-    return rows + together_rows(schedule)
+    pairs = before.groups_together, after.groups_together
+    if any(pairs):
+        rows.append(("groups together", *(count(number, "pair") for number in pairs)))
+    return rows
 
 
 def explanation(schedule: Schedule, collective: str | None = None, top: int | None = None) -> str:
@@ -287,10 +284,12 @@ def _record(schedule: Schedule, decision: Decision, called: Mapping[str, str]) -
     problem = schedule.problem
     node = problem.nodes[decision.collective]
     group, module = problem.groups[node.group or ""], f" in {printable(node.module)}" if node.module else ""
+    under = [f"{printable(problem.nodes[v].name)} ({duration(problem.nodes[v].time_us)})" for v in decision.under]
     lines = [
         f"{printable(node.name)}{module}: {printable(node.op) or 'collective'} on group {called[node.group or '']} "
         f"of {group.size}, {size(node.bytes)}, {duration(node.time_us)}",
-        f"  exposed {duration(decision.exposed_us)}, hidden {duration(decision.hidden_us)}{_under(problem, decision)}",
+        f"  exposed {duration(decision.exposed_us)}, hidden {duration(decision.hidden_us)}"
+        + (f" under {', '.join(under)}" if under else ""),
         f"  launched at position {decision.position:,} ({_moved(decision)}), at {duration(decision.launch_us)}: "
         f"{_WHY[decision.reason]}",
         f"  ran from {duration(decision.start_us)} to {duration(decision.finish_us)}; "
@@ -314,11 +313,6 @@ def why_text(problem: Problem, decision: Decision) -> str:
 def launched_because(decision: Decision) -> str:
     """Why a collective is launched where it is."""
     return "where the original order has it" if decision.reason == "original" else _WHY[decision.reason]
-
-
-def _under(problem: Problem, decision: Decision) -> str:
-    names = [f"{printable(problem.nodes[v].name)} ({duration(problem.nodes[v].time_us)})" for v in decision.under]
-    return f" under {', '.join(names)}" if names else ""
 
 
 def _moved(decision: Decision) -> str:
@@ -414,23 +408,19 @@ def verdict(schedule: Schedule, original: Problem, reserved: Reserved | None, fi
     gap = f"{gap_percent(after.step_us, schedule.lower_bound_us):.1f} % above the lower bound"
     if original is schedule.problem and schedule.order == schedule.problem.original_order:
         memory = f"{size(after.peak_bytes)} live" + (f" and {size(reserved.after)} reserved" if reserved else "")
-        return _short(
-            "kept", f"The original order stays: a step of {duration(after.step_us)}, {gap}, a peak of {memory}."
-        )
+        said = f"The original order stays: a step of {duration(after.step_us)}, {gap}, a peak of {memory}."
+        return InShort("kept", _BADGES["kept"], said)
     step = _compared(before.step_us, after.step_us, "as long as before", "shorter", "longer")
     memory = _memory("live", before.peak_bytes, after.peak_bytes)
     reserves = "reserved" if fits is None and schedule.memory_limit_bytes is None else "reserved without a limit"
     memory += "" if reserved is None else f" and {_memory(reserves, reserved.before, reserved.after)}"
     came, end = _end(schedule, fits)
-    return _short(
+    return InShort(
         came,
+        _BADGES[came],
         f"The step takes {duration(after.step_us)} instead of {duration(before.step_us)} ({step}; {gap}) with a peak "
         f"of {memory}{end}.",
     )
-
-
-def _short(came: Came, sentence: str) -> InShort:
-    return InShort(came, _BADGES[came], sentence)
 
 
 def _end(schedule: Schedule, fits: bool | None) -> tuple[Came, str]:

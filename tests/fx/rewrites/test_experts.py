@@ -2,7 +2,6 @@
 
 import json
 import random
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.fx import lift
 from overlap_sched.fx.dimensions.candidates import expert_fissions
 from overlap_sched.fx.fitting import fit_graph
@@ -24,7 +22,7 @@ from overlap_sched.transform.rewrites import Fission
 from tests.support.examples import at_night
 from tests.support.fx_graphs import RANKS, random_order
 from tests.support.ranks import run_ranks
-from tests.support.rewrite_graphs import by_name, described
+from tests.support.rewrite_graphs import by_name
 from tests.support.routed_graphs import CHOSEN, TOKENS, WIDTH, check_alike, run, shapes, step, trace
 
 pytestmark = pytest.mark.slow
@@ -150,14 +148,6 @@ def test_each_part_has_symbols_of_its_own() -> None:
         assert sent.meta["val"].shape == (sum(node.meta["val"] for node in rows), WIDTH)
 
 
-def test_undone_the_graph_is_as_it_was() -> None:
-    for which in (WIDE, NARROW):
-        gm, one = fissioned(2, which)
-        before = described(gm.graph)
-        prepare(gm, [one]).undo()
-        assert described(gm.graph) == before
-
-
 def test_two_ranks_over_gloo(tmp_path: Path) -> None:
     """Parts send what the whole sends, some of it each; losses and gradients are compared by the ranks."""
     run_ranks("tests.support.rewrite_ranks", tmp_path, "routed", ranks=RANKS)
@@ -187,20 +177,6 @@ def test_fit_graph_runs_experts_in_parts() -> None:
     assert peak_memory(after, after.original_order)[0] == found.best.peak_bytes <= limit
     for want, got in zip(run(trace(step), 0), run(gm, 0), strict=True):
         check_alike(want, got)
-
-
-def test_a_graph_that_cannot_be_rewritten_stays_and_one_warning_says_why() -> None:
-    gm = trace(step)
-    problem = lift(gm).problem
-    limit = int(0.8 * peak_memory(problem, problem.original_order)[0])
-    env = next(node.meta["val"].node.shape_env for node in gm.graph.find_nodes(op="call_function", target=READ))
-    env.settings = replace(env.settings, allow_scalar_outputs=False)  # no symbol can be made any more
-    before = described(gm.graph)
-    with pytest.warns(OverlapSchedWarning) as said:
-        fit_graph(gm, memory_limit=limit, kinds=("batch",), effort=0)
-    assert len(said) == 1
-    assert "'_local_scalar_dense' cannot run in 4 parts" in str(said[0].message)
-    assert described(gm.graph) == before
 
 
 def test_a_capacity_stays_whole() -> None:

@@ -318,13 +318,6 @@ def test_it_schedules_alike(problem: Problem, contention: bool) -> None:
 
 
 @pytest.mark.slow
-def test_a_real_graph_schedules_alike() -> None:
-    path = Path(__file__).parents[2] / "scripts" / "instances" / "llama3_8b_fw_64_2d.json.gz"
-    problem, options = read_problem(path, comm_scale=4.0), Options()
-    assert schedule(redact_problem(problem), options).order == schedule(problem, options).order
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("command", ["plan", "sweep --vary headroom=0", "explain", "memory"])
 def test_every_command_saves_what_it_read(command: str, problem: str, tmp_path: Path) -> None:
     out = tmp_path / "saved.json.gz"
@@ -339,10 +332,3 @@ def test_times_and_contention_are_saved_as_used(problem: str, tmp_path: Path) ->
     assert run("plan", problem, "--save-problem", str(out), "--comm-scale", "4", "--slowdown", "1.5") == 0
     assert json.loads(out.read_text())["contention"] == {"slowdown": {"": 1.5}, "links": {}}
     assert read_problem(out).nodes[2].time_us == 160.0
-
-
-def test_redact_alone(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("plan", problem, "--redact") == 2
-    assert capsys.readouterr().err == (
-        "overlap-sched: error: --redact changes what --save-problem writes: give --save-problem OUT.json, too.\n"
-    )

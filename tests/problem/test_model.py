@@ -138,26 +138,11 @@ def chain(length: int) -> Problem:
 
 
 @pytest.mark.slow
-def test_a_deep_chain_needs_no_recursion() -> None:
-    problem = chain(5000)
-    assert lower_bound_us(problem) == 4999.0
-    assert violation(problem, schedule(problem).order) is None
-
-
-@pytest.mark.slow
 def test_a_long_chain() -> None:
     """What goes by squares, or deeper with each node, does not end here."""
     problem = chain(250_000)
     assert lower_bound_us(problem) == 249999.0
     assert violation(problem, schedule(problem, Options(effort=1)).order) is None
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_a_long_ring() -> None:
-    n = 250_000
-    with pytest.raises(errors.ProblemError, match="in a ring of 250000"):
-        Problem("ring", tuple(Node(f"n{v}", Kind.COMPUTE, deps=((v - 1) % n,)) for v in range(n)), ())
 
 
 def test_the_example_is_frozen() -> None:

@@ -30,7 +30,7 @@ from overlap_sched.scheduler.restrictions import (
     needed_bytes,
     on_one_stream,
 )
-from overlap_sched.scheduler.task import TUNING, Reference, Task
+from overlap_sched.scheduler.task import TUNING, Task
 from overlap_sched.simulate.allocator import requests_of
 from overlap_sched.simulate.ledger import LiveRanges
 from tests.scheduler.test_driver import check_promises
@@ -331,22 +331,6 @@ def test_the_original_order_is_taken_where_it_alone_runs(monkeypatch: pytest.Mon
     monkeypatch.setattr(under_test, "TUNING", replace(TUNING, budget_parts=()))
     found = schedule(problem, Options(memory_limit="100%", allocator="plain"))
     assert (found.order, found.short_bytes) == (problem.original_order, 0)
-
-
-def test_eight_tighter_runs_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, limits, real = large_layers(8, 20), list[Any](), under_test.list_schedule
-    task = Task(problem, Options(memory_limit=1024), int(LiveRanges(problem).profile(problem.original_order).max()))
-    live = Reference(problem, problem.original_order).profile
-
-    def noted(reference: Reference, limit: Any, *rest: Any) -> Any:
-        limits.append(limit)
-        return real(reference, limit, *rest)
-
-    monkeypatch.setattr(under_test, "list_schedule", noted)
-    schedule(problem, task.options)
-    assert len(limits) == 2 * len(TUNING.budget_parts) == 8
-    for k, limit in enumerate(limits):
-        assert (limit == (live + TUNING.budget_parts[k // 2] * (task.limit - live)).astype(int)).all()
 
 
 @pytest.mark.parametrize(

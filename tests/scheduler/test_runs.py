@@ -1,8 +1,6 @@
 """When runs end, and that every promise is kept whatever stage is left out."""
 
 import importlib
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,67 +11,17 @@ from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import violation
 from overlap_sched.scheduler.driver import ALL
-from overlap_sched.scheduler.runs import busy_us, simple_bound_us, streams_bound_us
-from overlap_sched.scheduler.task import Candidate, Reference, SchedulerRun, Task, Work
+from overlap_sched.scheduler.runs import busy_us, streams_bound_us
+from overlap_sched.scheduler.task import Reference
 from tests.support.examples import examples
 from tests.support.graphs import problems
-from tests.support.layers import best_of_runs, forward, large_layers, layers, with_stage
+from tests.support.layers import forward, large_layers, layers, with_stage
 
 under_test = importlib.import_module("overlap_sched.scheduler.runs")
 
 ONE = layers(12)
 TWO = forward(20)
 """Taken to have two chains where the test says so."""
-
-
-def steps_asked(
-    monkeypatch: pytest.MonkeyPatch, gaps: Sequence[float | None], effort: int = 4, chains: bool = False
-) -> tuple[int, float]:
-    """How many runs there were, and the gap of the best; run k ends so far above the bound, ``None``: given up."""
-    problem = TWO if chains else ONE
-    order = problem.original_order
-    task = Task(problem, Options(effort=effort), 10**6)
-    reference = Reference(problem, order, task.live_ranges)
-    priorities = reference.priorities()
-    bound_us = max(simple_bound_us(problem, priorities), streams_bound_us(problem, priorities))
-    left = list(gaps)
-
-    def run(*_: Any) -> SchedulerRun:
-        gap = left.pop(0)
-        if gap is None:
-            return SchedulerRun(Work(1))
-        return SchedulerRun(Work(1), Candidate(order, bound_us * (1 + gap), 5, {problem.collectives[0]: "reference"}))
-
-    monkeypatch.setattr(under_test, "list_schedule", run)
-    monkeypatch.setattr(under_test, "has_chains", lambda _: chains)
-    monkeypatch.setattr(under_test, "interleaved", lambda *_: order)
-    best = best_of_runs(task, reference, Candidate(order, 2 * bound_us, 5))
-    assert best.work.runs == len(gaps) - len(left)
-    return best.work.runs, best.step_us / bound_us - 1
-
-
-@pytest.mark.parametrize(
-    ("gaps", "runs"),
-    [
-        ([0.001, 9, 9, 9], 1),  # close enough
-        ([0.012, 0.012, 9, 9], 2),  # near, and two policies end alike
-        ([0.012, 0.011, 0.012, 9], 4),  # near, but each ends elsewhere
-        ([0.012, None, 0.012, 9], 3),  # a run that was given up says nothing
-        ([0.02, 0.02, 0.02, 0.02], 4),  # alike, but not near
-    ],
-)
-def test_two_policies_that_end_at_the_same_step_near_the_bound_end_it(
-    monkeypatch: pytest.MonkeyPatch, gaps: list[float | None], runs: int
-) -> None:
-    made, gap = steps_asked(monkeypatch, gaps)
-    assert made == runs
-    assert gap == pytest.approx(min(g for g in gaps[:runs] if g is not None))
-
-
-def test_one_run_goes_from_chain_to_chain_where_the_first_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert steps_asked(monkeypatch, [0.012, None, 0.012, 9], chains=True)[0] == 3  # policy, chains, policy
-    assert steps_asked(monkeypatch, [0.05, None, None, None, None, 0.04, 0.03, 0.02], chains=True)[0] == 8
-    assert steps_asked(monkeypatch, [0.05, 0.001], chains=True)[0] == 2
 
 
 @pytest.mark.parametrize("problem", [ONE, TWO], ids=["backward", "forward"])

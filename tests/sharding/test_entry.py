@@ -289,18 +289,16 @@ def test_shared_parameters_of_two_calls_are_told(mesh: DeviceMesh) -> None:
 
 def test_arguments_that_are_not_supported_are_told(mesh: DeviceMesh) -> None:
     model = nn.Sequential(nn.Linear(2, 2))
-    text = told(model, mesh, reshard_after_forward=2)
-    assert text.startswith("reshard_after_forward is 2: resharding to fewer")
-    assert text.endswith("or False (keep).")
-    text = told(model, mesh, offload_policy=CPUOffloadPolicy())
-    assert text.startswith("offload_policy is a CPUOffloadPolicy:")
-    assert text.endswith("for this model.")
-    text = told(model, mesh, dp_mesh_dims="dp")
-    assert text.startswith("dp_mesh_dims is not supported. Pass the data-parallel")
-    assert text.endswith('mesh["dp"], or mesh["replicate", "shard"].')
-    text = told(model, mesh, shard_placement_fn=lambda _: Shard(1))
-    assert text.startswith("shard_placement_fn gives Shard(dim=1)")
-    assert text.endswith("it, or add it to ignored_params.")
+    given: dict[str, tuple[Any, str, str]] = {
+        "reshard_after_forward": (2, "is 2: resharding to fewer", "or False (keep)."),
+        "offload_policy": (CPUOffloadPolicy(), "is a CPUOffloadPolicy:", "for this model."),
+        "dp_mesh_dims": ("dp", "is not supported.", 'mesh["dp"], or mesh["replicate", "shard"].'),
+        "shard_placement_fn": (lambda _: Shard(1), "gives Shard(dim=1)", "or add it to ignored_params."),
+    }
+    for name, (value, said, remedy) in given.items():
+        text = told(model, mesh, **{name: value})
+        assert text.startswith(f"{name} {said}")
+        assert text.endswith(remedy)
     assert not isinstance(model[0].weight, DTensor)
     shard(model, mesh, offload_policy=OffloadPolicy(), shard_placement_fn=lambda _: None)
 

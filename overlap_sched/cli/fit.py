@@ -49,7 +49,7 @@ class FitCommand(Input):
     """the link between device and host (default: pcie5, 51.2 GB/s in each direction; pcie4: 25.6)"""
     kinds: str = ",".join(DEFAULT)
     """KINDS: what may be done, joined by commas; of dumps only: fission, and batch: the graph in parts along its batch,
-    whose gradients are added up; both round otherwise"""
+    whose gradients are added up, which rounds otherwise"""
     effort: int = 2
     """N: how much to try: 0, 1 or 2 (default); counted, not timed"""
     html: Annotated[str | None, Flag(file="out")] = None

@@ -17,7 +17,7 @@ into matmuls only where autotuning is asked for).
 
 Inductor merges the best pair first, over and over; here each loop nest, in the order of the graph, joins what it may
 join at that time, the most shared bytes first. Not followed: reductions that are split in two, and loops put in another
-order to fit. ``docs/prices.md`` compares the result with Inductor's own kernels.
+order to fit.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set

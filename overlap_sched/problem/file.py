@@ -228,7 +228,7 @@ def decode(
     try:
         if isinstance(data, bytes):
             decoded = msgspec.json.decode(data, type=kind, dec_hook=hook)
-            json.loads(data, object_pairs_hook=_refuse_repeated_keys)
+            json.loads(data, object_pairs_hook=_refuse_repeated_keys, parse_int=str, parse_float=str)
             return decoded
         return msgspec.convert(data, kind, dec_hook=hook)
     except msgspec.ValidationError as fault:

@@ -223,7 +223,7 @@ def test_any_order_that_the_problem_allows_gives_the_same(function: Function, mo
     def dice(problem: Problem, options: Options) -> Any:
         return replace(schedule(problem, options), order=tuple(random_order(problem, 1)))
 
-    monkeypatch.setattr("overlap_sched.inductor.attempt.schedule", dice)
+    monkeypatch.setattr("overlap_sched.inductor.decision.schedule", dice)
     results, _ = run(function, overlap_sched.inductor_options(Options(strict=True)))
     assert same(results, expected)
 

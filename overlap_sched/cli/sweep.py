@@ -50,7 +50,8 @@ def _read_vary(texts: Sequence[str], peak_bytes: int) -> dict[str, tuple[float, 
         return float(text.removesuffix("%")) / 100 if name == "noise" and text.endswith("%") else float(text)
 
     vary = read_axes(texts, AXES, ("ranks",), _EXAMPLE, MAX_POINTS, read, ("headroom", "noise"))
-    vary |= {name: tuple(map(round, vary[name])) for name in MEMORY if name in vary}  # bytes
+    whole = {name: tuple(dict.fromkeys(float(int(value)) for value in vary[name])) for name in MEMORY if name in vary}
+    vary |= whole  # halves of a size may be no whole bytes
     if min(vary.get("ranks", (2,))) < 2:
         raise OptionsError("--vary ranks: they are 2 or more.")
     if max(vary.get("noise", (0,))) > 1:

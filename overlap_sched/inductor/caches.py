@@ -54,6 +54,7 @@ from overlap_sched.inductor.agree import (
     may_be_a_part,
     note_launches,
     put_in_force,
+    runs_earlier_code,
     warn_of_ranks,
 )
 from overlap_sched.inductor.reporting import name_graph, record_cached, warn
@@ -280,6 +281,8 @@ def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
         return False, True
     if in_force and None not in in_force.values():  # nobody has to be asked
         return True, False
+    if runs_earlier_code() and any(one.entry is not None and one.entry.moves for one in questions):
+        return False, False  # planning keeps launches and waits
     refused: dict[str, Agreement] = {}
     for one in questions:
         if in_force.get(one.digest.key):

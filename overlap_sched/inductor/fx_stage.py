@@ -35,6 +35,7 @@ from overlap_sched.inductor.agree import (
     put_in_force,
     refuse,
     report_failure,
+    runs_earlier_code,
     traffic_in,
     warn_of_ranks,
 )
@@ -46,6 +47,7 @@ from overlap_sched.report.units import count
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.rewrites import Rewrite, to_json
 
+EARLIER_CODE = "graphs that were compiled without overlap_sched may still run"
 _AS_THEY_ARE = ("backend", "titan")
 """Stages behind which nothing moves a wait: Inductor lowers the graphs of the others, and keeps launches only."""
 
@@ -310,10 +312,12 @@ def _agree_on_rewrites(known: _Known, settings: Settings, failure: Exception | N
         if earlier.rewritten and earlier != entry:
             refuse(known.name, "they have rewritten its collectives")
         return earlier == entry
+    if entry is not None and runs_earlier_code():
+        mine = Digest.of_failure(EARLIER_CODE, known.key, known.launches, known.name)
     agreement = decisions.take_or_ask(mine, settings)
     if agreement is None:
         return True
-    if agreement.in_doubt and not agreement.agreed and entry is not None and failure is None:
+    if agreement.in_doubt and not agreement.agreed and entry is not None and not mine.failure:
         refuse(known.name, str(agreement.reason))  # the others may run the rewritten graph
     known.cached = order_to_cache(mine, agreement, "nothing is rewritten", entry if agreement.agreed else None)
     if agreement.agreed:

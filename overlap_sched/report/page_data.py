@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from msgspec import to_builtins
 
 from overlap_sched.fit.answer import Fit, FitPoint
-from overlap_sched.judge.replay import Replay, replay
+from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import measure
 from overlap_sched.options import Options
 from overlap_sched.problem import Order, Problem
@@ -57,9 +57,9 @@ from overlap_sched.report.words.schedule import (
     verdict,
     with_contention_line,
 )
-from overlap_sched.scheduler.driver import Figures, Schedule
+from overlap_sched.scheduler.driver import Figures, Schedule, figures_of, schedule_of
 from overlap_sched.scheduler.explain import decisions
-from overlap_sched.scheduler.task import NO_WORK, Candidate, Task
+from overlap_sched.scheduler.task import Candidate, Task
 from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.plan import Left, Plan
 from overlap_sched.transform.records import Record
@@ -112,45 +112,26 @@ def extras_of_fit(found: Fit) -> tuple[Schedule, Extras]:
     """
     base_bytes = found.original.peak_bytes
     limit_bytes = found.best.peak_bytes if found.limit_bytes is None else found.limit_bytes
-    original, _ = _measure(found.original.problem, found.original.order)
+    original = schedule_of(found.original.problem, found.original.order).scheduled
 
-    def schedule_of(point: FitPoint, headroom_bytes: int) -> Schedule:
-        scheduled, timeline = _measure(point.problem, point.order)
-        options = Options(memory_model=point.problem.memory_model)
-        order = Candidate(tuple(point.order), scheduled.step_us, scheduled.peak_bytes)
-        task = Task(point.problem, options, base_bytes + headroom_bytes)
-        return Schedule(
-            problem=point.problem,
-            options=options,
-            order=order.order,
-            original=original,
-            scheduled=scheduled,
-            headroom_bytes=headroom_bytes,
-            base_bytes=base_bytes,
-            decisions=decisions(point.problem, timeline, order, task),
-            fell_back=None,
-            work=NO_WORK,
-            schedule_s=0.0,
-        )
+    def shown(point: FitPoint, headroom_bytes: int) -> Schedule:
+        made = schedule_of(point.problem, point.order, Options(memory_model=point.problem.memory_model))
+        order = Candidate(made.order, made.scheduled.step_us, made.scheduled.peak_bytes)
+        task = Task(point.problem, made.options, base_bytes + headroom_bytes)
+        why = decisions(point.problem, replay(point.problem, made.order), order, task)
+        return replace(made, original=original, headroom_bytes=headroom_bytes, base_bytes=base_bytes, decisions=why)
 
-    best = schedule_of(found.best, limit_bytes - base_bytes)
+    best = shown(found.best, limit_bytes - base_bytes)
     records = tuple(
         Record(rewrite, -cost.copy_us, cost.compute_us, -cost.bytes)  # longer on the streams to the host; kept no more
         for rewrite, cost in zip(found.best.rewrites, costs(found), strict=True)
     )
     return best, Extras(
-        Plan(found.best.rewrites, best, schedule_of(found.without, 0), records),
+        Plan(found.best.rewrites, best, shown(found.without, 0), records),
         frontier=found.points,
         answer=answer_line(found),
         fits=None if found.limit_bytes is None else found.fits,
     )
-
-
-def _measure(problem: Problem, order: Order) -> tuple[Figures, Replay]:
-    """The figures of an order by the judges, and its replay."""
-    measured = measure(problem, order)
-    peak, timeline = max(measured.profile), measured.timeline
-    return Figures(timeline.step_us, timeline.exposed_us, peak, list(measured.profile).index(peak)), timeline
 
 
 def page_data(schedule: Schedule, more: Mapping[str, Any] | None = None, extras: Extras = NOTHING_ELSE) -> Page:
@@ -172,7 +153,13 @@ def page_data(schedule: Schedule, more: Mapping[str, Any] | None = None, extras:
     columns, summary = COLUMNS, [*summary_rows(schedule), *reserved_rows(reserved, schedule.memory_limit_bytes)]
     if extras.beside is not None:
         order, title = extras.beside.order, printable(extras.beside.title)
-        beside = replace(schedule, problem=original, order=order, scheduled=_measure(original, order)[0], decisions=())
+        beside = replace(
+            schedule,
+            problem=original,
+            order=order,
+            scheduled=figures_of(original, measure(original, order)),
+            decisions=(),
+        )
         also = reserved_for(original, order, settings_for(original, schedule.options))
         runs.append(_run(ranges[0], 0, title, order, beside.scheduled))
         cells = {row[0]: row[2] for row in (*summary_rows(beside), *reserved_rows(also))}

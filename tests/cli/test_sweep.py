@@ -192,6 +192,8 @@ def test_table_json_schema_and_picture(problem: str, tmp_path: Path, cli: Comman
     assert [points[0]["scheduled"]["step_us"], points[-1]["scheduled"]["step_us"]] == [150.0, 120.0]
     assert plot.read_bytes()[:4] == b"\x89PNG"
     assert "5.0 MiB 10 % 190.0 -> 120.0 us" in cli.words(*asked)
+    whole = cli.json("sweep", problem, "--vary", "headroom=0..20%")["points"]
+    assert {type(point["varied"]["headroom"]) for point in whole} == {int}
     priced = cli.json("sweep", problem, "--vary", "network=1", "--cluster", "gloo")
     assert (priced["cluster"], priced["points"][0]["original"]["median_us"]) == ("gloo", None)
 

@@ -373,6 +373,15 @@ def test_code_is_used_without_asking_where_it_launches_as_is_in_force(
     assert asked == [AGREED]
 
 
+@pytest.mark.parametrize(("entry", "use"), [(SWAPPED, False), (Entry(TEXTS, (), True, "buckets"), False), (KEPT, True)])
+def test_code_that_moves_launches_is_not_used_beside_graphs_that_were_compiled_before(
+    entry: Entry, use: bool, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caches, "runs_earlier_code", lambda: True)
+    assert may_load(Settings(), carrying(CachedOrder(MINE, True, entry=entry))) == (use, False)
+    assert (asked != [AGREED]) is use
+
+
 @pytest.mark.parametrize("answer", [AGREED, DIFFER])
 def test_code_puts_its_sequence_in_force(answer: Agreement, asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     here = Membership(MemoryStore(), 0, 2)

@@ -32,6 +32,7 @@ from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import RewritePass
 from overlap_sched.report.units import count
 from overlap_sched.scheduler import beam_search
+from overlap_sched.scheduler.task import TUNING
 from overlap_sched.transform.rewrites import Bucket, Rewrite
 from tests.inductor.conftest import Compiled, compiled_step
 from tests.support.fx_graphs import C10D, trace, wait
@@ -172,6 +173,17 @@ def test_a_rank_that_does_not_know_whether_the_others_rewrite_stops(rewrites: tu
         else:  # it would rewrite nothing, so the others do not either
             with pytest.warns(match="rewrites no collective"):
                 assert rewrite_fx(gm, settings, chosen()) == ()
+    assert described(gm.graph) == before
+
+
+def test_nothing_is_rewritten_beside_graphs_that_were_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    gm = GRAPHS["whole"]()
+    before = described(gm.graph)
+    monkeypatch.setattr(fx_stage, "runs_earlier_code", lambda: True)
+    others, shown = asked(Agreement(False, Verdict(False, "rank 0 could not", True)))
+    with others:
+        assert rewrite_fx(gm, Settings(stage="backend"), chosen(GATHERS)) == ()
+    assert "compiled without overlap_sched" in shown[0].failure
     assert described(gm.graph) == before
 
 
@@ -448,7 +460,8 @@ def test_gloo_has_no_coalesced_gathers() -> None:
 @pytest.mark.private
 def test_a_rewritten_graph_counts_as_rewritten(ranks: None) -> None:
     """Its order is the plan's, so that no better one is found behind it: the report and the line say the same."""
-    unsearched = mock.patch.object(beam_search, "LOOKS", 0)  # or a better order is found than the plan's
+    # or a better order is found than the plan's
+    unsearched = mock.patch.object(beam_search, "TUNING", replace(TUNING, beam_states=0))
     with unsearched, overlap_sched.enabled(Options(headroom="100%", strict=True), ranks_per_node=1):
         done = compiled_step(backend="overlap_sched")
     told = [one for one in done.reports if one.report.made is not None and not one.report.changed]

@@ -192,13 +192,13 @@ def test_no_two_classes_of_a_package_have_one_name(package: Path) -> None:
 
 ROOT = PACKAGE.parent
 BUDGETS = {  # code lines and files: what there is, never raised; behind it what it has to come to
-    "overlap_sched": (33_000, 200),  # 27,000, 240
+    "overlap_sched": (32_700, 195),  # 27,000, 240
     "llama_repro": (4_500, 64),
-    "scripts": (3_500, 48),
-    "tests": (39_000, 285),  # 30,000, 240
+    "scripts": (3_310, 48),
+    "tests": (37_600, 240),  # 30,000, 240
 }
 MODULE_OF_THE_CORE = 500  # code lines
-DOCUMENTS, PAGES = 4_320, 21  # 4,000; frameworks 90, GraphPP 30, pipelines 190; records apart
+DOCUMENTS, PAGES = 2_720, 21  # lines; records apart
 
 
 def lines_of(paths: Iterable[Path]) -> int:

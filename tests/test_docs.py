@@ -114,7 +114,7 @@ def options_somewhere() -> frozenset[str]:
         "--index-url",
         "--fix",
     }  # argparse, torchrun, pip, pip, ruff
-    others |= {"--nightly"}  # our tests
+    others |= {"--nightly", "--dist", "--durations"}  # of pytest
     others |= {"--ablate", "--fail-if", "--frontier"}  # gone since: older records name them
     others |= {"--module", "--config", "--override", "--compile", "--parallelism"}  # torchtitan
     return frozenset(re.findall(r"""["'](--[a-z][a-z0-9-]*)["']""", text)) | flags | others

@@ -176,6 +176,7 @@ class _Compiled:
         moved: Functions of which some graph launches in another order than the original.
         otherwise: Code made of a function that had been compiled before: what it calls is cut otherwise, too.
         ours: Code that was made while we were asked.
+        earlier: Code that Dynamo made before we were switched on, and that launches: in the original order.
         frames: How many functions there were; fewer again after ``torch._dynamo.reset``, which counts anew.
     """
 
@@ -184,6 +185,7 @@ class _Compiled:
     moved: set[int] = field(default_factory=set)
     otherwise: dict[int, CodeType] = field(default_factory=dict)
     ours: set[int] = field(default_factory=set)
+    earlier: set[int] = field(default_factory=set)
     frames: int = 0
 
     def look_for_reset(self) -> None:
@@ -233,15 +235,12 @@ def note_launches(entry: Entry) -> None:
             _compiled.moved.add(now[0])
 
 
-_earlier: set[int] = set()
-"""Code that Dynamo made before we were switched on, and that launches: in the original order."""
-
-
 def note_earlier_code() -> None:
     """Note what has been compiled without us, where Inductor has lowered something that communicates."""
+    _compiled.look_for_reset()
     codes = convert_frame.output_codes.seen_ids - _compiled.ours
     if codes and several_ranks() and any(_communicates(module) for module in PyCodeCache.modules):
-        _earlier.update(codes)
+        _compiled.earlier.update(codes)
 
 
 def _communicates(module: ModuleType) -> bool:
@@ -253,7 +252,8 @@ def _communicates(module: ModuleType) -> bool:
 
 def runs_earlier_code() -> bool:
     """Tell whether graphs may still run that were compiled without us: a new launch sequence would not be theirs."""
-    return not _earlier.isdisjoint(convert_frame.output_codes.seen_ids)
+    _compiled.look_for_reset()
+    return not _compiled.earlier.isdisjoint(convert_frame.output_codes.seen_ids)
 
 
 def some_graph_moves() -> bool:

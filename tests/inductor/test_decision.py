@@ -61,7 +61,6 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryStore]:
     monkeypatch.setattr(agreement, "membership_of", lambda *_: here)
     monkeypatch.setattr(agree, "several_ranks", lambda: True)
     monkeypatch.setattr(agree, "_compiled", agree._Compiled())
-    monkeypatch.setattr(agree, "_earlier", set())
     clear_reports()
     yield here.store  # type: ignore[misc]
     torch._dynamo.reset()

@@ -87,7 +87,8 @@ def tree_of(path: Path) -> ast.Module:
 def imports_of(module: str, inside: bool = False) -> set[str]:
     """Modules of the package that a module imports, but for types only; ``inside``: those in functions, too."""
     path = PACKAGE.parent / Path(*module.split("."))
-    tree = tree_of(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
+    package = path / "__init__.py"  # an older checkout may have left a folder of caches beside the module
+    tree = tree_of(package if package.exists() else path.with_suffix(".py"))
     found: set[str] = set()
     functions = [node for function in functions_of(tree) for node in ast.walk(function)] if inside else []
     for node in (*tree.body, *functions):

@@ -1,27 +1,16 @@
-"""What ``load_args(reader)`` says of the inputs: storages, tensors on them, sizes. Read, not run.
+"""What a dump says of its inputs, constants and sizes. Read, never run.
 
-Implements the calls that ``torch._dynamo.debug_utils.InputWriter`` writes. Symbolic sizes become integers: by their
-hint where the file has one, otherwise by the default that the caller computes.
-
-What ``Repro.__init__`` sets: constants as fake tensors of their shape, submodules as opaque modules.
-
-Implements what ``torch._dynamo.debug_utils.NNModuleToString`` writes: ``register_buffer('name', tensor(...))``
-for up to four elements, ``torch.randn`` or ``torch.randint`` for more, ``torch.nn.Parameter(torch.randn(...))``,
-each perhaps with ``.to("cuda:0")``; and the repr of a submodule, which need not be Python.
-
-Sizes in a dump that contradict each other: splits of an all_to_all that do not add to the rows that it sends.
-
-Whoever fills in what torch did not know (``u8 = u9 = 512``), or traces with other tokens, leaves sizes behind that do
-not fit together. Then no size of data-dependent kind in the file counts, and all come from one assumption: that tokens
-are spread evenly over ranks and experts, by the first all_to_all whose rows are known.
-
-What a dump asserts of data-dependent sizes: ``item <= rows``, as in graphs whose sizes are symbols.
-
-A dump has one number for each size. Where asserts leave a choice, it is loaded with the smallest sizes, with the
-largest, and with those in the middle, and the one counts that holds most bytes: ``rows - item`` is largest where
-``item`` is smallest.
-
-The names by which data-dependent sizes can be given: symbols that occur in a dump, and its nodes.
+- ``load_args(reader)``: storages, tensors on them, sizes, as ``torch._dynamo.debug_utils.InputWriter`` writes them.
+  Symbolic sizes become integers: by their hint where the file has one, otherwise by the default that the caller
+  computes.
+- ``Repro.__init__``: constants as fake tensors of their shape, submodules as opaque modules.
+- Sizes that contradict each other, where splits of an all_to_all do not add to its rows: someone filled in what torch
+  did not know (``u8 = u9 = 512``), or traced with other tokens. Then no data-dependent size in the file counts, and
+  tokens are taken to be spread evenly over ranks and experts, by the first all_to_all whose rows are known.
+- Sizes that the graph asserts: ``item <= rows``. Where asserts leave a choice, the dump is loaded with the smallest,
+  the largest and the middle sizes, and the one counts that holds most bytes: ``rows - item`` is largest where ``item``
+  is smallest.
+- The names by which data-dependent sizes can be given: symbols that occur in the dump, and its nodes.
 """
 
 import ast

@@ -138,9 +138,8 @@ class Loader:
         self.symbols = [name for name in names if is_unbacked(name)]
         self._maker = InputMaker(inputs, {**symbols, **sizes}, self._default_symbol)
         if self._maker.matched:
-            self.notes["symbols that the file does not define, taken from the integers among its inputs, in order"] = (
-                None
-            )
+            note = "symbols that the file does not define, taken from the integers among its inputs, in order"
+            self.notes.setdefault(note)
         self._inputs = self._match_inputs(inputs.inputs)
         self.values = self._values_of(self.parsed, self._placeholder, self._attribute)
 

@@ -84,7 +84,7 @@ class ContendedClock:
     def launch(self, v: int) -> None:
         """Collective v goes on its group's stream."""
         group = self._of[v][0]
-        if self._in_flight[group] < self._lanes or self._is_late():
+        if self._in_flight[group] < self._lanes or self._finish_reached():
             self._catch_up()  # else nothing that is in flight changes: it only waits in the queue
         if self._in_flight[group] < self._lanes:
             self._start(v)
@@ -127,14 +127,14 @@ class ContendedClock:
         self._since_us = self.clock_us
         return self.clock_us
 
-    def _is_late(self) -> bool:
+    def _finish_reached(self) -> bool:
         """Has compute come to where the next of those in flight is finished?"""
         return self._since_us is not None and self.clock_us >= self._since_us + self._until_us
 
     def _catch_up(self) -> None:
         """Bring what is in flight to where it is, as compute has run since."""
         if self._since_us is not None:
-            self._advance(self._until_us if self._is_late() else self.clock_us - self._since_us, computing=True)
+            self._advance(self._until_us if self._finish_reached() else self.clock_us - self._since_us, computing=True)
             self._since_us = None
 
     def _stall(self) -> None:

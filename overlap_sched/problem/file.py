@@ -21,6 +21,7 @@ import gzip
 import json
 import os
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -152,6 +153,8 @@ def read_problem(path: str | Path, comm_scale: float = 1.0, limits: Limits = DEF
     if found not in (FORMAT, FORMAT_2):
         raise ProblemError(f"{path}: format is {found!r:.60}; this version reads {FORMAT!r} and {FORMAT_2!r}.")
     file = decode(raw, _File, path, ProblemError)
+    if (repeated := _repeated_key(raw)) is not None:
+        raise ProblemError(f"{path}: the key {repeated!r:.60} occurs twice in one object. Leave out one of the two.")
     if file.format == FORMAT and file.contention is not None:
         raise ProblemError(f"{path}: has contention, which {FORMAT!r} does not know. Write {FORMAT_2!r} as its format.")
     if len(file.nodes) > limits.nodes:
@@ -227,32 +230,29 @@ def decode(
     """
     try:
         if isinstance(data, bytes):
-            decoded = msgspec.json.decode(data, type=kind, dec_hook=hook)
-            json.loads(data, object_pairs_hook=_refuse_repeated_keys, parse_int=str, parse_float=str)
-            return decoded
+            return msgspec.json.decode(data, type=kind, dec_hook=hook)
         return msgspec.convert(data, kind, dec_hook=hook)
     except msgspec.ValidationError as fault:
         what, _, at = str(fault).partition(" - at `$")
         place, what = at.rstrip("`").lstrip("."), what.replace("`", "").rstrip(".")
         hint = _hint(kind, what, place)
         raise error(f"{where}: {place}{': ' if place else ''}{what[:1].lower()}{what[1:150]}.{hint}") from None
-    except _RepeatedKeyError as fault:
-        raise error(f"{where}: {fault}") from None
     except UnicodeDecodeError:
         raise error(f"{where}: is not text in UTF-8.") from None
     except (msgspec.DecodeError, RecursionError) as fault:
         raise error(f"{where}: is not JSON ({fault}). Was it cut short?") from None
 
 
-class _RepeatedKeyError(Exception):
-    pass
+def _repeated_key(text: bytes) -> str | None:
+    """A key that occurs twice in one object of valid JSON; ``None``: none does. msgspec takes the last one."""
+    found = list[str]()
 
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        if len(pairs) != len(dict(pairs)):
+            found.append(Counter(key for key, _ in pairs).most_common(1)[0][0])
 
-def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> None:
-    """As msgspec does not, which takes the last one."""
-    if len(pairs) != len(dict(pairs)):
-        key = next(key for at, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:at]))
-        raise _RepeatedKeyError(f"the key {key!r:.60} occurs twice in one object. Leave out one of the two.")
+    json.loads(text, object_pairs_hook=look, parse_int=str, parse_float=str)  # numbers may have any number of digits
+    return found[0] if found else None
 
 
 def _hint(kind: Any, what: str, place: str) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from overlap_sched.dump.graph import Literals, build_graph, shorten
 from overlap_sched.dump.groups import DumpGroup, given_groups, group_uses, resolve_groups, stand_ins, written_groups
@@ -181,9 +182,9 @@ class Attempt(Values):
                 progress(i, len(self.dump.nodes))
 
     def graph_module(self) -> fx.GraphModule:
-        """The graph with its attributes and its values."""
+        """The graph with its attributes and its values; its code is made when it is asked for."""
         self.write_meta()
-        return fx.GraphModule(self._attributes, self.dump.parsed.graph, class_name="Repro")
+        return _LazyGraphModule(self._attributes, self.dump.parsed.graph, class_name="Repro")
 
     def contradictions(self) -> list[Contradiction]:
         """Each all_to_all whose splits do not add to its rows."""

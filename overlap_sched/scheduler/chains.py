@@ -37,7 +37,7 @@ from heapq import heappop, heappush
 
 from overlap_sched.problem import Kind, NodeId, Order, Problem
 from overlap_sched.problem.precedence import Neighbours, neighbours
-from overlap_sched.scheduler.admission import CompletionProfile, completion_profile
+from overlap_sched.scheduler.admission import CompletionProfile
 from overlap_sched.scheduler.task import TUNING, Priorities, Reference, Task
 
 
@@ -169,7 +169,7 @@ def interleaved(task: Task, reference: Reference) -> Order:
     order = _Interleaver(reference, rules, where, None).run()
     if task.within_budget(order):
         return order
-    return _Interleaver(reference, rules, where, completion_profile(reference, task.limit)).run()
+    return _Interleaver(reference, rules, where, CompletionProfile(reference, task.limit)).run()
 
 
 class _Interleaver:

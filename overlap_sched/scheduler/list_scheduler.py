@@ -45,7 +45,7 @@ import numpy.typing as npt
 
 from overlap_sched.problem import Kind, NodeId, Problem
 from overlap_sched.problem.precedence import Pair, neighbours
-from overlap_sched.scheduler.admission import completion_profile
+from overlap_sched.scheduler.admission import CompletionProfile
 from overlap_sched.scheduler.ready import InFlightKey, ReadyList
 from overlap_sched.scheduler.task import TUNING, Candidate, LaunchKey, Reason, Reference, Refusal, SchedulerRun, Work
 from overlap_sched.simulate.clock import Clock
@@ -142,7 +142,7 @@ class ListScheduler:
         problem, self.priorities = reference.problem, reference.priorities(policy.prepares)
         self.nodes, self._predecessors = problem.nodes, problem.predecessors
         self.clock: Clock = reference.times.begin(forecast=True) if clock is None else clock
-        self.memory = completion_profile(reference, limit)
+        self.memory = CompletionProfile(reference, limit)
         self.ready = ReadyList(reference, self.priorities, self.memory)
         self.order: list[NodeId] = []
         self.computed_us = 0.0

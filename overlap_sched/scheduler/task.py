@@ -332,9 +332,9 @@ class Work(NamedTuple):
     looked: int = 0
     """Nodes looked at ahead of a launch, and states of the beam search."""
 
-    def plus(self, more: "Work") -> "Work":
-        """Both together."""
-        return Work(*(one + other for one, other in zip(self, more, strict=True)))
+    def plus(self, *more: "Work") -> "Work":
+        """All together."""
+        return Work(*map(sum, zip(self, *more, strict=True)))
 
 
 NO_WORK = Work()

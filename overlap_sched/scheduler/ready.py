@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from overlap_sched.problem import NodeId, Position
+from overlap_sched.problem import Kind, NodeId, Position
 from overlap_sched.scheduler.admission import THIS_STEP, CompletionProfile, Obstacle
 from overlap_sched.scheduler.task import LaunchKey, PathKey, Priorities, Reference
 
@@ -90,7 +90,7 @@ class ReadyList:
         self.blocked, self.blocked_now = SortedKeys[BlockedKey](), SortedKeys[TooLargeKey]()
         self.rescored = 0
         self._memory, self._position = memory, memory.position
-        self._priorities, self._launches, self._costs = priorities, reference.launches, reference.costs
+        self._priorities, self._nodes, self._costs = priorities, reference.problem.nodes, reference.costs
 
     def add(self, v: NodeId) -> None:
         """Node v is ready (a wait: and its collective has completed)."""
@@ -110,7 +110,7 @@ class ReadyList:
     def _sets(self, v: NodeId) -> Iterator[tuple[SortedKeys[Any], Any]]:
         """The sets that concern v, each with its key there."""
         yield self.paths, self._priorities.path_keys[v]
-        if not self._launches[v]:
+        if self._nodes[v].kind is not Kind.COLLECTIVE:
             yield self.compute, self._position[v]
         group, key = self._priorities.stream[v], self._priorities.launch_keys[v]
         if group is not None and key is not None:

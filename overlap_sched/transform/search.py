@@ -147,7 +147,7 @@ def run_policies(
         policies: Of the runs.
     """
     problem, priorities = reference.problem, reference.priorities(policies[0].prepares)
-    least_us = max(simple_bound_us(problem, priorities), streams_bound_us(problem, priorities))
+    least_us = max(simple_bound_us(problem, priorities), streams_bound_us(priorities))
     best, winners, work = None, list[Policy](), NO_WORK
     for policy in policies if beat.order or least_us < beat.step_us else ():
         run = list_schedule(reference, np.array(budget_bytes, dtype=np.int64), policy, (), beat.step_us)

@@ -23,7 +23,7 @@ from itertools import pairwise, product
 from typing import NamedTuple
 
 from overlap_sched.errors import OverlapSchedWarning, PinError, ProblemError, VerificationError
-from overlap_sched.judge.budget_bound import raised_by_budget_us
+from overlap_sched.judge.budget_bound import budget_bound_us
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.judge.validate import (
     JudgedOrder,
@@ -115,7 +115,7 @@ class Schedule:
     @cached_property
     def budget_bound_us(self) -> float:
         """No order's step within the budget is shorter."""
-        return raised_by_budget_us(self.lower_bound_us, self.problem, self.budget_bytes)
+        return budget_bound_us(self.problem, self.budget_bytes, self.lower_bound_us)
 
     @property
     def budget_bytes(self) -> int:

@@ -176,7 +176,7 @@ def parts_bound_us(problem: Problem, apart: int = _APART) -> float:
 
 
 def _part_us(problem: Problem, low: NodeId, high: NodeId) -> float:
-    """The bound of what must run behind one node and up to another, which needs it; -1, number of nodes: no such node."""
+    """The bound of what must run behind one node and up to another, which needs it; -1, len(nodes): no such node."""
     nodes, before, end = problem.nodes, problem.predecessors, len(problem.nodes)
     behind, ahead = set[NodeId](), {high}
     for v in range(low + 1, min(high + 1, end)):

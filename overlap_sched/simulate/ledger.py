@@ -203,7 +203,7 @@ class MovableOrder:
             )
 
     def _held(self, v: int, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """What is live more at these positions while v has not run: what it uses last, less what it makes."""
+        """Bytes live more at these positions while v has not run: what it uses last, less what it makes."""
         held = np.full(end - begin, -self._ranges.kept_bytes[v], dtype=np.int64)
         for s, size in self._ranges.dying[v]:
             other = max([int(self.position[u]) for u in self._ranges.users[s] if u != v], default=-1)

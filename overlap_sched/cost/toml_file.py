@@ -156,7 +156,7 @@ def read_size(value: Any) -> Bytes:
 
 
 def table_data(table: Table) -> dict[str, Any]:
-    """What a file says of a table: all but the defaults, quantities as texts that read back as exactly their values."""
+    """A table as a file has it: all but the defaults, quantities as texts that read back as exactly their values."""
     known = ((field, getattr(table, field.name)) for field in structs.fields(table))
     found = {field.encode_name: _data(value, field.type) for field, value in known if value != field.default}
     return {name: data for name, data in found.items() if data != {}}

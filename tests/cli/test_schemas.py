@@ -22,7 +22,7 @@ OUTPUTS = [
     ("plan",),
     ("plan", "--headroom", "5MiB", "--slowdown", "all_gather=1.1", "--link", "rail=fsdp"),
     ("plan", "--base", "memory-peak", "--comm-scale", "4"),
-    ("sweep", "--vary", "ranks=8,16", "compute=1,2", "--cluster", "dgx-a100"),
+    ("sweep", "--vary", "network=1,2", "compute=1,2", "--cluster", "dgx-a100"),
     ("explain",),
     ("explain", "--top", "0"),
     ("explain", "--all", "--headroom", "1GiB"),

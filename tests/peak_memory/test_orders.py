@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from overlap_sched.errors import OptionsError
@@ -19,10 +19,12 @@ from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.peak_memory.simple_orders import eager, lpmf
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
 from overlap_sched.report.words.graph import peak_text
-from tests.peak_memory import SMALL
+from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import all_orders, peak_by_definition, random_order
 
+SMALL = examples(60, settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]))
+"""For those that try every order of a graph, and pass over graphs with too many."""
 PRESERVES = st.sampled_from(("none", "group", "all", "waits"))
 
 

@@ -19,9 +19,9 @@ when step ``t`` ends, so ``C = y[v, t] - y[v, t - 1]``, and ``live[s, t]`` (C or
     peak                 peak >= sum of bytes x live[s, t] + what is live for its own step only,   for each t; minimised
 
 Of MODeL's reductions, ASAP/ALAP spans are here: y is 0 before as many steps as v has ancestors, 1 once only descendants
-are left; and sizes are divided by their greatest common divisor. The solver finds the others by itself. Unlike MODeL's, a
-step runs one node, so spans are tight, and locations come after the order (:mod:`overlap_sched.peak_memory.addresses`),
-where fragmentation stays at zero without them.
+are left; and sizes are divided by their greatest common divisor. The solver finds the others by itself. Unlike MODeL's,
+a step runs one node, so spans are tight, and locations come after the order
+(:mod:`overlap_sched.peak_memory.addresses`), where fragmentation stays at zero without them.
 
 The solver is CP-SAT of OR-tools, with one thread and a fixed seed: the same program and limits give the same answer,
 unless the time limit ends the search.
@@ -34,8 +34,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from overlap_sched.errors import MissingExtraError, OptionsError, UnreachableError
-from overlap_sched.peak_memory.best import MemoryPlan, best_order, checked, judged, window_at_peak
-from overlap_sched.peak_memory.memory_graph import Forward, MemoryGraph, lead_with_inputs, memory_graph_of, run_all
+from overlap_sched.peak_memory.best import MemoryPlan, best_order, check_order, judged, window_at_peak
+from overlap_sched.peak_memory.memory_graph import MemoryGraph, Walk, lead_with_inputs, memory_graph_of
 from overlap_sched.problem import Problem
 from overlap_sched.problem.precedence import Preserve, find_reachable
 
@@ -69,10 +69,8 @@ class _Program:
             ) from None
         self.graph, self.model, self.window = graph, self.cp.CpModel(), order[begin:end]
         self.place = {v: at for at, v in enumerate(self.window)}
-        walk = Forward(graph)
-        run_all(walk, order[:begin])
-        self.live_before, self.behind = walk.live_bytes, {*order[end:]}
-        self.unit_bytes = math.gcd(walk.live_bytes, *graph.size) or 1
+        self.live_before, self.behind = Walk(graph, done=order[:begin]).live_bytes, {*order[end:]}
+        self.unit_bytes = math.gcd(*graph.size) or 1
         self.ran: dict[tuple[int, int], Any] = {}
         self._order()
 
@@ -99,23 +97,22 @@ class _Program:
 
     def _live(self, t: int) -> Any:
         """Bytes live at a step, in units."""
-        graph, ran, bytes_of = self.graph, self.ran, list[tuple[Any, int]]()
-        base = self.live_before
-        for s in dict.fromkeys(s for v in self.window for s in (*graph.makes[v], *graph.uses[v])):
-            maker, live = graph.maker[s], 1
-            if maker in self.place:
+        graph, ran, unit = self.graph, self.ran, self.unit_bytes
+        total = self.live_before // unit
+        for s in dict.fromkeys(s for v in self.window for s in graph.touches[v] if graph.size[s]):
+            maker, live = graph.problem.maker[s], 1
+            if maker in self.place and not graph.from_start[s]:
                 live = ran[maker, t]
             else:
-                base -= graph.size[s]
-            inside = [u for u in graph.users[s] if u in self.place]
-            if graph.users[s] and self.behind.isdisjoint(graph.users[s]):
-                needs = [live - ran[u, t - 1] for u in inside]
+                total -= graph.size[s] // unit
+            users = [u for u in graph.touchers[s] if u in self.place and u != maker] or [maker]
+            if not graph.to_end[s] and self.behind.isdisjoint(graph.touchers[s]):
+                needs = [live - ran[u, t - 1] for u in users]
                 live = needs[0] if len(needs) == 1 else self.model.new_bool_var("")
                 for need in needs if len(needs) > 1 else ():
                     self.model.add(live >= need)
-            bytes_of.append((live, graph.size[s]))
-        bytes_of += [(ran[v, t] - ran[v, t - 1], graph.passing_bytes[v]) for v in self.window]
-        return base // self.unit_bytes + sum(live * (size // self.unit_bytes) for live, size in bytes_of if size)
+            total += live * (graph.size[s] // unit)
+        return total
 
     def solve(self, floor_bytes: int, ceiling_bytes: int, time_limit_s: float, effort: float) -> Solved:
         """Minimise the peak.
@@ -203,20 +200,20 @@ def _improved(plan: MemoryPlan, preserve: Preserve, limit_bytes: int, ends_at: f
     best = judged(graph, [v for v in plan.order if v not in inputs])
     bound, n = plan.bound_bytes, len(graph.rest)
     length = n if n <= MOST_WHOLE else WINDOW
-    while best.score[0] > max(bound, limit_bytes) and best.peak_node >= 0 and time.perf_counter() < ends_at:
+    while best.peak_bytes > max(bound, limit_bytes) and best.peak_node >= 0 and time.perf_counter() < ends_at:
         begin, end = (0, n) if length >= n else window_at_peak(graph, best, length // 2)
         left_s = max(ends_at - time.perf_counter(), 0.01)
-        solved = _Program(graph, best.order, begin, end).solve(bound, best.score[0] - 1, left_s, effort)
+        solved = _Program(graph, best.order, begin, end).solve(bound, best.peak_bytes - 1, left_s, effort)
         if end - begin == n:
-            bound = max(bound, min(solved.bound_bytes, best.score[0]))
+            bound = max(bound, min(solved.bound_bytes, best.peak_bytes))
         if solved.order is not None:
             best = judged(graph, [*best.order[:begin], *solved.order, *best.order[end:]])
         elif end - begin == n or length > 4 * WINDOW or not solved.ended:
             break
         else:
             length *= 2
-    if best.score[0] >= plan.peak_bytes:
+    if best.peak_bytes >= plan.peak_bytes:
         return replace(plan, bound_bytes=min(bound, plan.peak_bytes))
-    order, peak = lead_with_inputs(graph, best.order), best.score[0]
-    checked(graph.problem, order, preserve)
+    order, peak = lead_with_inputs(graph, best.order), best.peak_bytes
+    check_order(graph.problem, order, preserve)
     return replace(plan, order=order, peak_bytes=peak, bound_bytes=min(bound, peak), found_by="cp-sat")

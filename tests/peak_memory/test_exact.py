@@ -81,7 +81,7 @@ def test_a_missing_solver(weak: pytest.MonkeyPatch) -> None:
 def test_limits_hit_without_a_solution(weak: pytest.MonkeyPatch) -> None:
     weak.setattr(exact, "MOST_WHOLE", 10)
     weak.setattr(exact, "WINDOW", 4)
-    with pytest.raises(UnreachableError, match="within 500 bytes was found in 0.5 s at effort 0, and none was ruled"):
+    with pytest.raises(UnreachableError, match=r"within 500 bytes was found in 0\.5 s at effort 0, and none was ruled"):
         exact_order(chain_with_updates(40), limit_bytes=500, time_limit_s=0.5, effort=0)
 
 

@@ -1,15 +1,12 @@
 """Tables at 40, 80 and 120 columns, word by word; what is written to a terminal and what to a file."""
 
 import io
-import re
 import sys
-from collections.abc import Sequence
 
 import pytest
 from rich.console import Console
 
 from overlap_sched.report.table import ReadableTable, captioned_table, shown, wrapped
-from tests.support.examples import Command
 
 
 def drawn(table: ReadableTable, width: int) -> list[str]:
@@ -151,34 +148,3 @@ def test_text_is_wrapped_where_somebody_sees_it(terminal: pytest.MonkeyPatch) ->
     terminal.delenv("COLUMNS")
     terminal.setattr(sys, "stdout", io.StringIO())
     assert shown(text + " x" * 100) == text + " x" * 100
-
-
-COMMANDS = {
-    "plan": ("gap to the lower bound", "peak memory", "reserved, plain segments", "scheduled"),
-    "explain": ("Exposed time by cause", "blocked by", "at the end of the step to run meanwhile"),
-    "explain --peak": ("saved activations", "largest:", "live at this node in every order"),
-    "explain --costs": ("longest:", "all_gather_into_tensor on group fsdp"),
-    "sweep --vary network=1 noise=5% --cluster dgx-h100": ("  network ", "  step ", "  gap ", "  p95 "),
-    "memory": ("peak", "reserved, plain segments", "original"),
-    "plan --rewrites bucket": ("Without rewrites the best order",),
-    "fit --max-slowdown 5%": ("peak", "step", "The lowest peak found"),
-}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_labels_are_whole_at_40_columns(
-    command: str, problem: str, monkeypatch: pytest.MonkeyPatch, cli: Command
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    name, *options = command.split()
-    assert_whole(cli.out(name, problem, *options), COMMANDS[command])
-
-
-def assert_whole(out: str, labels: Sequence[str]) -> None:
-    """Nothing is cut, nothing coloured, nothing too long that could be folded, and these labels can be read."""
-    assert "…" not in out
-    assert "\x1b" not in out
-    assert [line for line in out.splitlines() if len(line) > 40 and len(line.split()) > 1] == []
-    together = re.sub(r"\n *", " ", out)
-    for label in labels:
-        assert label in out or label in together, out

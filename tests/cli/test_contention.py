@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from overlap_sched import read_problem, write_problem
 from overlap_sched.cli.flags import parse
-from overlap_sched.cli.input import Input, load
+from overlap_sched.cli.input import load
 from overlap_sched.cli.plan import PlanCommand
 from overlap_sched.problem import Problem
 from overlap_sched.problem.contention import Contention
@@ -159,6 +159,8 @@ def test_the_documented_command_has_the_documented_line() -> None:
     st.dictionaries(st.text("ab=:/", min_size=1), st.text("lk[:", min_size=1)),
 )
 def test_whatever_a_problem_says_can_be_said(slowdown: dict[str, float], links: dict[str, str]) -> None:
-    slowdowns = [f"{kind}={factor}" if kind else str(factor) for kind, factor in slowdown.items()]
-    told = [f"{link}={','.join(group for group in links if links[group] == link)}" for link in set(links.values())]
-    assert Input(problem="", slowdown=tuple(slowdowns), link=tuple(told)).contention == Contention(slowdown, links)
+    given = [f"--slowdown={kind}={factor}" if kind else f"--slowdown={factor}" for kind, factor in slowdown.items()]
+    given += [
+        f"--link={link}={','.join(group for group in links if links[group] == link)}" for link in set(links.values())
+    ]
+    assert parse(PlanCommand, "plan", "", ["x.json", *given]).contention == Contention(slowdown, links)

@@ -81,7 +81,7 @@ def test_results_do_not_overwrite_each_other(exists: bool, problem: str, tmp_pat
     os.symlink(target, link)
     for command, one, other in PAIRS:
         for same in (f"{tmp_path}/./result.png", str(link)):
-            assert "would overwrite what --" in refused([command, problem, one, str(target), other, same], cli)
+            assert "would overwrite --" in refused([command, problem, one, str(target), other, same], cli)
     assert not exists or target.read_text() == "old"
 
 

@@ -40,7 +40,7 @@ def test_dumps_are_priced_for_the_cluster(dump: str, cli: Command) -> None:
         assert found["schedules"][0]["step_us"] == 2 * (alone + 2000.0)
 
 
-def test_the_example_of_the_documents_is_what_is_printed(cli: Command, tmp_path: Path) -> None:
+def test_the_example_of_the_documents_is_what_is_printed(cli: Command, tmp_path: Path, plain_terminal: None) -> None:
     page = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
     path = tmp_path / "job.toml"
     path.write_text(page.split("```toml\n")[2].split("```")[0])

@@ -24,14 +24,6 @@ def steps() -> ReadableTable:
     return table
 
 
-def points() -> ReadableTable:
-    table = captioned_table("a frontier", "", ("peak", "", "step", "", "exposed, of all ranks"))
-    table.add_column("", no_wrap=True)
-    table.add_row("33.655 GiB", "+0.1 %", "2,281.8 ms", "-10.2 %", "61.3 ms", "original")
-    table.add_row("33.650 GiB", "", "2,000.0 ms", "", "", "")
-    return table
-
-
 WHOLE = [
     "two graphs",
     "",
@@ -57,45 +49,28 @@ def test_labels_are_folded_before_they_stand_alone() -> None:
     ]
 
 
-def test_at_40_columns_labels_stand_above_their_numbers() -> None:
+def test_where_numbers_do_not_fit_each_row_is_a_block() -> None:
     assert drawn(steps(), 40) == [
         "two graphs",
-        "",
-        "  original   scheduled  change",
-        "──────────────────────────────",
+        "─" * 40,
         "peak memory of all live tensors",
-        "33.655 GiB  33.700 GiB  +0.1 %",
+        "  original   33.655 GiB",
+        "  scheduled  33.700 GiB",
+        "  change     +0.1 %",
+        "",
         "retries",
-        "         0      out of",
-        "                memory",
+        "  original   0",
+        "  scheduled  out of memory",
         "",
         "Simulated.",
     ]
 
 
-def test_where_numbers_do_not_fit_each_row_is_a_block() -> None:
-    assert drawn(points(), 40) == [
-        "a frontier",
-        "",
-        "─" * 40,
-        "original",
-        "  peak                   33.655 GiB",
-        "    +0.1 %",
-        "  step                   2,281.8 ms",
-        "    -10.2 %",
-        "  exposed, of all ranks  61.3 ms",
-        "",
-        "  peak                   33.650 GiB",
-        "  step                   2,000.0 ms",
-    ]
-
-
 @pytest.mark.parametrize("width", range(24, 100, 7))
 def test_no_word_and_no_number_is_lost_at_any_width(width: int) -> None:
-    for made in (steps, points):
-        found, wanted = (" ".join(drawn(made(), columns)).replace("─", "").split() for columns in (width, 200))
-        assert set(found) == set(wanted)
-        assert len(found) >= len(wanted)
+    found, wanted = (" ".join(drawn(steps(), columns)).replace("─", "").split() for columns in (width, 200))
+    assert set(found) == set(wanted)
+    assert len(found) >= len(wanted)
 
 
 def test_a_table_of_words_is_folded() -> None:

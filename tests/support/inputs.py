@@ -7,8 +7,6 @@ from pathlib import Path
 
 from overlap_sched import EXAMPLE, Group, Kind, Node, Problem, write_problem
 from overlap_sched.problem.file import problem_bytes
-from tests.fit.test_fit import saved
-from tests.fit.test_in_parts import holes
 from tests.judge.test_contention import two_groups
 from tests.peak_memory.test_orders import chain_with_updates
 from tests.support.layers import large_layers
@@ -29,8 +27,6 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "gathers": lambda: whole_step([16] * 4, 1.0, temporary_bytes=4000),
     "layers": lambda: large_layers(8, 20),
     "chain": lambda: chain_with_updates(6),
-    "saved": saved,
-    "holes": holes,
     "alone": lambda: Problem("alone", (Node("mm", Kind.COMPUTE, time_us=3.0),), ()),
     "hours": lambda: Problem("hours", (Node("mm", Kind.COMPUTE, time_us=1e10),), ()),
     "odd": lambda: Problem("p\x07[/x]:x:", ODD, (), {"g": Group(2, True)}),

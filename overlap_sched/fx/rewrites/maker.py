@@ -97,8 +97,7 @@ class GraphMaker(GraphDraft):
             "number of ranks": ranks,
         }
         columns = (given if "scatter" in op else taken).numel()
-        places = self.at[node], self.at[waits[0]]
-        return Single(node, op, group, ranks, (source,), waits, columns, tuple(given.shape), *places, shared)
+        return Single(node, op, group, ranks, (source,), waits, columns, tuple(given.shape), shared)
 
     def _waits(self, node: fx.Node) -> tuple[fx.Node, ...]:
         users = self.users(node)
@@ -138,7 +137,7 @@ class GraphMaker(GraphDraft):
 
     def check_kept(self, first: Single[fx.Node], later: Single[fx.Node]) -> None:
         names = f"{first.launch.name!r} and {later.launch.name!r}"
-        if first.at > later.at:
+        if self.at[first.launch] > self.at[later.launch]:
             raise RewriteError(f"{later.launch.name!r} is gathered before {first.launch.name!r}: name them in order.")
         if self.facts.returned(first.waits[0]) and self.facts.returned(later.waits[0]):
             raise RewriteError(f"the graph returns the results of {names}: one tensor must not stand for both.")
@@ -197,16 +196,14 @@ class GraphMaker(GraphDraft):
             made.meta[KEPT_WHOLE] = True
         return made
 
-    def launch(self, new: New[fx.Node], of: fx.Node, members: Sequence[Single[fx.Node]]) -> fx.Node:
-        like = members[0].launch
-        return self.call(new, like.target, (of, *arguments(like)[1:]))
-
-    def launch_coalesced(self, new: New[fx.Node], members: Sequence[Single[fx.Node]]) -> fx.Node:
-        target, sources = getattr(_C10D, f"{members[0].op}_coalesced").default, [one.sources[0] for one in members]
-        return self.call(new, target, (sources, *arguments(members[0].launch)[1:]))
+    def launch(self, new: New[fx.Node], members: Sequence[Single[fx.Node]], packed: fx.Node | None = None) -> fx.Node:
+        one = members[0]
+        target = getattr(_C10D, f"{one.op}_coalesced").default if packed is None else one.launch.target
+        taken = [of.sources[0] for of in members] if packed is None else packed
+        return self.call(new, target, (taken, *arguments(one.launch)[1:]))
 
     def relaunch(self, new: New[fx.Node], one: Single[fx.Node]) -> fx.Node:
-        return self.launch(new, one.sources[0], [one])
+        return self.launch(new, [one], one.sources[0])
 
     def wait(self, new: New[fx.Node], of: fx.Node) -> fx.Node:
         return self.call(new, _WAIT, (of,))
@@ -334,9 +331,6 @@ class GraphMaker(GraphDraft):
             said = repr(leave.how) if leave.how in _GIVES else f"{leave.how!r} of {leave.cut}"
             raise RewriteError(f"{v.name!r} comes out of its parts as {given}: it does not leave as {said}.")
 
-    def users_outside(self, v: fx.Node) -> list[fx.Node]:
-        return self.users(v)
-
     def hand_out(
         self, v: fx.Node, out: tuple[fx.Node, ...] | None, users: Sequence[fx.Node], copies: Sequence[fx.Node]
     ) -> None:
@@ -350,9 +344,6 @@ class GraphMaker(GraphDraft):
                 raise RewriteError(f"{user.name!r} uses {v.name!r}, which leaves in parts: only the output may.")
             returned = fx.node.map_arg(user.args[0], lambda u: out if u is v else u)
             self.set_argument(user, Arg((0, "result")), returned)
-
-    def end_parts(self, copies: Mapping[fx.Node, Sequence[fx.Node]], stay: Collection[fx.Node]) -> None:
-        self.hazards.in_parts(copies, stay)
 
 
 def arguments(node: fx.Node) -> tuple[Any, ...]:

@@ -78,56 +78,51 @@ class GraphMaker(GraphDraft):
         if op is None or len(args) != len(node.target._schema.arguments):
             what = str(node.target) if node.op == "call_function" else node.op
             raise RewriteError(f"{name!r} is {what!r}: what can be rewritten is {', '.join(BUCKETED)}.")
-        waits = self._waits(node)
-        source = args[0]
-        assert isinstance(source, fx.Node)
+        users = sorted(self.users(node), key=self.at.__getitem__)
+        others = [user.name for user in users if user.target is not _WAIT]
+        if others:
+            lost = f"{others[0]!r} needs the launch of {name!r} itself, not its wait"
+            raise RewriteError(f"{lost}: a rewrite would lose that.")
+        if not users:
+            raise RewriteError(f"{name!r} has 0 waits: it needs one.")
+        source, wait = args[0], users[0]
         group, _ = name_and_group(node)
-        taken, given = _plain(f"the input of {name!r}", source), _plain(f"the result of {name!r}", waits[0])
-        if self.facts.written(waits[0]):
+        taken, given = _plain(f"the input of {name!r}", source), _plain(f"the result of {name!r}", wait)
+        if self.facts.written(wait):
             raise RewriteError(f"something writes to the result of {name!r}: it must stay a tensor of its own.")
-        if self.facts.sends(group):
-            raise RewriteError(f"process group {group!r} of {name!r} also sends or receives: its order must stay.")
+        self._check_order(group)
         ranks = self.facts.ranks(group) if op == "all_reduce" else int(args[2 if "scatter" in op else 1])
         where = "" if taken.device.type in ("cpu", "cuda") else f" on {taken.device.type}"
         shared = {
             "operator": op,
             "process group": group,
-            "type and reduction": f"{_dtype(taken)} {_reduction(node)}".rstrip() + where,
+            "type and reduction": f"{_name(taken.dtype)} {_reduction(node)}".rstrip() + where,
             "device": str(taken.device),
             "number of ranks": ranks,
         }
         columns = (given if "scatter" in op else taken).numel()
-        return Single(node, op, group, ranks, (source,), waits, columns, tuple(given.shape), shared)
+        return Single(node, op, group, ranks, (source,), tuple(users), columns, tuple(given.shape), shared)
 
-    def _waits(self, node: fx.Node) -> tuple[fx.Node, ...]:
-        users = self.users(node)
-        waits = [user for user in users if user.target is _WAIT]
-        others = [user for user in users if user.target is not _WAIT]
-        if others:
-            raise RewriteError(
-                f"{others[0].name!r} needs the launch of {node.name!r} itself, not its wait: a rewrite would lose that."
-            )
-        if not waits:
-            raise RewriteError(f"{node.name!r} has 0 waits: it needs one.")
-        return tuple(sorted(waits, key=self.at.__getitem__))
+    def _check_order(self, group: str) -> None:
+        if self.facts.sends(group):
+            raise RewriteError(f"process group {group!r} also sends or receives: its order must stay.")
 
     def check_member(self, one: Single[fx.Node], form: Form) -> None:
-        name, taken = one.launch.name, one.sources[0].meta["val"]
+        name, taken, given = one.launch.name, one.sources[0].meta["val"], one.waits[0]
         check_exact(name, one.op, _reduction(one.launch), taken.dtype, one.ranks)
         if "gather" in one.op:
             if form == "coalesced" and taken.device.type == "cpu":
                 check_coalesced(name, arguments(one.launch)[-1])
         elif form == "copied":  # results become parts of one storage
-            nbytes = one.waits[0].meta["val"].nbytes
-            if self.facts.by_address(one.waits[0]):
-                raise RewriteError(
-                    f"the result of {name!r} is looked at by its address: it must stay a tensor of its own."
+            nbytes, why = given.meta["val"].nbytes, ""
+            if self.facts.by_address(given):
+                why = "is looked at by its address: it must stay a tensor of its own"
+            elif nbytes % ALIGNMENT:
+                why = (
+                    f"has {nbytes} bytes, no multiple of {ALIGNMENT}: packed, kernels do not expect the next one there"
                 )
-            if nbytes % ALIGNMENT:
-                raise RewriteError(
-                    f"the result of {name!r} has {nbytes} bytes, no multiple of {ALIGNMENT}: packed, the next one "
-                    "would start where kernels do not expect it."
-                )
+            if why:
+                raise RewriteError(f"the result of {name!r} {why}.")
 
     def check_gather(self, one: Single[fx.Node]) -> None:
         if self.written(one.sources[0]):
@@ -136,10 +131,10 @@ class GraphMaker(GraphDraft):
             )
 
     def check_kept(self, first: Single[fx.Node], later: Single[fx.Node]) -> None:
-        names = f"{first.launch.name!r} and {later.launch.name!r}"
         if self.at[first.launch] > self.at[later.launch]:
             raise RewriteError(f"{later.launch.name!r} is gathered before {first.launch.name!r}: name them in order.")
         if self.facts.returned(first.waits[0]) and self.facts.returned(later.waits[0]):
+            names = f"{first.launch.name!r} and {later.launch.name!r}"
             raise RewriteError(f"the graph returns the results of {names}: one tensor must not stand for both.")
         for wait in later.waits:
             self.check_same(wait, first.waits[0])
@@ -155,8 +150,7 @@ class GraphMaker(GraphDraft):
         group = None if argument is None else argument.of(v.args, v.kwargs)
         if not isinstance(group, str):
             return None
-        if self.facts.sends(group):
-            raise RewriteError(f"process group {group!r} also sends or receives: its order must stay.")
+        self._check_order(group)
         second, ranks = second_group(group), live_ranks(group)
         known = group.endswith(second_group("")) or group in self._carried() or ranks is None
         if not known and live_ranks(second) != ranks:
@@ -227,24 +221,25 @@ class GraphMaker(GraphDraft):
         value = new.like.meta["val"]
         with value.fake_mode:
             host = torch.empty(value.shape, dtype=value.dtype, device="cpu")
-        if value.device.type == "cuda":
-            return self.call_giving(new, _offload_operators().offload.default, (new.like,), host)
-        return self.call_giving(new, _ATEN._to_copy.default, (new.like,), host, {"device": host.device})
+        return self._transfer(new, "offload", (new.like,), host)
 
     def to_device(self, new: New[fx.Node], there: fx.Node) -> fx.Node:
         value = new.like.meta["val"]
         sizes = list(value.shape), list(value.stride())
         with value.fake_mode:
             back = torch.empty_strided(*sizes, dtype=value.dtype, device=value.device)
-        if value.device.type == "cuda":
-            return self.call_giving(new, _offload_operators().reload.default, (there, value.device, *sizes), back)
-        return self.call_giving(new, _ATEN._to_copy.default, (there,), back, {"device": value.device})
+        return self._transfer(new, "reload", (there, value.device, *sizes), back)
 
     def wait_copied(self, new: New[fx.Node], launch: fx.Node, behind: fx.Node) -> fx.Node:
-        value = launch.meta["val"]
+        return self._transfer(new, "wait_tensor", (launch, behind), launch.meta["val"])
+
+    def _transfer(self, new: New[fx.Node], op: str, args: tuple[Any, ...], gives: FakeTensor) -> fx.Node:
+        """``torch.ops.ao`` on CUDA devices, a plain copy or nothing elsewhere."""
         if new.like.meta["val"].device.type == "cuda":
-            return self.call_giving(new, _offload_operators().wait_tensor.default, (launch, behind), value)
-        return self.call_giving(new, _ATEN.alias.default, (launch,), value)
+            return self.call_giving(new, getattr(_offload_operators(), op).default, args, gives)
+        if op == "wait_tensor":
+            return self.call_giving(new, _ATEN.alias.default, args[:1], gives)
+        return self.call_giving(new, _ATEN._to_copy.default, args[:1], gives, {"device": gives.device})
 
     def repeat(self, new: New[fx.Node], made: Mapping[fx.Node, fx.Node]) -> fx.Node:
         args, kwargs = fx.node.map_arg((new.like.args, new.like.kwargs), lambda one: made.get(one, one))
@@ -276,24 +271,22 @@ class GraphMaker(GraphDraft):
         stay: Collection[fx.Node],
     ) -> None:
         """Every part writes to what is its own, and what enters is read as it was at any time."""
-        for node in (*nodes, *slices):
-            if self.facts.by_address(node):
-                raise RewriteError(f"{node.name!r} is looked at by its address: it stays whole.")
         inside, parts = set(nodes), fission.parts
+        for node in (*nodes, *slices):
+            sharers = (u for known in self.originals(node) for u in self.facts.sharers(known))
+            outside = next((u for u in sharers if u not in inside), None) if node in inside else None
+            reader = self.read_after_a_write(node, inside) if node in slices and not slices[node].free else None
+            why = "is looked at by its address" if self.facts.by_address(node) else ""
+            if reader is not None:  # a view is read when a part's reader runs; a copy, when it is made
+                why = f"is written to before {reader.name!r} reads it"
+            elif outside is not None:
+                why = f"is written to, and {outside.name!r}, which does not run in parts, shares its memory"
+            if why:
+                raise RewriteError(f"{node.name!r} {why}: it stays whole.")
         for node, one in slices.items():
-            sizes, reader = tuple(node.meta["val"].shape), self.read_after_a_write(node, inside)
-            if reader is not None and not one.free:  # a view is read when a part's reader runs; a copy, when it is made
-                raise RewriteError(f"{node.name!r} is written to before {reader.name!r} reads it: it stays whole.")
+            sizes = tuple(node.meta["val"].shape)
             if not is_cut_of(one.cut, sizes, parts):
                 raise RewriteError(f"{one.value!r} of shape {sizes} cannot be cut as {one.cut} into {parts} parts.")
-        for node in nodes:
-            sharers = (u for known in self.originals(node) for u in self.facts.sharers(known))
-            outside = next((u for u in sharers if u not in inside), None)
-            if outside is not None:
-                raise RewriteError(
-                    f"{node.name!r} is written to, and {outside.name!r}, which does not run in parts, shares its "
-                    "memory: it stays whole."
-                )
         self._parts, self._region = parts, follow_cuts(nodes, {v: one.cut for v, one in slices.items()}, parts)
         for node in nodes:
             why = self._region.ends.get(node, "none of its inputs is cut")
@@ -309,16 +302,12 @@ class GraphMaker(GraphDraft):
 
     def make_part(self, new: New[fx.Node], p: int, of_part: Callable[[fx.Node], fx.Node]) -> fx.Node:
         v = new.like
-        args, kwargs = fx.node.map_arg((list(v.args), dict(v.kwargs)), of_part)
-        args, kwargs = list(args), dict(kwargs)
+        args, kwargs = fx.node.map_arg((v.args, v.kwargs), of_part)
         changes = self._region.calls[v].changes if v in self._region.calls else {}
-        names = [a.name for a in v.target._schema.arguments] if changes else []
-        for name, value in changes.items():
-            position = names.index(name)
-            if position < len(args):
-                args[position] = value
-            else:
-                kwargs[name] = value
+        if changes:
+            names = [one.name for one in v.target._schema.arguments]
+            args = tuple(changes.get(name, one) for name, one in zip(names, args, strict=False))
+            kwargs = {**kwargs, **{name: one for name, one in changes.items() if name not in names[: len(args)]}}
         try:
             return self.call_in_part(new, args, kwargs, self._parts)
         except RuntimeError as error:  # a view of what lies otherwise in memory for a part; no symbol for a size
@@ -357,8 +346,8 @@ def _reduction(node: fx.Node) -> str:
     return "" if "gather" in LAUNCHES[node.target] else str(arguments(node)[1])
 
 
-def _dtype(value: FakeTensor) -> str:
-    return str(value.dtype).removeprefix("torch.")
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _plain(what: str, node: fx.Node) -> FakeTensor:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import FINISH, LAUNCH, OF_HOST, Group, Kind, Node, NodeId, Problem, Storage, StorageId
 from overlap_sched.problem.precedence import launched_on
-from overlap_sched.transform.recipes import Nodes, Single, sort_by_place, unique
+from overlap_sched.transform.recipes import Nodes, Single, refuse_if, sort_by_place, unique
 from overlap_sched.transform.rewrites import BUCKETED
 
 Alike = Mapping[str, str]
@@ -180,15 +180,11 @@ class Draft(Nodes[NodeId]):
         waits = tuple(self.waits(v))
         known = {*waits, *map(self.host_node, waits)}
         others = [w for w in self._users[v] if w not in known and self.node(w).kind is not Kind.OUTPUT]
-        if not waits or len(node.alloc) > 1:
-            raise RewriteError(
-                f"{name!r} has {len(waits)} waits and {len(node.alloc)} results: it needs a wait and one result."
-            )
+        counts = f"{len(waits)} waits and {len(node.alloc)} results"
+        refuse_if(not waits or len(node.alloc) > 1, f"{name!r} has {counts}: it needs a wait and one result.")
         if others:
-            raise RewriteError(
-                f"{self.name(others[0])!r} needs the launch of {name!r} itself, not its wait: a rewrite would lose "
-                "that."
-            )
+            why = f"{self.name(others[0])!r} needs the launch of {name!r} itself, not its wait"
+            raise RewriteError(f"{why}: a rewrite would lose that.")
         group = node.group or ""
         shared = {"operator": node.op, "process group": group, "type and reduction": self._alike.get(name, "")}
         sources = tuple(u for u in node.deps if u != self.host_node(v))

@@ -51,6 +51,12 @@ Reshape = Callable[[Sequence[int]], Sequence[int]]
 """The shape of a view, from that of what is viewed."""
 
 
+def refuse_if(illegal: object, why: str) -> None:
+    """Raise a ``RewriteError`` where a rewrite is not legal."""
+    if illegal:
+        raise RewriteError(why)
+
+
 class Single(NamedTuple, Generic[V]):
     """A collective of one tensor, which nothing but waits uses.
 
@@ -97,14 +103,13 @@ class Nodes(Generic[V]):
 
     def find(self, name: str) -> V:
         """The node of this name; refuses where there is none."""
-        if name not in self.named:
-            raise RewriteError(f"there is no node {name!r} to rewrite: it is not in the graph, or gone by now.")
+        missing = name not in self.named
+        refuse_if(missing, f"there is no node {name!r} to rewrite: it is not in the graph, or gone by now.")
         return self.named[name]
 
     def check_new(self, name: str) -> None:
         """Refuse a name that is taken."""
-        if name in self.named:
-            raise RewriteError(f"a new node would be named {name!r}, as another one is already.")
+        refuse_if(name in self.named, f"a new node would be named {name!r}, as another one is already.")
 
 
 class Casts(Protocol[V]):
@@ -292,14 +297,13 @@ def _bucket(make: Maker[V], wanted: Bucket) -> None:
 def check_alike(members: Sequence[tuple[str, Mapping[str, object]]]) -> None:
     """Members of a bucket must be two or more, each once, and share what is given of each: ``"process group": "0"``."""
     names = [name for name, _ in members]
-    if len(set(names)) < max(len(names), 2):
-        raise RewriteError(f"a bucket of {', '.join(names)}: two collectives at least, each once.")
+    few = len(set(names)) < max(len(names), 2)
+    refuse_if(few, f"a bucket of {', '.join(names)}: two collectives at least, each once.")
     first, shared = members[0]
     for name, said in members[1:]:
         for what, here in said.items():
             there = shared[what]
-            if here != there:
-                raise RewriteError(f"{name!r} has {what} {here!r} and {first!r} has {there!r}: a bucket has one.")
+            refuse_if(here != there, f"{name!r} has {what} {here!r} and {first!r} has {there!r}: a bucket has one.")
 
 
 def _coalesced(make: Maker[V], name: str, members: Sequence[Single[V]]) -> tuple[V, list[V]]:
@@ -348,8 +352,8 @@ def check_stream(make: Maker[V], wanted: Stream) -> tuple[V, str]:
     group = make.group(v)
     if group is None:
         raise RewriteError(f"{wanted.collective!r} does not name its process group: it must stay there.")
-    if group.endswith(second_group("")):
-        raise RewriteError(f"{wanted.collective!r} is on a second communicator already, {group!r}.")
+    second = group.endswith(second_group(""))
+    refuse_if(second, f"{wanted.collective!r} is on a second communicator already, {group!r}.")
     return v, second_group(group)
 
 
@@ -367,16 +371,15 @@ def _keep(make: Maker[V], wanted: Keep) -> None:
 def check_keep(make: Maker[V], wanted: Keep) -> tuple[Single[V], Single[V]]:
     """The first gather and the later one, where they are of the same, and one result may stand for both."""
     first, later = _gather(make, wanted.first), _gather(make, wanted.again)
-    if first.launch == later.launch or gather_key(make, first) != gather_key(make, later):
-        raise RewriteError(f"{wanted.first!r} and {wanted.again!r} are not two gathers of one tensor in one group.")
+    same = first.launch != later.launch and gather_key(make, first) == gather_key(make, later)
+    refuse_if(not same, f"{wanted.first!r} and {wanted.again!r} are not two gathers of one tensor in one group.")
     make.check_kept(first, later)
     return first, later
 
 
 def _gather(make: Maker[V], name: str) -> Single[V]:
     one = make.single(name)
-    if "gather" not in one.op:
-        raise RewriteError(f"{name!r} is {one.op!r}: only gathers are kept or gathered again.")
+    refuse_if("gather" not in one.op, f"{name!r} is {one.op!r}: only gathers are kept or gathered again.")
     make.check_gather(one)
     return one
 
@@ -416,28 +419,27 @@ def check_regather(make: Maker[V], wanted: Regather) -> tuple[Single[V], list[V]
     views = _views(make, wanted.views, one.waits, wanted.gather)
     sources = [*one.waits, *views]
     users = _users(make, sources, wanted.users)
-    if all(user in users or user in sources for source in sources for user in make.users(source)):
-        raise RewriteError(f"gathering {wanted.gather!r} again needs users for both: some, and not all.")
+    everyone = all(user in users or user in sources for source in sources for user in make.users(source))
+    refuse_if(everyone, f"gathering {wanted.gather!r} again needs users for both: some, and not all.")
     return one, views, users
 
 
 def _views(make: Maker[V], names: Sequence[str], sources: Sequence[V], of: str) -> list[V]:
     views = [make.find(name) for name in names]
     for view in views:
-        if not make.is_view(view, sources):
-            raise RewriteError(f"{make.name(view)!r} is no view of what {of!r} gives.")
+        refuse_if(not make.is_view(view, sources), f"{make.name(view)!r} is no view of what {of!r} gives.")
     return views
 
 
 def _users(make: Maker[V], nodes: Sequence[V], names: Sequence[str]) -> list[V]:
     """The users, where each takes one of the nodes, and all are named once."""
     users, of = [make.find(name) for name in names], [make.name(v) for v in nodes]
-    if not nodes or not users or len(set(users)) < len(users) or len(set(nodes)) < len(nodes):
-        raise RewriteError(f"running again wants nodes and users, each once: {', '.join(of)} for {', '.join(names)}.")
+    once = nodes and users and len(set(users)) == len(users) and len(set(nodes)) == len(nodes)
+    refuse_if(not once, f"running again wants nodes and users, each once: {', '.join(of)} for {', '.join(names)}.")
     for user in users:
         taken = make.taken(user)
-        if user in nodes or make.is_output(user) or not any(v in taken for v in nodes):
-            raise RewriteError(f"{make.name(user)!r} does not take {' or '.join(map(repr, of))}, or is an output.")
+        takes = user not in nodes and not make.is_output(user) and any(v in taken for v in nodes)
+        refuse_if(not takes, f"{make.name(user)!r} does not take {' or '.join(map(repr, of))}, or is an output.")
     return users
 
 
@@ -489,8 +491,9 @@ class _InParts(Generic[V]):
     def run(self) -> None:
         """Copies, then what leaves, then the whole ones go."""
         make = self.make
-        if self.parts < 2 or len(self.copies) < len(self.fission.nodes) or not self.nodes:
-            raise RewriteError(f"{self.fission.name!r} has {self.parts} parts: 2 at least, and each node once.")
+        once = self.nodes and len(self.copies) == len(self.fission.nodes)
+        why = f"{self.fission.name!r} has {self.parts} parts: 2 at least, and each node once."
+        refuse_if(self.parts < 2 or not once, why)
         make.begin_parts(self.fission, self.nodes, self.slices, self.stay)
         waits = [make.waits_for(v) is not None for v in self.nodes]
         where = places([make.at[v] for v in self.nodes], waits, self.parts)

@@ -32,7 +32,7 @@ from overlap_sched.fx.rewrites.backends import check_coalesced, check_exact
 from overlap_sched.fx.rewrites.draft import GraphDraft, shares_storage
 from overlap_sched.transform.dimension_graph import Uncut, is_cut_of
 from overlap_sched.transform.draft import WHOLE
-from overlap_sched.transform.recipes import CAT, CLONE, GETITEM, VIEW, New, Reshape, Single
+from overlap_sched.transform.recipes import CAT, CLONE, GETITEM, VIEW, New, Reshape, Single, refuse_if
 from overlap_sched.transform.rewrites import BUCKETED, Fission, Form, How, Leave, Slice, second_group
 
 _C10D, _ATEN = torch.ops._c10d_functional, torch.ops.aten
@@ -83,13 +83,12 @@ class GraphMaker(GraphDraft):
         if others:
             lost = f"{others[0]!r} needs the launch of {name!r} itself, not its wait"
             raise RewriteError(f"{lost}: a rewrite would lose that.")
-        if not users:
-            raise RewriteError(f"{name!r} has 0 waits: it needs one.")
+        refuse_if(not users, f"{name!r} has 0 waits: it needs one.")
         source, wait = args[0], users[0]
         group, _ = name_and_group(node)
         taken, given = _plain(f"the input of {name!r}", source), _plain(f"the result of {name!r}", wait)
-        if self.facts.written(wait):
-            raise RewriteError(f"something writes to the result of {name!r}: it must stay a tensor of its own.")
+        written = self.facts.written(wait)
+        refuse_if(written, f"something writes to the result of {name!r}: it must stay a tensor of its own.")
         self._check_order(group)
         ranks = self.facts.ranks(group) if op == "all_reduce" else int(args[2 if "scatter" in op else 1])
         where = "" if taken.device.type in ("cpu", "cuda") else f" on {taken.device.type}"
@@ -104,8 +103,7 @@ class GraphMaker(GraphDraft):
         return Single(node, op, group, ranks, (source,), tuple(users), columns, tuple(given.shape), shared)
 
     def _check_order(self, group: str) -> None:
-        if self.facts.sends(group):
-            raise RewriteError(f"process group {group!r} also sends or receives: its order must stay.")
+        refuse_if(self.facts.sends(group), f"process group {group!r} also sends or receives: its order must stay.")
 
     def check_member(self, one: Single[fx.Node], form: Form) -> None:
         name, taken, given = one.launch.name, one.sources[0].meta["val"], one.waits[0]
@@ -121,20 +119,19 @@ class GraphMaker(GraphDraft):
                 why = (
                     f"has {nbytes} bytes, no multiple of {ALIGNMENT}: packed, kernels do not expect the next one there"
                 )
-            if why:
-                raise RewriteError(f"the result of {name!r} {why}.")
+            refuse_if(why, f"the result of {name!r} {why}.")
 
     def check_gather(self, one: Single[fx.Node]) -> None:
-        if self.written(one.sources[0]):
-            raise RewriteError(
-                f"something writes to the input of {one.launch.name!r}: a later gather of it may give something else."
-            )
+        why = f"something writes to the input of {one.launch.name!r}: a later gather of it may give something else."
+        refuse_if(self.written(one.sources[0]), why)
 
     def check_kept(self, first: Single[fx.Node], later: Single[fx.Node]) -> None:
-        if self.at[first.launch] > self.at[later.launch]:
-            raise RewriteError(f"{later.launch.name!r} is gathered before {first.launch.name!r}: name them in order.")
+        before, after = first.launch, later.launch
+        refuse_if(
+            self.at[before] > self.at[after], f"{after.name!r} is gathered before {before.name!r}: name them in order."
+        )
         if self.facts.returned(first.waits[0]) and self.facts.returned(later.waits[0]):
-            names = f"{first.launch.name!r} and {later.launch.name!r}"
+            names = f"{before.name!r} and {after.name!r}"
             raise RewriteError(f"the graph returns the results of {names}: one tensor must not stand for both.")
         for wait in later.waits:
             self.check_same(wait, first.waits[0])
@@ -142,8 +139,7 @@ class GraphMaker(GraphDraft):
     def check_same(self, old: fx.Node, new: fx.Node) -> None:
         """Shape, type, device, and strides where there is more than one step."""
         was, now = layout(old.meta["val"]), layout(new.meta["val"])
-        if was != now:
-            raise RewriteError(f"{old.name!r} would be {now} and was {was}.")
+        refuse_if(was != now, f"{old.name!r} would be {now} and was {was}.")
 
     def group(self, v: fx.Node) -> str | None:
         argument = _group_argument(v)
@@ -153,11 +149,11 @@ class GraphMaker(GraphDraft):
         self._check_order(group)
         second, ranks = second_group(group), live_ranks(group)
         known = group.endswith(second_group("")) or group in self._carried() or ranks is None
-        if not known and live_ranks(second) != ranks:
-            raise RewriteError(
-                f"there is no second communicator {second!r}. Make it on all ranks before compiling: "
-                "overlap_sched.distributed.second_communicators()."
-            )
+        refuse_if(
+            not known and live_ranks(second) != ranks,
+            f"there is no second communicator {second!r}. Make it on all ranks before compiling: "
+            "overlap_sched.distributed.second_communicators().",
+        )
         return group
 
     def set_group(self, v: fx.Node, group: str) -> None:
@@ -205,16 +201,16 @@ class GraphMaker(GraphDraft):
     def find_offloaded(self, name: str) -> fx.Node:
         node = self.find(name)
         waits = [user for user in self.users(node) if user.target is _WAIT]
-        if len(waits) > 1:
-            raise RewriteError(f"{name!r} has {len(waits)} waits: what has one can be offloaded.")
+        refuse_if(len(waits) > 1, f"{name!r} has {len(waits)} waits: what has one can be offloaded.")
         source = waits[0] if waits else node
-        if not waits and any(shares_storage(source, taken) for taken in source.all_input_nodes):
-            raise RewriteError(f"{name!r} is no node that makes a storage of its own: what makes one can be offloaded.")
+        view = not waits and any(shares_storage(source, taken) for taken in source.all_input_nodes)
+        refuse_if(view, f"{name!r} is no node that makes a storage of its own: what makes one can be offloaded.")
         value = _known_value(repr(name), source)
-        if value.untyped_storage().nbytes() != value.nbytes:
-            raise RewriteError(f"{name!r} is a part of its storage: what is whole can be offloaded.")
-        if self.facts.written(source):
-            raise RewriteError(f"something writes to {name!r}: its copy would not know.")
+        refuse_if(
+            value.untyped_storage().nbytes() != value.nbytes,
+            f"{name!r} is a part of its storage: what is whole can be offloaded.",
+        )
+        refuse_if(self.facts.written(source), f"something writes to {name!r}: its copy would not know.")
         return source
 
     def to_host(self, new: New[fx.Node]) -> fx.Node:
@@ -245,10 +241,8 @@ class GraphMaker(GraphDraft):
         args, kwargs = fx.node.map_arg((new.like.args, new.like.kwargs), lambda one: made.get(one, one))
         copy = self.call_again(new, args, kwargs)
         for writer in self.next_writers(new.like):
-            if self.at[writer] < new.at:
-                raise RewriteError(
-                    f"{new.like.name!r} cannot run again: {writer.name!r} writes to what it reads before that."
-                )
+            why = f"{new.like.name!r} cannot run again: {writer.name!r} writes to what it reads before that."
+            refuse_if(self.at[writer] < new.at, why)
             self.depend(writer, copy)
         return copy
 
@@ -281,12 +275,11 @@ class GraphMaker(GraphDraft):
                 why = f"is written to before {reader.name!r} reads it"
             elif outside is not None:
                 why = f"is written to, and {outside.name!r}, which does not run in parts, shares its memory"
-            if why:
-                raise RewriteError(f"{node.name!r} {why}: it stays whole.")
+            refuse_if(why, f"{node.name!r} {why}: it stays whole.")
         for node, one in slices.items():
             sizes = tuple(node.meta["val"].shape)
-            if not is_cut_of(one.cut, sizes, parts):
-                raise RewriteError(f"{one.value!r} of shape {sizes} cannot be cut as {one.cut} into {parts} parts.")
+            why = f"{one.value!r} of shape {sizes} cannot be cut as {one.cut} into {parts} parts."
+            refuse_if(not is_cut_of(one.cut, sizes, parts), why)
         self._parts, self._region = parts, follow_cuts(nodes, {v: one.cut for v, one in slices.items()}, parts)
         for node in nodes:
             why = self._region.ends.get(node, "none of its inputs is cut")
@@ -329,8 +322,9 @@ class GraphMaker(GraphDraft):
             self.replace(v, out[0], users)
             return
         for user in users:
-            if user.op != "output":
-                raise RewriteError(f"{user.name!r} uses {v.name!r}, which leaves in parts: only the output may.")
+            refuse_if(
+                user.op != "output", f"{user.name!r} uses {v.name!r}, which leaves in parts: only the output may."
+            )
             returned = fx.node.map_arg(user.args[0], lambda u: out if u is v else u)
             self.set_argument(user, Arg((0, "result")), returned)
 
@@ -352,20 +346,16 @@ def _name(dtype: torch.dtype) -> str:
 
 def _plain(what: str, node: fx.Node) -> FakeTensor:
     value = _known_value(what, node)
-    if not value.is_contiguous():
-        raise RewriteError(f"{what} is not contiguous, its strides are {tuple(value.stride())}.")
-    if not value.numel():
-        raise RewriteError(f"{what} is empty.")
+    refuse_if(not value.is_contiguous(), f"{what} is not contiguous, its strides are {tuple(value.stride())}.")
+    refuse_if(not value.numel(), f"{what} is empty.")
     return value
 
 
 def _known_value(what: str, node: fx.Node) -> FakeTensor:
     """The value of a node, where it is one tensor of known sizes; ``what`` it is called in messages."""
     value = node.meta.get("val")
-    if type(value) is not FakeTensor:
-        raise RewriteError(f"{what} is no fake tensor: its shape is not known.")
-    if not all(type(size) is int for size in value.shape):
-        raise RewriteError(f"{what} has a symbolic shape, {tuple(value.shape)}.")
+    refuse_if(type(value) is not FakeTensor, f"{what} is no fake tensor: its shape is not known.")
+    refuse_if(not all(type(size) is int for size in value.shape), f"{what} has a symbolic shape, {tuple(value.shape)}.")
     return value
 
 

@@ -10,6 +10,9 @@ import pytest
 import overlap_sched
 from tests.support.titan.cpu import on_cpu
 
+OVERWRITTEN = ("allow_buffer_reuse", "reorder_for_peak_memory", "reorder_for_compute_comm_overlap")
+"""Settings of Inductor that torchtitan changes for good; here only until a test ends."""
+
 
 @pytest.fixture(scope="session")
 def titan() -> None:
@@ -25,9 +28,12 @@ def titan() -> None:
 @pytest.fixture
 def config(titan: None) -> Iterator[Any]:
     """The configuration of a small Llama."""
+    from torch._inductor import config as inductor
+
     from tests.support.titan.config_registry import llama3
 
     overlap_sched.clear_reports()  # and the warnings that have been given: each is given once
-    with warnings.catch_warnings():
+    now = {name: getattr(inductor, name) for name in OVERWRITTEN}
+    with warnings.catch_warnings(), inductor.patch(now):
         warnings.simplefilter("ignore")
         yield llama3()

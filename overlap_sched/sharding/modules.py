@@ -205,7 +205,7 @@ def _compare(module: Any, name: str) -> None:
 
 def _fault(full: str, shape: list[int], group: str) -> str:
     """That another rank has read another parameter of this shape at this place; ``""``: none has."""
-    membership = membership_of(None, None, None)
+    membership = membership_of()
     if membership is None:
         return ""
     ranks = str(dist.get_process_group_ranks(_resolve_process_group(group)))

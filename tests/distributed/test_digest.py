@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from overlap_sched.distributed import Digest, Verdict, digest_of
-from overlap_sched.distributed.digest import absent, as_before, judge, options_text, ranks_text
+from overlap_sched.distributed.digest import absent, judge, options_text, ranks_text
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Problem, Storage
 from overlap_sched.problem.contention import Contention
@@ -245,10 +245,3 @@ def test_what_is_for_people_is_no_part_of_an_identity() -> None:
     assert replace(A, name="forward 0/1", nodes=8).identity == A.identity
     for part in ("operators", "sizes", "options", "costs", "order", "key", "launches", "failure"):
         assert replace(A, **{part: "other"}).identity != A.identity
-
-
-def test_an_earlier_verdict_stands_without_those_who_did_not_come() -> None:
-    for earlier in (judge({0: A, 1: A}), judge({0: A, 1: replace(A, options="q")})):
-        verdict = Verdict.from_json(as_before(earlier, [1]).to_json())
-        assert (verdict.missing, verdict.as_before) == ((1,), True)
-        assert replace(verdict, missing=(), as_before=False) == earlier

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from overlap_sched.distributed import agreement
-from overlap_sched.distributed.agreement import Membership, find_sequence, settle_sequence
+from overlap_sched.distributed.agreement import Membership, sequence_in_force
 from overlap_sched.distributed.sequences import Entry, LaunchOrder, SequencesInForce
 from tests.support.agreement_ranks import MemoryStore
 
@@ -74,11 +74,15 @@ def test_bytes_that_only_the_data_knows_may_be_any() -> None:
     assert known.find(("sum group 4", "sum group 16")) is None
 
 
+def settle(one: Entry, membership: Membership | None) -> Entry | None:
+    return sequence_in_force(one.launches, membership, one)
+
+
 def test_a_store_that_fails_leaves_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "_logs", [])
+    monkeypatch.setattr(agreement, "_logs", {})
     store, moved = MemoryStore(), entry("ab", "10")
-    assert settle_sequence(moved, Membership(store, 0, 2)) == moved
-    assert find_sequence(moved.launches, Membership(store, 1, 2)) == moved
+    assert settle(moved, Membership(store, 0, 2)) == moved
+    assert sequence_in_force(moved.launches, Membership(store, 1, 2)) == moved
     assert len(store.values) == 1
 
     def fail(*_: Any) -> Any:
@@ -86,25 +90,24 @@ def test_a_store_that_fails_leaves_what_was_read(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(store, "check", fail)
     monkeypatch.setattr(store, "compare_set", fail)
-    assert find_sequence(moved.launches, Membership(store, 0, 2)) == moved
-    assert find_sequence(launches("xy"), Membership(store, 0, 2)) is None
-    assert settle_sequence(entry("a", **ALONE), Membership(store, 0, 2)) is None  # a part of what others may run
-    assert settle_sequence(entry("xy"), Membership(store, 0, 2)) == entry("xy")
+    assert sequence_in_force(moved.launches, Membership(store, 0, 2)) == moved
+    assert sequence_in_force(launches("xy"), Membership(store, 0, 2)) is None
+    assert settle(entry("a", **ALONE), Membership(store, 0, 2)) is None  # a part of what others may run
+    assert settle(entry("xy"), Membership(store, 0, 2)) == entry("xy")
 
 
 def test_the_log_is_written_once_and_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     store, first, second = MemoryStore(), entry("abc", "210"), entry("abc", "102")
     found = []
     for rank in range(3):
-        monkeypatch.setattr(agreement, "_logs", [])  # another process
-        found.append(settle_sequence((first, second, first)[rank], Membership(store, rank, 3)))
+        monkeypatch.setattr(agreement, "_logs", {})  # another process
+        found.append(settle((first, second, first)[rank], Membership(store, rank, 3)))
     assert found == [first] * 3
-    monkeypatch.setattr(agreement, "_logs", [])
-    assert settle_sequence(entry("xy", "10"), Membership(store, 0, 3)) == entry(
-        "xy", "10"
-    )  # behind what others have written
-    assert find_sequence(first.launches, Membership(MemoryStore(), 0, 3)) is None  # another job
-    assert settle_sequence(second, None) == second  # a rank alone
+    monkeypatch.setattr(agreement, "_logs", {})
+    behind = entry("xy", "10")  # what others have written
+    assert settle(behind, Membership(store, 0, 3)) == behind
+    assert sequence_in_force(first.launches, Membership(MemoryStore(), 0, 3)) is None  # another job
+    assert settle(second, None) == second  # a rank alone
 
 
 def outputs(text: str, entries: Sequence[Entry]) -> set[tuple[int, ...]]:

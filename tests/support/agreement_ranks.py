@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,22 @@ class MemoryStore:
         if self.values.get(key, b"") == expected.encode() and (key in self.values or not expected):
             self.values[key] = desired.encode()
         return self.values.get(key, expected.encode())
+
+
+class Clock:
+    """Time that passes only while somebody sleeps; then other ranks may do something."""
+
+    def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        self.now_s, self.naps_s, self.meanwhile = 0.0, list[float](), meanwhile
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now_s += seconds
+        self.naps_s.append(seconds)
+        self.meanwhile()
 
 
 LIMIT_S = 60.0
@@ -131,7 +148,7 @@ def one_dies(rank: int, last: int) -> dict[str, Any]:
 def server_dies(rank: int, last: int) -> dict[str, Any]:
     """Rank 0 serves the store; it goes while the other waits."""
     if rank == 0:
-        membership = membership_of(None, None, None)
+        membership = membership_of()
         assert membership is not None
         while not membership.store.check(["overlap_sched/agreement/all/waiting"]):
             time.sleep(0.01)

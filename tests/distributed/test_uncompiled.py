@@ -23,7 +23,6 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Uncompiled]:
     fresh = Uncompiled()
     monkeypatch.setattr(uncompiled, "uncompiled", fresh)
     monkeypatch.setattr(modules, "uncompiled", fresh)
-    monkeypatch.setattr(modules._running, "first", lambda: None)
     monkeypatch.setattr(uncompiled, "compiled", lambda: False)
     yield fresh
     uncompiled.stop_counting()

@@ -9,8 +9,7 @@ what stays where ours is not used: so no job launches later, or holds more memor
 With ``inductor_compilation="full"`` Inductor would order the graph anew: there our plug-in runs inside of it.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
@@ -178,28 +177,19 @@ class OrderedStages:
         provider: torchtitan's.
         settings: Of the job, with the ranks that hold the same stages.
         builder: torchtitan's module that compiles the graphs.
-        lists: Lists of passes that have begun with ours; of every graph one.
-        prepared: GraphPP has prepared its graphs.
+        lists: How many lists of passes have begun with ours; of every graph one.
     """
 
     provider: Any
     settings: Settings
     builder: Any
     lists: int = 0
-    prepared: bool = False
 
     def prepare_graphs(self, *schedule: Any, **named: Any) -> Any:
-        """Prepare them as torchtitan does, once per step; it compiles in the first."""
-        with self._ours_first():
-            prepared = self.provider.prepare_graphs(*schedule, **named)
-        if not self.prepared and not self.lists:
-            warn("overlap_sched does nothing in this job: GraphPP has compiled its graphs without a list of passes.")
-        self.prepared = True
-        return prepared
+        """Prepare them as torchtitan does, once per step; it compiles in the first.
 
-    @contextmanager
-    def _ours_first(self) -> Iterator[None]:
-        """Inside, the list of passes of every graph that GraphPP compiles has ours before what compiles."""
+        Meanwhile the list of passes of every graph that it compiles has ours before what compiles.
+        """
         theirs = self.builder.final_inductor_compile_passes
 
         def ours_first(compile_config: Any, **how: Any) -> list[GraphPass]:
@@ -213,6 +203,9 @@ class OrderedStages:
 
         self.builder.final_inductor_compile_passes = ours_first
         try:
-            yield
+            prepared = self.provider.prepare_graphs(*schedule, **named)
         finally:
             self.builder.final_inductor_compile_passes = theirs
+        if not self.lists:
+            warn("overlap_sched does nothing in this job: GraphPP has compiled its graphs without a list of passes.")
+        return prepared

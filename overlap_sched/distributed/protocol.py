@@ -256,7 +256,7 @@ def _stands(earlier: Verdict, missing: Sequence[int]) -> Verdict:
 
 
 def _read(key: str) -> Generator[StoreCall, Any, str]:
-    """What is under a key; ``""``: nothing. A store waits, and long, for a key that is not there."""
+    """Read a key; ``""``: nothing is there. A store waits, and long, for a key that is not there."""
     text: str = (yield StoreCall("get", (key,))) if (yield StoreCall("check", ([key],))) else ""
     return text
 

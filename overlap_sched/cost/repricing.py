@@ -15,10 +15,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from overlap_sched.cost.cluster import Cluster, contention_of
 from overlap_sched.cost.collectives import model_of
 from overlap_sched.cost.model import Collective
 from overlap_sched.cost.placement import DataflowNode, Facts, Nodes, place, sharding_groups
+from overlap_sched.cost.toml_file import Bandwidth
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import Group, Kind, Problem
 
@@ -152,14 +155,16 @@ def _behind(problem: Problem, maker: Sequence[int], storage: int) -> set[int]:
 
 def _scaled(cluster: Cluster, varied: Mapping[str, float]) -> Cluster:
     network, inside = varied.get("network", 1.0), varied.get("inside", 1.0)
-    if cluster.across is None:
+    link, across = cluster.inside, cluster.across
+    if network != 1.0 or inside != 1.0:  # what was measured holds for the network as it is
+        cluster = replace(cluster, tables=replace(cluster.tables, collectives=()))
+    if across is None:
         inside *= network
     else:
-        across = replace(cluster.across, card_bytes_per_s=cluster.across.card_bytes_per_s * network)
-        cluster = replace(cluster, across=across)
-    if varied.get("network", 1.0) != 1.0 or inside != 1.0:  # what was measured holds for the network as it is
-        cluster = replace(cluster, tables=replace(cluster.tables, collectives=()))
-    return replace(cluster, inside=replace(cluster.inside, bytes_per_s=cluster.inside.bytes_per_s * inside))
+        across = structs.replace(across, card_bytes_per_s=Bandwidth(across.card_bytes_per_s * network))
+    return replace(
+        cluster, across=across, inside=structs.replace(link, bytes_per_s=Bandwidth(link.bytes_per_s * inside))
+    )
 
 
 def _steps(problem: Problem) -> list[DataflowNode]:

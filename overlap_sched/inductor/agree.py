@@ -35,7 +35,7 @@ from overlap_sched.distributed.digest import launches_of, ranks_text
 from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.errors import AgreementError, SequenceError, VerificationError
 from overlap_sched.fx.apply import Report
-from overlap_sched.fx.calls import Communications, Launched, bodies_of, live_ranks
+from overlap_sched.fx.calls import Launched, bodies_of, launched_by, live_ranks
 from overlap_sched.fx.operators import Role, traits_of
 from overlap_sched.inductor.reporting import describe_error, dynamo_frame, log, rank, several_ranks, warn
 from overlap_sched.inductor.settings import Settings
@@ -93,9 +93,7 @@ def waits(node: fx.Node) -> bool:
 
 def launches_in(nodes: Iterable[fx.Node]) -> Launches:
     """Those of an FX graph."""
-    listed = list(nodes)
-    known = Communications(listed[0].graph) if listed else None
-    return tuple(node for node in listed if known is not None and known.of(node))
+    return tuple(node for node in nodes if launched_by(node))
 
 
 def launch_digest(launches: Launches) -> str:
@@ -103,17 +101,15 @@ def launch_digest(launches: Launches) -> str:
 
     Ranks of a mesh have other groups each, so a group is known by its size and the distances of its ranks.
     """
-    known = Communications(launches[0].graph) if launches else None
-    sequence = [one for node in launches if known is not None for one in known.of(node)]
+    sequence = [one for node in launches for one in launched_by(node)]
     return launches_of([(one.op, name, distances) for one in sequence for name, distances in _groups(one)])
 
 
 def launch_texts(launches: Launches) -> tuple[Launch, ...]:
     """Return what launches are known by in all graphs of a job, see :mod:`overlap_sched.distributed.sequences`."""
-    known = Communications(launches[0].graph) if launches else None
     found = []
     for node in launches:
-        parts = [(one.op, [d for _, d in _groups(one)]) for one in ([] if known is None else known.of(node))]
+        parts = [(one.op, [d for _, d in _groups(one)]) for one in launched_by(node)]
         groups = hashlib.sha256(repr([groups for _, groups in parts]).encode()).hexdigest()[:12]
         found.append(f"{'+'.join(op for op, _ in parts)} {groups} {_bytes_given(node)}")
     return tuple(found)

@@ -10,7 +10,7 @@ from torchtitan.experiments.graph_trainer.cudagraph import cudagraph_pass
 from torchtitan.experiments.graph_trainer.inductor_passes import full_inductor_compilation_pass
 from torchtitan.experiments.graph_trainer.passes import final_inductor_compile_passes
 
-from overlap_sched.fx.calls import Communications, live_ranks
+from overlap_sched.fx.calls import launched_by, live_ranks
 from overlap_sched.fx.fitting import fit_lifted
 from overlap_sched.fx.lifting import STAYS, Lifted
 from overlap_sched.inductor.eager import options_from
@@ -171,8 +171,7 @@ def stage_name(gm: fx.GraphModule) -> str:
 
 def strangers(gm: fx.GraphModule, ranks: Sequence[int]) -> list[int]:
     """List the ranks with which a graph communicates though they are not among those that are asked, ascending."""
-    known = Communications(gm.graph)
-    groups = [one for node in gm.graph.nodes for launched in known.of(node) for one in launched.groups]
+    groups = [one for node in gm.graph.nodes for launched in launched_by(node) for one in launched.groups]
     found = (live_ranks(name if live is None else live) or () for name, live in groups)
     return sorted({rank for each in found for rank in each} - set(ranks))
 

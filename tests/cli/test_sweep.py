@@ -1,6 +1,5 @@
 """``overlap-sched sweep``: what is scaled and what is not, orders carried over, noise, and what is refused."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from overlap_sched.cost.repricing import on_machine, placed_on, priced_on, with_
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import Group, Kind, Node, Problem, Storage
 from overlap_sched.scheduler.driver import Schedule, schedule
-from tests.support.examples import Command, run
+from tests.support.examples import Command
 from tests.support.oracle import step_by_definition
 from tests.support.sharded import sharded
 
@@ -179,52 +178,12 @@ def test_noise_is_the_quantiles_of_replays_by_definition() -> None:
 
 
 @pytest.mark.slow
-def test_table_json_schema_and_picture(problem: str, tmp_path: Path, cli: Command) -> None:
-    jsonschema, plot = pytest.importorskip("jsonschema"), tmp_path / "sweep.png"
+def test_points_and_a_picture(inputs: Path, cli: Command) -> None:
     pytest.importorskip("matplotlib")
-    asked = ("sweep", problem, "--vary", "headroom=0..5MiB", "noise=10%", "--plot", str(plot))
-    found = cli.json(*asked)
-    jsonschema.validate(found, json.loads(cli.out("schema", "sweep")))
-    assert found["schema"] == "overlap-sched/sweep/1"
-    assert found["cluster"] is None
-    points = found["points"]
+    asked = ("sweep", "example.json", "--vary", "headroom=0..5MiB", "noise=10%", "--plot", "sweep.png")
+    points = cli.json(*asked)["points"]
     assert [point["varied"]["headroom"] >> 16 for point in points] == [0, 5, 10, 20, 40, 80]
     assert [points[0]["scheduled"]["step_us"], points[-1]["scheduled"]["step_us"]] == [150.0, 120.0]
-    assert plot.read_bytes()[:4] == b"\x89PNG"
-    assert "5.0 MiB 10 % 190.0 -> 120.0 us" in cli.words(*asked)
-    whole = cli.json("sweep", problem, "--vary", "headroom=0..20%")["points"]
+    assert (inputs / "sweep.png").read_bytes()[:4] == b"\x89PNG"
+    whole = cli.json("sweep", "example.json", "--vary", "headroom=0..20%")["points"]
     assert {type(point["varied"]["headroom"]) for point in whole} == {int}
-    priced = cli.json("sweep", problem, "--vary", "network=1", "--cluster", "gloo")
-    assert (priced["cluster"], priced["points"][0]["original"]["median_us"]) == ("gloo", None)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("--vary speed=1", "speed=1: is not WHAT=VALUES, WHAT one of headroom, memory_limit, network, inside"),
-        ("--vary netwrok=1", "Did you mean network?"),
-        ("--vary network=4..1", "values are numbers above 0, each once"),
-        ("--vary network=0..1", "values are numbers above 0, each once"),
-        ("--vary noise=x", "values are numbers 0 or more, each once"),
-        ("--vary network=1...2", "Did you mean network=1..2?"),
-        ("--vary ranks=1.5", "ranks are whole numbers"),
-        ("--vary ranks=1", "2 or more"),
-        ("--vary noise=300%", "100% at most"),
-        ("--vary headroom=5", "Did you mean 5GiB?"),
-        ("--vary network=1 network=2", "network is varied already"),
-        ("--vary network=1 --comm-scale 2", "--vary network=FACTOR"),
-        ("--vary headroom=0 --headroom 1GiB", "give one of them"),
-        ("--vary memory_limit=1GiB --memory-limit 1GiB", "give one of them"),
-        ("--vary headroom=0 --plot sweep.bmp", "End it in .png, .svg or .pdf"),
-        ("", "--vary"),
-    ],
-)
-def test_requests_that_are_refused_before_anything_is_read(given: str, said: str, cli: Command) -> None:
-    assert said in cli.refused("sweep", "no_such.json", *given.split())
-
-
-@pytest.mark.parametrize("name", ["frontier", "robust", "whatif"])
-def test_commands_that_are_gone_name_this_one(name: str, cli: Command) -> None:
-    assert "overlap-sched sweep GRAPH --vary" in cli.refused(name, "graph.json")
-    assert "overlap-sched sweep GRAPH --vary" in cli.refused("report", "graph.json", "--html", "x.html", "--frontier")
-    assert run("sweep", "--help") == 0

@@ -34,8 +34,8 @@ from overlap_sched.distributed.calibration import (
 )
 from overlap_sched.errors import CostError, DumpGroupError
 from overlap_sched.fx import lift
-from tests.cli.test_dump import DUMP
 from tests.support.fx_graphs import gather, trace, wait
+from tests.support.inputs import DUMP
 from tests.support.ranks import run_ranks
 
 CPU = torch.device("cpu")

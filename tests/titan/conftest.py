@@ -12,6 +12,8 @@ import overlap_sched
 from tests.support.titan.cpu import on_cpu
 
 TITAN = "torchtitan.experiments.graph_trainer"
+OVERWRITTEN = ("allow_buffer_reuse", "reorder_for_peak_memory", "reorder_for_compute_comm_overlap")
+"""Settings of Inductor that torchtitan changes for good; here only until a test ends."""
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +33,10 @@ def titan() -> Any:
 @pytest.fixture
 def config(titan: Any) -> Iterator[Any]:
     """The configuration of a small Llama."""
+    from torch._inductor import config as inductor
+
     overlap_sched.clear_reports()  # and the warnings that have been given: each is given once
-    with warnings.catch_warnings():
+    now = {name: getattr(inductor, name) for name in OVERWRITTEN}
+    with warnings.catch_warnings(), inductor.patch(now):
         warnings.simplefilter("ignore")
         yield titan.llama3()

@@ -341,8 +341,6 @@ class MemoryAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/me
     bound_bytes: int
     optimal: bool
     found_by: str
-    tried: dict[str, int]
-    work: int
     original_reserved_bytes: int | None
     reserved_bytes: int | None
     arena_bytes: int | UnsetType = UNSET

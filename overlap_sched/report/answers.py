@@ -563,7 +563,7 @@ class SweepPoint(_Part, frozen=True):
     """A combination, the original order there and the one that was found.
 
     Attributes:
-        varied: Bytes of headroom and memory_limit, factors on speeds, ranks, noise as a share (0.3: 30 %).
+        varied: Bytes of headroom and memory_limit, factors on speeds, noise as a share (0.3: 30 %).
         lower_bound_us: No order's step is shorter.
         short_bytes: What the device of ``memory_limit`` lacks for the order; 0: nothing.
         fell_back: Whether the original order was kept because the new one failed verification.

@@ -136,7 +136,10 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         return FINE
     if name == "demo":
         command_parser(name).parse_args(arguments)
-        return _demo()
+        done = _main(["plan", str(DEMO)])
+        print(f"\nOn a page: overlap-sched report {DEMO} --html demo.html")
+        print("Of a dump of your own: overlap-sched plan --help", flush=True)
+        return done
     module, dataclass = _module_of(name)
     asked: Any = parse(dataclass, name, COMMANDS[name], arguments)
     check_files(asked)
@@ -149,14 +152,6 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     if printed:
         print(printed if isinstance(printed, str) else shown(*printed), flush=True)
     return int(code)
-
-
-def _demo() -> int:
-    """Plan a graph that comes with the package, and say what else may be asked of it."""
-    done = _main(["plan", str(DEMO)])
-    print(f"\nOn a page: overlap-sched report {DEMO} --html demo.html")
-    print("Of a dump of your own: overlap-sched plan --help", flush=True)
-    return done
 
 
 def _complain(text: str) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from overlap_sched.cli.flags import Flag
 from overlap_sched.cli.input import read_input
-from overlap_sched.cli.plan import Rewriting, fell_back, left_of, scheduled
+from overlap_sched.cli.plan import Rewriting, fell_back, scheduled
 from overlap_sched.errors import OptionsError
 from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.report import explanation
@@ -14,7 +14,7 @@ from overlap_sched.report.answers import CostsAnswer, NodeCost, as_json, costs_a
 from overlap_sched.report.table import align_rows
 from overlap_sched.report.units import count, duration, printable, size
 from overlap_sched.report.words.graph import peak_text
-from overlap_sched.report.words.rewrites import left_text, rewrites_text
+from overlap_sched.report.words.rewrites import rewrites_text
 from overlap_sched.report.words.schedule import reserved_lines, reserved_of, with_contention_line
 
 TOP = 10
@@ -67,7 +67,7 @@ def run(command: ExplainCommand, tell: Callable[[str], None]) -> tuple[str | tup
         loaded = read_input(command, tell)
         found = costs_answer(loaded.problem, loaded.prices, top)
         return as_json(found) if command.json else (_costs_text(found),), 0
-    loaded, result, made = scheduled(command, tell)
+    _, result, made = scheduled(command, tell)
     code = int(fell_back(result, made))
     if command.peak:
         lines = [peak_text(explain_peak(result.problem, result.order)), *reserved_lines(reserved_of(result))]
@@ -75,25 +75,19 @@ def run(command: ExplainCommand, tell: Callable[[str], None]) -> tuple[str | tup
     if command.json:
         return as_json(explain_answer(result, command.collective, top)), code
     told: tuple[str, ...] = (explanation(result, command.collective, top),)
-    if made is not None:
-        told += (rewrites_text(made), *filter(None, [left_text(left_of(command, loaded, made, tell))]))
-    return told, code
+    return (told if made is None else (*told, rewrites_text(made))), code
 
 
 def _costs_text(found: CostsAnswer) -> str:
     """Totals by source, then a line per node."""
-    lines = [
-        f"{printable(found.name)}: {count(found.nodes, 'node')}, compute {duration(found.compute_us)}, "
-        f"collectives {duration(found.collective_us)} (predicted)"
+    said = f"{printable(found.name)}: {count(found.nodes, 'node')}, compute {duration(found.compute_us)}, collectives"
+    sources = [
+        (one.kind, one.source, duration(one.time_us), f"{one.percent:.1f} %", f"in {one.nodes:,}")
+        for one in found.sources
     ]
-    lines += align_rows(
-        [(one.kind, one.source, duration(one.time_us), f"{one.percent:.1f} %", f"in {one.nodes:,}")
-         for one in found.sources]
-    )  # fmt: skip
-    if found.costs:
-        head = ("time", "source", "bound by", "flops", "bytes", "node")
-        lines += ["longest:", *align_rows([head, *map(_costs_row, found.costs)])]
-    return "\n".join(lines)
+    head = ("time", "source", "bound by", "flops", "bytes", "node")
+    longest = ["longest:", *align_rows([head, *map(_costs_row, found.costs)])] if found.costs else []
+    return "\n".join([f"{said} {duration(found.collective_us)} (predicted)", *align_rows(sources), *longest])
 
 
 def _costs_row(one: NodeCost) -> tuple[str, ...]:

@@ -81,11 +81,9 @@ class PipelineCommand(InputLimits):
     given: str = ""
 
     def __post_init__(self) -> None:
-        if self.schedule and not self.csv:
-            near = f"Did you mean --schedules {self.schedule}, which compares?"
-            raise OptionsError(f"--schedule is the one that --csv OUT.csv writes: give --csv, too. {near}")
         if bool(self.csv) != bool(self.schedule):
-            raise OptionsError("--csv writes one schedule: give both --csv OUT.csv and --schedule NAME.")
+            near = f" Did you mean --schedules {self.schedule}, which compares?" if self.schedule else ""
+            raise OptionsError(f"--csv writes one schedule: give both --csv OUT.csv and --schedule NAME.{near}")
         if self.find is not None and self.find < 1:
             raise OptionsError(f"--find {self.find}: an effort is 1 or more.")
         if self.schedule == FOUND and self.find is None:
@@ -99,28 +97,25 @@ class PipelineCommand(InputLimits):
 
 def run(command: PipelineCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
     """Plan the schedules; what to print: JSON, or tables and notes."""
-    plans = _Plans(command, tell)
-    one = plans.of(UNCHANGED)
+    plan = _planner(command, tell)
+    one = plan(UNCHANGED)
     if one.found is None:
         if not command.vary:
             _check_fits(one, command.find is not None)
         if command.schedule == FOUND:
             raise PipelineError(f"{one.job.name}: nothing was found that fits. Raise memory_limit, or --find's effort.")
-    varied = [(change, plans.of(change).planned) for change in changes(read_axes(command.vary))]
+    varied = [(change, plan(change).planned) for change in changes(read_axes(command.vary))]
     if command.csv:
-        tell(f"writing {command.csv}")
-        _write_csv(command, one)
+        _write_csv(command.csv, command, one)
     if command.html:
-        tell(f"writing {command.html}")
         page = pipeline_page(printable(one.job.name), one.planned, printable(command.given))
         write_file(command.html, page.encode())
     if command.json:
         return as_json(pipeline_answer(one.job, one.planned, one.cannot, one.found, one.graphs, varied)), 0
-    short = [(plan.name, lack) for plan in one.planned if (lack := plan.shortage) is not None]
-    lacking = [f"{name} does not fit: {lack_words(lack)}." for name, lack in short]
+    lacking = [f"{of.name} does not fit: {lack_words(of.shortage)}." for of in one.planned if of.shortage is not None]
     notes = [] if one.found is None else [found_line(one.found)]
     notes += [f"{name}: {why}" for name, why in one.cannot.items()]
-    notes += [f"{plan.name}: {cut_words(plan)}." for plan in one.named if len(set(plan.cut)) > 1]
+    notes += [f"{of.name}: {cut_words(of)}." for of in one.named if len(set(of.cut)) > 1]
     tables: list[RenderableType] = [graphs_table(one.graphs), ""] if command.order_graphs is not None else []
     tables += [schedules_table(one.job, one.planned), "", peaks_table(one.planned)] if one.planned else []
     tables += ["", varied_table(varied)] if varied else []
@@ -142,76 +137,64 @@ class _Planned(NamedTuple):
         return self.named if self.found is None else (*self.named, self.found.plan)
 
 
-class _Plans:
-    """The job of a file, as it is and changed, with its graphs ordered in one headroom or another; read once each."""
+def _planner(command: PipelineCommand, tell: Callable[[str], None]) -> Callable[[ChangedJob], _Planned]:
+    """Return what plans the job as it is and changed; graphs and jobs are read once for each headroom."""
 
-    def __init__(self, command: PipelineCommand, tell: Callable[[str], None]) -> None:
-        self._command, self._tell = command, tell
-        self._read, self._graphs, self._job = cache(self._read_graph), cache(self._ordered), cache(self._read_job)
+    @cache
+    def read_graph(source: GraphSource) -> Problem:
+        tell(f"reading {source.path}")
+        limits = {"max_input_bytes": command.max_input_bytes, "max_nodes": command.max_nodes}
+        of_dump = {"cluster": source.cluster, "group": source.groups} if is_dump(str(source.path)) else {}
+        return load(Input(problem=str(source.path), **limits, **of_dump), tell).problem  # type: ignore[arg-type]
 
-    def of(self, change: ChangedJob) -> _Planned:
-        """Plan what was asked for."""
-        command, tell = self._command, self._tell
-        in_what_is_left = command.order_graphs == LEFT
-        headroom = 0 if in_what_is_left else command.order_graphs
-        job, graphs = self._job(change, headroom), self._graphs(headroom)
+    @cache
+    def graphs_in(headroom: int | str | None) -> JobGraphs:
+        def order(problem: Problem) -> Order:
+            tell(f"ordering {problem.name}")
+            return schedule(problem, Options(headroom=headroom or 0)).order
+
+        return JobGraphs(read_graph, None if headroom is None else order)
+
+    @cache
+    def job_in(change: ChangedJob, headroom: int | str | None) -> PipelineJob:
+        job = read_job(command.job, graphs_in(headroom), command.limits, change.instead)
+        return graphs_in(headroom).with_pairs(change.linked(job), tell)
+
+    def search(job: PipelineJob) -> FoundPipeline | None:
+        return None if command.find is None else find_pipeline(job, command.find, tell)
+
+    def plan(change: ChangedJob) -> _Planned:
+        headroom = 0 if command.order_graphs == LEFT else command.order_graphs
+        job, graphs = job_in(change, headroom), graphs_in(headroom)
         if command.order_graphs is not None and not graphs.graphs:
-            raise OptionsError(
-                f"--order-graphs: {command.job} names no graph. Give its blocks a problem, or leave it out."
-            )
+            raise OptionsError(f"--order-graphs: {command.job} names no graph. Give its blocks a problem.")
         wanted = [named(name) for name in _split(command.schedules)] or list(named_schedules(job))
         tell(f"planning {count(len(wanted), 'schedule')}")
         planned, cannot = compare_schedules(job, wanted)
-        found = None if command.find is None else find_pipeline(job, command.find, tell)
-        if in_what_is_left:
-            again = partial(self._job, change)
+        found = search(job)
+        if command.order_graphs == LEFT:
+            again = partial(job_in, change)
             planned = tuple(with_room(one, again, partial(plan_pipeline, of=named(one.name))) for one in planned)
-            found = None if found is None else self._found_with_room(found, again)
+            more = search(again(room)) if found is not None and (room := left_bytes(found.plan)) else None
+            if found is not None and more is not None:  # graphs ordered in what was left: the shorter of both
+                best = min(found, more, key=lambda one: one.plan.replay.step_us)
+                bounds = {key: min(getattr(found, key), getattr(more, key)) for key in ("bound_us", "any_cut_us")}
+                found = replace(best, **bounds)
         return _Planned(job, graphs, planned, cannot, found)
 
-    def _found_with_room(self, found: FoundPipeline, job_with: Callable[[int], PipelineJob]) -> FoundPipeline:
-        """Search again with graphs ordered in what was left; the shorter of both."""
-        room = left_bytes(found.plan)
-        more = find_pipeline(job_with(room), self._command.find or 1, self._tell) if room else None
-        if more is None:
-            return found
-        best = min(found, more, key=lambda one: one.plan.replay.step_us)
-        return replace(
-            best, bound_us=min(found.bound_us, more.bound_us), any_cut_us=min(found.any_cut_us, more.any_cut_us)
-        )
-
-    def _read_job(self, change: ChangedJob, headroom: int | str | None) -> PipelineJob:
-        self._tell(f"reading {self._command.job}")
-        graphs = self._graphs(headroom)
-        job = read_job(self._command.job, graphs, self._command.limits, change.instead)
-        return graphs.with_pairs(change.linked(job), self._tell)
-
-    def _ordered(self, headroom: int | str | None) -> JobGraphs:
-        def order(problem: Problem) -> Order:
-            self._tell(f"ordering {problem.name}")
-            return schedule(problem, Options(headroom=headroom or 0)).order
-
-        return JobGraphs(self._read, None if headroom is None else order)
-
-    def _read_graph(self, source: GraphSource) -> Problem:
-        self._tell(f"reading {source.path}")
-        path = str(source.path)
-        limits = {"max_input_bytes": self._command.max_input_bytes, "max_nodes": self._command.max_nodes}
-        of_dump = {"cluster": source.cluster, "group": source.groups} if is_dump(path) else {}
-        return load(Input(problem=path, **limits, **of_dump), self._tell).problem  # type: ignore[arg-type]
+    return plan
 
 
 def _split(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
-def _write_csv(command: PipelineCommand, one: _Planned) -> None:
+def _write_csv(path: str, command: PipelineCommand, one: _Planned) -> None:
     chosen = next((plan for plan in one.planned if plan.name == command.schedule), None)
     chosen = chosen or plan_pipeline(one.job, named(command.schedule))
     if chosen.shortage is not None:
         raise PipelineError(f"{one.job.name}: {chosen.name} does not fit: {lack_words(chosen.shortage)}.")
-    text = schedule_csv(chosen.job, chosen.schedule, chosen.replay, command.csv_format)
-    write_file(command.csv or "", text.encode())
+    write_file(path, schedule_csv(chosen.job, chosen.schedule, chosen.replay, command.csv_format).encode())
 
 
 def _check_fits(one: _Planned, searched: bool) -> None:

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from msgspec import UNSET
 from rich.console import RenderableType
 
 from overlap_sched.cli.flags import SCHEDULING, Flag, in_flags
-from overlap_sched.cli.input import Input, Loaded, options_for, read_input, save
+from overlap_sched.cli.input import Input, Loaded, Wants, options_for, read_input, save
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.validate import read_order
 from overlap_sched.options import Options
@@ -21,7 +20,7 @@ from overlap_sched.report.progress import told_stages
 from overlap_sched.report.table import complain
 from overlap_sched.report.trace_measured import read_measured_steps
 from overlap_sched.report.units import count
-from overlap_sched.report.words.rewrites import left_text, rewrites_text
+from overlap_sched.report.words.rewrites import rewrites_text
 from overlap_sched.report.words.schedule import (
     pins_text,
     reserved_of,
@@ -30,13 +29,11 @@ from overlap_sched.report.words.schedule import (
     together_text,
 )
 from overlap_sched.scheduler.driver import Schedule, schedule, schedule_of
-from overlap_sched.transform.plan import Left, Plan, left_out, plan
+from overlap_sched.transform.plan import Plan, plan
 from overlap_sched.transform.prices import Prices, on_cluster
 
 CLUSTER = "dgx-h100"
 """That problem files are priced for where rewrites are asked for and no cluster is named."""
-LEFT_OUT = 12
-"""So many rewrites are left out, one after the other, where ``--left-out`` names no number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +43,6 @@ class Rewriting(Input):
     options: Annotated[Options, (*SCHEDULING, "rewrites")]
     order: Annotated[str | None, Flag(file="in")] = None
     """ORDER.json: take this order, as `plan --out` wrote it or another tool did, instead of searching for one"""
-    left_out: Annotated[int, Flag(const=LEFT_OUT)] = 0
-    """N: with --rewrites: also the step without each of the N rewrites that take most off their stream (12 where no
-    number is given); one run of the scheduler each"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,15 +53,6 @@ class Rewriting(Input):
             )
         if self.order and self.options.rewrites:
             raise OptionsError("--order is one of the graph as it is, --rewrites changes it. Leave out one of the two.")
-        if self.left_out < 0:
-            raise OptionsError(f"--left-out is {self.left_out}; it is a number of rewrites, 1 or more.")
-        if self.left_out and not self.options.rewrites:
-            raise OptionsError("--left-out leaves out rewrites: give --rewrites bucket, too.")
-
-    @property
-    def prices_anew(self) -> bool:
-        """Plan collectives are in no file."""
-        return bool(self.options.rewrites)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,22 +82,25 @@ class PlanCommand(Rewriting):
 
 def scheduled(command: Rewriting, tell: Callable[[str], None]) -> tuple[Loaded, Schedule, Plan | None]:
     """Read the input and schedule it; with ``--rewrites`` also the plan that the schedule is of."""
-    loaded = read_input(command, tell, saves=not command.options.rewrites)
-    wanted, many = options_for(command, command.options, loaded.problem), f"{len(loaded.problem.nodes):,} nodes"
+    rewrites = bool(command.options.rewrites)
+    loaded = read_input(command, tell, Wants(rewrites), saves=not rewrites)
+    problem, doing = loaded.problem, f"scheduling {len(loaded.problem.nodes):,} nodes"
+    wanted = options_for(command, command.options, problem)
     if command.order:
-        return loaded, schedule_of(loaded.problem, read_order(command.order, loaded.problem), wanted), None
-    if not command.options.rewrites:
-        tell(f"scheduling {many}")
-        return loaded, schedule(loaded.problem, wanted, stages=told_stages(tell, f"scheduling {many}")), None
-    tell(f"scheduling {many}, with rewrites")
-    problem, prices = _priced(command, loaded)
-    made = plan(problem, prices, wanted, loaded.alike, refuses=loaded.refuses)
-    if loaded.model is None:
+        return loaded, schedule_of(problem, read_order(command.order, problem), wanted), None
+    tell(doing)
+    if not rewrites:
+        return loaded, schedule(problem, wanted, stages=told_stages(tell, doing)), None
+    if loaded.model is not None:
+        prices = Prices(loaded.model, command.comm_scale)
+    else:
+        problem, prices = on_cluster(problem, command.cluster_or(CLUSTER), command.comm_scale)
         complain(
             f"note: the collectives of {command.problem} are priced anew for {command.cluster or CLUSTER}, those of "
             "the original order, too: rewritten ones have no times in the file, and compare with no others. --cluster "
             "FILE_OR_NAME says otherwise; without --rewrites the file's own times count"
         )
+    made = plan(problem, prices, wanted, loaded.alike, refuses=loaded.refuses)
     save_rewritten(command, getattr(command, "out", None), made.schedule.problem, bool(made.rewrites), tell)
     return loaded, made.schedule, made
 
@@ -131,14 +119,6 @@ def fell_back(result: Schedule, made: Plan | None) -> bool:
     return (result.fell_back if made is None else made.fell_back or made.without.fell_back) is not None
 
 
-def left_of(command: Rewriting, loaded: Loaded, made: Plan, tell: Callable[[str], None]) -> tuple[Left, ...]:
-    """The step without each of the rewrites that ``--left-out`` asks for; nothing without it."""
-    if not command.left_out:
-        return ()
-    tell("leaving out one rewrite after the other")
-    return left_out(made, _priced(command, loaded)[1], loaded.alike, command.left_out)
-
-
 def times_of(command: Input, loaded: Loaded, *, rewrites: bool = False) -> str:
     """Say for a page where its times come from; ``rewrites``: were the collectives of a problem file priced anew?"""
     if loaded.priced_for is None:
@@ -148,20 +128,12 @@ def times_of(command: Input, loaded: Loaded, *, rewrites: bool = False) -> str:
     return f"predicted for {loaded.priced_for['cluster'] or loaded.priced_for['device']}{measured}"
 
 
-def _priced(command: Input, loaded: Loaded) -> tuple[Problem, Prices]:
-    """The problem, and prices of new nodes: by the model that has priced it, or for the cluster."""
-    if loaded.model is not None:
-        return loaded.problem, Prices(loaded.model, command.comm_scale)
-    return on_cluster(loaded.problem, command.cluster_or(CLUSTER), command.comm_scale)
-
-
 def run(command: PlanCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
     """Schedule, write the files asked for; what to print, and the exit code."""
     real = read_measured_steps(command.merge, command.limits) if command.merge else ()
     loaded, result, made = scheduled(command, tell)
     original = None if made is None else made.without.problem
     if command.out:
-        tell(f"writing {command.out}")
         write_order(command.out, result.problem, result.order)
     if command.plot:
         from overlap_sched.report.pictures import plot_schedule
@@ -176,18 +148,17 @@ def run(command: PlanCommand, tell: Callable[[str], None]) -> tuple[str | tuple[
         write_memory_snapshot(result, command.memory_snapshot, original)
     reserved = reserved_of(result, original)
     code = 1 if fell_back(result, made) else 4 if result.short_bytes else 0
-    left = () if made is None else left_of(command, loaded, made, tell)
     tell("computing the lower bound")
     if command.json:
-        asked = left if command.left_out else UNSET
-        return as_json(plan_answer(result, made, reserved, prices_of(command, loaded), asked)), code
+        return as_json(plan_answer(result, made, reserved, prices_of(command, loaded))), code
     device_bytes = result.memory_limit_bytes or loaded.device_bytes or None
     table, short = summary(result, reserved_rows(reserved, device_bytes)), in_flags(short_text(result))
-    if made is not None:
-        parts = (short, table, rewrites_text(made), left_text(left), together_text(result))
-        return tuple(filter(None, parts)), code
-    kept = "" if result.fell_back is None else f"The original order was kept: {result.fell_back}"
-    return tuple(filter(None, (short, table, kept, pins_text(result), together_text(result)))), code
+    if made is None:
+        kept = "" if result.fell_back is None else f"The original order was kept: {result.fell_back}"
+        more = (kept, pins_text(result))
+    else:
+        more = (rewrites_text(made),)
+    return tuple(filter(None, (short, table, *more, together_text(result)))), code
 
 
 def prices_of(command: Input, loaded: Loaded) -> PriceSource:

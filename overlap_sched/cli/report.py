@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import to_builtins
 
 from overlap_sched.cli.flags import Flag
-from overlap_sched.cli.plan import Rewriting, fell_back, left_of, prices_of, scheduled, times_of
+from overlap_sched.cli.plan import Rewriting, fell_back, prices_of, scheduled, times_of
 from overlap_sched.judge.validate import read_order
 from overlap_sched.report.page import write_page
 from overlap_sched.report.page_data import ExtraOrder, Extras
@@ -34,8 +34,7 @@ def run(command: ReportCommand, tell: Callable[[str], None]) -> tuple[tuple[str]
     if command.beside is not None:
         beside = ExtraOrder(Path(command.beside).name.removesuffix(".json"), read_order(command.beside, original))
     tell(f"writing {command.html}")
-    left = () if made is None else left_of(command, loaded, made, tell)
     times = times_of(command, loaded, rewrites=made is not None)
-    extras = Extras(made, beside, left=left, command=command.given, times=times)
+    extras = Extras(made, beside, command=command.given, times=times)
     write_page(result, command.html, {"prices": to_builtins(prices_of(command, loaded))}, extras)
     return (f"{command.html}: written; open it in a browser",), int(fell_back(result, made))

@@ -15,9 +15,8 @@ Ranks are numbered node by node: rank r is on node r // ``ranks_per_node``. Its 
 ``calibrate``, described in ``docs/prices.md``.
 """
 
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -32,19 +31,20 @@ from overlap_sched.cost.toml_file import (
     Bandwidth,
     Bytes,
     Count,
+    Factor,
     Number,
     Positive,
     Rate,
     Table,
     Time,
     decode_toml,
-    write_quantity,
+    table_data,
     write_toml,
 )
 from overlap_sched.errors import CostError, InputTooLargeError, OptionsError, ProblemError
 from overlap_sched.problem import Group
 from overlap_sched.problem.contention import Contention, check_shares
-from overlap_sched.problem.file import DamagedError, Limits, nameable, read_bytes
+from overlap_sched.problem.file import DamagedError, Limits, read_bytes
 from overlap_sched.problem.sizes import MAX_FLOAT
 
 ASSUMED = {"H100": "dgx-h100", "H200": "dgx-h200", "A100": "dgx-a100"}
@@ -53,7 +53,6 @@ INSIDE, ACROSS = "inside nodes", "across nodes"
 """Links: of all groups whose ranks are in one node, and of all others."""
 _SHIPPED = resources.files("overlap_sched.cost") / "shipped"
 _MOST_BYTES = 64 * 2**20
-_LEAST = 5e-324
 _PCIE_BYTES_PER_S = 64e9
 """No PCIe 5 slot of 16 lanes gives more in one direction: a faster link inside a node is NVLink."""
 _DEVICE = Device._field_defaults
@@ -68,8 +67,7 @@ Generation = Literal["volta", "ampere", "hopper", "blackwell", ""]
 """Of an NVIDIA GPU: NCCL's tuning goes by it."""
 
 
-@dataclass(frozen=True)
-class IntraNodeLink:
+class IntraNodeLink(Table, rename={"bytes_per_s": "bandwidth", "latency_us": "latency"}):
     """The link of a rank to the others of its node.
 
     Attributes:
@@ -81,13 +79,12 @@ class IntraNodeLink:
     """
 
     fabric: Fabric
-    bytes_per_s: float
-    latency_us: float = 0.0
+    bytes_per_s: Bandwidth
+    latency_us: Time = Time(0.0)
     source: str = ""
 
 
-@dataclass(frozen=True)
-class Across:
+class Across(Table, rename={"card_bytes_per_s": "bandwidth", "latency_us": "latency"}):
     """The links between nodes.
 
     Attributes:
@@ -100,11 +97,11 @@ class Across:
         source: Where the numbers come from, for people.
     """
 
-    card_bytes_per_s: float
-    cards_per_node: int
-    latency_us: float = 0.0
-    rails: int = 1
-    oversubscription: float = 1.0
+    card_bytes_per_s: Bandwidth
+    cards_per_node: Positive
+    latency_us: Time = Time(0.0)
+    rails: Positive = 1
+    oversubscription: Factor = 1.0
     source: str = ""
 
 
@@ -116,22 +113,21 @@ class MeshDimension:
     size: int
 
 
-@dataclass(frozen=True)
-class DefaultContention:
+class DefaultContention(Table):
     """What compute and communication cost each other by default; what was measured goes before it.
 
     Attributes:
-        slowdown: By how a collective's operator begins (``""``: any), a factor of 1 or more on compute beside it.
-        shares: Of compute bound by ``"flops"`` or ``"bytes"``, which part of a slowdown it takes; where a kind has
-            none: all of it.
         shared_links: Whether groups whose collectives use the same wires share them.
         source: Where the numbers come from, for people.
+        slowdown: By how a collective's operator begins (``any``: all), a factor of 1 or more on compute beside it.
+        shares: Of compute bound by ``"flops"`` or ``"bytes"``, which part of a slowdown it takes; where a kind has
+            none: all of it.
     """
 
-    slowdown: Mapping[str, float] = field(default_factory=dict)
     shared_links: bool = True
     source: str = ""
-    shares: Mapping[str, float] = field(default_factory=dict)
+    slowdown: dict[str, Factor] = msgspec.field(default_factory=dict)
+    shares: dict[str, Number] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -152,7 +148,7 @@ class Cluster:
         source: Where the rest comes from; of a measured file, when and on what.
 
     Raises:
-        CostError: A number is out of its range, or parts do not fit together.
+        CostError: Parts do not fit together.
     """
 
     name: str
@@ -169,26 +165,6 @@ class Cluster:
 
     def __post_init__(self) -> None:
         across = self.across
-        bounds = {
-            "ranks_per_node": (1, self.ranks_per_node),
-            **{f"mesh dimension {dimension.name!r}": (1, dimension.size) for dimension in self.mesh},
-            "inside.bandwidth": (_LEAST, self.inside.bytes_per_s),
-            "inside.latency": (0, self.inside.latency_us),
-            **{f"contention.slowdown of {kind!r}": (1, factor) for kind, factor in self.beside.slowdown.items()},
-        }
-        if across is not None:
-            bounds |= {
-                "across.bandwidth": (_LEAST, across.card_bytes_per_s),
-                "across.latency": (0, across.latency_us),
-                "across.cards_per_node": (1, across.cards_per_node),
-                "across.rails": (1, across.rails),
-                "across.oversubscription": (1, across.oversubscription),
-            }
-        for what, (least, number) in bounds.items():
-            if not least <= number < math.inf:
-                raise CostError(
-                    f"{what} is {number:g}: it is finite and {'above 0' if least == _LEAST else f'{least} or more'}."
-                )
         if across is not None and across.cards_per_node % across.rails:
             raise CostError(
                 f"across.rails is {across.rails}, but a node has {across.cards_per_node} cards: each rail has as many "
@@ -234,22 +210,6 @@ class Cluster:
         return self.across.card_bytes_per_s * self.cards_per_rank / spine
 
 
-class _InsideTable(Table):
-    fabric: Fabric
-    bandwidth: Bandwidth
-    latency: Time = Time(0.0)
-    source: str = ""
-
-
-class _AcrossTable(Table):
-    bandwidth: Bandwidth
-    cards_per_node: Positive
-    latency: Time = Time(0.0)
-    rails: Positive = 1
-    oversubscription: Number = 1.0
-    source: str = ""
-
-
 class _DeviceTable(Table):
     name: str
     flops: Rate
@@ -264,13 +224,6 @@ class _DeviceTable(Table):
 class _MeshTable(Table):
     names: list[Annotated[str, Meta(min_length=1)]]
     sizes: list[Positive]
-
-
-class _ContentionTable(Table):
-    shared_links: bool = True
-    source: str = ""
-    slowdown: dict[str, Number] = msgspec.field(default_factory=dict)
-    shares: dict[str, Number] = msgspec.field(default_factory=dict)
 
 
 class _CollectiveTable(Table):
@@ -297,14 +250,14 @@ class _FileTable(Table):
     name: str
     device: str | _DeviceTable
     ranks_per_node: Positive
-    inside: _InsideTable
+    inside: IntraNodeLink
     format: Literal["overlap-cluster/1"] = "overlap-cluster/1"
     source: str = ""
     library: Library = "nccl"
     generation: Generation = ""
-    across: _AcrossTable | None = None
+    across: Across | None = None
     mesh: _MeshTable | None = None
-    contention: _ContentionTable = msgspec.field(default_factory=_ContentionTable)
+    contention: DefaultContention = msgspec.field(default_factory=DefaultContention)
     collective: tuple[_CollectiveTable, ...] = ()
     kernel: tuple[_KernelTable, ...] = ()
 
@@ -324,19 +277,18 @@ def read_cluster(file_or_name: str | Path) -> Cluster:
     text = str(file_or_name)
     if text in shipped_clusters():
         return parse_cluster((_SHIPPED / f"{text}.toml").read_text(encoding="utf-8"), f"{text} (shipped)")
-    path = Path(file_or_name)
     try:
-        content = read_bytes(path, Limits(input_bytes=_MOST_BYTES)).decode()
+        content = read_bytes(Path(text), Limits(input_bytes=_MOST_BYTES)).decode()
     except OSError as error:
+        known = ", ".join(shipped_clusters())
         raise CostError(
-            f"{text}: is neither a file that can be read ({error.strerror}) nor the name of a cluster that is shipped: "
-            f"{', '.join(shipped_clusters())}."
+            f"{text}: is neither a file that can be read ({error.strerror}) nor the name of a shipped cluster: {known}."
         ) from None
     except (UnicodeDecodeError, DamagedError):
-        raise CostError(f"{path}: is not text. A cluster file is TOML in UTF-8.") from None
+        raise CostError(f"{text}: is not text. A cluster file is TOML in UTF-8.") from None
     except InputTooLargeError:
-        raise CostError(f"{path}: is larger than {_MOST_BYTES // 2**20} MiB; no cluster file is.") from None
-    return parse_cluster(content, str(path))
+        raise CostError(f"{text}: is larger than {_MOST_BYTES // 2**20} MiB; no cluster file is.") from None
+    return parse_cluster(content, text)
 
 
 def cluster_given(cluster: Cluster | str | Path) -> Cluster:
@@ -349,41 +301,28 @@ def parse_cluster(text: str, where: str) -> Cluster:
     if gone := re.search(r"^\[\[(slowdown|in_flight)\]\]", text, re.MULTILINE):
         raise CostError(f"{where}: delete each {gone[0]}. Factors are in [contention.slowdown].")
     file = decode_toml(text, _FileTable, where, CostError)
-    inside, across, mesh, beside = file.inside, file.across, file.mesh, file.contention
+    mesh = file.mesh or _MeshTable([], [])
+    times = [
+        time for k, one in enumerate(file.collective) for time in _collective_times(f"{where}: collective[{k}]", one)
+    ]
+    kernels = tuple(KernelTime(one.op, one.shapes, one.flops, one.bytes, one.us) for one in file.kernel)
+    if len(mesh.names) != len(mesh.sizes):
+        raise CostError(
+            f"{where}: mesh has {len(mesh.names)} names and {len(mesh.sizes)} sizes; each dimension has both."
+        )
     try:
-        if mesh is not None and len(mesh.names) != len(mesh.sizes):
-            raise CostError(f"mesh has {len(mesh.names)} names and {len(mesh.sizes)} sizes; each dimension has both.")
         return Cluster(
-            file.name,
-            _device_of(file.device),
-            file.ranks_per_node,
-            IntraNodeLink(inside.fabric, float(inside.bandwidth), float(inside.latency), inside.source),
-            None
-            if across is None
-            else Across(
-                float(across.bandwidth),
-                across.cards_per_node,
-                float(across.latency),
-                across.rails,
-                across.oversubscription,
-                across.source,
-            ),
-            file.library,
-            file.generation,
-            () if mesh is None else tuple(map(MeshDimension, mesh.names, mesh.sizes)),
-            DefaultContention(
-                {"" if kind == "any" else kind: factor for kind, factor in beside.slowdown.items()},
-                beside.shared_links,
-                beside.source,
-                beside.shares,
-            ),
-            Tables(
-                tuple(
-                    time for k, one in enumerate(file.collective) for time in _collective_times(f"collective[{k}]", one)
-                ),
-                tuple(KernelTime(one.op, one.shapes, one.flops, one.bytes, one.us) for one in file.kernel),
-            ),
-            file.source,
+            name=file.name,
+            device=_device_of(file.device),
+            ranks_per_node=file.ranks_per_node,
+            inside=file.inside,
+            across=file.across,
+            library=file.library,
+            generation=file.generation,
+            mesh=tuple(map(MeshDimension, mesh.names, mesh.sizes)),
+            beside=file.contention,
+            tables=Tables(tuple(times), kernels),
+            source=file.source,
         )
     except CostError as error:
         raise CostError(f"{where}: {error}") from None
@@ -392,9 +331,7 @@ def parse_cluster(text: str, where: str) -> Cluster:
 def _device_of(own: str | _DeviceTable) -> Device:
     """A name of the table of devices, or a device of the file's own."""
     if isinstance(own, _DeviceTable):
-        flops, bandwidth, kernel_us = float(own.flops), float(own.bandwidth), float(own.kernel)
-        efficiencies = own.flops_efficiency, own.bandwidth_efficiency
-        return Device(own.name, flops, bandwidth, *efficiencies, kernel_us, int(own.memory))
+        return Device(own.name, *map(float, msgspec.structs.astuple(own)[1:6]), memory_bytes=int(own.memory))
     try:
         return device_named(own)
     except OptionsError as error:
@@ -412,59 +349,30 @@ def _collective_times(where: str, own: _CollectiveTable) -> list[CollectiveTime]
     return [CollectiveTime(own.kind, own.ranks, own.nodes, *row) for row in zip(*columns, strict=True)]
 
 
-def write_cluster(cluster: Cluster, path: str | Path) -> None:
-    """Write a cluster file; :func:`read_cluster` gives the same cluster again."""
-    Path(nameable(path)).write_text(cluster_text(cluster), encoding="utf-8")
-
-
 def cluster_text(cluster: Cluster) -> str:
     """A cluster as its file holds it. The same cluster gives the same text."""
-    device, inside, across, beside = cluster.device, cluster.inside, cluster.across, cluster.beside
     grouped: dict[tuple[str, int, int], list[CollectiveTime]] = {}
     for one in cluster.tables.collectives:
         grouped.setdefault(one[:3], []).append(one)
     file = _FileTable(
         name=cluster.name,
-        device=_DeviceTable(
-            device.name,
-            Rate(device.peak_flops_per_s),
-            Bandwidth(device.peak_bytes_per_s),
-            device.flops_efficiency,
-            device.bytes_efficiency,
-            Time(device.kernel_us),
-            Bytes(device.memory_bytes),
-        ),
+        device=_DeviceTable(*cluster.device),
         ranks_per_node=cluster.ranks_per_node,
-        inside=_InsideTable(inside.fabric, Bandwidth(inside.bytes_per_s), Time(inside.latency_us), inside.source),
+        inside=cluster.inside,
         source=cluster.source,
         library=cluster.library,
         generation=cluster.generation,
-        across=None
-        if across is None
-        else _AcrossTable(
-            Bandwidth(across.card_bytes_per_s),
-            across.cards_per_node,
-            Time(across.latency_us),
-            across.rails,
-            across.oversubscription,
-            across.source,
-        ),
+        across=cluster.across,
         mesh=_MeshTable([one.name for one in cluster.mesh], [one.size for one in cluster.mesh])
         if cluster.mesh
         else None,
-        contention=_ContentionTable(
-            beside.shared_links,
-            beside.source,
-            {kind or "any": factor for kind, factor in beside.slowdown.items()},
-            dict(beside.shares),
-        ),
+        contention=cluster.beside,
         collective=tuple(
-            _CollectiveTable(*key, *(tuple(getattr(one, name) for one in ones) for name in CollectiveTime._fields[3:]))
-            for key, ones in grouped.items()
+            _CollectiveTable(*key, *zip(*(one[3:] for one in ones), strict=True)) for key, ones in grouped.items()
         ),
         kernel=tuple(_KernelTable(*one) for one in cluster.tables.kernels),
     )
-    return write_toml({"format": file.format, **msgspec.to_builtins(file, enc_hook=write_quantity)}) + "\n"
+    return write_toml({"format": file.format, **table_data(file)}) + "\n"
 
 
 def contention_of(cluster: Cluster, groups: Mapping[str, Group]) -> Contention:
@@ -473,7 +381,8 @@ def contention_of(cluster: Cluster, groups: Mapping[str, Group]) -> Contention:
     Every rank runs the same graph: groups of one rank that are in its node share its links there, and those that
     cross nodes share its part of the network cards.
     """
-    own = Contention({kind: factor for kind, factor in cluster.beside.slowdown.items() if factor > 1.0})
+    factors = {"" if kind == "any" else kind: factor for kind, factor in cluster.beside.slowdown.items()}
+    own = Contention({kind: factor for kind, factor in factors.items() if factor > 1.0})
     if cluster.beside.shares:
         balance = cluster.device.flops_per_s / cluster.device.bytes_per_s
         own = replace(own, shares=cluster.beside.shares, flops_per_byte=balance)
@@ -487,30 +396,28 @@ def contention_of(cluster: Cluster, groups: Mapping[str, Group]) -> Contention:
 
 def cluster_from_tables(device: str, ranks_per_node: int, tables: Tables, source: str) -> Cluster:
     """A cluster with measured tables, and rates that are the best of them."""
-    on_cpu = device == "cpu"
-    link = _link([one for one in tables.collectives if one.nodes == 1])
-    bytes_per_s, latency_us = link or (_device(device, tables).peak_bytes_per_s, 0.0)
-    fabric: Fabric = "memory" if on_cpu else "nvlink" if bytes_per_s > _PCIE_BYTES_PER_S else "pcie"
+    priced = _device(device, tables)
+    inside, across = (_link(tables, across) for across in (False, True))
+    bytes_per_s, latency_us = inside or (priced.peak_bytes_per_s, 0.0)
+    fabric: Fabric = "memory" if device == "cpu" else "nvlink" if bytes_per_s > _PCIE_BYTES_PER_S else "pcie"
+    said = "measured" if inside else "not measured: that of memory"
+    together = "measured, all cards of a node together"  # as if each node had one, which all of its ranks share
     return Cluster(
-        name=_name(device),
-        device=_device(device, tables),
+        name=f"measured-{device.replace(' ', '-').lower()}",
+        device=priced,
         ranks_per_node=ranks_per_node,
-        inside=IntraNodeLink(fabric, bytes_per_s, latency_us, "measured" if link else "not measured: that of memory"),
-        across=_across(tables, ranks_per_node),
+        inside=IntraNodeLink(fabric, Bandwidth(bytes_per_s), Time(latency_us), said),
+        across=Across(Bandwidth(across[0] * ranks_per_node), 1, Time(across[1]), source=together) if across else None,
         library="formula",
         tables=tables,
         source=source,
     )
 
 
-def _name(device: str) -> str:
-    return f"measured-{device.replace(' ', '-').lower()}"
-
-
 def _device(name: str, tables: Tables) -> Device:
     basis = XEON_8480 if name == "cpu" else H100
     copies = [one for one in tables.kernels if one.op == COPY]
-    flops = _best((one for one in tables.kernels if one.flops), lambda one: round(one.flops / one.time_us * 1e6))
+    flops = max((round(one.flops / one.time_us * 1e6) for one in tables.kernels if one.flops), default=0)
     # the largest copy: smaller ones stay in caches
     largest = max(copies, key=lambda one: one.bytes, default=None)
     return Device(
@@ -523,24 +430,12 @@ def _device(name: str, tables: Tables) -> Device:
     )
 
 
-def _best(kernels: Iterable[KernelTime], rate: Callable[[KernelTime], float]) -> float:
-    return max(map(rate, kernels), default=0.0)
-
-
-def _across(tables: Tables, ranks_per_node: int) -> Across | None:
-    """As if each node had one card, which all of its ranks share."""
-    link = _link([one for one in tables.collectives if one.nodes > 1])
-    if link is None:
-        return None
-    return Across(link[0] * ranks_per_node, 1, link[1], source="measured, all cards of a node together")
-
-
-def _link(ones: Iterable[CollectiveTime]) -> tuple[float, float] | None:
+def _link(tables: Tables, across: bool) -> tuple[float, float] | None:
     """Bytes per second and latency of a ring that takes as long as the all_gathers of the most ranks that were timed.
 
     ``None``: there are fewer than two sizes.
     """
-    gathers = [one for one in ones if one.kind == "all_gather"]
+    gathers = [one for one in tables.collectives if one.kind == "all_gather" and (one.nodes > 1) == across]
     ranks = max((one.ranks for one in gathers), default=0)
     sizes = sorted((one.bytes, one.time_us) for one in gathers if one.ranks == ranks)
     if len(sizes) < 2 or ranks < 2:

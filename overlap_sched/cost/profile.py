@@ -2,7 +2,7 @@
 
 Nodes are found by operator and shapes, and among equals by order: the k-th multiplication of these shapes is the k-th
 in the trace. Of several runs, the median. A collective holds the time that a rank waits for others: of several ranks of
-one group the least duration counts. Fused kernels: :mod:`overlap_sched.cost.fused_names`.
+one group the least duration counts. Fused kernels are found by their names: :func:`share_kernels`.
 
 Traces are what ``torch.profiler.profile.export_chrome_trace`` writes: JSON, plain or gzipped, with a list of events in
 the Chrome trace format under ``traceEvents`` (times in microseconds), and what Kineto says of the job beside it.
@@ -23,10 +23,10 @@ import statistics
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard
 
-from overlap_sched.cost.fused_names import PredictedKernel, fused_ops, shared
 from overlap_sched.errors import CostError
 from overlap_sched.problem import Kind, Node, Problem
 from overlap_sched.problem.file import DEFAULT_LIMITS, Limits, read_json_text
@@ -87,36 +87,29 @@ def read_trace_file(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> TraceF
         )
     about = data.get("distributedInfo")
     about = about if isinstance(about, dict) else {}
+    rank, world_size = (n if type(n := about.get(name)) is int else None for name in ("rank", "world_size"))
     events = [event for k, fields in enumerate(listed) if (event := _event(path, k, fields)) is not None]
-    return TraceFile(str(path), _number_of(about, "rank"), _number_of(about, "world_size"), events, listed)
-
-
-def _number_of(about: Mapping[str, Any], name: str) -> int | None:
-    value = about.get(name)
-    return value if type(value) is int else None
+    return TraceFile(str(path), rank, world_size, events, listed)
 
 
 def _event(path: str | Path, k: int, fields: Any) -> Event | None:
     """An event with a duration; None: it has none (a mark, an arrow, a name of a thread)."""
-    if not isinstance(fields, dict):
-        raise CostError(f"{path}: traceEvents[{k}] is {_shown(fields)}; an event is a JSON object.")
-    if fields.get("ph") != "X" or "dur" not in fields:
+    known = fields if isinstance(fields, dict) else {}
+    if fields is known and (known.get("ph") != "X" or "dur" not in known):
         return None
-    name, start_us, dur_us = fields.get("name"), fields.get("ts"), fields["dur"]
-    if not isinstance(name, str):
-        raise CostError(f"{path}: traceEvents[{k}] has name {_shown(name)}; it is a text.")
-    if not is_time(start_us) or not is_time(dur_us) or dur_us < 0:
+    name, start_us, dur_us = known.get("name"), known.get("ts"), known.get("dur")
+    if not isinstance(name, str) or not is_time(start_us) or not is_time(dur_us) or dur_us < 0:
         raise CostError(
-            f"{path}: traceEvents[{k}] ({_shown(name)}) has ts {_shown(start_us)} and dur {_shown(dur_us)}; "
-            "they are microseconds, and a duration is 0 or more."
+            f"{path}: traceEvents[{k}] is {fields!r:.80}; an event is a JSON object with a name, and ts and dur in "
+            "microseconds, a duration of 0 or more."
         )
-    category, args = fields.get("cat"), fields.get("args")
+    category, args = known.get("cat"), known.get("args")
     return Event(
         name,
         category if isinstance(category, str) else "",
         float(start_us),
         float(start_us) + float(dur_us),
-        (str(fields.get("pid")), str(fields.get("tid"))),
+        (str(known.get("pid")), str(known.get("tid"))),
         args if isinstance(args, dict) else {},
     )
 
@@ -124,11 +117,6 @@ def _event(path: str | Path, k: int, fields: Any) -> Event | None:
 def is_time(value: Any) -> TypeGuard[float]:
     """Tell whether it is a number that can be microseconds."""
     return type(value) in (int, float) and abs(value) < 1e18 and math.isfinite(value)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
 
 
 Shape = tuple[int, ...]
@@ -172,43 +160,29 @@ class HostCall(NamedTuple):
     group: str = ""
 
 
-class ProfiledStep(NamedTuple):
-    """One step: its number, and what was called in it, who calls before who is called."""
-
-    number: int
-    calls: tuple[HostCall, ...]
-
-
 class RankTrace(NamedTuple):
-    """The steps of one rank; the rest as in :class:`overlap_sched.cost.profile.TraceFile`."""
+    """The steps of one rank: number, and what was called in it, who calls before who is called.
+
+    The rest is as in :class:`overlap_sched.cost.profile.TraceFile`.
+    """
 
     path: str
     rank: int | None
     world_size: int | None
-    steps: tuple[ProfiledStep, ...]
+    steps: tuple[tuple[int, tuple[HostCall, ...]], ...]
 
 
 def rank_trace(file: TraceFile) -> RankTrace:
     """Read the steps of a trace: those that ``profile.step()`` marks, or one of all that is in it."""
-    workers = [e for e in file.events if e.category in _HOST and e.name.startswith(_GLOO)]
     host = [e for e in file.events if e.category in _HOST and not e.name.startswith(_GLOO)]
     host.sort(key=lambda e: (e.thread, e.start_us, -e.end_us))
-    parents = _parents(host)
-    device = [e for e in file.events if e.category in DEVICE]
-    calls = _calls(host, parents, device, workers)
-    marks = [(int(found[1]), e) for e in host if (found := STEP.match(e.name))]
-    if not marks:
-        return RankTrace(file.path, file.rank, file.world_size, (_step(0, range(len(calls)), calls),))
-    steps = [
-        _step(number, [k for k, e in enumerate(host) if mark.start_us <= e.start_us < mark.end_us], calls)
-        for number, mark in sorted(marks, key=lambda mark: mark[0])
-    ]
+    calls = _calls(host, file.events)
+    marks = sorted((int(found[1]), e.start_us, e.end_us) for e in host if (found := STEP.match(e.name)))
+    steps = []
+    for number, begin, end in marks or [(0, -math.inf, math.inf)]:
+        place = {k: i for i, k in enumerate(k for k, e in enumerate(host) if begin <= e.start_us < end)}
+        steps.append((number, tuple(calls[k]._replace(parent=place.get(calls[k].parent, -1)) for k in place)))
     return RankTrace(file.path, file.rank, file.world_size, tuple(steps))
-
-
-def _step(number: int, chosen: Iterable[int], calls: Sequence[HostCall]) -> ProfiledStep:
-    place = {k: i for i, k in enumerate(chosen)}
-    return ProfiledStep(number, tuple(calls[k]._replace(parent=place.get(calls[k].parent, -1)) for k in place))
 
 
 def _parents(host: Sequence[Event]) -> list[int]:
@@ -223,28 +197,33 @@ def _parents(host: Sequence[Event]) -> list[int]:
     return parents
 
 
-def _calls(
-    host: Sequence[Event], parents: Sequence[int], device: Sequence[Event], workers: Sequence[Event]
-) -> list[HostCall]:
-    shapes = [_shapes(e.args.get("Input Dims")) for e in host]
-    launches = _outermost_launches(host, parents)
-    ran = _ran_on_gloo(host, shapes, launches, workers)
+def _calls(host: Sequence[Event], events: Sequence[Event]) -> list[HostCall]:
+    parents = _parents(host)
+    shapes = [_shapes(e) for e in host]
+    device = [e for e in events if e.category in DEVICE]
     compute_us, nccl_us = _device_us(host, parents, device)
-    about = _about_collectives(host, parents)
+    launches = _outermost_launches(host, parents)
+    workers = [e for e in events if e.category in _HOST and e.name.startswith(_GLOO)]
+    ran = _ran_on_gloo(host, shapes, launches, workers)
+    about: dict[int, Mapping[str, Any]] = {}  # what ``record_param_comms`` says, for each call around it
+    for k, e in enumerate(host):
+        while e.name == "record_param_comms" and (k := parents[k]) >= 0:
+            about.setdefault(k, e.args)
     calls = []
     for k, e in enumerate(host):
-        us: float | None = compute_us[k] if device else e.end_us - e.start_us
+        us = compute_us[k] if device else e.end_us - e.start_us
+        call = HostCall(e.name, shapes[k], us, e.start_us, parents[k])
         if k in launches:
-            us = ran.get(k, nccl_us[k] or None)
             nbytes, group = _message(e, shapes[k], about.get(k, {}))
-            calls.append(HostCall(_functional(e.name), shapes[k], us, e.start_us, parents[k], nbytes, group))
-        else:
-            calls.append(HostCall(e.name, shapes[k], us, e.start_us, parents[k]))
+            seen_us = ran.get(k, nccl_us[k] or None)
+            call = call._replace(name=_functional(e.name), us=seen_us, bytes=nbytes, group=group)
+        calls.append(call)
     return calls
 
 
-def _shapes(dims: Any) -> tuple[Shape, ...]:
+def _shapes(e: Event) -> tuple[Shape, ...]:
     found: list[Shape] = []
+    dims = e.args.get("Input Dims")
     for one in dims if isinstance(dims, list) else []:
         parts = one if isinstance(one, list) and one and isinstance(one[0], list) else [one]
         found += [tuple(p) for p in parts if isinstance(p, list) and p and all(type(n) is int for n in p)]
@@ -273,7 +252,7 @@ def _ran_on_gloo(
     """Per launch the time that a thread of gloo's worked on it: the first range after it with a shape of its own."""
     waiting: dict[Shape, deque[Event]] = defaultdict(deque)
     for e in sorted(workers, key=lambda e: e.start_us):
-        for shape in _shapes(e.args.get("Input Dims"))[:1]:
+        for shape in _shapes(e)[:1]:
             waiting[shape].append(e)
     found: dict[int, float] = {}
     for k in sorted(launches, key=lambda k: host[k].start_us):
@@ -281,52 +260,35 @@ def _ran_on_gloo(
             queue = waiting[shape]
             while queue and queue[0].start_us < host[k].start_us:
                 queue.popleft()
-            if queue and _fits(host[k].name, queue[0].name):
+            op = _functional(host[k].name).removeprefix(_FUNCTIONAL)
+            if queue and all(word in queue[0].name for kind, word in _ALIKE.items() if op.startswith(kind)):
                 ran = queue.popleft()
                 found[k] = ran.end_us - ran.start_us
                 break
     return found
 
 
-def _fits(launch: str, ran: str) -> bool:
-    op = _functional(launch).removeprefix(_FUNCTIONAL)
-    return all(word in ran for kind, word in _ALIKE.items() if op.startswith(kind))
-
-
 def _device_us(host: Sequence[Event], parents: Sequence[int], device: Sequence[Event]) -> tuple[list[float], ...]:
     """Per call, the time of all that it and what it called launched: of kernels of NCCL apart."""
-    by_id = {e.args["External id"]: k for k, e in enumerate(host) if _is_id(e.args.get("External id"))}
-    launched_by = {e.args["correlation"]: k for k, e in enumerate(host) if _is_id(e.args.get("correlation"))}
+    by_id, launched_by = (
+        {number: k for k, e in enumerate(host) if (number := _number(e, name))}
+        for name in ("External id", "correlation")
+    )
     compute_us, nccl_us = [0.0] * len(host), [0.0] * len(host)
     for e in device:
-        correlation, external = e.args.get("correlation"), e.args.get("External id")
-        k = launched_by.get(correlation) if _is_id(correlation) else None
-        if k is None:
-            k = by_id.get(external, -1) if _is_id(external) else -1
-        times = nccl_us if "nccl" in e.name.lower() else compute_us
+        k = launched_by.get(_number(e, "correlation"), by_id.get(_number(e, "External id"), -1))
         if k >= 0:
-            times[k] += e.end_us - e.start_us
-    for times in (compute_us, nccl_us):
-        for k in reversed(range(len(host))):
-            if parents[k] >= 0:
-                times[parents[k]] += times[k]
+            (nccl_us if "nccl" in e.name.lower() else compute_us)[k] += e.end_us - e.start_us
+    for k in reversed(range(len(host))):
+        if parents[k] >= 0:
+            compute_us[parents[k]] += compute_us[k]
+            nccl_us[parents[k]] += nccl_us[k]
     return compute_us, nccl_us
 
 
-def _is_id(value: Any) -> bool:
-    return type(value) is int and value > 0
-
-
-def _about_collectives(host: Sequence[Event], parents: Sequence[int]) -> dict[int, Mapping[str, Any]]:
-    """Collect what ``record_param_comms`` says, for each call around it."""
-    found: dict[int, Mapping[str, Any]] = {}
-    for k, e in enumerate(host):
-        if e.name == "record_param_comms":
-            around = parents[k]
-            while around >= 0:
-                found.setdefault(around, e.args)
-                around = parents[around]
-    return found
+def _number(e: Event, name: str) -> int:
+    value = e.args.get(name)
+    return value if type(value) is int and value > 0 else 0
 
 
 def _message(launch: Event, shapes: tuple[Shape, ...], about: Mapping[str, Any]) -> tuple[int, str]:
@@ -337,113 +299,84 @@ def _message(launch: Event, shapes: tuple[Shape, ...], about: Mapping[str, Any])
         return max(sent, received) * _ITEM_BYTES.get(str(about.get("dtype")).lower(), 0), group
     types, given = launch.args.get("Input type"), launch.args.get("Concrete Inputs")
     item = _ITEM_BYTES.get(str(types[0]).lower(), 0) if isinstance(types, list) and types else 0
-    nbytes = item
-    for n in shapes[0] if shapes else ():
-        nbytes *= n
+    nbytes = item * math.prod(shapes[0]) if shapes else 0
     if "all_gather" in launch.name and isinstance(given, list):
         nbytes *= next((int(text) for text in given if isinstance(text, str) and text.isdecimal()), 1)
-    return nbytes if shapes else 0, group
+    return nbytes, group
 
 
-class Seen(NamedTuple):
-    """A call that the graph has, too: by what it is looked up, and how long it took."""
-
-    key: Hashable
-    call: HostCall
+Keyed = tuple[Hashable, HostCall]
+"""A call, behind the key under which the graph has it."""
 
 
-class Sample(NamedTuple):
-    """One run of the graph on one rank.
+class Run(NamedTuple):
+    """One run of the graph on one rank: operators that it has, its collectives, kernels made of several operators."""
 
-    Attributes:
-        place: Number of its step, and the how-manieth run in it.
-        calls: Operators that the graph has.
-        launches: Its collectives.
-        fused: Kernels that a compiler made of several operators.
+    calls: list[Keyed]
+    launches: list[Keyed]
+    fused: list[HostCall]
+
+
+Runs = Mapping[tuple[int, int], Run]
+"""By the number of the step, and the how-manieth it is in it: other graphs of the step may differ from rank to rank."""
+
+
+def remove_skew(traces: Sequence[RankTrace], runs: Sequence[Runs]) -> tuple[list[list[tuple[Hashable, float]]], float]:
+    """Per run that all ranks have, (key, microseconds) of each collective; and what was taken out, per rank and run.
+
+    A collective takes the least duration among ranks of one group; where there are several groups, the mean of theirs.
     """
-
-    place: tuple[int, int]
-    calls: tuple[Seen, ...]
-    launches: tuple[Seen, ...]
-    fused: tuple[HostCall, ...]
-
-
-class Rank(NamedTuple):
-    """The runs of one rank, for messages with its file."""
-
-    path: str
-    rank: int | None
-    world_size: int | None
-    samples: tuple[Sample, ...]
-
-
-def remove_skew(ranks: Sequence[Rank]) -> tuple[list[list[tuple[Hashable, float]]], float]:
-    """Per run that all ranks have, (key, microseconds) of each collective; and what was taken out, per rank and run."""
-    _check_ranks(ranks)
-    samples = [{sample.place: sample for sample in rank.samples} for rank in ranks]
-    places = [place for place in samples[0] if all(place in other for other in samples)]
+    _check_ranks(traces)
+    places = [place for place in runs[0] if all(place in other for other in runs)]
     if not places:
-        raise CostError(
-            f"{ranks[0].path} and {ranks[1].path} have no step in common (steps {_steps(ranks[0])} and "
-            f"{_steps(ranks[1])}). Profile the same steps on every rank."
-        )
-    runs, skew_us = [], 0.0
+        listed = [
+            f"{trace.path} (step {', '.join({str(k): 0 for k, _ in of})})"
+            for trace, of in zip(traces, runs, strict=True)
+        ]
+        raise CostError(f"{' and '.join(listed)} have no step in common. Profile the same steps on every rank.")
+    launched, skew_us = [], 0.0
     for place in places:
-        run = [sample[place].launches for sample in samples]
-        for other, launches in zip(ranks[1:], run[1:], strict=True):
-            _check_equal(place, ranks[0], run[0], other, launches)
-        times = [_least(instances) for instances in zip(*run, strict=True)]
-        runs.append([(seen.key, us) for seen, us in zip(run[0], times, strict=True) if us is not None])
-        for us, instances in zip(times, zip(*run, strict=True), strict=True):
-            known = [seen.call.us for seen in instances if seen.call.us is not None]
-            skew_us += sum(known) / len(known) - us if us is not None else 0.0
-    return runs, skew_us / len(places)
+        run = [of_rank[place].launches for of_rank in runs]
+        for trace, launches in zip(traces, run, strict=True):
+            _check_equal(place[0], traces[0].path, run[0], trace.path, launches)
+        times = []
+        for instances in zip(*run, strict=True):
+            by_group: dict[str, list[float]] = defaultdict(list)
+            known = [(call.group, call.us) for _, call in instances if call.us is not None]
+            for group, us in known:
+                by_group[group].append(us)
+            if known:
+                least_us = sum(map(min, by_group.values())) / len(by_group)
+                skew_us += sum(us for _, us in known) / len(known) - least_us
+                times.append((instances[0][0], least_us))
+        launched.append(times)
+    return launched, skew_us / len(places)
 
 
-def _least(instances: Sequence[Seen]) -> float | None:
-    """The least duration among ranks of one group; where there are several groups, the mean of theirs."""
-    by_group: dict[str, list[float]] = defaultdict(list)
-    for seen in instances:
-        if seen.call.us is not None:
-            by_group[seen.call.group].append(seen.call.us)
-    return sum(map(min, by_group.values())) / len(by_group) if by_group else None
-
-
-def _check_ranks(ranks: Sequence[Rank]) -> None:
+def _check_ranks(traces: Sequence[RankTrace]) -> None:
     paths: dict[object, str] = {}
-    for rank in ranks:
-        who: object = rank.path if rank.rank is None else rank.rank
+    for trace in traces:
+        who: object = trace.path if trace.rank is None else trace.rank
         if who in paths:
-            what = "the same file" if rank.rank is None else f"both of rank {rank.rank}"
-            raise CostError(f"{paths[who]} and {rank.path} are {what}: give each rank once.")
-        paths[who] = rank.path
-        if rank.world_size != ranks[0].world_size:
+            what = "the same file" if trace.rank is None else f"both of rank {trace.rank}"
+            raise CostError(f"{paths[who]} and {trace.path} are {what}: give each rank once.")
+        paths[who] = trace.path
+        if trace.world_size != traces[0].world_size:
             raise CostError(
-                f"{ranks[0].path} is of a job of {ranks[0].world_size or 'no known number of'} ranks, {rank.path} of "
-                f"{rank.world_size or 'no known number of'}. Give traces of one job."
+                f"{traces[0].path} is of a job of {traces[0].world_size} ranks, {trace.path} of {trace.world_size}. "
+                "Give traces of one job."
             )
 
 
-def _check_equal(place: tuple[int, int], first: Rank, one: Sequence[Seen], second: Rank, other: Sequence[Seen]) -> None:
-    if [seen.key for seen in one] == [seen.key for seen in other]:
-        return
-    k = next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a.key != b.key), min(len(one), len(other)))
-    a, b = (described(seen[k].call) if k < len(seen) else "nothing" for seen in (one, other))
-    raise CostError(
-        f"step {place[0]} is not the same on two ranks: collective {k + 1} is {a} in {first.path} and {b} in "
-        f"{second.path}. Give ranks that run the same graph, or one trace alone."
-    )
-
-
-def described(call: HostCall) -> str:
-    """``all_gather_into_tensor [64, 128]``."""
-    name = call.name.removeprefix("_c10d_functional::")
-    return " ".join([name, *(str(list(shape)) for shape in call.shapes)])
-
-
-def _steps(rank: Rank) -> str:
-    numbers = list(Counter(sample.place[0] for sample in rank.samples))
-    return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+def _check_equal(step: int, first: str, one: Sequence[Keyed], second: str, other: Sequence[Keyed]) -> None:
+    ours, theirs = [key for key, _ in one], [key for key, _ in other]
+    if ours != theirs:
+        k = next((k for k, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+        a, b = (f"{calls[k][1].name} {calls[k][1].shapes}" if k < len(calls) else "nothing" for calls in (one, other))
+        raise CostError(
+            f"step {step} is not the same on two ranks: collective {k + 1} is {a} in {first} and {b} in {second}. "
+            "Give ranks that run the same graph, or one trace alone."
+        )
 
 
 _PRODUCTS = {"aten::mm": ("mm", 0), "aten::addmm": ("mm", 1), "aten::bmm": ("bmm", 0), "aten::baddbmm": ("bmm", 1)}
@@ -489,13 +422,6 @@ class _Wanted(NamedTuple):
     products: Mapping[Hashable, Hashable]
 
 
-def _wanted(sought: Sequence[Sought]) -> _Wanted:
-    products = {_product(node.name, node.shapes or ()): node.key for node in sought if node.name in _PRODUCTS}
-    kinds = {_PRODUCTS[node.name][0] for node in sought if node.name in _PRODUCTS}
-    others = {name for name, (kind, _) in _PRODUCTS.items() if kind in kinds}
-    return _Wanted(Counter(node.key for node in sought), {node.name for node in sought} | others, products)
-
-
 def _product(name: str, shapes: tuple[Shape, ...]) -> Hashable:
     """Return what a product shares with one that adds something to it; ``None``: it is no product."""
     if name not in _PRODUCTS:
@@ -504,40 +430,35 @@ def _product(name: str, shapes: tuple[Shape, ...]) -> Hashable:
     return kind, shapes[first : first + 2]
 
 
-def runs_in(trace: RankTrace, sought: Sequence[Sought]) -> Rank:
+def runs_in(trace: RankTrace, sought: Sequence[Sought]) -> Runs:
     """The runs of the graph in one trace: of all calls of compiled graphs, those most like it."""
-    wanted = _wanted(sought)
+    products = {_product(node.name, node.shapes or ()): node.key for node in sought if node.name in _PRODUCTS}
+    kinds = {_PRODUCTS[node.name][0] for node in sought if node.name in _PRODUCTS}
+    names = {node.name for node in sought} | {name for name, (kind, _) in _PRODUCTS.items() if kind in kinds}
+    wanted = _Wanted(Counter(node.key for node in sought), names, products)
     best = 0.0
-    chosen: list[Sample] = []
-    for step in trace.steps:
-        for k, calls in enumerate(_parts(step)):
-            sample = _sample((step.number, k), step, calls, wanted)
-            likeness = _likeness(sample, wanted.counts)
+    chosen: list[tuple[int, Run]] = []
+    for number, calls in trace.steps:
+        for part in _parts(calls):
+            run = _run(calls, part, wanted)
+            has = Counter(key for key, _ in (*run.calls, *run.launches))
+            both = sum(min(n, wanted.counts.get(key, 0)) for key, n in has.items())
+            likeness = 2 * both / (has.total() + len(sought))  # Dice's coefficient
             if likeness > best:
                 best, chosen = likeness, []
             if likeness == best and best:
-                chosen.append(sample)
+                chosen.append((number, run))
     if not chosen:
         raise _nothing_found(trace, sought)
-    return Rank(trace.path, trace.rank, trace.world_size, _counted(chosen))
+    by_step = groupby(chosen, lambda one: one[0])
+    return {(number, k): run for number, runs in by_step for k, (_, run) in enumerate(runs)}
 
 
-def _counted(samples: Sequence[Sample]) -> tuple[Sample, ...]:
-    """With the how-manieth of its step as place: other graphs of the step may differ from rank to rank."""
-    seen: Counter[int] = Counter()
-    result = []
-    for sample in samples:
-        step = sample.place[0]
-        result.append(sample._replace(place=(step, seen[step])))
-        seen[step] += 1
-    return tuple(result)
-
-
-def _parts(step: ProfiledStep) -> list[list[int]]:
+def _parts(calls: Sequence[HostCall]) -> list[list[int]]:
     """The calls within each compiled graph; all of them where there is none."""
     part_of: list[int] = []
     parts: list[list[int]] = []
-    for k, call in enumerate(step.calls):
+    for k, call in enumerate(calls):
         around = part_of[call.parent] if call.parent >= 0 else -1
         if around < 0 and call.name.startswith(GRAPH):
             around = len(parts)
@@ -545,30 +466,26 @@ def _parts(step: ProfiledStep) -> list[list[int]]:
         part_of.append(around)
         if around >= 0:
             parts[around].append(k)
-    return parts or [list(range(len(step.calls)))]
+    return parts or [list(range(len(calls)))]
 
 
-def _sample(place: tuple[int, int], step: ProfiledStep, chosen: Sequence[int], wanted: _Wanted) -> Sample:
-    """Sample the calls chosen: operators of the graph, and fused kernels; not what these call in turn."""
+def _run(calls: Sequence[HostCall], chosen: Sequence[int], wanted: _Wanted) -> Run:
+    """Sort the calls chosen: operators of the graph, and fused kernels; not what these call in turn."""
     taken: set[int] = set()
-    calls: list[Seen] = []
-    launches: list[Seen] = []
-    fused: list[HostCall] = []
+    run = Run([], [], [])
     for k in chosen:
-        call = step.calls[k]
+        call = calls[k]
         if call.parent in taken:
             taken.add(k)
-            continue
-        if call.name in wanted.names:
+        elif call.name in wanted.names:
             taken.add(k)
-            seen = Seen(_key(call, wanted), call)
-            (launches if call.name.startswith("_c10d_functional::") else calls).append(seen)
+            (run.launches if call.name.startswith(_FUNCTIONAL) else run.calls).append((_key(call, wanted), call))
         elif fused_ops(call.name) is not None:
             taken.add(k)
-            fused.append(call)
-    for listed in (calls, launches):  # threads stand one behind the other in a step
-        listed.sort(key=lambda seen: seen.call.start_us)
-    return Sample(place, tuple(calls), tuple(launches), tuple(fused))
+            run.fused.append(call)
+    for listed in (run.calls, run.launches):  # threads stand one behind the other in a step
+        listed.sort(key=lambda keyed: keyed[1].start_us)
+    return run
 
 
 def _key(call: HostCall, wanted: _Wanted) -> Hashable:
@@ -583,43 +500,24 @@ def _key(call: HostCall, wanted: _Wanted) -> Hashable:
     return next((key for key in keys if key in wanted.counts), product)
 
 
-def _likeness(sample: Sample, wanted: Mapping[Hashable, int]) -> float:
-    """0 to 1: how many calls both have (Dice's coefficient)."""
-    has = Counter(seen.key for seen in (*sample.calls, *sample.launches))
-    both = sum(min(n, wanted.get(key, 0)) for key, n in has.items())
-    return 2 * both / (sum(has.values()) + sum(wanted.values()))
-
-
 def _nothing_found(trace: RankTrace, sought: Sequence[Sought]) -> CostError:
-    calls = [call for step in trace.steps for call in step.calls]
-    names = {call.name for call in calls}
-    wanted = dict.fromkeys(node.name for node in sought)
-    there = [name for name in wanted if name in names]
-    if not there:
+    calls = [call for _, calls in trace.steps for call in calls]
+    other, node = next(((call, node) for node in sought for call in calls if call.name == node.name), (None, None))
+    if other is None or node is None:
+        most = [name for name, _ in Counter(c.name for c in calls if "::" in c.name).most_common(5)]
         return CostError(
-            f"{trace.path}: has none of the graph's operators ({_listed(list(wanted))}); it has "
-            f"{_listed([name for name, _ in Counter(c.name for c in calls if '::' in c.name).most_common()])}. "
-            "Was another job profiled?"
+            f"{trace.path}: has none of the graph's operators ({sought[0].name} and others); most of it is "
+            f"{', '.join(most) or 'nothing'}. Was another job profiled?"
         )
     if not any(call.shapes for call in calls):
         return CostError(
             f"{trace.path}: its operators have no shapes, by which they are told apart. "
             "Profile with record_shapes=True."
         )
-    other = next(call for call in calls if call.name == there[0])
-    node = next(node for node in sought if node.name == there[0])
     return CostError(
-        f"{trace.path}: has the graph's operators with other shapes: {there[0]} of {_shapes_text(other.shapes)}, where "
-        f"the graph has {_shapes_text(node.shapes or ())}. Was another model, batch or sharding profiled?"
+        f"{trace.path}: has operators with other shapes: {node.name} of {other.shapes}, where the graph has "
+        f"{node.shapes or ()}. Was another model, batch or sharding profiled?"
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") if names else "none"
-
-
-def _shapes_text(shapes: Sequence[Shape]) -> str:
-    return " ".join(str(list(shape)) for shape in shapes) or "no shapes"
 
 
 How = Literal["order", "shapes", "names"]
@@ -662,28 +560,23 @@ class Profile:
 def profile_of(sought: Sequence[Sought], traces: Sequence[RankTrace]) -> Profile:
     """Match the nodes of a graph, in its order, with traces of it."""
     ranks = [runs_in(trace, sought) for trace in traces]
-    launched, skew_us = remove_skew(ranks)
-    runs = [[(seen.key, seen.call.us) for seen in sample.calls] for rank in ranks for sample in rank.samples]
-    measured = _by_order(sought, [*runs, *launched])
-    if not any(measured):
-        raise _numbers_differ(traces[0].path, sought, ranks[0].samples[0])
-    fused = _fused(ranks)
+    launched, skew_us = remove_skew(traces, ranks)
+    runs = [run for rank in ranks for run in rank.values()]
+    measured = _by_order(sought, [*([(key, call.us) for key, call in run.calls] for run in runs), *launched])
+    if not any(measured):  # of a problem file, whose operators have no shapes: there must be as many
+        seen = Counter(key for key, _ in (*runs[0].calls, *runs[0].launches))
+        node = next(node for node in sought if node.key in seen)
+        raise CostError(
+            f"{traces[0].path}: has {node.name} {seen[node.key]} times, where the graph has "
+            f"{sum(other.key == node.key for other in sought)}. Was another graph profiled? A problem file has no "
+            "shapes to tell operators apart: give the dump, if you have it."
+        )
+    fused = _fused(runs)
     left = [v for v, node in enumerate(sought) if measured[v] is None and not node.collective and node.us > 0.0]
-    parts = shared([_part(sought[v]) for v in left], fused)
-    for v, us in zip(left, parts, strict=True):
+    for v, us in zip(left, share_kernels([sought[v] for v in left], fused), strict=True):
         measured[v] = None if us is None else MeasuredTime(us, "names")
-    return Profile(
-        tuple(sought),
-        tuple(measured),
-        runs=len(launched),
-        ranks=len(ranks),
-        skew_us=skew_us if len(ranks) > 1 else None,
-        fused_us=sum(fused.values(), start=0.0),
-    )
-
-
-def _part(node: Sought) -> PredictedKernel:
-    return PredictedKernel(frozenset(node.kernel or (node.name,)), node.us, node.fuses)
+    skew = skew_us if len(traces) > 1 else None
+    return Profile(tuple(sought), tuple(measured), len(launched), len(traces), skew, sum(fused.values(), 0.0))
 
 
 def _by_order(
@@ -700,12 +593,9 @@ def _by_order(
             seen[key].append(us)
         for key, found in seen.items():
             ids = nodes.get(key, ())
-            in_order = bool(ids) and len(found) % len(ids) == 0
-            for k, us in enumerate(found):
-                if us is not None and in_order:
-                    times[ids[k % len(ids)]].append(us)
-                elif us is not None and ids:
-                    others[key].append(us)
+            for k, us in enumerate(found if ids else ()):
+                if us is not None:
+                    (others[key] if len(found) % len(ids) else times[ids[k % len(ids)]]).append(us)
     result: list[MeasuredTime | None] = [None] * len(sought)
     for v, node in enumerate(sought):
         if times[v]:
@@ -715,51 +605,67 @@ def _by_order(
     return result
 
 
-def _fused(ranks: Sequence[Rank]) -> dict[str, float]:
+def _fused(runs: Sequence[Run]) -> dict[str, float]:
     """By the operators in their names, the median time of fused kernels in a run."""
-    runs: list[dict[str, float]] = []
-    for sample in (sample for rank in ranks for sample in rank.samples):
-        run: dict[str, float] = defaultdict(float)
-        for call in sample.fused:
-            run[fused_ops(call.name) or ""] += call.us or 0.0
-        runs.append(run)
-    every = dict.fromkeys(ops for run in runs for ops in run)
-    return {ops: statistics.median(run.get(ops, 0.0) for run in runs) for ops in every}
+    sums = [Counter[str]() for _ in runs]
+    for us, run in zip(sums, runs, strict=True):
+        for call in run.fused:
+            us[fused_ops(call.name) or ""] += call.us or 0.0
+    return {ops: statistics.median(us[ops] for us in sums) for ops in dict.fromkeys(ops for us in sums for ops in us)}
 
 
-def _numbers_differ(path: str, sought: Sequence[Sought], sample: Sample) -> CostError:
-    """Return the error for a problem file, whose operators have no shapes: there must be as many."""
-    seen = Counter(seen.key for seen in (*sample.calls, *sample.launches))
-    node = next(node for node in sought if node.key in seen)
-    return CostError(
-        f"{path}: has other numbers of the graph's operators: {node.name} {seen[node.key]} times, where the graph has "
-        f"{sum(other.key == node.key for other in sought)}. Was another model or graph profiled? A problem file has no "
-        "shapes to tell operators apart: give the dump, if you have it."
-    )
+_FUSED = re.compile(r"(?:^|_)(?:cpp|triton_[a-z]+|triton_[a-z]+_[a-z]+)_fused_(.*?)_\d+$")
+"""Inductor names a kernel after the operators in it, sorted: ``triton_poi_fused_add_mul_3``,
+``cpp_fused__to_copy_mean_5`` (``torch._inductor.utils.get_fused_kernel_name``)."""
+
+
+def fused_ops(kernel: str) -> str | None:
+    """The operators in the name of a fused kernel, as they stand there; ``None``: it is not the name of one."""
+    found = _FUSED.search(kernel)
+    return None if found is None else found[1]
+
+
+def share_kernels(parts: Sequence[Sought], kernels: Mapping[str, float]) -> list[float | None]:
+    """Per node its share of the time of kernels, by what :func:`fused_ops` gives; ``None``: of none.
+
+    A kernel is shared by the nodes whose predicted kernels have most operators in common with its name, and by those
+    that are like no other more; by all if there are none. (Kernels are named after operators before decomposition: a
+    node whose operators are in no name may be in each of them.) Several may be alike, so each gets a part in proportion
+    to what was predicted: the sum is that of the trace, the parts are an estimate.
+    """
+    ops = [
+        {name.partition("::")[2].replace("convert_element_type", "_to_copy") for name in part.kernel or (part.name,)}
+        for part in parts
+    ]
+    likeness: dict[str, list[float]] = {}
+    for kernel in kernels:
+        its = {name for name in set().union(*ops) if f"_{name}_" in f"_{kernel}_"}
+        likeness[kernel] = [
+            len(mine & its) / len(mine | its) if part.us > 0.0 and (part.fuses or mine & its) else -1.0
+            for part, mine in zip(parts, ops, strict=True)
+        ]
+    best = [max((row[k] for row in likeness.values()), default=-1.0) for k in range(len(parts))]
+    result: list[float | None] = [None] * len(parts)
+    for kernel, row in likeness.items():
+        most = max(row, default=-1.0)
+        able = [k for k, like in enumerate(row) if like >= 0.0]
+        members = [k for k in able if row[k] == most > 0.0 or row[k] == best[k]] or able
+        whole = sum(parts[k].us for k in members)
+        for k in members:
+            result[k] = (result[k] or 0.0) + kernels[kernel] * parts[k].us / whole
+    return result
 
 
 Shapes = tuple[Shape, ...]
 """Of the tensors that a node takes, as in :class:`overlap_sched.cost.profile.Sought`."""
 
 
-@dataclass(frozen=True)
-class Profiled:
-    """A problem with measured times.
-
-    Attributes:
-        problem: The problem, with the times that were found.
-        profile: What was found.
-        nodes: Per node of ``profile``, its id in the problem.
-    """
+class Profiled(NamedTuple):
+    """A problem with the times that were found, what was found, and ids of the nodes whose times are measured."""
 
     problem: Problem
     profile: Profile
-    nodes: tuple[int, ...]
-
-    @property
-    def measured(self) -> tuple[int, ...]:
-        """Ids of the nodes whose times are from the profile."""
-        return tuple(v for v, m in zip(self.nodes, self.profile.measured, strict=True) if m is not None)
+    measured: tuple[int, ...]
 
 
 def read_traces(paths: Sequence[str | Path], limits: Limits = DEFAULT_LIMITS) -> list[RankTrace]:
@@ -785,32 +691,37 @@ def apply_profile(
     Raises:
         CostError: A trace has nothing of the graph; ranks do not go together.
     """
-    ids = [v for v, node in enumerate(problem.nodes) if node.kind in (Kind.COMPUTE, Kind.COLLECTIVE) and node.op]
     kernel_of = kernels or [""] * len(problem.nodes)
-    ids = [v for v in ids if problem.nodes[v].time_us > 0.0 or kernel_of[v]]
+    ids = [
+        v
+        for v, node in enumerate(problem.nodes)
+        if node.kind in (Kind.COMPUTE, Kind.COLLECTIVE) and node.op and (node.time_us > 0.0 or kernel_of[v])
+    ]
     members: dict[str, list[str]] = defaultdict(list)
     for v in ids:
         members[kernel_of[v]].append(_name(problem.nodes[v]))
     members[""] = []
     sought = [
-        _sought(problem.nodes[v], None if shapes is None else shapes[v], tuple(members[kernel_of[v]])) for v in ids
+        Sought(
+            _name(node := problem.nodes[v]),
+            None if shapes is None else shapes[v],
+            node.time_us,
+            node.kind is Kind.COLLECTIVE,
+            node.bytes,
+            not node.flops,
+            tuple(members[kernel_of[v]]),
+        )
+        for v in ids
     ]
     profile = profile_of(sought, traces)
-    nodes = list(problem.nodes)
-    for v, measured in zip(ids, profile.measured, strict=True):
-        if measured is not None:
-            nodes[v] = nodes[v]._replace(time_us=measured.us)
-    return Profiled(replace(problem, nodes=tuple(nodes)), profile, tuple(ids))
-
-
-def _sought(node: Node, shapes: Shapes | None, kernel: tuple[str, ...]) -> Sought:
-    collective = node.kind is Kind.COLLECTIVE
-    return Sought(_name(node), shapes, node.time_us, collective, node.bytes, not node.flops, kernel)
+    found = {v: measured.us for v, measured in zip(ids, profile.measured, strict=True) if measured is not None}
+    nodes = [node._replace(time_us=found[v]) if v in found else node for v, node in enumerate(problem.nodes)]
+    return Profiled(replace(problem, nodes=tuple(nodes)), profile, tuple(found))
 
 
 def _name(node: Node) -> str:
     """As the profiler writes it: ``aten::mm`` for ``aten.mm.default``."""
     if node.kind is Kind.COLLECTIVE:
-        return "_c10d_functional::" + node.op.removesuffix("_out").removesuffix("_")
+        return _functional(f"::{node.op}")
     namespace, _, rest = node.op.partition(".")
     return f"{namespace}::{rest.partition('.')[0]}" if rest else node.op

@@ -15,15 +15,16 @@ smallest, a large one grows in proportion::
 import math
 import warnings
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from overlap_sched.cost.model import FREE, Collective, Compute, ExplainingModel, Price, PricedModel, Roofline
 from overlap_sched.errors import CostError, OverlapSchedWarning
-from overlap_sched.problem import Group
+
+K = TypeVar("K", bound=Hashable)
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 """Kinds of collectives that have tables: what their operators begin with."""
@@ -137,79 +138,6 @@ class Tables:
         """Is there anything?"""
         return bool(self.collectives or self.kernels)
 
-    def collective(self, kind: str, ranks: int, nodes: int) -> Curve:
-        """Time over bytes.
-
-        Raises:
-            CostError: It was not measured; the message lists what was.
-        """
-        return self._found(self._collectives, kind, ranks, nodes)
-
-    def launch(self, kind: str, ranks: int, nodes: int) -> Curve:
-        """Return the time it takes the launching thread, over bytes; raises as :meth:`collective` does."""
-        return self._found(self._launches, kind, ranks, nodes)
-
-    def finish(self, kind: str, ranks: int, nodes: int) -> Curve:
-        """Return the least time that a wait takes, over bytes; raises as :meth:`collective` does."""
-        return self._found(self._finishes, kind, ranks, nodes)
-
-    def kernel(self, op: str) -> tuple[KernelTime, ...]:
-        """Return the times measured of an operator; raises as :meth:`collective` does."""
-        found = self.kernels_of.get(op)
-        if found is None:
-            known = ", ".join(sorted(self.kernels_of)) or "no operator at all"
-            raise CostError(f"operator {op!r} was not measured; there is {known}. Calibrate with a graph that has it.")
-        return found
-
-    def nodes_of(self, kind: str, group: Group) -> int:
-        """On how many nodes a group's ranks are; where it does not say, the fewest above 1 that were measured."""
-        if group.intra_node or group.nodes:
-            return 1 if group.intra_node else group.nodes
-        return min(
-            (nodes for of, ranks, nodes in self._grouped if (of, ranks) == (kind, group.size) and nodes > 1), default=2
-        )
-
-    def _found(self, curves: dict[tuple[str, int, int], Curve], kind: str, ranks: int, nodes: int) -> Curve:
-        found = curves.get((kind, ranks, nodes))
-        if found is None:
-            known = ", ".join(describe_table(*key) for key in sorted(curves)) or "no collective at all"
-            raise CostError(
-                f"{describe_table(kind, ranks, nodes)} was not measured; there is {known}. "
-                "Calibrate with this group, or leave it to the formulas."
-            )
-        return found
-
-    @cached_property
-    def _collectives(self) -> dict[tuple[str, int, int], Curve]:
-        return self._curves(lambda one: one.time_us)
-
-    @cached_property
-    def _launches(self) -> dict[tuple[str, int, int], Curve]:
-        return self._curves(lambda one: one.launch_us)
-
-    @cached_property
-    def _finishes(self) -> dict[tuple[str, int, int], Curve]:
-        known = {key: [one for one in ones if one.finish_us > 0] for key, ones in self._grouped.items()}
-        return {key: curve_of((one.bytes, one.finish_us) for one in ones) for key, ones in known.items() if ones}
-
-    def _curves(self, figure: Callable[[CollectiveTime], float]) -> dict[tuple[str, int, int], Curve]:
-        return {key: curve_of((one.bytes, figure(one)) for one in ones) for key, ones in self._grouped.items()}
-
-    @cached_property
-    def _grouped(self) -> dict[tuple[str, int, int], list[CollectiveTime]]:
-        grouped: dict[tuple[str, int, int], list[CollectiveTime]] = {}
-        for one in self.collectives:
-            grouped.setdefault((one.kind, one.ranks, one.nodes), []).append(one)
-        return grouped
-
-    @cached_property
-    def kernels_of(self) -> Mapping[str, tuple[KernelTime, ...]]:
-        """By operator, what was measured of it."""
-        grouped: dict[str, list[KernelTime]] = {}
-        for one in self.kernels:
-            grouped.setdefault(one.op, []).append(one)
-        return {op: tuple(ones) for op, ones in grouped.items()}
-
 
 def kind_of(op: str) -> str:
     """The kind of a collective's operator: ``"all_gather"`` of ``"all_gather_into_tensor_coalesced"``.
@@ -258,47 +186,42 @@ class TableModel(PricedModel):
         if not work.flops and not work.bytes:
             return FREE
         formula = self.otherwise.compute_price(work)
-        known = self._known.get(work.op)
-        if known is None:
-            return self._copied(work, formula)
-        exact_us = known.times_us.get((work.flops, work.bytes))
+        exact_us = self._exact_us.get(work)
         if exact_us is not None:
             return Price(exact_us, "table")
-        return self._along(known.curve, formula.time_us, work.op, scaled=True)
+        if (curve := self._kernels.get(work.op)) is not None:
+            return self._along(curve, formula.time_us, work.op, scaled=True)
+        return formula if work.flops or self._copies is None else self._along(self._copies, work.bytes, "a copy")
 
     def collective_price(self, work: Collective) -> Price:
         """From the ``table``, or as the formulas explain it."""
-        kind = kind_of(work.op)
-        nodes = self.tables.nodes_of(kind, work.group)
-        try:
-            curve = self.tables.collective(kind, work.group.size, nodes)
-        except CostError:
+        key = self._key(work)
+        curve = self._collectives.get(("time_us", *key))
+        if curve is None:
             return self.otherwise.collective_price(work)
-        price = self._along(curve, work.bytes, describe_table(kind, work.group.size, nodes))
+        price = self._along(curve, work.bytes, describe_table(*key))
         launch_us = self.launch_us(work)
         return price._replace(time_us=max(price.time_us - launch_us, 0.0)) if launch_us else price
 
     def launch_us(self, work: Collective) -> float:
         """Return what starting a collective takes of the compute stream; 0.0 where not measured, or not of it."""
-        return self._of_host(self.tables.launch, work)
+        return self._on_host_us("launch_us", work)
 
     def finish_us(self, work: Collective) -> float:
         """Return what the wait for one that is done takes of the compute stream; 0.0 as for :meth:`launch_us`."""
-        return self._of_host(self.tables.finish, work)
+        return self._on_host_us("finish_us", work)
 
-    def _of_host(self, curve_of_kind: Callable[[str, int, int], Curve], work: Collective) -> float:
-        kind = kind_of(work.op)
-        if not self.on_host:
-            return 0.0
-        try:
-            return curve_of_kind(kind, work.group.size, self.tables.nodes_of(kind, work.group)).at(work.bytes)
-        except CostError:
-            return 0.0
+    def _on_host_us(self, figure: str, work: Collective) -> float:
+        curve = self._collectives.get((figure, *self._key(work))) if self.on_host else None
+        return 0.0 if curve is None else curve.at(work.bytes)
 
-    def _copied(self, work: Compute, formula: Price) -> Price:
-        if work.flops or self._copies is None:
-            return formula
-        return self._along(self._copies, work.bytes, "a copy")
+    def _key(self, work: Collective) -> tuple[str, int, int]:
+        """Kind, ranks and nodes; where the group does not say on how many it is, the fewest above 1 with a table."""
+        kind, group = kind_of(work.op), work.group
+        if group.intra_node or group.nodes:
+            return kind, group.size, 1 if group.intra_node else group.nodes
+        known = [nodes for _, *one, nodes in self._collectives if one == [kind, group.size] and nodes > 1]
+        return kind, group.size, min(known, default=2)
 
     def _along(self, curve: Curve, size: float, what: str, *, scaled: bool = False) -> Price:
         """``scaled``: below its start, too, the curve is in proportion to the size."""
@@ -316,26 +239,36 @@ class TableModel(PricedModel):
         return Price(curve.at(size), "table")
 
     @cached_property
-    def _copies(self) -> Curve | None:
-        """Time over bytes moved; ``None``: not measured."""
-        ones = self.tables.kernels_of.get(COPY, ())
-        return curve_of((one.bytes, one.time_us) for one in ones) if ones else None
+    def _collectives(self) -> Mapping[tuple[str, str, int, int], Curve]:
+        """Time over bytes, by figure, kind, ranks and nodes."""
+        return _curves(
+            ((figure, one.kind, one.ranks, one.nodes), (one.bytes, getattr(one, figure)))
+            for one in self.tables.collectives
+            for figure in ("time_us", "launch_us", "finish_us")
+            if getattr(one, figure) > 0.0
+        )
 
     @cached_property
-    def _known(self) -> dict[str, "_MeasuredOperator"]:
-        known = {}
-        for op, ones in self.tables.kernels_of.items():
-            asked = [(self.otherwise.compute_us(Compute(op, one.flops, one.bytes)), one.time_us) for one in ones]
-            same: dict[tuple[int, int], list[float]] = {}
-            for one in ones:
-                same.setdefault((one.flops, one.bytes), []).append(one.time_us)
-            exact = {work: geometric_mean(times_us) for work, times_us in same.items()}
-            known[op] = _MeasuredOperator(exact, curve_of(asked))
-        return known
+    def _copies(self) -> Curve | None:
+        """Time over bytes moved; ``None``: not measured."""
+        return _curves((COPY, (one.bytes, one.time_us)) for one in self.tables.kernels if one.op == COPY).get(COPY)
+
+    @cached_property
+    def _exact_us(self) -> Mapping[Compute, float]:
+        same: dict[Compute, list[float]] = defaultdict(list)
+        for one in self.tables.kernels:
+            same[Compute(one.op, one.flops, one.bytes)].append(one.time_us)
+        return {work: geometric_mean(times_us) for work, times_us in same.items()}
+
+    @cached_property
+    def _kernels(self) -> Mapping[str, Curve]:
+        """By operator, time over the time of the formulas."""
+        works = ((Compute(one.op, one.flops, one.bytes), one.time_us) for one in self.tables.kernels)
+        return _curves((work.op, (self.otherwise.compute_us(work), us)) for work, us in works)
 
 
-class _MeasuredOperator(NamedTuple):
-    """What was measured of an operator: times by (flops, bytes), and over the times of the formulas."""
-
-    times_us: dict[tuple[int, int], float]
-    curve: Curve
+def _curves(points: Iterable[tuple[K, tuple[float, float]]]) -> dict[K, Curve]:
+    grouped: dict[K, list[tuple[float, float]]] = defaultdict(list)
+    for key, point in points:
+        grouped[key].append(point)
+    return {key: curve_of(of_key) for key, of_key in grouped.items()}

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from overlap_sched.problem.file import decode
 from overlap_sched.problem.sizes import MAX_FLOAT, bare_number, size_bytes
@@ -23,9 +23,10 @@ _DEEP_KEY = re.compile(rf"""(?<![\w"'\\-])(?:{_PART}){{{_DEEPEST}}}""")
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Number = Annotated[float, Meta(ge=0, le=MAX_FLOAT)]
+Factor = Annotated[float, Meta(ge=1, le=MAX_FLOAT)]
 
 
-class Table(Struct, forbid_unknown_fields=True, omit_defaults=True):
+class Table(Struct, frozen=True, forbid_unknown_fields=True):
     """A table of a file: an unknown key is an error."""
 
 
@@ -131,17 +132,12 @@ def read_quantity(kind: Any, value: Any) -> Any:
     """
     if kind is Bytes:
         return read_size(value)
-    text = f"{value!r:.40}"
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
-    if type(value) in (int, float) or (match is not None and not match[2]):
-        raise ValueError(f"{text} has no unit. Write {kind.example}")
-    if match is None:
-        raise ValueError(f"{text} is not a number with a unit. Write {kind.example}")
-    if match[2] not in kind.units:
-        raise ValueError(f"{text} is in {match[2]!r}, which does not fit. Write {kind.example}")
+    if match is None or match[2] not in kind.units:
+        raise ValueError(f"{value!r:.40} is not a number with a unit that fits. Write {kind.example}")
     found = float(match[1]) * kind.units[match[2]]
     if not (0 <= found < math.inf) or (found == 0 and kind is not Time):
-        raise ValueError(f"{text} is out of range: it is finite and {'0 or more' if kind is Time else 'above 0'}")
+        raise ValueError(f"{value!r:.40} is not a finite number {'of 0 or more' if kind is Time else 'above 0'}")
     return kind(found)
 
 
@@ -159,18 +155,28 @@ def read_size(value: Any) -> Bytes:
     return Bytes(found)
 
 
-def write_quantity(value: Any) -> str:
-    """The text that :func:`read_quantity` reads back as exactly this value; for msgspec's ``enc_hook``."""
-    if isinstance(value, Bytes):
-        return f"{int(value)}B"
-    if isinstance(value, Time):
-        return f"{float(value)!r}us"
-    unit = "B/s" if isinstance(value, Bandwidth) else "FLOPS"
-    for prefix in ("P", "T", "G", "M", "k"):
-        text = f"{value / _PREFIX[prefix]:.15g}{prefix}{unit}"
-        if value >= _PREFIX[prefix] and read_quantity(type(value), text) == value:
-            return text
-    return f"{float(value)!r}{unit}"
+def table_data(table: Table) -> dict[str, Any]:
+    """A table as a file has it: all but the defaults, quantities as texts that read back as exactly their values."""
+    known = ((field, getattr(table, field.name)) for field in structs.fields(table))
+    found = {field.encode_name: _data(value, field.type) for field, value in known if value != field.default}
+    return {name: data for name, data in found.items() if data != {}}
+
+
+def _data(value: Any, kind: Any) -> Any:
+    if isinstance(value, Table):
+        return table_data(value)
+    if isinstance(value, tuple) and value and isinstance(value[0], Table):
+        return [table_data(one) for one in value]
+    if kind not in (Bytes, Time, Bandwidth, Rate):
+        return value
+    unit = {Bytes: "B", Time: "us", Bandwidth: "B/s", Rate: "FLOPS"}[kind]
+    texts = [
+        f"{value / _PREFIX[prefix]:.15g}{prefix}{unit}"
+        for prefix in "PTGMk"
+        if value >= _PREFIX[prefix] and kind in (Bandwidth, Rate)
+    ]
+    exact = (text for text in texts if read_quantity(kind, text) == value)
+    return next(exact, f"{int(value) if kind is Bytes else float(value)!r}{unit}")
 
 
 def write_toml(data: Mapping[str, Any], name: str = "") -> str:

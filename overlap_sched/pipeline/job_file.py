@@ -300,9 +300,9 @@ def _links(
 ) -> tuple[PipelineLink, Mapping[tuple[int, int], PipelineLink]]:
     link, links, ranks = PipelineLink(), dict[tuple[int, int], PipelineLink](), file.ranks
     if cluster is not None:
-        inside = PipelineLink(cluster.inside.latency_us, cluster.inside.bytes_per_s)
+        inside = PipelineLink(float(cluster.inside.latency_us), float(cluster.inside.bytes_per_s))
         across = cluster.across
-        link = inside if across is None else PipelineLink(across.latency_us, across.card_bytes_per_s)
+        link = PipelineLink(float(across.latency_us), float(across.card_bytes_per_s)) if across else inside
         node = file.ranks_per_node
         if node > cluster.ranks_per_node:
             raise PipelineError(

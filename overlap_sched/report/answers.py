@@ -31,7 +31,7 @@ from overlap_sched.report.words.pipeline import Varied, find_shortest
 from overlap_sched.report.words.rewrites import costs
 from overlap_sched.report.words.schedule import Reserved, find_collective, gap_percent, most_exposed
 from overlap_sched.scheduler.driver import Schedule
-from overlap_sched.transform.plan import Left, Plan, left_json
+from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.records import records_json
 from overlap_sched.transform.rewrites import to_json
 
@@ -124,15 +124,6 @@ class TriedPlan(_Part, frozen=True):
     why_not: str
 
 
-class LeftOut(_Part, frozen=True):
-    """The step without one rewrite, against ``with_us`` with all by the same run."""
-
-    rewrite: dict[str, Any]
-    step_us: float | None
-    with_us: float
-    why_not: str
-
-
 class PlanAnswer(_Part, frozen=True, kw_only=True, tag_field="schema", tag="overlap-sched/plan/1"):
     """A schedule, all of it simulated.
 
@@ -173,7 +164,6 @@ class PlanAnswer(_Part, frozen=True, kw_only=True, tag_field="schema", tag="over
     bound_without_rewrites_us: float | UnsetType = UNSET
     not_rewritten: list[str] | UnsetType = UNSET
     tried: list[TriedPlan] | UnsetType = UNSET
-    left_out: list[LeftOut] | UnsetType = UNSET
 
 
 def plan_answer(
@@ -181,7 +171,6 @@ def plan_answer(
     made: Plan | None,
     reserved: Reserved | None,
     prices: PriceSource | UnsetType = UNSET,
-    left: Sequence[Left] | UnsetType = UNSET,
 ) -> PlanAnswer:
     """Return the answer of a schedule; ``made``: the plan that it is of. What is not given is left out."""
     before, after = schedule.original, schedule.scheduled
@@ -209,7 +198,6 @@ def plan_answer(
         prices=prices,
         original_reserved_bytes=None if reserved is None else reserved.before,
         reserved_bytes=None if reserved is None else reserved.after,
-        left_out=UNSET if left is UNSET else [LeftOut(**one) for one in left_json(left)],
         **more,
     )
 
@@ -353,8 +341,6 @@ class MemoryAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/me
     bound_bytes: int
     optimal: bool
     found_by: str
-    tried: dict[str, int]
-    work: int
     original_reserved_bytes: int | None
     reserved_bytes: int | None
     arena_bytes: int | UnsetType = UNSET
@@ -577,7 +563,7 @@ class SweepPoint(_Part, frozen=True):
     """A combination, the original order there and the one that was found.
 
     Attributes:
-        varied: Bytes of headroom and memory_limit, factors on speeds, ranks, noise as a share (0.3: 30 %).
+        varied: Bytes of headroom and memory_limit, factors on speeds, noise as a share (0.3: 30 %).
         lower_bound_us: No order's step is shorter.
         short_bytes: What the device of ``memory_limit`` lacks for the order; 0: nothing.
         fell_back: Whether the original order was kept because the new one failed verification.

@@ -85,7 +85,7 @@ def _table_row(cells: Sequence[str]) -> str:
 
 
 def _rewrites_section(page: Page) -> str:
-    """The section of rewrites, of plans tried and of rewrites left out; nothing where there are none."""
+    """The section of rewrites and of plans tried; nothing where there are none."""
     if not page["rewrites"] and not page["tried"]:
         return ""
     rows = [
@@ -107,19 +107,8 @@ def _rewrites_section(page: Page) -> str:
         f"<p>{count(len(rows), 'rewrite')} in the scheduled order; the best order without rewrites takes {without}."
         f"{found}</p>",
         f'<ol id="rewrites" class="list scroll" tabindex="0" aria-label="Rewrites">{"".join(rows)}</ol>' * bool(rows),
-        _details(f"{len(page['tried'])} plans were tried", "tried", page["tried"]),
-        _details(page["left_title"], "left-out", page["left"]),
-    )
-
-
-def _details(title: str, name: str, rows: Sequence[Sequence[str]]) -> str:
-    """A table to be opened; nothing without rows."""
-    if not rows:
-        return ""
-    body = "".join(map(_table_row, rows))
-    return (
-        f'<details><summary>{html.escape(title)}</summary><div class="scroll"><table id="{name}">'
-        f"<tbody>{body}</tbody></table></div></details>"
+        f'<details><summary>{len(page["tried"])} plans were tried</summary><div class="scroll"><table id="tried">'
+        f"<tbody>{''.join(map(_table_row, page['tried']))}</tbody></table></div></details>" * bool(page["tried"]),
     )
 
 

@@ -8,7 +8,7 @@ last) where a collective holds it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from msgspec import to_builtins
@@ -37,8 +37,6 @@ from overlap_sched.report.words.graph import by_purpose, group_names, group_purp
 from overlap_sched.report.words.rewrites import (
     answer_line,
     costs,
-    left_rows,
-    left_title,
     outcome_text,
     record_text,
 )
@@ -61,7 +59,7 @@ from overlap_sched.scheduler.driver import Figures, Schedule, figures_of, schedu
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.task import Candidate, Task
 from overlap_sched.simulate.ledger import LiveRanges
-from overlap_sched.transform.plan import Left, Plan
+from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.records import Record
 from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Regather, Rewrite, Stream
 
@@ -86,7 +84,6 @@ class Extras:
         beside: Another order of the graph as it was.
         frontier: The plans of a fit, by ascending peak.
         answer: What a search for a memory limit has found, in a sentence; it says what the allocator lacks, too.
-        left: The step without each of the rewrites of ``made``, where that was asked for.
         command: That made the page; ``""``: a program did.
         times: Where its times come from (``"predicted for dgx-h100"``); ``""``: not known.
         fits: Does it fit into the memory limit of a search? ``None``: that was not asked.
@@ -96,7 +93,6 @@ class Extras:
     beside: ExtraOrder | None = None
     frontier: tuple[FitPoint, ...] | None = None
     answer: str | None = None
-    left: tuple[Left, ...] = ()
     command: str = ""
     times: str = ""
     fits: bool | None = None
@@ -167,7 +163,7 @@ def page_data(schedule: Schedule, more: Mapping[str, Any] | None = None, extras:
         summary = [(*row, *[""] * (1 + len(COLUMNS) - len(row)), cells.get(row[0], "")) for row in summary]
     return {
         "figures": {**to_builtins(plan_answer(schedule, made, reserved)), **(more or {})},
-        "verdict": asdict(verdict(schedule, original, reserved, extras.fits)),
+        "verdict": verdict(schedule, original, reserved, extras.fits)._asdict(),
         "columns": columns,
         "summary": [(*row, *[""] * (1 + len(columns) - len(row))) for row in summary],
         "remarks": _remarks(schedule, extras.answer),
@@ -200,8 +196,6 @@ def page_data(schedule: Schedule, more: Mapping[str, Any] | None = None, extras:
         "rewrites": _rewrites(schedule, made),
         "tried": [] if made is None else [(printable(one.what), outcome_text(one)) for one in made.trials],
         "frontier": _frontier(extras, runs),
-        "left_title": left_title(extras.left) if extras.left else "",
-        "left": [(printable(what), printable(worth)) for what, worth in left_rows(extras.left)] if extras.left else [],
     }
 
 

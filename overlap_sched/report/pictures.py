@@ -293,47 +293,36 @@ def plot_memory(plan: MemoryPlan, path: str | Path) -> None:
     ):
         profile = [live / unit_bytes for live in memory_profile(problem, order)]
         axes.step(range(len(profile)), profile, where="post", color=colour, label=label, linewidth=1.2)
-    axes.axhline(
-        plan.bound_bytes / unit_bytes, color=LIMIT, linewidth=1, linestyle=":", label="no order's peak is lower"
-    )
-    axes.set_ylim(bottom=0)
+    label = "no order's peak is lower"
+    axes.axhline(plan.bound_bytes / unit_bytes, color=LIMIT, linewidth=1, linestyle=":", label=label)
     axes.set_xlabel("step")
     axes.set_ylabel(f"{unit} live")
-    axes.set_title(
-        f"{printable(problem.name)} ({problem.memory_model} memory model, simulated)", loc="left", parse_math=False
-    )
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    _finish_curves(axes, f"{printable(problem.name)} ({problem.memory_model} memory model, simulated)")
     write_picture(figure, path, tight=True)
 
 
-class StepCurve(NamedTuple):
-    """Steps in microseconds over what is varied; ``fade``: 1.0 in full colour."""
-
-    label: str
-    colour: str
-    style: str
-    fade: float
-    x: Sequence[float]
-    steps_us: Sequence[float]
+Curve = tuple[Sequence[float], Sequence[float], Mapping[str, Any]]
+"""What is varied, steps in microseconds, and how they are drawn."""
 
 
-def plot_steps(curves: Sequence[StepCurve], title: str, varied: str, path: str | Path, *, powers: bool) -> None:
+def plot_steps(curves: Sequence[Curve], title: str, varied: str, path: str | Path, *, powers: bool) -> None:
     """Draw steps over what is varied; the file's ending gives the format (``.png``, ``.svg``, ``.pdf``)."""
     check_plot(path)
     figure = new_figure(9, 5.8)
     axes = figure.subplots()
-    scale, unit = time_unit(max(max(curve.steps_us) for curve in curves))
-    for curve in curves:
-        y = [step_us / scale for step_us in curve.steps_us]
-        axes.plot(curve.x, y, curve.style, color=curve.colour, alpha=curve.fade, marker="o", markersize=3.5,
-                  label=curve.label)  # fmt: skip
+    scale, unit = time_unit(max(us for _, steps_us, _ in curves for us in steps_us))
+    for x, steps_us, style in curves:
+        axes.plot(x, [us / scale for us in steps_us], marker="o", markersize=3.5, **style)
     if powers:
         axes.set_xscale("log", base=2)
+    axes.set_xlabel(varied)
+    axes.set_ylabel(f"step ({unit}), simulated")
+    _finish_curves(axes, title)
+    write_picture(figure, path)
+
+
+def _finish_curves(axes: "Axes", title: str) -> None:
     axes.set_ylim(bottom=0)
-    axes.set_xlabel(varied, color=INK)
-    axes.set_ylabel(f"step ({unit}), simulated", color=INK)
-    axes.set_title(title, loc="left", color=INK, weight="bold", parse_math=False)
+    axes.set_title(title, loc="left", parse_math=False)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
-    write_picture(figure, path)

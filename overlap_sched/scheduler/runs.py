@@ -10,7 +10,6 @@ at the same step ends it: the graph sets that end, not the policy. How much is c
 same order.
 """
 
-import math
 from dataclasses import replace
 
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
@@ -19,29 +18,29 @@ from overlap_sched.scheduler.chains import has_chains, interleaved
 from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
 from overlap_sched.scheduler.task import SAME_STEP, TUNING, Candidate, Priorities, Reference, Task
 
-FAR, NEAR, NEXT = 8_000, 1_000, 250
-"""How many positions ahead compute is looked for: in large graphs all of them would be most of the work."""
+NEAR, NEXT = 1_000, 250
+"""How many positions ahead compute is looked for, where memory or the network binds: what is far ahead rarely fits."""
 
-IN_ORDER = Policy(0.005, -1.0, FAR)
+IN_ORDER = Policy(0.005, -1.0)
 """Reference order, come what may."""
-FAR_AHEAD = Policy(0.005, 0.12, FAR)
+FAR_AHEAD = Policy(0.005, 0.12)
 """The critical path far ahead, weight gradients behind it."""
 WHILE_STALLED = Policy(0.02, -0.03, NEAR, prepares=False)
 """Compute stalls often enough to prepare launches meanwhile."""
-EARLY = Policy(0.1, -0.03, FAR)
+EARLY = Policy(0.1, -0.03)
 """Launches very early."""
 
 LAST = (
-    Policy(1.0, -0.03, FAR),  # every collective as soon as memory allows
+    Policy(1.0, -0.03),  # every collective as soon as memory allows
     IN_ORDER,
-    Policy(1.0, 1.0, FAR),  # the longest path first, come what may
+    Policy(1.0, 1.0),  # the longest path first, come what may
 )
 """Graphs of a few layers are anything; these find most of what the others miss there."""
 
 COMPUTE_BINDS = (
     FAR_AHEAD,
     Policy(0.02, -0.03, NEAR),  # the critical path only when it is late: memory binds
-    Policy(0.0, -0.03, FAR),  # the same, launches at their latest start: memory binds more
+    Policy(0.0, -0.03),  # the same, launches at their latest start: memory binds more
     Policy(0.01, -0.03, NEAR),
     *LAST,
 )
@@ -58,26 +57,26 @@ BESIDE = 0.1
 
 CONTENDED_LAST = tuple(replace(policy, beside=BESIDE) for policy in LAST)
 CONTENDED_COMPUTE_BINDS = (
-    Policy(0.0, -0.03, FAR, beside=BESIDE),  # launches at their latest start, or where they cost nothing
+    Policy(0.0, -0.03, beside=BESIDE),  # launches at their latest start, or where they cost nothing
     Policy(0.02, -0.03, NEAR, beside=BESIDE),
-    Policy(0.005, 0.12, FAR, beside=BESIDE),
+    Policy(0.005, 0.12, beside=BESIDE),
     Policy(0.01, -0.03, NEAR, beside=BESIDE),
     *CONTENDED_LAST,
 )
 CONTENDED_NETWORK_BINDS = (
     Policy(0.02, -0.03, NEAR, prepares=False, beside=BESIDE),
-    Policy(0.6, -0.03, FAR, keeps_busy=True, beside=BESIDE),  # launches very early: a link that is shared never rests
-    Policy(0.4, -0.03, FAR, keeps_busy=True, beside=BESIDE, again=True),
-    Policy(0.0, -0.03, FAR, beside=BESIDE),
+    Policy(0.6, -0.03, keeps_busy=True, beside=BESIDE),  # launches very early: a link that is shared never rests
+    Policy(0.4, -0.03, keeps_busy=True, beside=BESIDE, again=True),
+    Policy(0.0, -0.03, beside=BESIDE),
     Policy(0.02, -0.03, NEAR, beside=BESIDE),
-    Policy(0.1, -0.03, FAR),
+    Policy(0.1, -0.03),
     *CONTENDED_LAST,
 )
 INTERLEAVED = (
-    Policy(0.005, -1.0, FAR, keeps_busy=True),  # reference order, come what may: it goes from chain to chain already
+    Policy(0.005, -1.0, keeps_busy=True),  # reference order, come what may: it goes from chain to chain already
     Policy(0.02, -0.03, NEAR, keeps_busy=True),
-    Policy(1.0, -0.03, FAR, keeps_busy=True),  # every collective as soon as memory allows
-    Policy(0.005, 0.12, FAR, keeps_busy=True),  # the critical path far ahead, weight gradients behind it
+    Policy(1.0, -0.03, keeps_busy=True),  # every collective as soon as memory allows
+    Policy(0.005, 0.12, keeps_busy=True),  # the critical path far ahead, weight gradients behind it
 )
 """For runs from an order of several chains (:mod:`overlap_sched.scheduler.chains`)."""
 
@@ -162,7 +161,7 @@ def near_us(task: Task, reference: Reference) -> float:
     """Below this step in microseconds, little is left to find."""
     problem = task.problem
     priorities = reference.priorities(_policies(task)[0].prepares)
-    bound_us = max(simple_bound_us(problem, priorities), streams_bound_us(problem, priorities))
+    bound_us = max(simple_bound_us(problem, priorities), streams_bound_us(priorities))
     return bound_us * (1 + TUNING.near_goals * (close_enough(task) - 1))
 
 
@@ -171,15 +170,10 @@ def simple_bound_us(problem: Problem, priorities: Priorities) -> float:
     return max(*busy_us(problem), priorities.critical_path_us)
 
 
-def streams_bound_us(problem: Problem, priorities: Priorities) -> float:
-    """No step is shorter than all of a stream and the least path that is behind any of it; linear."""
-    level_us, least_us = priorities.bottom_level_us, dict.fromkeys(problem.groups, math.inf)
-    stream_us = dict.fromkeys(problem.groups, 0.0)
-    for v in problem.collectives:
-        group = problem.nodes[v].group or ""
-        stream_us[group] += problem.nodes[v].time_us
-        least_us[group] = min(least_us[group], max([level_us[w] for w in problem.waits.get(v, ())], default=0.0))
-    return max([stream_us[group] + least_us[group] for group in stream_us if stream_us[group]], default=0.0)
+def streams_bound_us(priorities: Priorities) -> float:
+    """No step is shorter than all of a stream and the least path that is behind any of it."""
+    behind_us = priorities.behind_us
+    return max([us + behind_us[group] for group, us in priorities.stream_us.items() if us], default=0.0)
 
 
 def close_enough(task: Task) -> float:

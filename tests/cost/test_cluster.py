@@ -20,12 +20,11 @@ from overlap_sched.cost.cluster import (
     parse_cluster,
     read_cluster,
     shipped_clusters,
-    write_cluster,
 )
 from overlap_sched.cost.collectives import model_of
 from overlap_sched.cost.placement import SHORT, DataflowNode, Facts, Nodes, place, ranks_along, sharding_groups
 from overlap_sched.cost.table import COPY, CollectiveTime, KernelTime, TableModel, Tables
-from overlap_sched.cost.toml_file import parse_toml
+from overlap_sched.cost.toml_file import Bandwidth, Time, parse_toml
 from overlap_sched.errors import CostError
 from overlap_sched.problem import Group
 from overlap_sched.problem.contention import Contention
@@ -49,33 +48,30 @@ sizes = [8, 8]
 """
 
 
+TIMES = '[[collective]]\nkind = "all_gather"\nranks = 8\n'
+
+
 def test_all_that_are_shipped_can_be_read_and_say_their_sources() -> None:
-    names = shipped_clusters()
-    assert names == ("dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200", "gloo", "mi300x", "pcie-box")
-    for name in names:
-        cluster = read_cluster(name)
-        assert cluster.name == name
-        assert cluster.source
-        assert cluster.inside.source
+    assert shipped_clusters() == ("dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200", "gloo", "mi300x", "pcie-box")
+    for cluster in map(read_cluster, shipped_clusters()):
+        assert all((cluster.source, cluster.inside.source, cluster.beside.source))
         assert cluster.across is None or cluster.across.source
-        assert cluster.beside.source
+        assert parse_cluster(cluster_text(cluster), "x") == cluster
 
 
 def test_what_a_file_says() -> None:
     cluster = parse_cluster(GOOD, "mine.toml")
     assert cluster == Cluster(
-        "mine", H100, 8, IntraNodeLink("nvswitch", 450e9), Across(50e9, 4, 0.5, 2), generation="hopper",
-        mesh=(MeshDimension("dp", 8), MeshDimension("tp", 8)),
+        "mine", H100, 8, IntraNodeLink("nvswitch", Bandwidth(450e9)), Across(Bandwidth(50e9), 4, Time(0.5), 2),
+        generation="hopper", mesh=(MeshDimension("dp", 8), MeshDimension("tp", 8)),
     )  # fmt: skip
     assert cluster.across_bytes_per_s == 25e9  # two ranks share a card
-
-
-def test_a_device_may_say_its_memory() -> None:
     own = '[device]\nname = "X"\nflops = "1PFLOPS"\nbandwidth = "8TB/s"\nmemory = "192GB"\n[inside]'
     cluster = parse_cluster(GOOD.replace('device = "H100"\n', "").replace("[inside]", own), "mine.toml")
-    assert cluster.device.memory_bytes == 192 * 10**9
+    assert cluster.device == H100._replace(
+        name="X", peak_flops_per_s=1e15, peak_bytes_per_s=8e12, memory_bytes=192 * 10**9
+    )
     assert parse_cluster(cluster_text(cluster), "x") == cluster
-    assert read_cluster("dgx-h100").device.memory_bytes == 80 * 10**9
 
 
 def test_off_their_rails_ranks_share_the_spine() -> None:
@@ -98,83 +94,69 @@ def test_there_and_back(tmp_path: Path) -> None:
         ),
         (KernelTime("aten.mm.default", 'bf16 2x2 "x" 2x2', 16, 24, 2.5),),
     )
-    beside = DefaultContention({"": 1.189, "all_to_all": 1.4}, False, "ours", {"flops": 0.5, "bytes": 1.5})
+    beside = DefaultContention(False, "ours", {"any": 1.189, "all_to_all": 1.4}, {"flops": 0.5, "bytes": 1.5})
     cluster = replace(parse_cluster(GOOD, "x"), tables=tables, beside=beside, source='2026, \\ a "test"\n')
-    write_cluster(cluster, tmp_path / "c.toml")
+    (tmp_path / "c.toml").write_text(cluster_text(cluster))
     assert read_cluster(tmp_path / "c.toml") == cluster
-    assert cluster_text(cluster) == cluster_text(read_cluster(tmp_path / "c.toml"))
     older = re.sub("finish_us = .*\n", "spread_us = [0.1, 0.2]\n", cluster_text(cluster))  # as calibrate wrote it
-    older = older.replace("us = 2.5", "us = 2.5\nspread_us = 0.25")
-    known = parse_cluster(older, "x").tables
-    assert known.collectives == tuple(one._replace(finish_us=0.0) for one in tables.collectives)
-    assert known.kernels == tables.kernels
+    known = parse_cluster(older.replace("us = 2.5", "us = 2.5\nspread_us = 0.25"), "x").tables
+    assert known == replace(tables, collectives=tuple(one._replace(finish_us=0.0) for one in tables.collectives))
 
 
-def test_what_binds_compute_goes_into_the_problem_with_the_balance_of_the_device() -> None:
-    cluster = replace(parse_cluster(GOOD, "x"), beside=DefaultContention({"": 1.2}, shares={"bytes": 1.5}))
-    found = contention_of(cluster, {})
+def test_contention_follows_from_placement_and_the_balance_of_the_device() -> None:
+    cluster = read_cluster("dgx-h100")
+    groups = {"fsdp": Group(8, False, 8), "dp": Group(64, False, 8), "tp": Group(8, True), "one": Group(1, True)}
+    contention = contention_of(cluster, groups)
+    assert contention == Contention({"": 1.189}, {"fsdp": "across nodes", "dp": "across nodes"})
+    found = contention_of(replace(cluster, beside=DefaultContention(shares={"bytes": 1.5})), {})
     assert found.shares == {"bytes": 1.5}
     assert found.flops_per_byte == cluster.device.flops_per_s / cluster.device.bytes_per_s
-    assert contention_of(replace(cluster, beside=DefaultContention({"": 1.2})), {}) == Contention({"": 1.2})
-    with pytest.raises(CostError) as caught:
+    with pytest.raises(CostError, match=r"contention.shares: .*'memory'"):
         replace(cluster, beside=DefaultContention(shares={"memory": 1.0}))
-    assert str(caught.value).startswith(
-        "contention.shares: compute bound by 'memory' takes 1.0 of a slowdown; kinds are"
-    )
 
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('"450GB/s"', "450", 'inside.bandwidth: 450 has no unit. Write "50GB/s" or "400Gb/s".'),
-        ('"450GB/s"', '"-450GB/s"', "inside.bandwidth: '-450GB/s' is out of range"),
-        ('"450GB/s"', '"12us"', "inside.bandwidth: '12us' is in 'us', which does not fit."),
-        ('"450GB/s"', '"0GB/s"', "inside.bandwidth: '0GB/s' is out of range: it is finite and above 0."),
-        ('"500ns"', "12", 'across.latency: 12 has no unit. Write "12us".'),
-        ('"H100"', '"H1000"', "device is unknown: no device is named 'H1000'; known are H100, H200, A100"),
-        ("ranks_per_node = 8", "ranks_per_node = 0", "ranks_per_node: expected int >= 1."),
-        ("ranks_per_node = 8", "", "object missing required field ranks_per_node."),
-        ("ranks_per_node", "rank_per_node = 8\nranks_per_node", "rank_per_node. Did you mean 'ranks_per_node'?"),
+        ('"450GB/s"', "450", 'inside.bandwidth: .*450 .*unit.* Write "50GB/s" or "400Gb/s"'),
+        ('"450GB/s"', '"-450GB/s"', "inside.bandwidth: .*-450GB/s.* above 0"),
+        ('"450GB/s"', '"12us"', "inside.bandwidth: .*12us.*unit that fits"),
+        ('"450GB/s"', '"0GB/s"', "inside.bandwidth: .*above 0"),
+        ('"500ns"', "12", 'across.latency: .*12 .* Write "12us"'),
+        ('"H100"', '"H1000"', "device is unknown: .*'H1000'; known are H100, H200, A100.*own"),
+        ("ranks_per_node = 8", "ranks_per_node = 0", "ranks_per_node: expected int >= 1"),
+        ("ranks_per_node = 8", "", "missing required field ranks_per_node"),
+        ("ranks_per_node", "rank_per_node = 8\nranks_per_node", "rank_per_node. Did you mean 'ranks_per_node'"),
         ("rails = 2", "rails = 3", "across.rails is 3, but a node has 4 cards"),
-        ('"nvswitch"', '"ethernet"', "inside.fabric: invalid enum value 'ethernet'. It is one of '"),
-        ('"hopper"', '""', 'library is "nccl", whose times depend on the generation of the GPU: give'),
+        ('"nvswitch"', '"ethernet"', "inside.fabric: .*'ethernet'. It is one of '"),
+        ('"hopper"', '""', 'library is "nccl", .* give generation'),
         ("[8, 8]", "[8]", "mesh has 2 names and 1 sizes"),
-        ("[8, 8]", "[8, -8]", "mesh.sizes[1]: expected int >= 1."),
-        ('"tp"]', '"dp"]', "mesh.names are dp, dp: each dimension has a name of its own."),
-        ("[mesh]", "[contention.slowdown]\nany = 0.5\n[mesh]", "contention.slowdown of '' is 0.5: it is finite and 1"),
-        ("[mesh]", '[[in_flight]]\nkind = "all_gather"\n[mesh]', "delete each [[in_flight]]."),
+        ("[8, 8]", "[8, -8]", r"mesh.sizes\[1\]: expected int >= 1"),
+        ('"tp"]', '"dp"]', "mesh.names are dp, dp"),
+        ("[mesh]", "[contention.slowdown]\nany = 0.5\n[mesh]", r"contention.slowdown\[...\]: expected float >= 1"),
+        ("[mesh]", '[[in_flight]]\nkind = "all_gather"\n[mesh]', r"delete each \[\[in_flight\]\]"),
+        ("[mesh]", f"{TIMES}nodes = 9\nbytes = [1]\nus = [1.0]\nlaunch_us = [1.0]\n[mesh]", "nodes is 9, but .* 8"),
+        ("[mesh]", f"{TIMES}nodes = 1\nbytes = [1, 2]\nus = [1.0]\nlaunch_us = [1.0]\n[mesh]", "have 2, 1, 1 values"),
+        (
+            "[mesh]",
+            f"{TIMES}nodes = 1\nbytes = [1]\nus = [0.0]\nlaunch_us = [1.0]\n[mesh]",
+            r"collective\[0\].us\[0\]: .*> 0",
+        ),
     ],
 )
 def test_mistakes_name_the_place_and_the_remedy(old: str, new: str, said: str) -> None:
     assert GOOD.count(old) == 1
-    with pytest.raises(CostError, match=f"^mine.toml: .*{re.escape(said)}"):
+    with pytest.raises(CostError, match=f"^mine.toml: .*{said}"):
         parse_cluster(GOOD.replace(old, new), "mine.toml")
 
 
-@pytest.mark.parametrize(
-    ("table", "said"),
-    [
-        ("nodes = 9\nbytes = [1]\nus = [1.0]\nlaunch_us = [1.0]", "collective[0]: nodes is 9, but the group has 8"),
-        ("nodes = 1\nbytes = [1, 2]\nus = [1.0]\nlaunch_us = [1.0]", "have 2, 1, 1 values"),
-        ("nodes = 1\nbytes = [1]\nus = [0.0]\nlaunch_us = [1.0]", "collective[0].us[0]: expected float > 0"),
-    ],
-)
-def test_measured_times_that_cannot_be(table: str, said: str) -> None:
-    with pytest.raises(CostError, match=re.escape(said)):
-        parse_cluster(f'{GOOD}[[collective]]\nkind = "all_gather"\nranks = 8\n{table}', "mine.toml")
-
-
 def test_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(CostError) as error:
+    with pytest.raises(CostError, match=r"dgx-h1000: .*No such file.* dgx-h100,"):
         read_cluster("dgx-h1000")
-    assert str(error.value).startswith("dgx-h1000: is neither a file that can be read (No such file or directory) nor")
-    assert str(error.value).endswith("shipped: dgx-a100, dgx-b200, dgx-h100, dgx-h200, gloo, mi300x, pcie-box.")
-    (tmp_path / "a.toml").write_text("name = ")
-    with pytest.raises(CostError, match=r"a\.toml: is not TOML: Invalid value"):
-        read_cluster(tmp_path / "a.toml")
-    (tmp_path / "b.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(CostError, match=r"is not text\. A cluster file is TOML in UTF-8\."):
-        read_cluster(tmp_path / "b.toml")
+    for content, said in ((b"name = ", "is not TOML: Invalid value"), (b"\xff\xfe", "TOML in UTF-8")):
+        (tmp_path / "a.toml").write_bytes(content)
+        with pytest.raises(CostError, match=f"a.toml: .*{said}"):
+            read_cluster(tmp_path / "a.toml")
 
 
 @pytest.mark.parametrize(
@@ -208,14 +190,6 @@ def test_what_is_just_small_enough_for_toml() -> None:
     assert {"x", "y", "us"} < set(parse_toml(text))
 
 
-def test_contention_follows_from_placement() -> None:
-    cluster = read_cluster("dgx-h100")
-    groups = {"fsdp": Group(8, False, 8), "dp": Group(64, False, 8), "tp": Group(8, True), "one": Group(1, True)}
-    contention = contention_of(cluster, groups)
-    assert contention.slowdown == {"": 1.189}
-    assert contention.links == {"fsdp": "across nodes", "dp": "across nodes"}
-
-
 KERNELS = (
     KernelTime("aten.mm.default", "large", 2 * 10**12, 10**9, 4000.0),
     KernelTime("aten.mm.default", "small", 10**9, 10**6, 10.0),
@@ -236,42 +210,30 @@ ACROSS = (
 TABLES = Tables(GATHERS, KERNELS)
 
 
-def test_rates_are_the_best_that_was_measured():
+def test_rates_are_the_best_that_was_measured() -> None:
     cluster = cluster_from_tables("NVIDIA H100 80GB HBM3", 8, TABLES, "today")
     device = cluster.device
     assert (cluster.name, cluster.source, cluster.ranks_per_node) == ("measured-nvidia-h100-80gb-hbm3", "today", 8)
     assert device.flops_per_s == 5e14  # of the large one
     assert device.bytes_per_s == 2e12  # of the largest: smaller ones stay in caches
     assert device.kernel_us == 1.0
-    assert cluster.inside == IntraNodeLink("nvlink", 350e9, 20.0, "measured")  # 80 MB * 7/8 in 200 us, of most ranks
-    assert cluster.across is None
-    assert (cluster.library, cluster.tables) == ("formula", TABLES)
-
-
-def test_links_across_nodes():
-    cluster = cluster_from_tables("GPU", 8, Tables((*GATHERS, *ACROSS), KERNELS), "")
-    assert cluster.across == Across(8 * 50e9, 1, 60.0, source="measured, all cards of a node together")
+    assert cluster.inside == IntraNodeLink("nvlink", Bandwidth(350e9), Time(20.0), "measured")  # 80 MB * 7/8 in 200 us
+    assert (cluster.across, cluster.library, cluster.tables) == (None, "formula", TABLES)
+    cluster = cluster_from_tables("cpu", 8, Tables((*GATHERS, *ACROSS), KERNELS), "today")
     assert cluster.across_bytes_per_s == 50e9  # 16 MB * 15/16 in 300 us
-
-
-def test_a_slow_link_of_a_gpu_is_pcie_and_of_a_cpu_memory():
+    assert (cluster.across.latency_us, cluster.across.cards_per_node) == (60.0, 1)
+    assert parse_cluster(cluster_text(cluster), "x") == cluster
     slow = Tables((GATHERS[0], GATHERS[1]._replace(time_us=2020.0)))
     assert cluster_from_tables("GPU", 8, slow, "").inside.fabric == "pcie"
     assert cluster_from_tables("cpu", 8, slow, "").inside.fabric == "memory"
 
 
-def test_what_was_not_measured_is_that_of_a_published_device():
-    for name, basis in (("cpu", XEON_8480), ("GPU", H100)):
-        cluster = cluster_from_tables(name, 1, Tables(), "")
+def test_what_was_not_measured_is_that_of_a_published_device() -> None:
+    for name, basis, tables in (("cpu", XEON_8480, Tables()), ("GPU", H100, Tables(GATHERS[:1]))):  # of one size
+        cluster = cluster_from_tables(name, 8, tables, "")
         assert cluster.device == basis._replace(name=name, memory_bytes=0)
-        assert cluster.inside.source == "not measured: that of memory"
-    one_size = cluster_from_tables("GPU", 8, Tables(GATHERS[:1]), "")
-    assert one_size.inside.bytes_per_s == H100.peak_bytes_per_s
-
-
-def test_a_file_gives_the_same_cluster_again():
-    cluster = cluster_from_tables("cpu", 8, Tables((*GATHERS, *ACROSS), KERNELS), "today")
-    assert parse_cluster(cluster_text(cluster), "x") == cluster
+        assert cluster.inside.bytes_per_s == basis.peak_bytes_per_s
+        assert "not measured" in cluster.inside.source
 
 
 def test_the_model_of_a_measured_file_knows_launches_on_a_cpu_alone():
@@ -319,19 +281,13 @@ def test_the_mesh_places_what_has_a_size_of_its_own() -> None:
 def test_of_two_dimensions_alike_the_sharding_group_is_the_outer_one() -> None:
     placed = place({"a": Facts(8, shards=True), "b": Facts(8)}, Nodes(8, mesh=MESH))
     assert [one.group for one in placed.values()] == [SPREAD, INSIDE]
-    assert placed["a"].assumed == (
-        "process group 'a' (8 ranks) may be fsdp or tp of the mesh: taken as fsdp, on 8 nodes, 1 rank on each; say "
-        "otherwise with --group a=DIMENSION"
-    )
+    assert re.search("'a' .*fsdp or tp .*taken as fsdp.*--group a=DIMENSION", placed["a"].assumed)
 
 
 def test_tensor_parallel_fills_the_node_so_fsdp_crosses_it() -> None:
     placed = place({"0": Facts(8, shards=True), "1": Facts(8)}, Nodes(8))
     assert [one.group for one in placed.values()] == [SPREAD, INSIDE]
-    assert placed["0"].assumed == (
-        "process group '0' (8 ranks): its ranks are not known, assumed on 8 nodes, 1 rank on each (groups inside it "
-        "take 8 neighbouring ranks); say otherwise with --group 0=RANK,RANK,... or --mesh NAME=SIZE,..."
-    )
+    assert re.search("'0' .*on 8 nodes.*--group 0=RANK,RANK,... or --mesh NAME=SIZE", placed["0"].assumed)
 
 
 def test_as_large_as_the_others_together_is_all_of_them() -> None:
@@ -342,26 +298,25 @@ def test_as_large_as_the_others_together_is_all_of_them() -> None:
     assert groups({"0": Facts(4, shards=True), "1": Facts(4)}, Nodes(8))["0"] == Group(4, False, 2)
 
 
-def test_groups_that_do_not_fit() -> None:
-    with pytest.raises(CostError) as error:
-        place({"dp": Facts(64)}, Nodes(8, single=True))
-    assert str(error.value).startswith("process group 'dp' has 64 ranks, but the cluster is one node of 8. Choose a")
-    assert str(error.value).endswith("or give [across] in its file.")
-    with pytest.raises(CostError) as error:
-        place({"dp": Facts(5)}, Nodes(8, mesh=MESH))
-    assert str(error.value).startswith("process group 'dp' has 5 ranks, but no dimension of the mesh pp=2, fsdp=8,")
-    assert str(error.value).endswith("as many. Correct --mesh, or give its ranks: --group dp=RANK,RANK,...")
-    with pytest.raises(CostError, match=r"^process group 'dp' has rank 128, but the mesh has ranks 0 to 127\. Correct"):
-        place({"dp": Facts(2, (0, 128))}, Nodes(8, mesh=MESH))
-    with pytest.raises(CostError, match="has rank 9, but the cluster is one node of ranks 0 to 7"):
-        place({"dp": Facts(2, (0, 9))}, Nodes(8, single=True))
+@pytest.mark.parametrize(
+    ("facts", "on", "said"),
+    [
+        (Facts(64), Nodes(8, single=True), "has 64 ranks, but the cluster is one node of 8"),
+        (Facts(5), Nodes(8, mesh=MESH), "has 5 ranks, but no dimension .* pp=2, fsdp=8, tp=8.*--group dp=RANK,RANK"),
+        (Facts(2, (0, 128)), Nodes(8, mesh=MESH), "has rank 128, but .* 0 to 127"),
+        (Facts(2, (0, 9)), Nodes(8, single=True), "has rank 9, but .* 0 to 7"),
+    ],
+)
+def test_groups_that_do_not_fit(facts: Facts, on: Nodes, said: str) -> None:
+    with pytest.raises(CostError, match=f"^process group 'dp' {said}"):
+        place({"dp": facts}, on)
 
 
 def test_ranks_along_a_mesh() -> None:
     assert ranks_along(MESH, "tp") == tuple(range(8))
     assert ranks_along(MESH, "fsdp") == tuple(range(0, 64, 8))
     assert ranks_along(MESH, "pp+fsdp") == tuple(range(0, 128, 8))
-    with pytest.raises(CostError, match=r"^the mesh is pp=2, fsdp=8, tp=8: it has no 'ep'\. Name a dimension, or"):
+    with pytest.raises(CostError, match="pp=2, fsdp=8, tp=8: it has no 'ep'"):
         ranks_along(MESH, "ep")
 
 

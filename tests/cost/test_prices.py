@@ -105,10 +105,8 @@ def test_devices_are_found_by_name() -> None:
     assert [cost.device_named(device.name) for device in cost.DEVICES] == list(cost.DEVICES)
     assert cost.device_named("h200") is cost.H200
     assert cost.device_named("CPU") is cost.XEON_8480
-    with pytest.raises(OptionsError) as error:
+    with pytest.raises(OptionsError, match=r"'H300'; known are H100, H200, A100, .*Device"):
         cost.device_named("H300")
-    assert str(error.value).startswith("no device is named 'H300'; known are H100, H200, A100, RTX-3090,")
-    assert str(error.value).endswith("Or make your own: cost.Device(...).")
 
 
 @pytest.mark.parametrize(
@@ -116,13 +114,6 @@ def test_devices_are_found_by_name() -> None:
     [(3600e6, None), (1.0, None), (0.0, None), (7.2e9, "2.0 hours"), (0.25, "250 ns"), (0.999, "999 ns")],
 )
 def test_steps_of_odd_lengths_are_asked_about(us: float, found: str | None) -> None:
-    problem = Problem("alone", (Node("mm", Kind.COMPUTE, time_us=us),), ())
-    expected = (
-        None
-        if found is None
-        else (
-            f"the original step takes {found}: are all times in microseconds, sizes in bytes, rates per second? "
-            "`overlap-sched explain --costs` lists the longest nodes and where their times come from"
-        )
-    )
-    assert question_step(problem) == expected
+    said = question_step(Problem("alone", (Node("mm", Kind.COMPUTE, time_us=us),), ()))
+    assert (said is None) == (found is None)
+    assert found is None or f"takes {found}:" in str(said)

@@ -369,7 +369,7 @@ def test_a_fit(browser: Any, tmp_path: Path, cli: Command) -> None:
 @pytest.mark.slow
 def test_a_dump(browser: Any, tmp_path: Path, cli: Command) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    from tests.cli.test_dump import DUMP  # it needs torch
+    from tests.support.inputs import DUMP  # it needs torch
 
     dump, out = tmp_path / "layer.py", tmp_path / "out.html"
     dump.write_text(DUMP)

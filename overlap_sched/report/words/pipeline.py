@@ -11,7 +11,7 @@ from overlap_sched.pipeline.graphs import JobGraphs
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.report.pipeline_page import cut_words, schedule_rows
 from overlap_sched.report.table import captioned_table
-from overlap_sched.report.units import count, duration, memory_unit, printable, size
+from overlap_sched.report.units import count, duration, from_to, memory_unit, printable, size
 from overlap_sched.report.words.schedule import gap_percent
 
 MOST_RANKS = 16
@@ -42,18 +42,16 @@ def schedules_table(job: PipelineJob, planned: Sequence[PlannedPipeline]) -> Tab
     (first, *numbers), rows = schedule_rows(planned)
     inside = "inside" in numbers
     waits = "Inside: of the rank whose compute waits longest for collectives of its graphs. " if inside else ""
-    table = captioned_table(
-        title=f"{printable(job.name)}: {count(len(job.stages), 'stage')}, {count(job.ranks, 'rank')}, "
+    return captioned_table(
+        f"{printable(job.name)}: {count(len(job.stages), 'stage')}, {count(job.ranks, 'rank')}, "
         f"micro-batches: {job.micro_batches:,}",
-        caption="Simulated. Bubble: the idle part of all ranks together. Exposed: of the rank that waits longest for "
+        "Simulated. Bubble: the idle part of all ranks together. Exposed: of the rank that waits longest for "
         f"transfers and reductions. {waits}Peak: of the rank that holds most. Bound: no schedule with these stages "
         f"on these ranks{', and graphs in these orders,' * inside} is shorter.",
-        numbers=numbers,
-        first=first,
+        numbers,
+        first,
+        rows,
     )
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def peaks_table(planned: Sequence[PlannedPipeline]) -> Table | str:
@@ -62,11 +60,9 @@ def peaks_table(planned: Sequence[PlannedPipeline]) -> Table | str:
     if ranks > MOST_RANKS:
         return f"Peaks of all {ranks} ranks: --json."
     unit, name = memory_unit(max(peak.bytes for one in planned for peak in one.peaks))
-    numbers = [f"rank {rank}" if rank == 0 else str(rank) for rank in range(ranks)]
-    table = captioned_table(f"Peak memory by rank, {name}", "", numbers, "schedule")
-    for one in planned:
-        table.add_row(one.name, *(f"{peak.bytes / unit:.2f}" for peak in one.peaks))
-    return table
+    rows = [[one.name, *(f"{peak.bytes / unit:.2f}" for peak in one.peaks)] for one in planned]
+    numbers = ["rank 0", *map(str, range(1, ranks))]
+    return captioned_table(f"Peak memory by rank, {name}", "", numbers, "schedule", rows)
 
 
 Varied = Sequence[tuple[ChangedJob, Sequence[PlannedPipeline]]]
@@ -75,23 +71,18 @@ Varied = Sequence[tuple[ChangedJob, Sequence[PlannedPipeline]]]
 
 def varied_table(varied: Varied) -> Table:
     """A row per change: the shortest schedule that fits."""
-    names = [name for name, _ in varied[0][0].values]
-    table = captioned_table(
-        title="What if",
-        caption="Simulated. The shortest schedule that fits; links: factor on their bandwidth between stages.",
-        numbers=(*(name.replace("_", "-") for name in names), "step", "per micro-batch", "peak", "gap"),
-        first="schedule",
-    )
+    rows = []
     for change, planned in varied:
         values, one = [f"{value:g}" for _, value in change.values], find_shortest(planned)
-        if one is None:
-            table.add_row("none fits", *values, "", "", "", "")
-            continue
-        step_us, peak = one.replay.step_us, max(peak.bytes for peak in one.peaks)
-        each = duration(step_us / one.job.micro_batches)
-        gap = f"{gap_percent(step_us, one.bound_us):.2f} %"
-        table.add_row(one.name, *values, duration(step_us), each, size(peak), gap)
-    return table
+        cells = [""] * 4
+        if one is not None:
+            step_us, peak = one.replay.step_us, max(peak.bytes for peak in one.peaks)
+            cells = [duration(step_us), duration(step_us / one.job.micro_batches), size(peak)]
+            cells.append(f"{gap_percent(step_us, one.bound_us):.2f} %")
+        rows.append(["none fits" if one is None else one.name, *values, *cells])
+    names = (name.replace("_", "-") for name, _ in varied[0][0].values)
+    caption = "Simulated. The shortest schedule that fits; links: factor on their bandwidth between stages."
+    return captioned_table("What if", caption, (*names, "step", "per micro-batch", "peak", "gap"), "schedule", rows)
 
 
 def find_shortest(planned: Sequence[PlannedPipeline]) -> PlannedPipeline | None:
@@ -102,20 +93,21 @@ def find_shortest(planned: Sequence[PlannedPipeline]) -> PlannedPipeline | None:
 def graphs_table(graphs: JobGraphs) -> Table:
     """A row per graph, then one per pair that is shorter for being interleaved."""
     gain = [one for one in graphs.pairs.values() if one.ordered.timeline.step_us < one.before.timeline.step_us]
-    rest = len(graphs.pairs) - len(gain)
-    table = captioned_table(
-        title="Graphs of the job, before and after ordering",
-        caption="Simulated. A pair is a forward and a backward that run together; before: the backward, then the "
-        "forward, each in its order. Exposed: compute waits for communication. What a memory limit leaves beside a "
-        "schedule, its graphs use beyond this."
-        + (f" Not shown: {count(rest, 'pair')} that is no shorter." if rest == 1 else "")
-        + (f" Not shown: {count(rest, 'pair')} that are no shorter." if rest > 1 else ""),
-        numbers=("nodes", "step", "ordered", "exposed", "ordered", "peak", "ordered"),
-        first="graph",
-    )
+    rows = []
     for one in (*graphs.graphs.values(), *gain):
-        runs = (one.before, one.ordered)
-        times = [duration(us) for name in ("step_us", "exposed_us") for us in (getattr(r.timeline, name) for r in runs)]
-        peaks = [size(max(run.profile)) for run in runs]
-        table.add_row(printable(one.name), f"{len(one.problem.nodes):,}", *times, *peaks)
-    return table
+        (step, exposed, peak), after = (
+            (duration(run.timeline.step_us), duration(run.timeline.exposed_us), size(max(run.profile)))
+            for run in (one.before, one.ordered)
+        )
+        changes = map(from_to, (step, exposed, peak), after)
+        rows.append([printable(one.name), f"{len(one.problem.nodes):,}", *changes])
+    rest = len(graphs.pairs) - len(gain)
+    return captioned_table(
+        "Graphs of the job, before -> after ordering",
+        "Simulated. A pair is a forward and a backward that run together; before: the backward, then the forward, each "
+        "in its order. Exposed: compute waits for communication. What a memory limit leaves beside a schedule, its "
+        f"graphs use beyond this.{f' Pairs that are no shorter, not shown: {rest}.' if rest else ''}",
+        ("nodes", "step", "exposed", "peak"),
+        "graph",
+        rows,
+    )

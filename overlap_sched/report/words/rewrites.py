@@ -13,7 +13,7 @@ from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, count, duration, printable, size
 from overlap_sched.report.words.schedule import gap_percent
 from overlap_sched.scheduler.task import SAME_STEP
-from overlap_sched.transform.plan import Left, Plan
+from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.records import Record
 from overlap_sched.transform.rewrites import (
     Bucket,
@@ -55,27 +55,6 @@ def rewrites_text(made: Plan) -> str:
         lines.append(f"Tried {count(len(made.trials), 'plan')}:")
         lines += [f"  {trial.what}: {outcome_text(trial)}" for trial in made.trials]
     return "\n".join(lines)
-
-
-def left_text(left: Sequence[Left]) -> str:
-    """Say what the step becomes without each rewrite; ``""`` where none was left out."""
-    if not left:
-        return ""
-    return "\n".join([f"{left_title(left)}:", *(f"  {what}: {worth}" for what, worth in left_rows(left))])
-
-
-def left_title(left: Sequence[Left]) -> str:
-    """Say what the rows of :func:`left_rows` are."""
-    return f"Scheduled again without one of them, against {duration(left[0].with_us)} with all by the same run"
-
-
-def left_rows(left: Sequence[Left]) -> list[tuple[str, str]]:
-    """Each rewrite left out, and what the step becomes."""
-    rows = []
-    for one in left:
-        worth = f"{duration(abs(one.bought_us))} {'longer' if one.bought_us >= 0 else 'shorter'}"
-        rows.append((what_text(one.rewrite), f"no step, {one.why_not}" if one.why_not else worth))
-    return rows
 
 
 def outcome_text(trial: Trial) -> str:

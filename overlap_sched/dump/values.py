@@ -460,8 +460,8 @@ class Values:
     def _check_count(self, node: fx.Node, more: int, what: str) -> None:
         if self._count + more > self._limit:
             raise InputTooLargeError(
-                f"{self._parsed[node.graph].place(node)}: {what} the graph has more than {self._limit:,} nodes, which is "
-                "the limit. Raise the limit (--max-nodes on the command line) if the graph is meant to be that large."
+                f"{self._parsed[node.graph].place(node)}: {what} the graph has more than {self._limit:,} nodes, "
+                "which is the limit. Raise the limit (--max-nodes on the command line) if the graph is meant to be that large."
             )
 
     def _run(self, target: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:

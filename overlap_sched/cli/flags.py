@@ -28,6 +28,7 @@ NO_DIFF = "compare the figures of two `overlap-sched plan --json` with jq, which
 GONE_FLAGS = {
     **GONE,
     "fail_if": f"{NO_DIFF}.",
+    "solver": "--exact solves by CP-SAT.",
     "frontier": "ask `overlap-sched sweep GRAPH --vary headroom=0..2GiB`.",
     "left_out": "plan with --rewrites and without, and compare the steps.",
 }

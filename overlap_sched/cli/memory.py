@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -43,8 +43,6 @@ class MemoryCommand(Input):
     that it followed"""
     exact: bool = False
     """if the search cannot prove its order optimal, solve an integer program (pip install 'overlap_sched[exact]')"""
-    solver: Literal["cp-sat", "highs"] = "cp-sat"
-    """solver of --exact"""
     time_limit: float = 60.0
     """S: seconds that the solver of --exact may take"""
     limit: str | None = None
@@ -88,7 +86,6 @@ def run(command: MemoryCommand, tell: Callable[[str], None]) -> tuple[str | tupl
             problem,
             command.preserve_collective_order,
             limit_bytes=None if command.limit is None else limit_bytes("--limit", command.limit, original),
-            solver=command.solver,
             time_limit_s=command.time_limit,
             effort=command.effort,
         )

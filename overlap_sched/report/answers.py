@@ -334,8 +334,6 @@ class MemoryAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/me
     bound_bytes: int
     optimal: bool
     found_by: str
-    tried: dict[str, int]
-    work: int
     original_reserved_bytes: int | None
     reserved_bytes: int | None
     arena_bytes: int | UnsetType = UNSET
@@ -542,7 +540,7 @@ class SweepPoint(_Part, frozen=True):
     """A combination, the original order there and the one that was found.
 
     Attributes:
-        varied: Bytes of headroom and memory_limit, factors on speeds, ranks, noise as a share (0.3: 30 %).
+        varied: Bytes of headroom and memory_limit, factors on speeds, noise as a share (0.3: 30 %).
         lower_bound_us: No order's step is shorter.
         short_bytes: What the device of ``memory_limit`` lacks for the order; 0: nothing.
         fell_back: Whether the original order was kept because the new one failed verification.

@@ -187,7 +187,6 @@ def test_a_terminal_that_knows_only_ascii_and_another_hash_seed() -> None:
 def test_figures_orders_and_addresses(cli: Command) -> None:
     files = ("--out", "order.json", "--addresses", "addresses.json", "--align", "8")
     found, problem = cli.json("memory", "chain.json", *files), chain_with_updates(6)
-    assert found["original_peak_bytes"] == max(found["tried"].values())
     assert found["peak_bytes"] == found["bound_bytes"] == found["arena_bytes"] < found["original_peak_bytes"]
     assert (found["optimal"], found["fragmentation"]) == (True, 0.0)
     written = json.loads(Path("addresses.json").read_text())

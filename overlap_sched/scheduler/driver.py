@@ -265,7 +265,7 @@ def _promised(task: Task, best: Candidate, unrestricted_us: float) -> _Found:
 
 
 def _judged(problem: Problem, options: Options, search: Callable[[Task, Candidate], _Found]) -> Schedule:
-    """What a search finds, once the judges have looked at it; where they or the search fail, the original order."""
+    """Judge what a search finds; where the judges or the search fail: the original order."""
     began, before = time.perf_counter(), measure(problem, problem.original_order)
     original = Candidate(problem.original_order, before.timeline.step_us, max(before.profile))
     asked = Task(problem, options, original.peak_bytes)

@@ -4,6 +4,7 @@ A collective that keeps compute waiting after the last compute node has nothing 
 whatever kept it from being launched sooner. All other stall time goes to what blocked its collective.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -51,15 +52,13 @@ def causes(schedule: Schedule) -> tuple[Cause, ...]:
 
 def causes_of(problem: Problem, timeline: Replay, decisions: Sequence[Decision]) -> tuple[Cause, ...]:
     """The same of any order: its replay, and the records of its collectives."""
-    last_us = last_compute_us(problem, timeline)
-    total_us: dict[str, float] = {}
-    number: dict[str, int] = {}
+    last_us, found = last_compute_us(problem, timeline), defaultdict[str, list[float]](list)
     for decision in decisions:
         for name, us in stalls_by_cause(problem, timeline, decision, last_us).items():
-            total_us[name] = total_us.get(name, 0.0) + us
-            number[name] = number.get(name, 0) + (us > ROUNDING * timeline.step_us)
-    made = (Cause(name, us, number[name]) for name, us in total_us.items() if us > 0)
-    return tuple(sorted(made, key=lambda cause: (-cause.exposed_us, cause.name)))
+            found[name].append(us)
+    least_us = ROUNDING * timeline.step_us
+    made = (Cause(name, sum(all_us), sum(us > least_us for us in all_us)) for name, all_us in found.items())
+    return tuple(sorted((one for one in made if one.exposed_us > 0), key=lambda one: (-one.exposed_us, one.name)))
 
 
 def stalls_by_cause(problem: Problem, timeline: Replay, decision: Decision, last_us: float) -> dict[str, float]:
@@ -84,6 +83,5 @@ def causes_text(found: tuple[Cause, ...]) -> str:
         for cause in found
         if cause.collectives
     ]
-    if not rows:
-        return "Nothing is exposed."
-    return "\n".join(["Exposed time by cause, and of how many collectives:", *align_rows(rows)])
+    title = "Exposed time by cause, and of how many collectives:" if rows else "Nothing is exposed."
+    return "\n".join([title, *align_rows(rows)])

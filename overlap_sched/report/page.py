@@ -95,10 +95,8 @@ def _rewrites_section(page: Page) -> str:
         for words, node in page["rewrites"]
     ]
     found = (
-        " A click on one finds it in the streams, where what rewrites made, and what they made it of, is marked "
-        "in a colour of its own."
-        if any(node >= 0 for _, node in page["rewrites"])
-        else ""
+        " A click on one finds it in the streams, where what rewrites made, and what they made it of, is marked in a "
+        "colour of its own." * any(node >= 0 for _, node in page["rewrites"])
     )
     without = duration(page["figures"]["step_without_rewrites_us"])
     return _section(

@@ -61,7 +61,7 @@ from overlap_sched.scheduler.task import Candidate, Task
 from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.records import Record
-from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Regather, Rewrite, Stream
+from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Regather, Stream
 
 COLUMNS: tuple[str, ...] = ("original", "scheduled", "change", "limit")
 FIGURES = ("peak_bytes", "step_us", "exposed_us")
@@ -139,8 +139,11 @@ def page_data(schedule: Schedule, more: Mapping[str, Any] | None = None, extras:
     ops = tuple(dict.fromkeys(node.op for problem in problems for node in problem.nodes))
     modules = tuple(dict.fromkeys(node.module for problem in problems for node in problem.nodes if node.module))
     purposes = {**group_purposes(schedule.problem), **group_purposes(original)}
-    called, sizes = group_names(purposes), _group_sizes(problems)
-    groups = by_purpose(sizes, purposes)
+    called, sizes = (
+        group_names(purposes),
+        {name: of.groups[name].size for of in problems for name in group_purposes(of)},
+    )
+    groups = by_purpose((name for name in sizes if name in purposes), purposes)
     ranges = [LiveRanges(problem) for problem in problems]
     runs = [
         _run(ranges[0], 0, "original", original.original_order, schedule.original),
@@ -149,15 +152,10 @@ def page_data(schedule: Schedule, more: Mapping[str, Any] | None = None, extras:
     columns, summary = COLUMNS, [*summary_rows(schedule), *reserved_rows(reserved, schedule.memory_limit_bytes)]
     if extras.beside is not None:
         order, title = extras.beside.order, printable(extras.beside.title)
-        beside = replace(
-            schedule,
-            problem=original,
-            order=order,
-            scheduled=figures_of(original, measure(original, order)),
-            decisions=(),
-        )
+        measured = figures_of(original, measure(original, order))
+        beside = replace(schedule, problem=original, order=order, scheduled=measured, decisions=())
         also = reserved_for(original, order, settings_for(original, schedule.options))
-        runs.append(_run(ranges[0], 0, title, order, beside.scheduled))
+        runs.append(_run(ranges[0], 0, title, order, measured))
         cells = {row[0]: row[2] for row in (*summary_rows(beside), *reserved_rows(also))}
         columns = (*COLUMNS, title)
         summary = [(*row, *[""] * (1 + len(COLUMNS) - len(row)), cells.get(row[0], "")) for row in summary]
@@ -185,27 +183,21 @@ def page_data(schedule: Schedule, more: Mapping[str, Any] | None = None, extras:
         "causes": [(WORDS[cause.name], cause.exposed_us, cause.collectives) for cause in causes(schedule)],
         "graphs": [
             {
-                "nodes": _nodes(problem, ops, groups, modules),
-                "storages": _storages(live),
-                "marked": _marked(problem, other, made),
+                "nodes": _nodes(of.problem, ops, groups, modules),
+                "storages": _storages(of),
+                "marked": _marked(of.problem, other, made),
             }
-            for problem, other, live in zip(problems, problems[::-1], ranges, strict=True)
+            for of, other in zip(ranges, problems[::-1], strict=True)
         ],
         "runs": runs,
         "collectives": _collectives(schedule, original, made),
         "rewrites": _rewrites(schedule, made),
         "tried": [] if made is None else [(printable(one.what), outcome_text(one)) for one in made.trials],
-        "frontier": _frontier(extras, runs),
-    }
-
-
-def _group_sizes(problems: Sequence[Problem]) -> dict[str, int]:
-    """Ranks of each process group that has a collective in one of the graphs."""
-    return {
-        name: group.size
-        for problem in problems
-        for name, group in problem.groups.items()
-        if any(problem.nodes[v].group == name for v in problem.collectives)
+        "frontier": extras.frontier
+        and {
+            "points": [{"name": "", **{key: getattr(point, key) for key in FIGURES}} for point in extras.frontier],
+            "others": [{"name": run["title"], **{key: run[key] for key in FIGURES}} for run in runs],
+        },
     }
 
 
@@ -265,16 +257,6 @@ def _run(ranges: LiveRanges, graph: int, title: str, order: Order, measured: Fig
     }
 
 
-def _frontier(extras: Extras, runs: Sequence[Page]) -> Page | None:
-    """Points on the frontier, and the orders of this page."""
-    if extras.frontier is None:
-        return None
-    return {
-        "points": [{"name": "", **{key: getattr(point, key) for key in FIGURES}} for point in extras.frontier],
-        "others": [{"name": run["title"], **{key: run[key] for key in FIGURES}} for run in runs],
-    }
-
-
 def _collectives(schedule: Schedule, original: Problem, made: Plan | None) -> list[Page]:
     """The rows of the table, the most exposed first; ``before``: ids in the original graph of what each stands for."""
     problem = schedule.problem
@@ -311,22 +293,19 @@ def _collectives(schedule: Schedule, original: Problem, made: Plan | None) -> li
 
 def _rewrites(schedule: Schedule, made: Plan | None) -> list[tuple[str, int]]:
     """In words, and the collective that is launched for each (-1: none), in the order in which they are done."""
-    if made is None:
-        return []
-    ids = {schedule.problem.nodes[v].name: v for v in schedule.problem.collectives}
-    return [(printable(record_text(one)), ids.get(_launch(one.rewrite), -1)) for one in made.records]
-
-
-def _launch(rewrite: Rewrite) -> str:
-    """The name of (the first of) the collectives that stand for what was rewritten."""
-    match rewrite:
-        case Bucket() | Regather() | Offload():
-            return rewrite.name
-        case Keep():
-            return rewrite.first
-        case Stream():
-            return rewrite.collective
-    return ""
+    ids, found = {schedule.problem.nodes[v].name: v for v in schedule.problem.collectives}, []
+    for one in () if made is None else made.records:
+        match one.rewrite:
+            case Bucket() | Regather() | Offload():
+                launch = one.rewrite.name
+            case Keep():
+                launch = one.rewrite.first
+            case Stream():
+                launch = one.rewrite.collective
+            case _:
+                launch = ""
+        found.append((printable(record_text(one)), ids.get(launch, -1)))
+    return found
 
 
 def _marked(problem: Problem, other: Problem, made: Plan | None) -> list[int]:

@@ -9,10 +9,11 @@ are percent of the width, so that a page of 500 pixels has letters as large as o
             0    100    200 ms
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import date
 from html import escape
-from itertools import groupby
+from itertools import accumulate, groupby
 from math import log10
 
 from overlap_sched import __version__
@@ -59,9 +60,10 @@ footer { margin-top: 2em; opacity: .75; overflow-wrap: anywhere; }
 
 def pipeline_page(title: str, planned: Sequence[PlannedPipeline], command: str) -> str:
     """Return the page of some schedules of a job; the footer names the command, this version and the date."""
-    drawn = list(_drawn(planned))
+    boxes = accumulate(sum(map(len, one.replay.items)) for one in planned)
+    drawn = [one for one, number in zip(planned, boxes, strict=True) if number <= MOST_BOXES]
     most_us = max((one.replay.step_us for one in drawn), default=0.0) or 1.0
-    left_out = len(planned) - len(drawn)
+    rest = len(planned) - len(drawn)
     return "\n".join([
         "<!doctype html><html lang='en' data-ready='true'><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
@@ -70,19 +72,10 @@ def pipeline_page(title: str, planned: Sequence[PlannedPipeline], command: str) 
         *([_verdict(planned), _table(planned)] if planned else []),
         _legend(drawn),
         *(_section(one, most_us) for one in drawn),
-        *([f"<p>{left_out} more schedules are not drawn: too many actions.</p>"] if left_out else []),
+        f"<p>{rest} more schedules are not drawn: too many actions.</p>" * bool(rest),
         f"</main><footer>Simulated. Numbers are micro-batches. Made by <code>{escape(command)}</code>, "
         f"overlap_sched {__version__}, {date.today()}.</footer></html>",
     ])  # fmt: skip
-
-
-def _drawn(planned: Sequence[PlannedPipeline]) -> Iterator[PlannedPipeline]:
-    left = MOST_BOXES
-    for one in planned:
-        boxes = sum(map(len, one.replay.items))
-        if boxes <= left:
-            left -= boxes
-            yield one
 
 
 def _verdict(planned: Sequence[PlannedPipeline]) -> str:
@@ -92,15 +85,14 @@ def _verdict(planned: Sequence[PlannedPipeline]) -> str:
     lacking = [f"{one.name} lacks {size(one.shortage.bytes)}" for one in by_step if one.shortage is not None]
     if best is None:
         return f"<p id='verdict' class='fails'>None fits: {escape('; '.join(lacking))}.</p>"
-    shorter = [one for one in by_step if one.replay.step_us < best.replay.step_us and one.shortage is not None]
-    limited = " of those that fit" if lacking else ""
+    us = best.replay.step_us
+    shorter = [one for one in by_step if one.replay.step_us < us and one.shortage is not None]
     said = (
-        f"The shortest step{limited}: {best.name}, {duration(best.replay.step_us)}, "
-        f"{gap_percent(best.replay.step_us, best.bound_us):.2f} % above the bound."
+        f"The shortest step{' of those that fit' if lacking else ''}: {best.name}, {duration(us)}, "
+        f"{gap_percent(us, best.bound_us):.2f} % above the bound."
     )
-    if shorter:
-        said += f" Shorter, but too large: {'; '.join(lacking[: len(shorter)])}."
-    return f"<p id='verdict'>{escape(said)}</p>"
+    more = f" Shorter, but too large: {'; '.join(lacking[: len(shorter)])}." if shorter else ""
+    return f"<p id='verdict'>{escape(said + more)}</p>"
 
 
 def schedule_rows(planned: Sequence[PlannedPipeline]) -> tuple[list[str], list[list[str]]]:
@@ -130,11 +122,11 @@ def _table(planned: Sequence[PlannedPipeline]) -> str:
 
 def _legend(drawn: Sequence[PlannedPipeline]) -> str:
     runs = [(one, run) for one in drawn for items in one.replay.items for run in items]
-    letters = dict.fromkeys(action.kind.value for _, run in runs for action in parts(run.item))
-    words: dict[str, list[str]] = {}
+    letters = {action.kind.value for _, run in runs for action in parts(run.item)}
+    words = defaultdict[str, list[str]](list)
     for letter, (colour, what) in PIPELINE.items():
         if letter in letters:
-            words.setdefault(colour, []).append(what)
+            words[colour].append(what)
     entries = [(colour, ", ".join(what)) for colour, what in words.items()] + [("var(--memory)", "live bytes")]
     if any(inside_us(one.job, run.item) for one, run in runs):
         entries.append((EXPOSED, "compute waits for collectives inside"))
@@ -146,8 +138,7 @@ def _legend(drawn: Sequence[PlannedPipeline]) -> str:
 
 def _section(one: PlannedPipeline, most_us: float) -> str:
     said = f"{one.name}: {duration(one.replay.step_us)}"
-    if len(set(one.cut)) > 1 or one.recomputed:
-        said += f"; {cut_words(one)}"
+    said += f"; {cut_words(one)}" if len(set(one.cut)) > 1 or one.recomputed else ""
     lack = one.shortage
     badge = "" if lack is None else f" <span class='badge fails'>does not fit: rank {lack.rank}</span>"
     curves = memory_curves(one.job, one.replay)
@@ -174,39 +165,31 @@ def _axis(most_us: float) -> str:
     unit_us, unit = time_unit(most_us)
     least = most_us / unit_us / 6
     power = 10 ** int(log10(least) // 1)
-    step = next(part * power for part in (1, 2, 5, 10) if part * power >= least)
-    marks = []
+    step, marks = next(part * power for part in (1, 2, 5, 10) if part * power >= least), list[str]()
     for k in range(int(most_us / unit_us / step) + 1):
         x = 100 * k * step * unit_us / most_us
-        text = f"{k * step:,.6g} {unit}"
         marks.append(f"<line class='tick' x1='{x:.2f}%' x2='{x:.2f}%' y1='0' y2='5'/>")
-        marks.append(f"<text x='{x:.2f}%' y='17'>{text}</text>" if x < 96 else "")
+        marks.append(f"<text x='{x:.2f}%' y='17'>{k * step:,.6g} {unit}</text>" if x < 96 else "")
     return f"<svg width='100%' height='20' role='img' aria-label='time'>{''.join(marks)}</svg>"
 
 
 def _rank(one: PlannedPipeline, rank: int, curve: Curve, scale: float) -> str:
     """A rank's actions and memory; ``scale``: percent per microsecond."""
-    limits, peak = one.job.memory_limit_bytes, one.peaks[rank].bytes
-    fails = " fails" if limits is not None and peak > limits[rank] else ""
-    end = one.replay.step_us * scale
+    limits, peak, end = one.job.memory_limit_bytes, one.peaks[rank].bytes, one.replay.step_us * scale
+    fails = "fails" if limits is not None and peak > limits[rank] else ""
+    first, most = one.job.stages_of[rank][0], max([*(at.bytes for at in one.peaks), *(limits or ()), 1])
     shapes = [f"<rect class='idle' x='0' width='{end:.2f}%' height='{ROW}'/>"]
-    first = one.job.stages_of[rank][0]
     for run in one.replay.items[rank]:
-        x, wide = run.start_us * scale, (run.end_us - run.start_us) * scale
-        shapes.append(_box(run, x, wide, first))
+        shapes += _boxes(run, run.start_us * scale, (run.end_us - run.start_us) * scale, first)
         inside = inside_us(one.job, run.item) * scale
         if inside >= SEEN:
-            shapes.append(
-                f"<rect class='waits' x='{x:.2f}%' y='{ROW - WAITS}' width='{inside:.2f}%' height='{WAITS}'/>"
-            )
-    most = max([*(peak.bytes for peak in one.peaks), *(limits or ()), 1])
-    points, last = ["0,1"], 0.0
-    for time_us, live in curve:
-        x = time_us * scale
-        points += [f"{x:.2f},{1 - last:.3f}", f"{x:.2f},{1 - live / most:.3f}"]
-        last = live / most
-    points += [f"{end:.2f},{1 - last:.3f}", f"{end:.2f},1"]
-    area = f"<polygon class='memory{fails}' points='{' '.join(points)}'/>"
+            at = f"x='{run.start_us * scale:.2f}%' y='{ROW - WAITS}' width='{inside:.2f}%'"
+            shapes.append(f"<rect class='waits' {at} height='{WAITS}'/>")
+    points, y = ["0,1"], 1.0
+    for x, below in [*((time_us * scale, 1 - live / most) for time_us, live in curve), (end, 1.0)]:
+        points += [f"{x:.2f},{y:.3f}", f"{x:.2f},{below:.3f}"]
+        y = below
+    area = f"<polygon class='memory {fails}' points='{' '.join(points)}'/>"
     shapes.append(
         f"<svg y='{ROW}' width='100%' height='{BELOW}' viewBox='0 0 100 1' preserveAspectRatio='none'>{area}</svg>"
     )
@@ -214,29 +197,27 @@ def _rank(one: PlannedPipeline, rank: int, curve: Curve, scale: float) -> str:
         y = ROW + BELOW * (1 - limits[rank] / most)
         shapes.append(f"<line x1='0' x2='{end:.2f}%' y1='{y:.1f}' y2='{y:.1f}'/>")
     return (
-        f"<div class='rank'><span class='label'>rank {rank}<br><span class='{fails.strip()}'>{size(peak)}</span></span>"
+        f"<div class='rank'><span class='label'>rank {rank}<br><span class='{fails}'>{size(peak)}</span></span>"
         f"<svg width='100%' height='{ROW + BELOW}' role='img' aria-label='{escape(one.name)}, rank {rank}'>"
         f"{''.join(shapes)}</svg></div>"
     )
 
 
-def _box(run: RunItem, x: float, width: float, first: int) -> str:
-    height, boxes = ROW // len(parts(run.item)), list[str]()
-    what = [
-        f"{PIPELINE[action.kind.value][1]} of stage {action.stage}"
-        + ("" if action.micro_batch is None else f", micro-batch {action.micro_batch}")
-        for action in parts(run.item)
-    ]
-    told = f"{' beside '.join(what)}, {duration(run.start_us)} to {duration(run.end_us)}"
-    for k, action in enumerate(parts(run.item)):
-        opacity, y = 1.0 if action.stage == first else 0.62, k * height
-        colour, _ = PIPELINE[action.kind.value]
-        boxes.append(
-            f"<rect class='box' x='{x:.2f}%' y='{y}' width='{max(width - 0.04, 0.02):.2f}%' height='{height}' "
-            f"fill='{colour}' fill-opacity='{opacity}'><title>{escape(told)}</title></rect>"
-        )
+def _boxes(run: RunItem, x: float, width: float, first: int) -> Iterator[str]:
+    actions = parts(run.item)
+    height, what = (
+        ROW // len(actions),
+        [
+            f"{PIPELINE[action.kind.value][1]} of stage {action.stage}"
+            + ("" if action.micro_batch is None else f", micro-batch {action.micro_batch}")
+            for action in actions
+        ],
+    )
+    told = escape(f"{' beside '.join(what)}, {duration(run.start_us)} to {duration(run.end_us)}")
+    for k, action in enumerate(actions):
+        place = f"x='{x:.2f}%' y='{k * height}' width='{max(width - 0.04, 0.02):.2f}%' height='{height}'"
+        paint = f"fill='{PIPELINE[action.kind.value][0]}' fill-opacity='{1.0 if action.stage == first else 0.62}'"
+        yield f"<rect class='box' {place} {paint}><title>{told}</title></rect>"
         if width >= NUMBERED and action.micro_batch is not None:
-            narrow = " narrow" if width < NUMBERED_NARROW else ""
-            middle, line = x + width / 2, y + height / 2 + 4
-            boxes.append(f"<text class='on{narrow}' x='{middle:.2f}%' y='{line:.0f}'>{action.micro_batch}</text>")
-    return "".join(boxes)
+            narrow, line = " narrow" if width < NUMBERED_NARROW else "", k * height + height / 2 + 4
+            yield f"<text class='on{narrow}' x='{x + width / 2:.2f}%' y='{line:.0f}'>{action.micro_batch}</text>"

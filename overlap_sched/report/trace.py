@@ -12,8 +12,10 @@ compute stream go on. What a wait costs is in the compute row, as ``exposed: NAM
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -27,7 +29,7 @@ from overlap_sched.report.files import write_file
 from overlap_sched.report.timeline import Timeline, memory_by_kind, timeline
 from overlap_sched.report.trace_measured import Event, MeasuredStep, Place, place_of, rounded_us
 from overlap_sched.report.units import size
-from overlap_sched.report.words.graph import Purpose, by_purpose, group_names, group_purposes
+from overlap_sched.report.words.graph import by_purpose, group_names, group_purposes
 from overlap_sched.report.words.schedule import settings_for, why_text
 from overlap_sched.scheduler.driver import Schedule
 from overlap_sched.scheduler.explain import Decision, decisions
@@ -38,8 +40,8 @@ from overlap_sched.simulate.ledger import LiveRanges
 
 def named(what: Literal["process", "thread"], pid: int, tid: int, name: str) -> list[Event]:
     """Name a process or a row (thread); they are listed by their ids."""
-    args = {"name": {"name": name}, "sort_index": {"sort_index": pid if what == "process" else tid}}
-    return [{"ph": "M", "name": f"{what}_{key}", "pid": pid, "tid": tid, "args": args[key]} for key in args]
+    args = {"name": name, "sort_index": pid if what == "process" else tid}
+    return [{"ph": "M", "name": f"{what}_{key}", "pid": pid, "tid": tid, "args": {key: of}} for key, of in args.items()]
 
 
 def span(pid: int, tid: int, name: str, category: str, start_us: float, end_us: float, args: Event) -> Event:
@@ -49,18 +51,13 @@ def span(pid: int, tid: int, name: str, category: str, start_us: float, end_us: 
     return {**event, "dur": round(end - start, 3), "args": args}
 
 
-def arrow(phase: Literal["s", "t", "f"], pid: int, tid: int, category: str, id_: int, at_us: float) -> Event:
+def arrow(phase: Literal["s", "t", "f"], pid: int, tid: int, id_: int, at_us: float) -> Event:
     """Where an arrow begins (``s``), passes (``t``) or ends (``f``): at the span of its row in front of it in the file.
 
     All parts of an arrow have the same category, which is its name, too, and the same id, unique within the category.
     """
-    event = {"ph": phase, "pid": pid, "tid": tid, "name": category, "cat": category, "id": id_}
-    return {**event, "ts": rounded_us(at_us), **({"bp": "e"} if phase == "f" else {})}
-
-
-def counter(pid: int, name: str, at_us: float, values: dict[str, int]) -> Event:
-    """Values from then on; Perfetto draws a track for each, chrome://tracing stacks them."""
-    return {"ph": "C", "pid": pid, "tid": 0, "name": name, "ts": rounded_us(at_us), "args": values}
+    event = {"ph": phase, "pid": pid, "tid": tid, "name": _ARROW, "cat": _ARROW, "id": id_, "ts": rounded_us(at_us)}
+    return {**event, **({"bp": "e"} if phase == "f" else {})}
 
 
 FIRST_MEASURED_ROW = 10**6
@@ -97,27 +94,36 @@ def row_events(problem: Problem, pid: int, name: str, order: Sequence[int], why:
     compute, points = pid * ROWS, pid * ROWS + 1
     purposes = group_purposes(problem)
     rows = {group: points + 1 + i for i, group in enumerate(by_purpose(line.streams, purposes))}
-    names = {compute: "compute", points: "launches and waits"}
-    called = group_names(purposes)
+    names, called = {compute: "compute", points: "launches and waits"}, group_names(purposes)
     names |= {row: f"{called[group]} ({problem.groups[group].size} ranks)" for group, row in rows.items()}
     yield from named("process", pid, 0, name)
     for row, row_name in names.items():
         yield from named("thread", pid, row, row_name)
-    arrows = _arrows(problem, pid, run)
+    arrows = defaultdict[int, list[_Arrow]](list)
+    for one in _arrows(problem, pid, run):
+        arrows[one.launch].append(one)
     yield from _compute(problem, pid, compute, line)
     yield from _points(problem, pid, points, order, run, arrows)
-    yield from _streams(problem, pid, rows, line, purposes, {d.collective: d for d in why}, arrows)
+    reasons = {d.collective: d for d in why}
+    for group, row in rows.items():
+        for at in line.streams[group]:
+            node = problem.nodes[at.node]
+            args = {"op": node.op, "bytes": node.bytes, "id": at.node, "module": node.module, "for": purposes[group]}
+            args |= _why(problem, reasons[at.node])
+            event = span(pid, row, node.name, "collective", at.start_us, at.end_us, args)
+            yield {**event, "cname": PURPOSES[purposes[group]].trace}
+            for one in arrows[at.node]:  # only through those of some length, which alone are found again
+                if one.end == one.launch or rounded_us(at.start_us) < rounded_us(at.end_us):
+                    yield arrow("f" if one.end == one.launch else "t", pid, row, one.id, at.start_us)
 
 
-def _arrows(problem: Problem, pid: int, run: Replay) -> list[_Arrow]:
+def _arrows(problem: Problem, pid: int, run: Replay) -> Iterator[_Arrow]:
     """All arrows but those of no length; a collective of no length has no span at which one could end."""
-    found = []
     for v in problem.collectives:
         for end in problem.waits.get(v, (v,)):
             begin_us = run.start_us[v] if end == v else run.at_us[v]
             if rounded_us(begin_us) < rounded_us(run.finish_us[end]):
-                found.append(_Arrow(pid * _IDS + end, v, end))
-    return found
+                yield _Arrow(pid * _IDS + end, v, end)
 
 
 def _compute(problem: Problem, pid: int, row: int, line: Timeline) -> Iterator[Event]:
@@ -134,68 +140,28 @@ def _compute(problem: Problem, pid: int, row: int, line: Timeline) -> Iterator[E
 
 
 def _points(
-    problem: Problem, pid: int, row: int, order: Sequence[int], run: Replay, arrows: Sequence[_Arrow]
+    problem: Problem, pid: int, row: int, order: Sequence[int], run: Replay, arrows: Mapping[int, Sequence[_Arrow]]
 ) -> Iterator[Event]:
     """Launches and waits, those of one instant as one entry, and where their arrows begin and end."""
-    begins: dict[int, list[int]] = {}
-    for one in arrows:
-        begins.setdefault(one.launch, []).append(one.id)
-    ends = {one.end: one.id for one in arrows if one.end != one.launch}
-    instants: dict[float, list[int]] = {}
+    ends = {one.end: one.id for of in arrows.values() for one in of if one.end != one.launch}
+    instants = defaultdict[float, list[int]](list)
     for v in order:
         kind = problem.nodes[v].kind
         if kind in (Kind.COLLECTIVE, Kind.WAIT):
-            at_us = run.at_us[v] if kind is Kind.COLLECTIVE else run.finish_us[v]
-            instants.setdefault(rounded_us(at_us), []).append(v)
+            instants[rounded_us(run.at_us[v] if kind is Kind.COLLECTIVE else run.finish_us[v])].append(v)
     for ts, nodes in instants.items():
-        here = [problem.nodes[v] for v in nodes]
-        named = {
-            "launch": [node.name for node in here if node.kind is Kind.COLLECTIVE],
-            "wait": [node.name for node in here if node.kind is Kind.WAIT],
-        }
-        args = {what: names for what, names in named.items() if names}
-        yield span(pid, row, _entry(args), "launches and waits", ts, ts, args)
+        args = dict[str, list[str]]()
+        for what, kind in (("launch", Kind.COLLECTIVE), ("wait", Kind.WAIT)):
+            if names := [problem.nodes[v].name for v in nodes if problem.nodes[v].kind is kind]:
+                args[what] = names
+        more = {what: f" and {len(names) - 2:,} more" if len(names) > 2 else "" for what, names in args.items()}
+        entry = "; ".join(f"{what} {', '.join(names[:2])}{more[what]}" for what, names in args.items())
+        yield span(pid, row, entry, "launches and waits", ts, ts, args)
         for v in nodes:
-            for id_ in begins.get(v, ()):
-                yield arrow("s", pid, row, _ARROW, id_, ts)
+            for one in arrows.get(v, ()):
+                yield arrow("s", pid, row, one.id, ts)
             if v in ends:
-                yield arrow("f", pid, row, _ARROW, ends[v], ts)
-
-
-def _entry(named: Mapping[str, Sequence[str]]) -> str:
-    """Say what an instant launches and waits for: two of each by name."""
-    parts = []
-    for what, names in named.items():
-        more = f" and {len(names) - 2:,} more" if len(names) > 2 else ""
-        parts.append(f"{what} {', '.join(names[:2])}{more}")
-    return "; ".join(parts)
-
-
-def _streams(
-    problem: Problem,
-    pid: int,
-    rows: Mapping[str, int],
-    line: Timeline,
-    purposes: Mapping[str, Purpose],
-    why: Mapping[int, Decision],
-    arrows: Sequence[_Arrow],
-) -> Iterator[Event]:
-    """Collectives, and the arrows through them: only through those of some length, which alone are found again."""
-    through: dict[int, list[_Arrow]] = {}
-    for one in arrows:
-        through.setdefault(one.launch, []).append(one)
-    for group, row in rows.items():
-        for at in line.streams[group]:
-            node = problem.nodes[at.node]
-            args = {"op": node.op, "bytes": node.bytes, "id": at.node, "module": node.module, "for": purposes[group]}
-            args |= _why(problem, why[at.node])
-            event = span(pid, row, node.name, "collective", at.start_us, at.end_us, args)
-            yield {**event, "cname": PURPOSES[purposes[group]].trace}
-            for one in through.get(at.node, ()):
-                if one.end == one.launch:
-                    yield arrow("f", pid, row, _ARROW, one.id, at.start_us)
-                elif rounded_us(at.start_us) < rounded_us(at.end_us):
-                    yield arrow("t", pid, row, _ARROW, one.id, at.start_us)
+                yield arrow("f", pid, row, ends[v], ts)
 
 
 def _why(problem: Problem, decision: Decision) -> Event:
@@ -267,7 +233,7 @@ def memory_events(problem: Problem, pid: int, order: Sequence[int]) -> Iterator[
     """All counters of an order, and a mark at its peak."""
     run, kinds = replay(problem, order), memory_by_kind(problem, order)
     live = [sum(steps) for steps in zip(*kinds.values(), strict=True)]
-    shown: dict[str, dict[str, list[int]]] = {
+    shown: dict[str, Mapping[str, Sequence[int]]] = {
         LIVE: {"bytes": live},
         BY_KIND: {kind: steps for kind, steps in kinds.items() if any(steps)},
     }
@@ -276,14 +242,14 @@ def memory_events(problem: Problem, pid: int, order: Sequence[int]) -> Iterator[
         shown[RESERVED] = {"bytes": requests_of(LiveRanges(problem), order).profile(settings)}
     samples = _samples([rounded_us(run.at_us[v]) for v in order], live)
     for name, series in shown.items():
-        before: dict[str, int] = {}
+        track, before = {"ph": "C", "pid": pid, "tid": 0, "name": name}, dict[str, int]()
         for ts, step in samples:
             values = {key: steps[step] for key, steps in series.items()}
             if values != before:
-                yield counter(pid, name, ts, values)
+                yield {**track, "ts": ts, "args": values}
             before = values
         if before:
-            yield counter(pid, name, max(run.step_us, samples[-1][0]), before)
+            yield {**track, "ts": rounded_us(max(run.step_us, samples[-1][0])), "args": before}
     top = max(range(len(live)), key=live.__getitem__)
     at_us = rounded_us(run.at_us[order[top]])
     yield {"ph": "i", "s": "p", "pid": pid, "tid": pid * ROWS, "name": f"peak memory {size(live[top])}", "ts": at_us}
@@ -302,27 +268,21 @@ def _samples(times: Sequence[float], live: Sequence[int]) -> list[tuple[float, i
 
 def measured_events(steps: Sequence[MeasuredStep], pid: int) -> Iterator[Event]:
     """The steps one behind the other, each process of a trace as one; ``pid``: the first id."""
-    row = FIRST_MEASURED_ROW
+    row = count(FIRST_MEASURED_ROW)
     for step in steps:
         pids: dict[str, int] = {}
         rows: dict[Place, int] = {}
         for e in step.events:
-            place = place_of(e)
-            if place[0] not in pids:
-                pids[place[0]] = pid
-                yield from named("process", pid, 0, _process_name(step, place[0]))
-                pid += 1
+            place = process, thread = place_of(e)
+            if process not in pids:
+                pids[process], pid = pid, pid + 1
+                names = (step.names.get((what, process, "")) for what in ("process_name", "process_labels"))
+                called = " ".join(filter(None, names)) or f"process {process}"
+                number = "" if step.number is None else f", step {step.number}"
+                who = Path(step.path).name if step.rank is None else f"rank {step.rank}"
+                yield from named("process", pids[process], 0, f"{who}: {called} (measured{number})")
             if place not in rows:
-                rows[place] = row
-                name = step.names.get(("thread_name", *place)) or f"thread {place[1]}"
-                yield from named("thread", pids[place[0]], row, name)
-                row += 1
-            yield {**e, "pid": pids[place[0]], "tid": rows[place]}
-
-
-def _process_name(step: MeasuredStep, process: str) -> str:
-    """Such as ``rank 0: python CPU (measured, step 7)``."""
-    who = Path(step.path).name if step.rank is None else f"rank {step.rank}"
-    names = [step.names.get((what, process, "")) for what in ("process_name", "process_labels")]
-    called = " ".join(name for name in names if name) or f"process {process}"
-    return f"{who}: {called} (measured{'' if step.number is None else f', step {step.number}'})"
+                rows[place] = next(row)
+                name = step.names.get(("thread_name", *place)) or f"thread {thread}"
+                yield from named("thread", pids[process], rows[place], name)
+            yield {**e, "pid": pids[process], "tid": rows[place]}

@@ -10,8 +10,8 @@ wants numbers, and names that say *measured*.
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,13 +63,14 @@ def read_measured_steps(paths: Sequence[str], limits: Limits = DEFAULT_LIMITS) -
         InputTooLargeError: One is larger than the limits.
     """
     traces = [read_trace_file(path, limits) for path in paths]
-    marks = [_marks(trace) for trace in traces]
     for trace in traces:
         if not trace.events:
             raise CostError(f"{trace.path}: has no event with a duration: nothing was measured.")
+    marks = [_marks(trace) for trace in traces]
     shared = [number for number in marks[0] if all(number in others for others in marks)] if marks else []
     if not shared:
-        listed = "; ".join(f"{t.path} has {_steps(m)}" for t, m in zip(traces, marks, strict=True))
+        steps = [", ".join("no marked step" if of is None else f"step {of}" for of in numbers) for numbers in marks]
+        listed = "; ".join(f"{of.path} has {its}" for of, its in zip(traces, steps, strict=True))
         raise CostError(f"the traces share no step: {listed}. Profile the same steps on all ranks.")
     by_length = sorted(shared, key=lambda number: sum(end - begin for begin, end in (found[number] for found in marks)))
     chosen = by_length[(len(by_length) - 1) // 2]
@@ -77,51 +78,22 @@ def read_measured_steps(paths: Sequence[str], limits: Limits = DEFAULT_LIMITS) -
 
 
 def _marks(trace: TraceFile) -> dict[int | None, tuple[float, float]]:
-    """Begin and end of each step on the host; of all that is there, where no steps are marked."""
+    """Begin and end of each step on the host; of all that is there, where no steps are marked.
+
+    Without steps in which nothing begins: the profiler opens one at each ``step()``, also after the last.
+    """
     events = trace.events
     marks: dict[int | None, tuple[float, float]] = {
         int(found[1]): (e.start_us, e.end_us)
         for e in events
         if (found := STEP.match(e.name)) and not e.category.startswith("gpu_")
     }
-    if marks:
-        return _with_content(marks, trace) or marks
-    if not events:
-        return {}
-    return {None: (min(e.start_us for e in events), max(e.end_us for e in events))}
-
-
-def _with_content(
-    marks: Mapping[int | None, tuple[float, float]], trace: TraceFile
-) -> dict[int | None, tuple[float, float]]:
-    """Without steps in which nothing begins: the profiler opens one at each ``step()``, also after the last."""
-    starts = sorted(e.start_us for e in trace.events if not STEP.match(e.name))
-    return {
-        number: (begin, end)
-        for number, (begin, end) in marks.items()
-        if bisect_left(starts, begin) < bisect_left(starts, end)
-    }
-
-
-def _steps(marks: Mapping[int | None, Any]) -> str:
-    return ", ".join("no marked step" if number is None else f"step {number}" for number in marks)
+    starts = sorted(e.start_us for e in events if not STEP.match(e.name))
+    full = {step: ends for step, ends in marks.items() if bisect_left(starts, ends[0]) < bisect_left(starts, ends[1])}
+    return full or marks or {None: (min(e.start_us for e in events), max(e.end_us for e in events))}
 
 
 def _step(trace: TraceFile, number: int | None, begin: float, end: float) -> MeasuredStep:
-    within = _within(trace, begin, end, whole=number is None)
-    spans = [e for e in trace.fields if _is_span(e) and within(e)]
-    points = [e for e in trace.fields if e.get("ph") in _POINT and is_time(e.get("ts")) and begin <= e["ts"] <= end]
-    kept = [_shifted(e, begin) for e in [*spans, *points, *_arrows(trace.fields, spans)]]
-    kept.sort(key=lambda e: (e["ts"], e["ph"] != "X", -e.get("dur", 0.0)))  # who calls, who is called, arrows at them
-    return MeasuredStep(trace.path, trace.rank, number, end - begin, kept, _names(trace.fields))
-
-
-def _is_span(e: Event) -> bool:
-    return e.get("ph") == "X" and is_time(e.get("ts")) and is_time(e.get("dur"))
-
-
-def _within(trace: TraceFile, begin: float, end: float, *, whole: bool) -> Callable[[Event], bool]:
-    """Return a test of whether a span belongs to the step."""
     host = [e for e in trace.events if e.category not in DEVICE and begin <= e.start_us < end]
     launched = {str(e.args["correlation"]) for e in host if "correlation" in e.args}
 
@@ -130,30 +102,32 @@ def _within(trace: TraceFile, begin: float, end: float, *, whole: bool) -> Calla
         correlation = args.get("correlation") if isinstance(args, dict) else None
         if e.get("cat") in DEVICE and correlation is not None and launched:
             return str(correlation) in launched
-        return whole or bool(begin <= e["ts"] < end)
+        return number is None or bool(begin <= e["ts"] < end)
 
-    return within
+    timed = [e for e in trace.fields if is_time(e.get("ts"))]
+    spans = [e for e in timed if e.get("ph") == "X" and is_time(e.get("dur")) and within(e)]
+    points = [e for e in timed if e.get("ph") in _POINT and begin <= e["ts"] <= end]
+    kept = [_shifted(e, begin) for e in [*spans, *points, *_arrows(timed, spans)]]
+    kept.sort(key=lambda e: (e["ts"], e["ph"] != "X", -e.get("dur", 0.0)))  # who calls, who is called, arrows at them
+    return MeasuredStep(trace.path, trace.rank, number, end - begin, kept, _names(trace.fields))
 
 
 def _arrows(fields: Sequence[Event], spans: Sequence[Event]) -> list[Event]:
     """Arrows of which each end is at a span that is kept."""
-    ends: dict[Place, list[tuple[float, float]]] = {}
-    for e in spans:
-        ends.setdefault(place_of(e), []).append((e["ts"], e["ts"] + e["dur"]))
-    latest: dict[Place, tuple[list[float], list[float]]] = {}
-    for place, found in ends.items():
-        found.sort()
-        latest[place] = ([start for start, _ in found], list(accumulate((end for _, end in found), max)))
+    ends = defaultdict[Place, list[tuple[float, float]]](list)
+    for e in sorted(spans, key=lambda e: float(e["ts"])):
+        before = ends[place_of(e)]
+        before.append((e["ts"], max(e["ts"] + e["dur"], before[-1][1] if before else 0.0)))
 
     def at_a_span(e: Event) -> bool:
-        starts, until = latest.get(place_of(e), ([], []))
-        k = bisect_right(starts, e["ts"])
-        return k > 0 and until[k - 1] >= e["ts"]
+        starts = ends.get(place_of(e), [])
+        k = bisect_right(starts, e["ts"], key=lambda span: span[0])
+        return k > 0 and starts[k - 1][1] >= e["ts"]
 
-    parts: dict[tuple[str, str, str], list[Event]] = {}
+    parts = defaultdict[tuple[str, str, str], list[Event]](list)
     for e in fields:
-        if e.get("ph") in _FLOW and type(e.get("id")) is int and is_time(e.get("ts")):
-            parts.setdefault((str(e.get("cat")), str(e.get("name")), str(e["id"])), []).append(e)
+        if e.get("ph") in _FLOW and type(e.get("id")) is int:
+            parts[str(e.get("cat")), str(e.get("name")), str(e["id"])].append(e)
     return [
         {**e, "bp": "e"} if e["ph"] == "f" else e
         for arrow in parts.values()

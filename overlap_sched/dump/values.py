@@ -459,9 +459,10 @@ class Values:
 
     def _check_count(self, node: fx.Node, more: int, what: str) -> None:
         if self._count + more > self._limit:
+            place = self._parsed[node.graph].place(node)
             raise InputTooLargeError(
-                f"{self._parsed[node.graph].place(node)}: {what} the graph has more than {self._limit:,} nodes, "
-                "which is the limit. Raise the limit (--max-nodes on the command line) if the graph is meant to be that large."
+                f"{place}: {what} the graph has more than {self._limit:,} nodes, which is the limit. "
+                "Raise the limit (--max-nodes on the command line) if the graph is meant to be that large."
             )
 
     def _run(self, target: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:

@@ -367,9 +367,7 @@ def _fault(problem: Problem, node: Node) -> str:
     if launch is not None and kind is not Kind.WAIT:
         return "names a collective to wait for. Only waits do: make it a wait or drop `collective`."
     if launch is not None and not (0 <= launch < n and nodes[launch].kind is Kind.COLLECTIVE):
-        return (
-            f"waits for node {launch}, which is no collective here. Leave `collective` out if an earlier graph has it."
-        )
+        return f"waits for node {launch}, which is not a collective. Leave it out where an earlier graph launched that."
     return ""
 
 

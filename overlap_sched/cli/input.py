@@ -39,6 +39,7 @@ from overlap_sched.problem.sizes import size_bytes
 from overlap_sched.report.files import write_file
 from overlap_sched.report.table import complain, shown
 from overlap_sched.report.words.graph import profile_notes, profile_table
+from overlap_sched.scheduler.driver import no_collection
 from overlap_sched.transform.rewrites import Fission
 from overlap_sched.transform.search import Refuses, refuse_nothing
 
@@ -379,6 +380,7 @@ def torch_for(message: str) -> Iterator[None]:
         raise MissingExtraError(message) from None
 
 
+@no_collection()
 def _load_dump(source: Input, tell: Callable[[str], None], wants: Wants) -> Loaded:
     with torch_for(f"{source.problem} is a graph dump, and reading it needs torch: pip install 'overlap_sched[torch]'"):
         from overlap_sched.dump import load_dump, sizes_to_give

@@ -3,18 +3,20 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
+from itertools import product, starmap
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from overlap_sched.cli.flags import Flag, whole_number
 from overlap_sched.cli.input import Input, is_dump, load, torch_for
 from overlap_sched.cost.cluster import cluster_from_tables, cluster_text
+from overlap_sched.cost.table import KINDS
 from overlap_sched.errors import DumpGroupError
 from overlap_sched.problem.sizes import size_bytes
 from overlap_sched.report.files import write_file
 from overlap_sched.report.words.graph import calibration_text
 
 if TYPE_CHECKING:
-    from overlap_sched.distributed.calibration import Machine, Wishes
+    from overlap_sched.distributed.calibration import KernelCall, Machine, WantedCollective
     from overlap_sched.fx import Lifted
     from overlap_sched.problem import Problem
 
@@ -57,14 +59,14 @@ class CalibrateCommand:
     """what is measured (default: a GPU for each process with NCCL, else the CPU with gloo)"""
 
 
-def run(command: CalibrateCommand, tell: Callable[[str], object]) -> tuple[str | tuple[str], int]:
+def run_calibrate(command: CalibrateCommand, tell: Callable[[str], object]) -> tuple[str | tuple[str], int]:
     """Measure; what to print, on rank 0: the others print nothing (``""``)."""
     with torch_for("calibrate needs torch: pip install 'overlap_sched[torch]' ."):
         import torch
 
         from overlap_sched.distributed.calibration import join_ranks, measure
     with join_ranks(command.device) as here:
-        tables, failed = measure(here, wishes_of(command, here, tell), tell)
+        tables, failed = measure(here, *requests_of(command, here, tell), tell)
         if here.rank:
             return "", 0
         source = f"calibrate, {date.today()}, torch {torch.__version__}, {here.size} ranks"
@@ -73,8 +75,10 @@ def run(command: CalibrateCommand, tell: Callable[[str], object]) -> tuple[str |
         return (calibration_text(tables, failed, command.out),), 0
 
 
-def wishes_of(command: CalibrateCommand, here: "Machine", tell: Callable[[str], object]) -> "Wishes":
-    """Return what is to be measured; the same on every rank."""
+def requests_of(
+    command: CalibrateCommand, here: "Machine", tell: Callable[[str], object]
+) -> "tuple[list[WantedCollective], list[KernelCall]]":
+    """Return the collectives and kernels to measure; the same on every rank."""
     import torch
 
     from overlap_sched.distributed import calibration
@@ -95,7 +99,9 @@ def wishes_of(command: CalibrateCommand, here: "Machine", tell: Callable[[str], 
         grid = grid._replace(matmuls=(), attentions=())
     calls += calibration.calls_in_grid(grid, getattr(torch, command.dtype), here.device)
     smallest, largest = command.bytes or (_SMALLEST, _LARGEST[here.device.type])
-    return calibration.combine_wishes(divisions, calibration.sizes_between(smallest, largest), calls, more)
+    sizes = calibration.sizes_between(smallest, largest)
+    grid_of = starmap(calibration.WantedCollective, product(KINDS, divisions, sizes))
+    return [*grid_of, *more], calls
 
 
 def _graph(path: str) -> "tuple[Problem, Lifted | None]":

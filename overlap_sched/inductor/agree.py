@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
@@ -30,14 +30,7 @@ from torch._inductor.codecache import PyCodeCache
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from overlap_sched.distributed import Agreement, Digest, Verdict, agree, agreement, digest_of
-from overlap_sched.distributed.agreement import (
-    Membership,
-    find_sequence,
-    is_part_of_others,
-    members_of,
-    prefix_of,
-    settle_sequence,
-)
+from overlap_sched.distributed.agreement import Membership, is_part_of_others, sequence_in_force
 from overlap_sched.distributed.digest import launches_of, ranks_text
 from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.errors import AgreementError, SequenceError, VerificationError
@@ -139,27 +132,27 @@ def _groups(launched: Launched) -> Iterator[tuple[str, list[int] | None]]:
         yield name, None if ranks is None else [b - a for a, b in pairwise(ranks)]
 
 
-def membership() -> Membership | None:
-    """Return this rank among the others; ``None``: it is alone."""
-    return agreement.membership_of(None, None, None)
+def membership(settings: Settings) -> Membership | None:
+    """Return this rank among those that must agree; ``None``: it is alone."""
+    return agreement.membership_of(settings.ranks)
 
 
 def find_in_force(launches: Sequence[Launch], settings: Settings) -> Entry | None:
     """Return the launch sequence that all follow who launch these; ``None``: there is none yet."""
-    return find_sequence(launches, membership(), settings.ranks) if launches else None
+    return sequence_in_force(launches, membership(settings)) if launches else None
 
 
 def put_in_force(entry: Entry, settings: Settings) -> Entry | None:
     """Return the launch sequence that all follow from now on who launch what an entry does; ``None``: none can be."""
     try:
-        return settle_sequence(entry, membership(), settings.ranks)
+        return sequence_in_force(entry.launches, membership(settings), entry)
     except Exception:  # other ranks go by what is in force: once more, else it goes to the caller
-        return settle_sequence(entry, membership(), settings.ranks)
+        return sequence_in_force(entry.launches, membership(settings), entry)
 
 
 def may_be_a_part(entry: Entry, settings: Settings) -> bool:
     """Tell whether a graph may be a part of what other ranks run as a whole, and in another sequence."""
-    return compiled_otherwise(entry.launches) and is_part_of_others(entry, membership(), settings.ranks)
+    return compiled_otherwise(entry.launches) and is_part_of_others(entry, membership(settings))
 
 
 @dataclass
@@ -312,8 +305,8 @@ def ask(mine: Digest, settings: Settings) -> Agreement | None:
     """
     if not asks(settings):
         return None
-    strict, sleep = settings.options.strict, _sleep_for(settings)
-    return agree(mine, settings.timeout_s, ranks=settings.ranks, strict=strict, sleep=sleep)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=_sleep_for(settings))
+    return agree(mine, settings.timeout_s, ranks=settings.ranks, strict=settings.options.strict, clock=clock)
 
 
 def _sleep_for(settings: Settings) -> Callable[[float], None]:
@@ -334,13 +327,11 @@ def _sleep_for(settings: Settings) -> Callable[[float], None]:
 
 
 def _say_who_is_late(settings: Settings) -> None:
-    mine = membership()
+    mine = membership(settings)
     assert mine is not None
-    members, store = members_of(mine, settings.ranks), mine.store
-    prefix = prefix_of(mine, members)
-    at = f"{prefix}at/{mine.rank}"
+    store, at = mine.store, f"{mine.prefix}at/{mine.rank}"
     here = store.get(at).decode() if store.check([at]) else ""
-    late = [r for r in members if here and not store.check([f"{prefix}{here}/{r}"])]
+    late = [r for r in mine.members if here and not store.check([f"{mine.prefix}{here}/{r}"])]
     if late and _speaks(settings, late):
         warn(
             f"overlap_sched: rank {mine.rank} has waited {LATE_S:g} s for {ranks_text(late)}. Call "

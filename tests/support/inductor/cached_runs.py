@@ -74,7 +74,7 @@ def run(name: str, folder: Path) -> dict[str, Any]:
     with ExitStack() as stack:
         caught = stack.enter_context(warnings.catch_warnings(record=True))
         warnings.simplefilter("always")
-        known = agreement.membership_of(None, None, None)
+        known = agreement.membership_of()
         assert known is not None
         own = replace(known, store=dist.PrefixStore(name, known.store))
         stack.enter_context(mock.patch.object(agreement, "membership_of", return_value=own))

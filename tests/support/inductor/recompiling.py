@@ -178,7 +178,7 @@ class Runner:
     """Runs programs on this rank."""
 
     def __init__(self, backend: str) -> None:
-        here = agreement.membership_of(None, None, None)
+        here = agreement.membership_of()
         assert here is not None
         self.membership, self.backend = here, backend
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()

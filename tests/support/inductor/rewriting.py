@@ -101,7 +101,7 @@ def trained(dtype: torch.dtype, backend: Any) -> list[Tensor]:
 @contextmanager
 def scene(name: str, reasons: list[str | None]) -> Iterator[None]:
     """A store of its own, and what ranks are answered there."""
-    here = agreement.membership_of(None, None, None)
+    here = agreement.membership_of()
     assert here is not None
     own = replace(here, store=dist.PrefixStore(name, here.store))
 

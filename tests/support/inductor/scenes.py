@@ -45,7 +45,7 @@ class Stage:
     def __init__(self) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.odd = self.rank == self.ranks - 1
-        here = agreement.membership_of(None, None, None)
+        here = agreement.membership_of()
         assert here is not None
         self.membership = here
         self.known: dict[tuple[Any, ...], list[torch.Tensor]] = {}

@@ -8,9 +8,9 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from overlap_sched.cost import FREE, Collective, Compute, CostModel, Price, Pricer
+from overlap_sched.cost import FREE, Collective, Compute, CostModel, Price
 from overlap_sched.cost.fusion import KernelShare, parts_of_kernels, shared_prices
-from overlap_sched.cost.model import Source, ask_model
+from overlap_sched.cost.model import Source, ask_model, price_of
 from overlap_sched.errors import CostError, OptionsError
 from overlap_sched.fx.calls import call_of, name_and_group
 from overlap_sched.fx.catalogue import HOST_COPIES
@@ -81,7 +81,6 @@ def costs_of(
         raise OptionsError(f"fusion is {fusion!r}; it is 'none' or 'inductor'.")
     n = len(reading.nodes)
     result = Costs([0] * n, [0] * n, [FREE] * n)
-    pricer = Pricer(model)
     source: Source = getattr(cost, "source", "user")
     counter = FlopCounter(reading.storages.hint, reading.notes)
     free: set[int] = set()
@@ -93,7 +92,7 @@ def costs_of(
             continue
         if comm is not None:
             result.bytes[v] = _bytes_sent(reading, v)
-            price = _price_of_collective(reading, v, comm, groups, pricer)
+            price = _price_of_collective(reading, v, comm, groups, model)
         elif is_free(reading, v):
             free.add(v)
             price = FREE
@@ -103,9 +102,9 @@ def costs_of(
         else:
             flops = result.flops[v] = _flops(reading, v, counter)
             nbytes = result.bytes[v] = _bytes_moved(reading, v)
-            price = pricer.compute(Compute(traits.op, flops, nbytes))
+            price = price_of(model, Compute(traits.op, flops, nbytes))
             if v in reading.inner:
-                price = price._replace(time_us=price.time_us + _us_sent_inside(reading, v, groups, pricer))
+                price = price._replace(time_us=price.time_us + _us_sent_inside(reading, v, groups, model))
         us = None if cost is None else ask_model(cost, reading.nodes[v], lambda given: given)
         if us is not None:
             given.add(v)
@@ -114,15 +113,17 @@ def costs_of(
     if fusion == "inductor":
         rules = rules_for(reading)
         parts = parts_of_kernels(steps_of(reading, free, after or {}, rules), rules)
-        _fuse(reading, result, parts, pricer, given)
+        _fuse(reading, result, parts, model, given)
     return result
 
 
-def _fuse(reading: Reading, costs: Costs, parts: Sequence[KernelShare | None], pricer: Pricer, given: set[int]) -> None:
+def _fuse(
+    reading: Reading, costs: Costs, parts: Sequence[KernelShare | None], model: CostModel, given: set[int]
+) -> None:
     """Replace bytes and prices by those of the kernels. Where the user gave times, they are all that a kernel takes."""
     names, ops = [node.name for node in reading.nodes], [traits.op for traits in reading.traits]
     known = {part.kernel for v in given if (part := parts[v]) is not None}
-    for v, price in shared_prices(parts, names, ops, costs.flops, pricer).items():
+    for v, price in shared_prices(parts, names, ops, costs.flops, model).items():
         part = parts[v]
         if part is None:
             continue
@@ -137,22 +138,22 @@ def _bytes_sent(r: Reading, v: int) -> int:
     return max(takes - r.overwritten_bytes.get(v, 0), r.value_bytes[v])
 
 
-def _price_of_collective(r: Reading, v: int, comm: Comm, groups: Mapping[str, Group], pricer: Pricer) -> Price:
+def _price_of_collective(r: Reading, v: int, comm: Comm, groups: Mapping[str, Group], model: CostModel) -> Price:
     nbytes = _bytes_sent(r, v)
     if comm.op in HOST_COPIES:
         return Price(PCIE_5.copy_us(nbytes), "table", "bandwidth")
-    return pricer.collective(Collective(comm.op, nbytes, groups[name_and_group(r.nodes[v])[0]]))
+    return price_of(model, Collective(comm.op, nbytes, groups[name_and_group(r.nodes[v])[0]]))
 
 
-def _us_sent_inside(r: Reading, v: int, groups: Mapping[str, Group], pricer: Pricer) -> float:
+def _us_sent_inside(r: Reading, v: int, groups: Mapping[str, Group], model: CostModel) -> float:
     """How long the collectives in the sub-graphs of a node take: each sub-graph once; of branches, the longest."""
     sent_us = [0.0]
     for inner in r.inner.get(v, ()):
         sent_us.append(0.0)
         for u, traits in enumerate(inner.traits):
             if traits.comm is not None and traits.role is not Role.WAIT:
-                sent_us[-1] += _price_of_collective(inner, u, traits.comm, groups, pricer).time_us
-            sent_us[-1] += _us_sent_inside(inner, u, groups, pricer)
+                sent_us[-1] += _price_of_collective(inner, u, traits.comm, groups, model).time_us
+            sent_us[-1] += _us_sent_inside(inner, u, groups, model)
     return max(sent_us) if is_higher_order(r.nodes[v].target, "cond") else sum(sent_us)
 
 

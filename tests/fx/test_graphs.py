@@ -18,7 +18,8 @@ from torch import Tensor, fx
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 
 from overlap_sched import pinned
-from overlap_sched.cost import Compute, Pricer, Roofline
+from overlap_sched.cost import Compute, Roofline
+from overlap_sched.cost.model import price_of
 from overlap_sched.errors import CostError, OptionsError, OverlapSchedWarning, ProblemError, VerificationError
 from overlap_sched.fx import Report, lift, reorder, schedule_graph
 from overlap_sched.fx.fitting import fit_graph
@@ -108,7 +109,7 @@ def test_costs_that_raise_are_named(how: dict[str, Any], said: str) -> None:
     with pytest.warns(OverlapSchedWarning, match=f"as it was: CostError: {said}"):
         assert not schedule_graph(gm, **how).changed
     with pytest.raises(CostError, match=r"^Fails\.compute_us raised KeyError: 'mm', of Compute\(op='mm'"):
-        Pricer(Fails()).compute(Compute("mm", 1, 2))
+        price_of(Fails(), Compute("mm", 1, 2))
 
 
 def test_a_graph_without_collectives_is_untouched() -> None:

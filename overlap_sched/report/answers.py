@@ -26,10 +26,9 @@ from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.problem import Kind, MemoryModel, Problem
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
 from overlap_sched.problem.pins import pinned
-from overlap_sched.report.causes import Cause, causes
-from overlap_sched.report.words.pipeline import Varied, find_shortest
+from overlap_sched.report.pipeline import Varied, find_shortest
 from overlap_sched.report.words.rewrites import costs
-from overlap_sched.report.words.schedule import Reserved, find_collective, gap_percent, most_exposed
+from overlap_sched.report.words.schedule import Cause, Reserved, causes, find_collective, gap_percent, most_exposed
 from overlap_sched.scheduler.driver import Schedule
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.records import records_json

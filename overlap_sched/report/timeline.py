@@ -60,18 +60,18 @@ class Timeline:
 
 def timeline(problem: Problem, order: Sequence[int]) -> Timeline:
     """Replay a valid order and sort what happened into rows."""
-    run, rows = replay(problem, order), defaultdict[Kind | str, list[Span]](list)
+    run, rows = replay(problem, order), defaultdict[tuple[str, str], list[Span]](list)
     for v in order:
         node, span = problem.nodes[v], Span(v, run.start_us[v], run.finish_us[v])
         if span.end_us > span.start_us:
-            waits = Kind.WAIT if node.kind is Kind.WAIT else Kind.COMPUTE
-            rows[node.group or "" if node.kind is Kind.COLLECTIVE else waits].append(span)
+            kind = node.kind if node.kind in (Kind.WAIT, Kind.COLLECTIVE) else Kind.COMPUTE
+            rows[kind, node.group or ""].append(span)
     used = {problem.nodes[v].group for v in problem.collectives}
     return Timeline(
         step_us=run.step_us,
-        compute=tuple(rows[Kind.COMPUTE]),
-        exposed=tuple(rows[Kind.WAIT]),
-        streams={name: tuple(rows[name]) for name in problem.groups if name in used},
+        compute=tuple(rows[Kind.COMPUTE, ""]),
+        exposed=tuple(rows[Kind.WAIT, ""]),
+        streams={name: tuple(rows[Kind.COLLECTIVE, name]) for name in problem.groups if name in used},
         memory=tuple((run.at_us[v], live) for v, live in zip(order, memory_profile(problem, order), strict=True)),
     )
 

@@ -327,7 +327,7 @@ class Values:
         """The value of a constant or a submodule."""
         raise NotImplementedError
 
-    def size(self, node: fx.Node) -> int:
+    def size(self, name: str) -> int:
         """The value to assume for a data-dependent size."""
         raise NotImplementedError
 
@@ -400,16 +400,14 @@ class Values:
         ours = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("aten", "prims")
         if text is not None and fixed and not ours and contradicts(text, value):  # another torch has written the file
             value = self._printed(node, tensors)
-            self.notes.setdefault("results whose shape is another in this torch: taken from the printed annotation")
+            self.notes["results whose shape is another in this torch: taken from the printed annotation"] = None
         if value is NotImplemented:
             value = self._guess(node, args, tensors, reason[0] if reason else why_unknown(node))
         return concrete(value, node.target, tensors, lambda: self._data_dependent(node))
 
     def _data_dependent(self, node: fx.Node) -> int:
         self.guessed_nodes.add(node)
-        size = self.size(node)
-        self.notes.setdefault(f"data-dependent sizes, taken as {size}")
-        return size
+        return self.size(node.name)
 
     def _check_count(self, node: fx.Node, more: int, what: str) -> None:
         if self._count + more > self._limit:
@@ -443,13 +441,13 @@ class Values:
         """A value from what is printed, or for a node that depends on a guessed size, from its inputs."""
         value = self._printed(node, tensors)
         if value is not None:
-            self.notes.setdefault("results whose shape was taken from the printed annotation")
+            self.notes["results whose shape was taken from the printed annotation"] = None
             return value
         if node in self.guessed_nodes:
             with contextlib.suppress(RuntimeError, TypeError, ValueError):
                 value = result_like(node.target, args, tensors)
         if value is not None:
-            self.notes.setdefault("results that did not fit a data-dependent size: shaped like their largest input")
+            self.notes["results that did not fit a data-dependent size: shaped like their largest input"] = None
             return value
         raise DumpError(
             f"{self._parsed[node.graph].place(node)}: the shape of its result cannot be found: {reason.rstrip('.')}. "

@@ -495,15 +495,15 @@ class Results:
         """Call an operator under the fake mode."""
         key = (target, _likeness(args), _likeness(kwargs)) if _is_pure(target) else None
         try:
-            *like, offset, source = self._known[key]
+            made = self._known[key]
         except (KeyError, TypeError):  # not seen before, or an argument without a hash
             value = run_operator(target, args, kwargs, tensors)
-            made = None if key is None else _described(value, tensors)
-            if made is not None:
+            if key is not None and (found := _described(value, tensors)) is not None:
                 with contextlib.suppress(TypeError):
-                    self._known[key] = made
+                    self._known[key] = found
             return value
-        return fake_tensor(*like, None if source is None else tensors[source].untyped_storage(), offset)
+        storage = None if made.source is None else tensors[made.source].untyped_storage()
+        return fake_tensor(made.shape, made.stride, made.dtype, made.device, storage, made.offset)
 
 
 @cache

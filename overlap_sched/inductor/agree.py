@@ -29,7 +29,7 @@ from torch._guards import CompileContext
 from torch._inductor.codecache import PyCodeCache
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-from overlap_sched.distributed import Agreement, Digest, Verdict, agree, agreement, digest_of
+from overlap_sched.distributed import Agreement, Digest, Verdict, agree, agreement
 from overlap_sched.distributed.agreement import (
     Membership,
     find_sequence,
@@ -41,13 +41,11 @@ from overlap_sched.distributed.agreement import (
 from overlap_sched.distributed.digest import launches_of, ranks_text
 from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.errors import AgreementError, SequenceError, VerificationError
-from overlap_sched.fx.apply import Report
 from overlap_sched.fx.calls import Communications, Launched, bodies_of, live_ranks
 from overlap_sched.fx.operators import Role, traits_of
 from overlap_sched.inductor.reporting import describe_error, dynamo_frame, log, rank, several_ranks, warn
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.options import Options
-from overlap_sched.problem import ANY_GROUP, Problem
+from overlap_sched.problem import ANY_GROUP
 
 Launches = tuple[fx.Node, ...]
 """The FX nodes that communicate, waits apart, in the order in which they do."""
@@ -155,6 +153,7 @@ def find_in_force(launches: Sequence[Launch], settings: Settings) -> Entry | Non
 
 def put_in_force(entry: Entry, settings: Settings) -> Entry | None:
     """Return the launch sequence that all follow from now on who launch what an entry does; ``None``: none can be."""
+    entry = replace(entry, again=compiled_otherwise(entry.launches))
     try:
         return settle_sequence(entry, membership(), settings.ranks)
     except Exception:  # other ranks go by what is in force: once more, else it goes to the caller
@@ -394,35 +393,6 @@ def report_failure(error: Exception, settings: Settings, doing: str, left: str) 
         raise VerificationError(f"{doing} failed: {describe_error(error)}") from error
     warn(f"overlap_sched {left}", error)
     return describe_error(error)
-
-
-def digest_report(
-    report: Report, problem: Problem | None, options: Options, key: str, launches: Launches | None
-) -> Digest:
-    """Return what a rank shows to the others that would do what a report says.
-
-    Args:
-        report: Says it.
-        problem: What was scheduled; ``None``: lifting failed.
-        options: As the user gave them, also where a part of them has been dealt with before.
-        key: Which graph this is, see :func:`graph_key`.
-        launches: The original ones; ``None``: not known.
-    """
-    sequence = "" if launches is None else launch_digest(launches)
-    if problem is None:
-        return Digest.of_failure(str(report.reason), key, sequence, report.name)
-    order = _order(report, problem)
-    return replace(digest_of(problem, options, order), key=key, launches=sequence)
-
-
-def order_digest(report: Report, problem: Problem) -> str:
-    """A digest of the order that a report leaves a graph in."""
-    return hashlib.sha256(repr(tuple(map(int, _order(report, problem)))).encode()).hexdigest()
-
-
-def _order(report: Report, problem: Problem) -> Sequence[int]:
-    plan = report.schedule
-    return plan.order if plan is not None and report.changed else problem.original_order
 
 
 def graph_key(graph: fx.Graph, stage: str) -> str:

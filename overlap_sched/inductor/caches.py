@@ -49,7 +49,6 @@ from overlap_sched.fx.operators import declarations
 from overlap_sched.inductor.agree import (
     ask,
     asks,
-    compiled_otherwise,
     find_in_force,
     may_be_a_part,
     note_launches,
@@ -57,7 +56,7 @@ from overlap_sched.inductor.agree import (
     runs_earlier_code,
     warn_of_ranks,
 )
-from overlap_sched.inductor.reporting import name_graph, record_cached, warn
+from overlap_sched.inductor.reporting import guard, name_graph, record_cached, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import replayed_allocator
 
@@ -190,8 +189,7 @@ class CachedOrder:
             return True
         verdict = agreement.verdict
         together = (verdict.agreed or verdict.launches_alike) and not verdict.missing
-        again = compiled_otherwise(self.entry.launches)
-        known = put_in_force(replace(self.entry, together=together, again=again), settings)
+        known = put_in_force(replace(self.entry, together=together), settings)
         if known is not None:
             note_launches(known)
         return known is not None and replace(known, together=self.entry.together) == self.entry
@@ -213,10 +211,10 @@ def order_to_cache(
     ``mine`` is what this rank has shown; ``kept_order`` is the digest of the order that the code has where they have
     not agreed; ``entry``: how it launches.
     """
+    if mine.failure or not (agreement.agreed or agreement.verdict.differs):  # a rank was late, the store failed
+        return None
     if agreement.agreed:
         return CachedOrder(mine, agreed=True, entry=entry)
-    if not agreement.verdict.differs or mine.failure:  # a rank was late, the store failed
-        return None
     kept = LAUNCHES_KEPT if agreement.verdict.launches_alike else WAITS_KEPT
     return CachedOrder(replace(mine, order=f"{kept}{kept_order}"), agreed=False, entry=entry)
 
@@ -233,7 +231,7 @@ def note_rewrites(graph: fx.Graph) -> Callable[[CachedOrder | None], None]:
 
 def with_rewrites(order: CachedOrder | None, graph: fx.Graph) -> CachedOrder | None:
     """Return the order that the code of a graph is to carry, with what :func:`note_rewrites` has left there."""
-    meta = graph.output_node().meta
+    meta = {} if order is None else graph.output_node().meta
     if order is None or _REWRITES not in meta:
         return order
     asked: CachedOrder | None = meta[_REWRITES]
@@ -244,19 +242,11 @@ class Decisions(local):
     """What the ranks have decided about code that was found and not used: for the compilation that follows."""
 
     def __init__(self) -> None:
-        self._by_key: dict[str, Agreement] = {}
-
-    def keep(self, key: str, agreement: Agreement) -> None:
-        """Keep a decision until it is taken, once."""
-        self._by_key[key] = agreement
-
-    def holds(self, key: str) -> bool:
-        """Tell whether there is something to take."""
-        return key in self._by_key
+        self.by_key: dict[str, Agreement] = {}
 
     def take_or_ask(self, mine: Digest, settings: Settings) -> Agreement | None:
         """Return what is kept, else ask all ranks, see :func:`overlap_sched.inductor.agree.ask`."""
-        return self._by_key.pop(mine.key) if mine.key in self._by_key else ask(mine, settings)
+        return self.by_key.pop(mine.key) if mine.key in self.by_key else ask(mine, settings)
 
 
 decisions = Decisions()
@@ -294,8 +284,7 @@ def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
             refused[one.digest.key] = agreement
         use = one.fits(agreement) if one is cached else agreement.agreed == one.agreed
         if not use:  # if all have agreed on an order that only keeps launches, they look for a better one together
-            for key, no in refused.items():  # others have planned by now: they will not be asked a second time
-                decisions.keep(key, no)
+            decisions.by_key |= refused  # others have planned by now: they will not be asked a second time
         use = use and one.put_in_force(settings, agreement)
         if not use or one is cached:
             _report_use(one.digest.name, use, agreement, settings)
@@ -306,13 +295,11 @@ def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
 
 def _report_use(name: str, use: bool, agreement: Agreement, settings: Settings) -> None:
     """Report what became of code in a cache; it is settled, whatever fails here."""
-    try:
+    with guard(f"could not report on {name!r}"):
         if use:
             record_cached(name, settings.stage, agreement.reason)
         elif not agreement.agreed:
             warn_of_ranks(f"has torch compile {name!r} again, which it found in a cache", agreement.verdict, settings)
-    except Exception as error:
-        warn(f"overlap_sched could not report on {name!r}", error)
 
 
 def may_save(settings: Settings, source: str) -> bool:

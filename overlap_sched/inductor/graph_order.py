@@ -15,6 +15,7 @@ from overlap_sched.fx.calls import Communications
 from overlap_sched.fx.operators import Ordering, is_higher_order, traits_of
 from overlap_sched.inductor.agree import Traffic, waits
 from overlap_sched.inductor.private import members, runs
+from overlap_sched.inductor.reporting import warn
 
 
 def kernel_traffic(snodes: Sequence[Any]) -> Traffic | None:
@@ -111,6 +112,7 @@ def in_order_of_effects(snodes: list[Any]) -> list[Any]:
             f"{snodes[then].get_name()!r} runs before {snodes[first].get_name()!r}, whose effects come before its own, "
             "and other kernels in between keep them so."
         )
+    warn("torch's scheduler runs operators against the order of their effects: overlap_sched has put them in order")
     return [snodes[at] for at in order]
 
 

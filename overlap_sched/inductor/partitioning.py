@@ -25,7 +25,7 @@ from overlap_sched.fx.costs import Fusion
 from overlap_sched.fx.graphs import own_meta
 from overlap_sched.inductor.agree import ask, graph_key, launches_in, refuse, report_failure, warn_of_ranks
 from overlap_sched.inductor.caches import key_after, settings_key
-from overlap_sched.inductor.reporting import describe_error, log, name_graph, rank, warn
+from overlap_sched.inductor.reporting import describe_error, guard, log, name_graph, rank, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.joint import JointSearchResult, Judge, Question, fit_joint
 from overlap_sched.joint.graphs import draws, has_graphs_inside, runs_again
@@ -210,9 +210,7 @@ def _sha(*parts: str) -> str:
 
 def _record(partition: Partition) -> None:
     """Keep and log; nothing that fails here changes the cut."""
-    try:
+    with guard(f"could not report on {partition.name!r}"):
         _partitions.append(partition)
         if rank() == 0:
             log.info("%s", partition.line)
-    except Exception as error:
-        warn(f"overlap_sched could not report on {partition.name!r}", error)

@@ -1,9 +1,9 @@
 """What we do with the names of Inductor's scheduler, for the versions in which we have seen them.
 
 torch says of its scheduler that it may change at any time. So nothing else of this package imports from it but
-:mod:`~overlap_sched.inductor.kernels`, :mod:`~overlap_sched.inductor.lifting` and
-:mod:`~overlap_sched.inductor.graph_order`, and all of these are imported only behind
-:func:`overlap_sched.inductor.scheduler_pass.check_torch`.
+:mod:`~overlap_sched.inductor.kernel_graph`, :mod:`~overlap_sched.inductor.kernels`,
+:mod:`~overlap_sched.inductor.lifting` and :mod:`~overlap_sched.inductor.graph_order`, and all of these are imported
+only when a pass runs that was switched on behind :func:`overlap_sched.inductor.scheduler_pass.knows_torch`.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,20 +13,8 @@ from typing import Any
 import sympy
 from torch._inductor import config, ir
 from torch._inductor.scheduler import GroupedSchedulerNode, Scheduler
-from torch._inductor.utils import contains_collective, is_wait
+from torch._inductor.utils import is_wait
 from torch._inductor.virtualized import V
-
-from overlap_sched.inductor.reporting import name_graph
-
-
-def lowered() -> Any:
-    """The graph that Inductor is lowering."""
-    return V.graph
-
-
-def communicates(snodes: Sequence[Any]) -> bool:
-    """Tell whether a collective is among some scheduler nodes."""
-    return any(contains_collective(snode) for snode in snodes)
 
 
 def members(node: Any) -> Sequence[Any]:
@@ -106,16 +94,6 @@ def size_of(size: Any) -> sympy.Expr:
     return V.graph.sizevars.remove_precomputed_replacements(sympy.sympify(size))
 
 
-def passes_behind() -> list[str]:
-    """Which passes of torch reorder behind those of ``reorder_for_compute_comm_overlap_passes``, as it is set now."""
-    distributed = config.aten_distributed_optimizations
-    joins = config.graph_partition and config.triton.cudagraphs and config.triton.reorder_for_reducing_graph_partitions
-    return [
-        *(["simple_overlap"] if getattr(distributed, "enable_simple_overlap", False) else []),
-        *(["Scheduler.maybe_reorder_for_minimizing_partition"] if joins else []),
-    ]
-
-
 def cuda_graphs(snodes: Sequence[Any]) -> int:
     """Into how many parts torch cuts the graph for CUDA graphs, which are replayed one by one; 1: it does not."""
     scheduler = _scheduler(snodes)
@@ -123,15 +101,3 @@ def cuda_graphs(snodes: Sequence[Any]) -> int:
         return 1
     apart = [bool(scheduler.should_partition(snode)) for snode in snodes]
     return 1 + sum(one != other for one, other in pairwise(apart))
-
-
-def annotate(text: str) -> None:
-    """Put a comment of one line into the code that is being generated."""
-    V.graph.wrapper_code.header.writeline(f"{'//' if V.graph.cpp_wrapper else '#'} {text}")
-
-
-def graph_name() -> str:
-    """Return the name of what is being compiled, see :func:`overlap_sched.inductor.name_graph`."""
-    graph = V.graph
-    kind = "inference" if graph.is_inference else "backward" if graph.is_backward else "forward"
-    return name_graph(kind, graph.name or "", graph.graph_id)

@@ -5,21 +5,21 @@
   own logging takes: ``TORCH_LOGS="overlap_sched"`` or ``TORCH_LOGS="+overlap_sched"``.
 - One line on all graphs on rank 0, where the plug-in is switched off or the process ends. It is a WARNING where
   something can be repaired, else INFO, and goes to standard error where nobody has set up logging.
-- torch's structured trace (``TORCH_TRACE``, tlparse), where that is on: the artifact ``overlap_sched_report``.
 
 torch hands the name of the function to no pass. It stands on the stack, where ``torch._dynamo.convert_frame._compile``
 runs; where it is not found, graphs have shorter names.
 """
 
 import atexit
-import json
 import logging
 import os
 import re
 import sys
 import warnings
 from collections import Counter, OrderedDict, deque
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from textwrap import shorten
 from types import CodeType, FrameType
 from typing import Any, Literal, NamedTuple
@@ -28,15 +28,12 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch import nn
 from torch._guards import CompileContext
-from torch._logging import trace_structured
 
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report
-from overlap_sched.problem import Kind
 from overlap_sched.report.units import count, duration, from_to, size
 from overlap_sched.report.words.graph import sizes_assumed
 from overlap_sched.report.words.schedule import collectives_text
-from overlap_sched.scheduler.driver import Figures
 
 log = logging.getLogger("overlap_sched")
 
@@ -75,6 +72,22 @@ def warn(message: str, error: Exception | None = None, subject: str = "") -> Non
         warnings.warn(message, OverlapSchedWarning, stacklevel=3)
     except OverlapSchedWarning:
         log.warning("%s", message)
+
+
+@contextmanager
+def guard(doing: str) -> Iterator[None]:
+    """Warn of what fails inside, and go on: a job is running, and what it runs is settled."""
+    try:
+        yield
+    except Exception as error:
+        warn(f"overlap_sched {doing}", error)
+
+
+def communicates(report: Report) -> bool:
+    """Tell whether a graph has collectives, or may: it was not lifted."""
+    if report.schedule is not None:
+        return bool(report.schedule.problem.collectives)
+    return not (report.reason or "").startswith(NO_COLLECTIVES)
 
 
 def rank() -> int:
@@ -211,13 +224,13 @@ class Tally:
     def add(self, report: Report, priced_for: str) -> None:
         """Count a graph that came to us."""
         self._look()
-        plan, reason, exposed = report.schedule, report.reason or "", report.exposed_us
+        exposed = report.exposed_us
         self.graphs += 1
-        if not (plan.problem.collectives if plan is not None else not reason.startswith(NO_COLLECTIVES)):
+        if not communicates(report):
             return
         self.communicating += 1
         if exposed is None:
-            self.reasons[reason] += 1
+            self.reasons[report.reason or ""] += 1
             return
         self.changed += 1
         self.exposed_us = (self.exposed_us[0] + exposed[0], self.exposed_us[1] + exposed[1])
@@ -338,31 +351,6 @@ class GraphReport:
             lines.append(f"  times are {self._predicted}")
         return "\n".join([*lines, *(f"  setting: {setting}" for setting in self.settings)])
 
-    def to_json(self) -> dict[str, Any]:
-        """For the structured trace: names instead of ids."""
-        plan = self.report.schedule
-        return {
-            "name": self.name,
-            "stage": self.stage,
-            "changed": self.report.changed,
-            "reason": self.report.reason,
-            "launch_order_kept": self.report.kept,
-            "not_rewritten": list(self.report.refused),
-            "notes": dict(self.report.notes),
-            "sizes": [one._asdict() for one in self.report.sizes],
-            "settings": list(self.settings),
-            "priced_for": self.priced_for,
-            "original": _figures(plan.original if plan else None),
-            "scheduled": _figures(plan.scheduled if plan else None),
-            "order": [plan.problem.nodes[v].name for v in plan.order if plan.problem.nodes[v].kind is not Kind.INPUT]
-            if plan
-            else [],
-        }
-
-
-def _figures(figures: Figures | None) -> dict[str, float] | None:
-    return None if figures is None else asdict(figures)
-
 
 def reports() -> tuple[GraphReport, ...]:
     """Report what became of the graphs compiled in this process, oldest first; the last 256 are kept."""
@@ -393,7 +381,7 @@ def record_cached(name: str, stage: Stage, kept: str | None = None, communicates
 
 def record(report: GraphReport) -> None:
     """Keep, log and trace. To be called when the order is settled: nothing that fails here changes it any more."""
-    try:
+    with guard(f"could not report on {report.name!r}"):
         report = replace(report, report=replace(report.report, **_notes.pop(report.name, {})))
         _reports.append(report)
         tally.add(report.report, report.priced_for)
@@ -402,10 +390,3 @@ def record(report: GraphReport) -> None:
                 warn(f"overlap_sched: {report.report.on_undeclared}")
             log.info("%s", report.line)
         log.debug("%s", report)
-        trace_structured(
-            "artifact",
-            metadata_fn=lambda: {"name": "overlap_sched_report", "encoding": "json"},
-            payload_fn=lambda: json.dumps(report.to_json()),
-        )
-    except Exception as error:  # a report that cannot be written must not stop a compilation
-        warn(f"overlap_sched could not report on {report.name!r}", error)

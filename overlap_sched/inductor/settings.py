@@ -18,6 +18,7 @@ from overlap_sched.fit.answer import Question
 from overlap_sched.fx.costs import Cost
 from overlap_sched.inductor.reporting import Stage
 from overlap_sched.options import Options, options_given
+from overlap_sched.problem.precedence import Preserve
 
 NODES = {"A100": "dgx-a100", "H100": "dgx-h100", "H200": "dgx-h200", "B200": "dgx-b200", "MI300X": "mi300x"}
 """By what a GPU is called, as a word of its own (a GB200 is in other nodes than a B200)."""
@@ -105,10 +106,9 @@ class Settings:
         """The arguments with which a graph is lifted."""
         return {"cost": self.cost, "model": self.model, "ranks_per_node": self.ranks_per_node, "cluster": self.where}
 
-    @property
-    def met_under(self) -> str:
-        """The part of the settings in the name under which the ranks meet."""
-        return f"{self.stage} {self.graph}".rstrip()
+    def preserving(self, order: Preserve) -> "Settings":
+        """The same with this order of launches kept, and no rewrites."""
+        return replace(self, options=replace(self.options, preserve_collective_order=order, rewrites=()))
 
     @property
     def where(self) -> Cluster | None:

@@ -244,7 +244,7 @@ def test_what_code_carries() -> None:
 
 def taken(key: str) -> Agreement | None:
     """What is kept of an answer for the compilation that follows."""
-    return caches.decisions._by_key.pop(key, None)
+    return caches.decisions.by_key.pop(key, None)
 
 
 @pytest.fixture
@@ -320,7 +320,7 @@ def test_code_of_a_graph_that_may_be_rewritten_is_asked_about_twice(
 
 
 def test_what_was_decided_about_code_holds_for_the_compilation_that_follows(asked: list[Any]) -> None:
-    caches.decisions.keep(MINE.key, DIFFER)
+    caches.decisions.by_key[MINE.key] = DIFFER
     assert caches.decisions.take_or_ask(MINE, Settings()) is DIFFER
     assert asked == [AGREED]
     assert caches.decisions.take_or_ask(MINE, Settings()) is AGREED

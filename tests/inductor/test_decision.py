@@ -26,7 +26,6 @@ from overlap_sched.inductor import agree, caches, clear_reports, decision
 from overlap_sched.inductor.agree import Traffic, launch_texts
 from overlap_sched.inductor.decision import (
     FOLLOWS,
-    GraphPlan,
     LaunchFacts,
     OrderDraft,
     PlanRequest,
@@ -75,15 +74,17 @@ class Sheet:
     def read(self, how: PlanRequest) -> LaunchFacts:
         return LaunchFacts("g", "key", (A, B), self.original, (A, B))
 
-    def plan(self, how: PlanRequest, facts: LaunchFacts, schedule: ScheduleCall) -> GraphPlan:
+    def plan(self, how: PlanRequest, facts: LaunchFacts, schedule: ScheduleCall) -> tuple[Report, list[Any]]:
         self.preserved.append(how.settings.options.preserve_collective_order)
         found = self.plans.pop(0)
         if how.follows is None:
             schedule(EXAMPLE, how.settings.options)
         if isinstance(found, Exception):
             raise found
-        traffic = found if isinstance(found, Traffic) or found is None else Traffic(found, {})
-        return GraphPlan(Report("g", SCHEDULED, changed=found is not None), [len(self.preserved)], traffic, EXAMPLE)
+        return Report("g", SCHEDULED, changed=found is not None), [len(self.preserved), found]
+
+    def traffic(self, order: Any) -> Traffic | None:
+        return order[1] if isinstance(order[1], Traffic) else Traffic(order[1], {})
 
 
 def decided(
@@ -165,7 +166,7 @@ class TestNothingInForce:
         with pytest.warns(OverlapSchedWarning, match="keeps the launches and waits of 'g'"):
             draft, preserved = decided(monkeypatch, *plans, answer=NOT_ALIKE, original=ORIGINAL)
         assert (became(draft), preserved) == ((True, "others launch otherwise.", None), kept)
-        assert draft.plan.traffic == plans[-1]
+        assert draft.traffic == plans[-1]
         assert draft.cached is not None
         assert draft.cached.digest.order.startswith("launches kept: and waits: ")
 
@@ -241,7 +242,7 @@ class TestChoosingASequence:
         self.choose(monkeypatch, LaunchChoice(0, PROPOSAL))
         draft, preserved = decided(monkeypatch, (B, A), (A, B), (B, A), answer=NEGOTIABLE)
         assert preserved == ["none", "all", "none"]
-        assert (draft.report.changed, draft.plan.traffic, in_force()) == (True, Traffic((B, A), {}), SWAPPED)
+        assert (draft.report.changed, draft.traffic, in_force()) == (True, Traffic((B, A), {}), SWAPPED)
         assert str(draft.report.kept).endswith("all launch as rank 0 does.")
         assert [one.order for one in asked] == ["launches of rank 0: [1, 0]"]
         assert draft.cached is None  # nothing would ask the ranks again
@@ -259,7 +260,7 @@ class TestChoosingASequence:
         self.choose(monkeypatch, choice)
         self.agrees = agrees
         draft, _ = decided(monkeypatch, (B, A), (A, B), *([] if last is None else [last]), answer=NEGOTIABLE)
-        assert (became(draft), draft.plan.order, in_force()) == ((True, REASON, None), [2], KEPT)
+        assert (became(draft), draft.order[0], in_force()) == ((True, REASON, None), 2, KEPT)
         assert [one.failure for one in asked] == [failure]
 
     @pytest.mark.parametrize(
@@ -276,7 +277,7 @@ class TestChoosingASequence:
             with pytest.raises(SequenceError, match="the store failed"):
                 decided(monkeypatch, *plans, answer=NEGOTIABLE)
         else:
-            assert decided(monkeypatch, *plans, answer=NEGOTIABLE)[0].plan.traffic == Traffic((A, B), {})
+            assert decided(monkeypatch, *plans, answer=NEGOTIABLE)[0].traffic == Traffic((A, B), {})
 
     def test_where_another_sequence_is_in_force_by_then_that_is_planned(self, monkeypatch, asked):
         self.choose(monkeypatch, LaunchChoice(0, PROPOSAL))

@@ -396,7 +396,7 @@ def test_what_is_not_rewritten_is_in_the_report_also_where_times_are_given() -> 
     (why,) = report.report.refused
     assert why.startswith("'all_reduce' is a sum of float32 on ranks of an unknown number (all_reduce): where an ")
     assert why.endswith(" so a rewrite would change bits. (The same of 1 more.)")
-    assert report.to_json()["not_rewritten"] == [why]
+    assert f"  not rewritten: {why}" in str(report)
 
 
 def reductions(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> list[torch.Tensor]:

@@ -1,7 +1,6 @@
 """Reports: kept, one line on rank 0, one line on all graphs, all of it where asked for; and the names of graphs."""
 
 import io
-import json
 import logging
 import os
 import re
@@ -83,17 +82,6 @@ def test_only_rank_0_logs_the_line(
     with caplog.at_level(logging.INFO, logger="overlap_sched"):
         record(GraphReport("a", "inductor", Report("a", reason="b")))
     assert len(caplog.records) == lines
-
-
-def test_structured_trace(ours: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
-    traced: list[Any] = []
-    monkeypatch.setattr(reporting, "trace_structured", lambda name, **of: traced.append(json.loads(of["payload_fn"]())))
-    record(ours.reports[1])
-    plan = ours.reports[1].report.schedule
-    assert plan is not None
-    assert traced[0]["changed"] is True
-    assert traced[0]["scheduled"]["step_us"] == plan.scheduled.step_us
-    assert traced[0]["order"][-1] == "output"
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.distributed import Digest
 from overlap_sched.errors import OverlapSchedWarning, UnsupportedError
-from overlap_sched.inductor import caches, private, scheduler_pass, switch
+from overlap_sched.inductor import caches, kernel_graph, private, switch
 from overlap_sched.inductor.decision import OrderDraft, decide
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
@@ -135,8 +135,8 @@ def test_waits_are_known_only_where_our_order_comes_last(monkeypatch: pytest.Mon
         made.append(decide(graph, settings))
         return made[-1]
 
-    monkeypatch.setattr(scheduler_pass, "asks", lambda settings: True)
-    monkeypatch.setattr(scheduler_pass, "decide", noted)
+    monkeypatch.setattr(kernel_graph, "asks", lambda settings: True)
+    monkeypatch.setattr(kernel_graph, "decide", noted)
     if not last:
         monkeypatch.setattr(private, "at_the_end", lambda *_: False)
     overlap_sched.enable(ROOM)
@@ -155,8 +155,8 @@ def test_a_rank_whose_effects_cannot_be_put_in_order_tells_the_others(monkeypatc
     def fails(snodes: Any) -> Any:
         raise UnsupportedError("other kernels in between keep them so")
 
-    monkeypatch.setattr(scheduler_pass, "asks", lambda settings: True)
-    monkeypatch.setattr("overlap_sched.inductor.graph_order.in_order_of_effects", fails)
+    monkeypatch.setattr(kernel_graph, "asks", lambda settings: True)
+    monkeypatch.setattr("overlap_sched.inductor.kernel_graph.in_order_of_effects", fails)
     monkeypatch.setattr(caches, "ask", ask)
     overlap_sched.enable(ROOM)
     with pytest.warns(OverlapSchedWarning, match="keep them so"):
@@ -235,8 +235,8 @@ def test_no_garbage_is_collected_while_a_graph_is_planned(enabled: bool, monkeyp
     before = gc.isenabled()
     try:
         (gc.enable if enabled else gc.disable)()
-        monkeypatch.setattr("overlap_sched.inductor.lifting.lift_kernels", lift)
-        monkeypatch.setattr(private, "contains_collective", lambda _: True)
+        monkeypatch.setattr("overlap_sched.inductor.kernel_graph.lift_kernels", lift)
+        monkeypatch.setattr(kernel_graph, "contains_collective", lambda _: True)
         overlap_sched.enable()
         with pytest.warns(OverlapSchedWarning, match="far enough"):
             torch.compile(lambda x: x + 1)(torch.ones(2))

@@ -201,7 +201,7 @@ class _Compiled:
             return None
         number, again = compiling.frame_id, compiling.frame_compile_id
         if frame is not None:
-            self.owners[number, again] = 0 if frame.owner is None else id(frame.owner)
+            self.owners[number, again] = 0 if frame[1] is None else id(frame[1])
         return number, self.owners.get((number, again), 0), again
 
 

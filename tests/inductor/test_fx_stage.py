@@ -29,7 +29,7 @@ from overlap_sched.inductor.fx_stage import RewriteChoice, rewrite_fx
 from overlap_sched.inductor.reporting import Stage, Tally, clear_reports, reports
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.inductor.switch import RewritePass
+from overlap_sched.inductor.switch import WatchPass
 from overlap_sched.report.units import count
 from overlap_sched.scheduler import beam_search
 from overlap_sched.scheduler.task import TUNING
@@ -284,7 +284,7 @@ def test_what_may_have_gone_wrong_for_a_moment_is_not_cached() -> None:
 
 
 def test_a_key_for_torchs_caches_only_where_torch_asks_before_it_uses_code() -> None:
-    rewrites = RewritePass(Settings(), choose=chosen())
+    rewrites = WatchPass(Settings(), choose=chosen())
     assert rewrites.uuid()
     with mock.patch.object(switch, "watch_caches", return_value=False):
         assert rewrites.uuid() is None
@@ -294,7 +294,7 @@ def before_lowering(choose: Any) -> Any:
     """Settings of Inductor: rewrite graphs before they are lowered, and set their order behind fusion."""
     settings = Settings(Options(strict=True))
     return torch._inductor.config.patch(
-        post_grad_custom_post_pass=RewritePass(settings, choose=choose),
+        post_grad_custom_post_pass=WatchPass(settings, choose=choose),
         reorder_for_compute_comm_overlap=True,
         reorder_for_compute_comm_overlap_passes=[SchedulerPass(settings)],
         fx_graph_cache=False,
@@ -349,7 +349,7 @@ def test_sums_over_what_a_bucket_gathers_round_as_they_did(ranks: None) -> None:
 def test_the_order_behind_fusion_is_set_as_before(plain: Compiled, ranks: None) -> None:
     options = overlap_sched.inductor_options(Options(headroom="20%", strict=True))
     watch = options["post_grad_custom_post_pass"]
-    rewrites = RewritePass(Settings(Options(strict=True)), watch, neighbours)
+    rewrites = replace(watch, choose=neighbours)
     done = compiled_step(Net(), own_functions=True, options={**options, "post_grad_custom_post_pass": rewrites})
     assert [report.report.changed for report in done.reports] == [True, True]
     assert all(map(torch.equal, plain.results, done.results))
@@ -442,10 +442,10 @@ def test_not_where_torch_runs_no_pass_behind_fusion() -> None:
     ours = {"reorder_for_compute_comm_overlap_passes": [SchedulerPass(Settings())]}
     for theirs in ({"deterministic": True}, {"reorder_for_compute_comm_overlap": False}):
         with torch._inductor.config.patch({"reorder_for_compute_comm_overlap": True, **ours, **theirs}):
-            RewritePass(Settings(), choose=chosen(GATHERS))(gm.graph)
+            WatchPass(Settings(), choose=chosen(GATHERS))(gm.graph)
         assert described(gm.graph) == before
     with torch._inductor.config.patch({"reorder_for_compute_comm_overlap": True, **ours}):
-        RewritePass(Settings(), choose=chosen(GATHERS))(gm.graph)
+        WatchPass(Settings(), choose=chosen(GATHERS))(gm.graph)
     assert described(gm.graph) != before
 
 
@@ -480,8 +480,8 @@ def test_a_rewritten_graph_counts_as_rewritten(ranks: None) -> None:
 def test_switching_on_and_off_leaves_no_pass_of_ours_behind(clean: None) -> None:
     with overlap_sched.enabled(ROOMY):
         inner = overlap_sched.inductor_options(ROOMY)["post_grad_custom_post_pass"]
-        assert isinstance(inner.before, RewritePass)
-        assert inner.before.before is None
+        assert isinstance(inner, WatchPass)
+        assert inner.before is None
         overlap_sched.clear_reports()
         compiled_step_of_nothing()
     assert torch._inductor.config.post_grad_custom_post_pass is None

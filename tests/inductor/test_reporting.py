@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import overlap_sched
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report
 from overlap_sched.inductor import reporting
-from overlap_sched.inductor.reporting import HOOKS, GraphReport, Tally, dynamo_frame, name_graph, record
+from overlap_sched.inductor.reporting import CACHED, HOOKS, GraphReport, Tally, dynamo_frame, name_graph, record
 from tests.inductor.conftest import Compiled
 from tests.support.examples import at_night
 from tests.support.inductor.models import Net, step
@@ -224,7 +225,7 @@ def test_the_line_stays_a_line() -> None:
 
 
 def test_graphs_out_of_a_cache_and_graphs_that_did_not_come() -> None:
-    tally = Tally(cached=2, cached_communicates=True)
+    tally = Tally(became=Counter({CACHED: 2}), communicates=True)
     assert tally.line() == ("overlap_sched: 2 graphs out of torch's caches", logging.INFO)
     tally.missed = 1
     assert tally.line() == ("overlap_sched: 2 graphs out of torch's caches; 1 graph compiled without it", logging.INFO)
@@ -234,12 +235,15 @@ def test_graphs_out_of_a_cache_and_graphs_that_did_not_come() -> None:
 
 
 def test_no_collectives_on_several_ranks_says_where_they_went() -> None:
-    for tally in (Tally(graphs=2, several=True), Tally(cached=2, several=True)):
+    for tally in (
+        Tally(became=Counter({NO_COLLECTIVES: 2}), several=True),
+        Tally(became=Counter({CACHED: 2}), several=True),
+    ):
         text, level = tally.line()
         assert HOOKS in text
         assert level == logging.WARNING
-    assert HOOKS not in Tally(graphs=2).line()[0]
-    assert HOOKS not in Tally(cached=2, cached_communicates=True, several=True).line()[0]
+    assert HOOKS not in Tally(became=Counter({NO_COLLECTIVES: 2})).line()[0]
+    assert HOOKS not in Tally(became=Counter({CACHED: 2}), communicates=True, several=True).line()[0]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

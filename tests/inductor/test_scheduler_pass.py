@@ -20,7 +20,7 @@ from overlap_sched.inductor import caches, kernel_graph, private, switch
 from overlap_sched.inductor.decision import OrderDraft, decide
 from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.inductor.switch import RewritePass, WatchPass
+from overlap_sched.inductor.switch import WatchPass
 from overlap_sched.report.units import duration
 from tests.support.inductor.generated import Event, events, numbered, planned
 from tests.support.inductor.models import RANKS, gathered
@@ -202,7 +202,7 @@ def test_nothing_is_rewritten_where_no_order_is_set(monkeypatch: pytest.MonkeyPa
     done: list[Any] = []
     monkeypatch.setattr(switch, "rewrite_fx", lambda *given: done.append(given))
     overlap_sched.enable()
-    rewrites = RewritePass(Settings())
+    rewrites = WatchPass(Settings())
     rewrites(fx.Graph())
     assert len(done) == 1
     off()

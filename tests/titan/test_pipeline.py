@@ -217,8 +217,8 @@ def test_the_settings_that_torchtitan_overwrites_are_made_again(config: Any) -> 
         try:
             assert inductor.reorder_for_compute_comm_overlap
             assert type(inductor.reorder_for_compute_comm_overlap_passes[-1]).__name__ == "SchedulerPass"
-            rewrites = inductor.post_grad_custom_post_pass.before
-            assert (type(rewrites).__name__, rewrites.before) == ("RewritePass", theirs)
+            ours = inductor.post_grad_custom_post_pass
+            assert (type(ours).__name__, ours.before) == ("WatchPass", theirs)
         finally:
             started.overlap_sched.close()
         assert inductor.post_grad_custom_post_pass is theirs

@@ -11,12 +11,12 @@ made for.
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from sympy import Mul
-from torch import fx
 from torch._inductor import config, ir
 from torch._inductor.codegen.common import BackendFeature
 from torch._inductor.codegen.wrapper import can_match_buffer_size
@@ -29,7 +29,7 @@ from torch._inductor.scheduler import (
     OutputNode,
     SchedulerNode,
 )
-from torch._inductor.utils import contains_collective, contains_wait, is_nonfreeable_buffers, is_wait
+from torch._inductor.utils import contains_collective, contains_wait, is_collective, is_nonfreeable_buffers, is_wait
 from torch._inductor.virtualized import V
 
 from overlap_sched.cost import Compute, CostModel
@@ -271,9 +271,8 @@ class DataFlow:
             any of them.
         writes: Storages that it writes and did not make: mutations, what it writes over, a wait's output.
         uses: Storages that must live while it runs; of a wait, those of its collective.
-        launch_of: Per wait, the position of its collective, of several the last; not in it where that was launched
-            elsewhere.
-        ends: Per wait in ``launch_of``, the positions of all collectives that it waits for.
+        ends: Per wait, the positions of all collectives that it waits for, the last one last; a wait is not in it where
+            they were launched elsewhere.
         made: Storages that it allocates.
         freeable: Input storages that die after their last use: saved activations of a backward graph, by the names that
             AOTAutograd gives (``is_nonfreeable_buffers``), unless the graph writes them or others hold them on.
@@ -287,7 +286,6 @@ class DataFlow:
         self.takes: list[tuple[str, ...]] = []
         self.writes: list[tuple[str, ...]] = []
         self.uses: list[tuple[str, ...]] = []
-        self.launch_of: dict[int, int] = {}
         self.ends: dict[int, tuple[int, ...]] = {}
         self.freeable: set[str] = set()
         self.made: defaultdict[int, list[str]] = defaultdict(list)
@@ -338,7 +336,7 @@ class DataFlow:
             self.takes[at] = _distinct([*self.takes[at], *inputs])
         launches = sorted({in_flight[s] for s in self.writes[at] if s in in_flight})
         if launches:
-            self.launch_of[at], self.ends[at] = launches[-1], tuple(launches)
+            self.ends[at] = tuple(launches)
             self.uses[at] = _distinct([*self.uses[at], *(s for launch in launches for s in self.uses[launch])])
 
 
@@ -409,12 +407,15 @@ class KernelCosts:
         found = {v for member in members(snode) if member.node is not None for v in self.origins(member)}
         return [self._reading.nodes[v].meta for v in sorted(found)]
 
-    def of_collective(self, snode: Any, launch: Any) -> KernelCost:
-        """The cost of a scheduler node that launches ``launch``.
+    def of(self, snode: Any, kind: Kind) -> KernelCost:
+        """The cost of a scheduler node.
 
         Raises:
-            UnsupportedError: It came from no FX collective.
+            UnsupportedError: It launches a collective that came from no FX collective.
         """
+        if kind is not Kind.COLLECTIVE:
+            return self._of_compute(snode) if kind is Kind.COMPUTE else KernelCost("wait_tensor", 0, 0, 0.0)
+        launch = next(member for member in members(snode) if is_collective(member.node))
         found = [v for v in self.origins(launch) if self._role(v) is Role.LAUNCH]
         if len(found) != 1:
             raise UnsupportedError(
@@ -424,18 +425,24 @@ class KernelCosts:
         comm = self._reading.traits[v].comm
         return KernelCost(comm.op if comm else "", 0, self._fx.bytes[v], self._fx.prices[v].time_us, v)
 
-    def of_compute(self, snode: Any) -> KernelCost:
-        """The cost of a scheduler node that computes."""
+    def _of_compute(self, snode: Any) -> KernelCost:
         parts = [member for member in members(snode) if member.node is not None and not is_wait(member.node)]
         origins = list(dict.fromkeys(v for part in parts for v in self.origins(part)))
-        op = "+".join(dict.fromkeys(self._name(v) for v in origins if not self._reading.traits[v].free))
-        if parts and all(_no_kernel(part) for part in parts):
+        traits = self._reading.traits
+        op = "+".join(dict.fromkeys(traits[v].op for v in origins if not traits[v].free))
+        # one output of a kernel that has several, whose cost the kernel has; a whole that its parts have written
+        if parts and all(
+            isinstance(one.node, ir.MultiOutput) or isinstance(one, NopKernelSchedulerNode) for one in parts
+        ):
             return KernelCost(op, 0, 0, 0.0)
-        if len(parts) == 1 and (snode.is_extern() or self._blocking(origins)):
+        if len(parts) == 1 and (snode.is_extern() or any(self._role(v) is Role.BLOCKING for v in origins)):
             return self._of_extern(op, parts[0], origins)
         nbytes = self._moved(snode)
         flops = sum(self._fx.flops[v] for v in self._exact(parts))
-        given = [us for us in map(self._given, origins) if us is not None]
+        asked = (
+            [] if self._cost is None else [self._cost(self._reading.nodes[v]) for v in origins if self._role(v) is None]
+        )
+        given = [us for us in asked if us is not None]
         us = sum(given) if given else ask_model(self._model.compute_us, Compute(op, flops, nbytes))
         return KernelCost(op, flops, nbytes, us)
 
@@ -454,31 +461,19 @@ class KernelCosts:
         nodes = [getattr(part.node, "origin_node", None) for part in parts]
         return list(dict.fromkeys(self._index[node] for node in nodes if node in self._index))
 
-    def _given(self, v: int) -> float | None:
-        node: fx.Node = self._reading.nodes[v]
-        return None if self._cost is None or self._role(v) is not None else self._cost(node)
-
     def _role(self, v: int) -> Role | None:
         comm = self._reading.traits[v].comm
         return None if comm is None else comm.role
 
-    def _blocking(self, origins: Sequence[int]) -> bool:
-        return any(self._role(v) is Role.BLOCKING for v in origins)
-
-    def _name(self, v: int) -> str:
-        return self._reading.traits[v].op
-
     def _moved(self, snode: Any) -> int:
         """Bytes of the buffers that a kernel reads and writes; of those that are indexed by data, what is picked."""
-        try:
-            return _moved_and_picked(snode, self._reading.storages.sizes(V.graph.sizevars.shape_env))
-        except Exception:  # before torch 2.13 some of what it asks has other names
-            pass
-        try:
-            return max(0, int(snode.get_read_write_buffers_sizes()))
-        except Exception:  # torch's own estimate; a wrong cost must not stop a pass
-            self._notes["bytes_failed"] += 1
-            return 0
+        sizes = self._reading.storages.sizes(V.graph.sizevars.shape_env)
+        # torch's own estimate where, before torch 2.13, some of what ours asks has other names
+        for estimate in (partial(_moved_and_picked, snode, sizes), snode.get_read_write_buffers_sizes):
+            with suppress(Exception):  # a wrong cost must not stop a pass
+                return max(0, int(estimate()))
+        self._notes["bytes_failed"] += 1
+        return 0
 
 
 def _moved_and_picked(snode: Any, sizes: Sizes) -> int:
@@ -508,8 +503,3 @@ def _moved_and_picked(snode: Any, sizes: Sizes) -> int:
 
 def _elements(dep: Any) -> Any:
     return size_of(Mul(*dep.size))
-
-
-def _no_kernel(part: Any) -> bool:
-    """One output of a kernel that has several, whose cost the kernel has; a whole that its parts have written."""
-    return isinstance(part.node, ir.MultiOutput) or isinstance(part, NopKernelSchedulerNode)

@@ -45,7 +45,7 @@ BEFORE: dict[str, tuple[str, Any]] = {
     "read_graph": ("overlap_sched.inductor.lifting.read_graph", fails),
     "buffers": ("overlap_sched.inductor.lifting.read_buffers", fails),
     "flow": ("overlap_sched.inductor.lifting.DataFlow", fails),
-    "hazards": ("overlap_sched.inductor.lifting.dependencies", fails),
+    "hazards": ("overlap_sched.inductor.lifting.Kernels.dependencies", fails),
     "costs": ("overlap_sched.inductor.lifting.KernelCosts", fails),
     "problem": ("overlap_sched.inductor.lifting.Problem", fails),
     "schedule": ("overlap_sched.inductor.decision.schedule", fails),

@@ -23,7 +23,7 @@ from overlap_sched.errors import OverlapSchedWarning, UnsupportedError
 from overlap_sched.fx.calls import Communication
 from overlap_sched.fx.operators import Comm, OperatorTraits, Ordering, Role
 from overlap_sched.inductor.graph_order import in_order_of_effects
-from overlap_sched.inductor.lifting import dependencies
+from overlap_sched.inductor.lifting import Kernels
 
 
 @dataclass
@@ -85,7 +85,7 @@ def after(
     )
     buffers: Any = SimpleNamespace(producer={})
     notes: Counter[str] = Counter()
-    table = dependencies(kernels, buffers, flow, reading, costs, notes)
+    table = Kernels(kernels, buffers, flow, reading, costs).dependencies(notes)
     return {(at, before) for at, befores in table.items() for before in befores}, notes
 
 

@@ -27,24 +27,10 @@ from overlap_sched.distributed.negotiation import LaunchChoice, chosen_digest, n
 from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.errors import SequenceError, UnsupportedError
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor.agree import (
-    Launches,
-    Traffic,
-    ask,
-    find_in_force,
-    launch_digest,
-    launch_texts,
-    may_be_a_part,
-    membership,
-    note_launches,
-    put_in_force,
-    refuse,
-    report_failure,
-    runs_earlier_code,
-    warn_of_ranks,
-)
+from overlap_sched.inductor import agree
+from overlap_sched.inductor.agree import Launches, Traffic
 from overlap_sched.inductor.caches import CachedOrder, decisions, order_to_cache
-from overlap_sched.inductor.reporting import GraphReport, communicates, describe_error, guard, record, warn
+from overlap_sched.inductor.reporting import GraphReport, communicates, describe_error, record, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
@@ -109,7 +95,7 @@ class LaunchFacts:
     @cached_property
     def texts(self) -> tuple[Launch, ...]:
         """The launches as all ranks know them."""
-        return launch_texts(self.launches or self.standing or ())
+        return agree.launch_texts(self.launches or self.standing or ())
 
     def places_of(self, launches: Launches) -> tuple[int, ...]:
         """Launches, each by its place in the original sequence."""
@@ -182,11 +168,10 @@ class OrderDraft:
         return replace(self, report=replace(self.report, changed=False, reason=reason or self.report.reason))
 
     def record(self, report: Report | None = None) -> None:
-        """Keep the report, or a corrected one, now that nothing changes the order any more. Never raises."""
+        """Keep the report, or a corrected one, now that nothing changes the order any more."""
         settings, report = self.how.settings, report or self.report
-        with guard(f"could not report on {self.facts.name!r}"):
-            if not settings.follows or report.changed:
-                record(GraphReport(report.name, settings.stage, report, settings.notes, settings.priced_for))
+        if not settings.follows or report.changed:
+            record(GraphReport(report.name, settings.stage, report, settings.notes, settings.priced_for))
 
 
 def decide(graph: Graph, settings: Settings, options: Options | None = None) -> OrderDraft:
@@ -201,7 +186,7 @@ def decide(graph: Graph, settings: Settings, options: Options | None = None) -> 
     options, known, settled = options or settings.options, None, False
     draft = OrderDraft(PlanRequest(settings), LaunchFacts(), Report("a graph"))
     try:
-        if runs_earlier_code() and settings.options.preserve_collective_order != "all":
+        if agree.runs_earlier_code() and settings.options.preserve_collective_order != "all":
             settings = settings.preserving("waits")
             options = replace(options, preserve_collective_order="waits", rewrites=())
         draft = _draft(graph, PlanRequest(settings), LaunchFacts())
@@ -211,12 +196,12 @@ def decide(graph: Graph, settings: Settings, options: Options | None = None) -> 
             return draft if draft.facts.standing is not None else draft.leave(UNKNOWN)
         draft, mine = _show(draft, options, draft.facts.key)
         # code of this graph was found in a cache and refused: what the ranks have decided then is known here
-        known = None if mine.key in decisions.by_key else find_in_force(draft.facts.texts, settings)
+        known = None if mine.key in decisions.by_key else agree.find_in_force(draft.facts.texts, settings)
         if settings.follows and (known is None or not known.moves):  # off: torch's own order, asking nobody
             return draft.leave()
         if known is not None:
-            if may_be_a_part(known, settings):
-                refuse(draft.report.name, PART_OF_OTHERS)
+            if agree.may_be_a_part(known, settings):
+                agree.refuse(draft.report.name, PART_OF_OTHERS)
             if known.together and draft.entry(mine, True) == known:
                 draft = _cache(draft, mine, Agreement(True, Verdict(True)), known)
         elif (agreement := decisions.take_or_ask(mine, settings)) is None:
@@ -225,7 +210,7 @@ def decide(graph: Graph, settings: Settings, options: Options | None = None) -> 
             settled = agreement.agreed
             if not settled:
                 if agreement.in_doubt:
-                    refuse(draft.report.name, str(agreement.reason))
+                    agree.refuse(draft.report.name, str(agreement.reason))
                 # from here on whatever fails may fail on one rank alone, which must keep its launches
                 draft = replace(draft, how=replace(draft.how, keeps=agreement.verdict.launches_alike))
                 draft = _settle_for_less(graph, draft, agreement, mine)
@@ -233,22 +218,22 @@ def decide(graph: Graph, settings: Settings, options: Options | None = None) -> 
             verdict = agreement.verdict
             alike = (verdict.agreed or verdict.launches_alike) and not verdict.missing
             entry = draft.entry(mine, alike or settled)  # on what was chosen all have agreed, whoever was late before
-            known = put_in_force(entry, settings)
+            known = agree.put_in_force(entry, settings)
             if known is None:
-                refuse(draft.report.name, PART_OF_OTHERS)
+                agree.refuse(draft.report.name, PART_OF_OTHERS)
             if known == entry and draft.how.follows is None:
                 draft = _cache(draft, mine, agreement, entry)
         if not draft.runs(mine, known):
             settled = False
             draft = _follow(graph, draft, mine, known)
-        note_launches(known)
+        agree.note_launches(known)
         return draft
     except Exception as error:  # on this rank alone
         if settled and not isinstance(error, SequenceError):  # the others run this order
             warn(f"overlap_sched could not note the order of {draft.facts.name!r}", error)
             return draft
         if known is not None and (known.moves or known.rewritten) and not isinstance(error, SequenceError):
-            refuse(draft.facts.name, describe_error(error))
+            agree.refuse(draft.facts.name, describe_error(error))
         keeps = draft.how.keeps or known is not None
         return _fail(replace(draft, how=replace(draft.how, keeps=keeps)), error)
 
@@ -274,7 +259,7 @@ def _schedule(problem: Problem, options: Options, follows: Entry | Proposal | No
         launching = [v for v, node in enumerate(problem.nodes) if node.name in facts.places]
         launching.sort(key=lambda v: turn[facts.places[problem.nodes[v].name]])
         made = follow_launches(problem, launching, options)
-        return made or refuse(problem.name, "its dependencies do not allow that sequence")
+        return made or agree.refuse(problem.name, "its dependencies do not allow that sequence")
     if follows is not None:
         made = follow(problem, follows, options)
         if made is None:
@@ -291,14 +276,16 @@ def _fail(draft: OrderDraft, error: Exception) -> OrderDraft:
 
 
 def _report_failure(error: Exception, name: str, settings: Settings) -> Report:
-    return Report(name, reason=report_failure(error, settings, f"scheduling {name!r}", f"leaves {name!r} as it was"))
+    return Report(
+        name, reason=agree.report_failure(error, settings, f"scheduling {name!r}", f"leaves {name!r} as it was")
+    )
 
 
 def _show(draft: OrderDraft, options: Options, key: str) -> tuple[OrderDraft, Digest]:
     """Return what the others are shown; where even that fails they learn so, and do not wait."""
     report, launches, sequence = draft.report, draft.facts.launches, ""
     try:
-        sequence = "" if launches is None else launch_digest(launches)
+        sequence = "" if launches is None else agree.launch_digest(launches)
         if report.schedule is not None:
             digest = digest_of(report.schedule.problem, options, _order(report.schedule, report.changed))
             return draft, replace(digest, key=key, launches=sequence)
@@ -323,15 +310,15 @@ def _settle_for_less(graph: Graph, draft: OrderDraft, agreement: Agreement, mine
         if verdict.negotiable and settings.options.preserve_collective_order == "none":
             return _negotiate(graph, draft, kept, verdict, mine) or kept
         if verdict.to_repair and draft.report.schedule is not None:
-            warn_of_ranks(f"keeps the launch order of {name!r}", verdict, settings)
+            agree.warn_of_ranks(f"keeps the launch order of {name!r}", verdict, settings)
         return kept
     kept = _keep(graph, draft, reason, waits=True)
     if kept.report.changed:
-        warn_of_ranks(f"keeps the launches and waits of {name!r}", verdict, settings)
+        agree.warn_of_ranks(f"keeps the launches and waits of {name!r}", verdict, settings)
         return kept
     if kept.report.reason is not None:
         reason = f"{kept.report.reason}; {reason}"
-    warn_of_ranks(f"leaves {name!r} as it was", replace(verdict, reason=reason), settings)
+    agree.warn_of_ranks(f"leaves {name!r} as it was", replace(verdict, reason=reason), settings)
     return replace(kept, report=replace(kept.report, changed=False, reason=reason, kept=None))
 
 
@@ -353,12 +340,12 @@ def _negotiate(graph: Graph, own: OrderDraft, kept: OrderDraft, verdict: Verdict
         shows = chosen_digest(mine, verdict, choice, sequence)
     except Exception as error:
         shows = chosen_digest(mine, verdict, None, failure=describe_error(error))
-    agreement = ask(shows, own.how.settings)
+    agreement = agree.ask(shows, own.how.settings)
     if draft is not None and not shows.failure and agreement is not None:
         if agreement.agreed:
             return draft
         if agreement.in_doubt:  # the others may run it
-            refuse(own.report.name, str(agreement.reason))
+            agree.refuse(own.report.name, str(agreement.reason))
     return None
 
 
@@ -375,7 +362,7 @@ def _choose(own: OrderDraft, kept: OrderDraft, verdict: Verdict) -> LaunchChoice
 
     step_us = (made.scheduled if kept.report.changed else made.original).step_us
     proposal = Proposal.of(mine.problem, _order(mine, own.report.changed))
-    return negotiate(verdict, proposal, step_us, planned, membership(), settings.timeout_s, ranks=settings.ranks)
+    return negotiate(verdict, proposal, step_us, planned, agree.membership(), settings.timeout_s, ranks=settings.ranks)
 
 
 def _keep(graph: Graph, draft: OrderDraft, reason: str, waits: bool) -> OrderDraft:
@@ -399,7 +386,7 @@ def _follow(graph: Graph, draft: OrderDraft, mine: Digest, known: Entry) -> Orde
     """Plan with the launch sequence in force, whatever memory and time that takes."""
     name = draft.report.name
     if known.rewritten:
-        refuse(name, "they have rewritten its collectives")
+        agree.refuse(name, "they have rewritten its collectives")
     if known.moves:
         how = replace(draft.how, settings=draft.how.settings.preserving("none"), follows=known)
         draft = _draft(graph, how, draft.facts)
@@ -410,7 +397,7 @@ def _follow(graph: Graph, draft: OrderDraft, mine: Digest, known: Entry) -> Orde
         kept = Verdict(False, FOLLOWS, known.together, {"order": ()})
         draft = _cache(draft, mine, Agreement(False, kept), known)
     if not draft.runs(mine, known):
-        refuse(name, draft.report.reason or PART_OF_OTHERS)
+        agree.refuse(name, draft.report.reason or PART_OF_OTHERS)
     made = draft.report.schedule
     if made is not None and draft.report.changed and made.scheduled.peak_bytes > made.budget_bytes:
         more = size(made.scheduled.peak_bytes - made.budget_bytes)

@@ -26,24 +26,11 @@ from overlap_sched.fx.graphs import graph_of, reorder
 from overlap_sched.fx.lifting import STAYS, Lifted, lift
 from overlap_sched.fx.rewrites import Pending, alike_of, prepare
 from overlap_sched.fx.rewrites.apply import may_rewrite, plan_rewrites, refused_in
-from overlap_sched.inductor.agree import (
-    Traffic,
-    asks,
-    find_in_force,
-    graph_key,
-    launch_digest,
-    launch_texts,
-    launches_in,
-    put_in_force,
-    refuse,
-    report_failure,
-    runs_earlier_code,
-    traffic_in,
-    warn_of_ranks,
-)
+from overlap_sched.inductor import agree
+from overlap_sched.inductor.agree import Traffic
 from overlap_sched.inductor.caches import CachedOrder, decisions, note_rewrites, order_to_cache
 from overlap_sched.inductor.decision import LaunchFacts, PlanRequest, ScheduleCall, decide
-from overlap_sched.inductor.reporting import describe_error, log, name_graph, note
+from overlap_sched.inductor.reporting import describe_error, guard, log, name_graph, note
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options
 from overlap_sched.report.units import count
@@ -74,12 +61,12 @@ class _FXGraph:
         self.put_in_order(self.before)  # planned already, in another way
         graph, settings = graph_of(self.gm), how.settings
         name = graph_name(graph, self.kind)
-        if not asks(settings):
+        if not agree.asks(settings):
             return LaunchFacts(name)
-        traffic = traffic_in(self.before)
+        traffic = agree.traffic_in(self.before)
         runs_so = settings.stage in _AS_THEY_ARE and not any(map(_in_region, self.before))
         places = {node.name: k for k, node in enumerate(traffic.launches)}
-        key = graph_key(graph, f"{settings.stage} {settings.graph}".rstrip())
+        key = agree.graph_key(graph, f"{settings.stage} {settings.graph}".rstrip())
         return LaunchFacts(name, key, traffic.launches, traffic if runs_so else None, traffic.launches, places)
 
     def plan(self, how: PlanRequest, facts: LaunchFacts, schedule: ScheduleCall) -> tuple[Report, Sequence[fx.Node]]:
@@ -95,7 +82,7 @@ class _FXGraph:
         return report, list(graph.nodes)
 
     def traffic(self, order: Sequence[fx.Node]) -> Traffic:
-        return traffic_in(order)
+        return agree.traffic_in(order)
 
     def put_in_order(self, order: Sequence[fx.Node]) -> None:
         if list(graph_of(self.gm).nodes) != list(order):
@@ -132,7 +119,8 @@ def schedule_fx(
     graph = _FXGraph(gm, list(graph_of(gm).nodes), kind)
     draft = decide(graph, settings, options)
     graph.put_in_order(draft.order if draft.report.changed else graph.before)
-    draft.record()
+    with guard(f"could not report on {draft.facts.name!r}"):  # the order is settled
+        draft.record()
 
 
 def graph_name(graph: fx.Graph, kind: str | None = None) -> str:
@@ -219,13 +207,13 @@ def rewrite_fx(
     graph, name = graph_of(gm), "a graph"
     choice, pending, mine, failure = RewriteChoice(), None, None, None
     try:
-        launches = launches_in(graph.nodes)
+        launches = agree.launches_in(graph.nodes)
         if not (always or may_rewrite(launches, settings.options)):
             return ()
         leave, key, sequence, texts = None, "", "", ()
-        if asks(settings):
-            leave, key = note_rewrites(graph), graph_key(graph, f"rewrites {settings.graph}".rstrip())
-            sequence, texts = launch_digest(launches), launch_texts(launches)
+        if agree.asks(settings):
+            leave, key = note_rewrites(graph), agree.graph_key(graph, f"rewrites {settings.graph}".rstrip())
+            sequence, texts = agree.launch_digest(launches), agree.launch_texts(launches)
         try:
             name = graph_name(graph, kind)
             lifted = lift(graph, name=name, fusion=_fusion(graph, settings), **settings.costs)
@@ -250,7 +238,7 @@ def rewrite_fx(
             pending.undo()
         if not isinstance(error, Exception):
             raise
-        report_failure(error, settings, f"rewriting {name!r}", f"rewrites no collective of {name!r}")
+        agree.report_failure(error, settings, f"rewriting {name!r}", f"rewrites no collective of {name!r}")
         return ()
     if pending is None:
         return ()
@@ -274,23 +262,23 @@ def _agree_on_rewrites(
 ) -> tuple[bool, CachedOrder | None]:
     """Tell whether all ranks do the same, and what the code carries of it; nothing that could fail comes after it."""
     name, entry = mine.name, None
-    if pending is not None and launch_texts(launches_in(pending.order)) != texts:
+    if pending is not None and agree.launch_texts(agree.launches_in(pending.order)) != texts:
         entry = Entry(texts, (), True, mine.identity)  # what is launched instead of the original launches
-    earlier = find_in_force(texts, settings)
+    earlier = agree.find_in_force(texts, settings)
     if earlier is not None:
         if earlier.rewritten and earlier != entry:
-            refuse(name, "they have rewritten its collectives")
+            agree.refuse(name, "they have rewritten its collectives")
         return earlier == entry, None
-    if entry is not None and runs_earlier_code():
+    if entry is not None and agree.runs_earlier_code():
         mine = Digest.of_failure(EARLIER_CODE, mine.key, mine.launches, name)
     agreement = decisions.take_or_ask(mine, settings)
     if agreement is None:
         return True, None
     if agreement.in_doubt and not agreement.agreed and entry is not None and not mine.failure:
-        refuse(name, str(agreement.reason))  # the others may run the rewritten graph
+        agree.refuse(name, str(agreement.reason))  # the others may run the rewritten graph
     cached = order_to_cache(mine, agreement, "nothing is rewritten", entry if agreement.agreed else None)
     if agreement.agreed:
-        return entry is None or put_in_force(entry, settings) == entry, cached
+        return entry is None or agree.put_in_force(entry, settings) == entry, cached
     if agreement.verdict.to_repair or not agreement.verdict.launches_alike:
-        warn_of_ranks(f"rewrites no collective of {name!r}", agreement.verdict, settings)
+        agree.warn_of_ranks(f"rewrites no collective of {name!r}", agreement.verdict, settings)
     return False, cached

@@ -1,23 +1,36 @@
-"""Inductor's scheduler nodes as a graph to decide on, and what follows when their order is settled."""
+"""Inductor's scheduler nodes as a graph to decide on, and what follows when their order is settled.
+
+What must stand as in the FX graph that Inductor lowers, where torch reorders it: effects and launches.
+
+torch says of its scheduler that it may change at any time. So nothing else of this package imports from it but this,
+:mod:`~overlap_sched.inductor.kernels` and :mod:`~overlap_sched.inductor.lifting`, and all of these are imported only
+when a pass runs that was switched on behind :func:`overlap_sched.inductor.switch.knows_torch`.
+"""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from graphlib import CycleError, TopologicalSorter
+from heapq import heapify, heappop
+from itertools import pairwise
 from typing import Any
 
-from torch._inductor.utils import contains_collective
+from torch import fx
+from torch._inductor import config, ir
+from torch._inductor.scheduler import GroupedSchedulerNode, Scheduler
+from torch._inductor.utils import contains_collective, is_collective, is_wait
 from torch._inductor.virtualized import V
 
 from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report, stays
-from overlap_sched.inductor.agree import Traffic, asks, graph_key
+from overlap_sched.fx.calls import Communications
+from overlap_sched.fx.operators import Ordering, is_higher_order, traits_of
+from overlap_sched.inductor.agree import Traffic, asks, graph_key, waits
 from overlap_sched.inductor.caches import with_rewrites
 from overlap_sched.inductor.decision import LaunchFacts, OrderDraft, PlanRequest, ScheduleCall, decide
-from overlap_sched.inductor.graph_order import in_graph_order, in_order_of_effects, kernel_traffic, launch_places
-from overlap_sched.inductor.kernels import tell_sizes
+from overlap_sched.inductor.kernels import members, runs, tell_sizes
 from overlap_sched.inductor.lifting import LiftedKernels, lift_kernels
-from overlap_sched.inductor.private import cuda_graphs, members, when_written
 from overlap_sched.inductor.reporting import guard, log, name_graph, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.judge.replay import replay
@@ -29,7 +42,7 @@ from overlap_sched.scheduler.driver import no_collection
 
 
 def order_kernels(snodes: list[Any], settings: Settings, last: bool) -> list[Any]:
-    """The nodes in our order, or as they were, see :class:`~overlap_sched.inductor.scheduler_pass.SchedulerPass`."""
+    """The nodes in our order, or as they were, see :class:`~overlap_sched.inductor.switch.SchedulerPass`."""
     original = kept = list(snodes)
     try:
         original = kept = in_order_of_effects(original)
@@ -41,17 +54,13 @@ def order_kernels(snodes: list[Any], settings: Settings, last: bool) -> list[Any
         cached = with_rewrites(draft.cached, V.graph.graph)
         if cached is not None:
             V.graph.wrapper_code.header.writeline(f"{'//' if V.graph.cpp_wrapper else '#'} {cached.line}")
-    if not draft.report.changed:
-        draft.record()
-        return kept if draft.how.keeps else original
     with guard("could not tell torch the sizes of buffers"):
-        tell_sizes(draft.order, _lifted(draft).buffers)
-    told = False
-    with guard(f"could not read the order of {draft.facts.name!r} back"):
-        told = when_written(draft.order, partial(_read_back, draft, last))
-    if not told:
-        draft.record()
-    return list(draft.order)
+        if draft.report.changed:
+            tell_sizes(draft.order, _lifted(draft).buffers)
+    with guard(f"could not report on {draft.facts.name!r}"):
+        if not (draft.report.changed and when_written(draft.order, partial(_read_back, draft, last))):
+            draft.record()
+    return list(draft.order) if draft.report.changed else kept if draft.how.keeps else original
 
 
 @dataclass
@@ -144,7 +153,8 @@ def _read_back(draft: OrderDraft, last: bool, written: Sequence[Any]) -> None:
             reason = f"its new order was undone by {who}"
             report = replace(report, changed=False, reason=f"{reason}{_exposed_text(_lifted(draft), written)}")
             warn(f"overlap_sched: {report.name!r} does not run in its new order: {report.reason}")
-    draft.record(report)
+    with guard(f"could not report on {report.name!r}"):
+        draft.record(report)
 
 
 def _exposed_text(lifted: LiftedKernels, written: Sequence[Any]) -> str:
@@ -152,3 +162,207 @@ def _exposed_text(lifted: LiftedKernels, written: Sequence[Any]) -> str:
         return f"; {duration(replay(lifted.problem, lifted.order_of(written)).exposed_us)} stay exposed"
     except Exception:  # nodes that were not there before
         return ""
+
+
+def kernel_traffic(snodes: Sequence[Any]) -> Traffic | None:
+    """That of Inductor's scheduler nodes: the FX nodes that their launches came from, their waits by name.
+
+    ``None``: a launch comes from no single FX node.
+    """
+    known = Communications(V.graph.graph)
+    found, before = list[fx.Node](), dict[str, int]()
+    for member in (one for snode in snodes for one in members(snode)):
+        launches = _launches_of(member, known)
+        if launches is None:
+            return None
+        if is_wait(member.node) or (runs(member) and any(map(waits, _origins(member)))):
+            before[member.get_name()] = len(found)
+        found += launches
+    return Traffic(tuple(found), before)
+
+
+def launch_places(snodes: Sequence[Any], launches: Sequence[fx.Node]) -> dict[str, int]:
+    """Per scheduler node that launches, by name, its place among some launches."""
+    known, place = Communications(V.graph.graph), {node: k for k, node in enumerate(launches)}
+    found = ((snode.get_name(), _launches_of(snode, known) or ()) for snode in snodes)
+    return {name: min(place[node] for node in nodes) for name, nodes in found if nodes and set(nodes) <= place.keys()}
+
+
+def _launches_of(snode: Any, known: Communications) -> list[fx.Node] | None:
+    """Those of one scheduler node; ``None``: one of them comes from no single FX node."""
+    found: list[fx.Node] = []
+    for member in members(snode):
+        if not runs(member):
+            continue
+        origins = [node for node in _origins(member) if known.of(node)]
+        if len(origins) > 1 or (is_collective(member.node) and not origins):
+            return None
+        found += origins
+    return found
+
+
+def _origins(member: Any) -> Iterable[fx.Node]:
+    return getattr(member.node, "origins", None) or ()
+
+
+def in_graph_order(snodes: Sequence[Any]) -> list[Any]:
+    """The nodes with all that launches, or may, in the order of the FX graph, each else as near to its place as can be.
+
+    Inductor keeps collectives in the order of the graph, but it does not know what communicates inside an operator, and
+    moves that past them, for memory. On ranks with equal graphs it does so alike; where graphs differ, it may not. So
+    ranks that keep their launches keep those of the FX graph that Inductor lowers.
+
+    As they were where that is their order, where it is not known what they launch, or where their dependencies do not
+    allow another order. Torch's dependencies are kept, and the order of what has effects or draws random numbers.
+    """
+    graph = V.graph.graph
+    known, place = Communications(graph), {node: at for at, node in enumerate(graph.nodes)}
+    launches = [_launches_of(snode, known) for snode in snodes]
+    if None in launches:
+        return list(snodes)
+    first = {at: min(place[node] for node in nodes) for at, nodes in enumerate(launches) if nodes}
+    wanted = sorted(first, key=lambda at: first[at])
+    if wanted == sorted(wanted):
+        return list(snodes)
+    apart = [at for at, snode in enumerate(snodes) if at not in first and _impure(snode)]
+    order = _nearest(snodes, (*pairwise(wanted), *pairwise(apart)))
+    return list(snodes) if order is None else [snodes[at] for at in order]
+
+
+def _impure(snode: Any) -> bool:
+    """Tell whether a node runs an operator that has effects or draws random numbers, or may."""
+    if snode.has_side_effects():
+        return True
+    running = (member for member in members(snode) if runs(member))
+    origins = (node for member in running for node in _origins(member))
+    return any(n.op == "call_function" and traits_of(n.target).ordering is not Ordering.NONE for n in origins)
+
+
+def in_order_of_effects(snodes: list[Any]) -> list[Any]:
+    """The nodes; where some stand against the order of effects, as near to their order as keeps that.
+
+    What the FX graph chains by tokens (``with_effects``) must run in that order. torch 2.13 chains effects among
+    kernels that it calls as they are, and collectives among themselves; of a collective and another kernel either may
+    come first (https://github.com/pytorch/pytorch/issues/188301). A send and its receive may then meet the wrong
+    partner.
+
+    Args:
+        snodes: In an order that keeps torch's dependencies.
+
+    Raises:
+        UnsupportedError: torch's dependencies are against the order of effects.
+    """
+    chain = _chain(snodes)
+    if all(before < at for before, at in pairwise(chain)):
+        return snodes
+    order = _nearest(snodes, pairwise(chain))
+    if order is None:
+        first, then = next((u, w) for u, w in pairwise(chain) if w < u)
+        raise UnsupportedError(
+            f"{snodes[then].get_name()!r} runs before {snodes[first].get_name()!r}, whose effects come before its own, "
+            "and other kernels in between keep them so."
+        )
+    warn("torch's scheduler runs operators against the order of their effects: overlap_sched has put them in order")
+    return [snodes[at] for at in order]
+
+
+def _chain(snodes: Sequence[Any]) -> list[int]:
+    """Positions of the nodes that have effects, in the order that the FX graph gives to those."""
+    effects = [node for node in V.graph.graph.nodes if is_higher_order(node.target, "with_effects")]
+    if not effects:
+        return []
+    number = {node: k for k, node in enumerate(effects)}
+    found: list[tuple[int, int]] = []
+    for at, snode in enumerate(snodes):
+        for member in members(snode):
+            called = member.node is not None and member.is_extern() and not isinstance(member.node, ir.MultiOutput)
+            found += [(number[node], at) for node in (_origins(member) if called else ()) if node in number]
+    return list(dict.fromkeys(at for _, at in sorted(found)))
+
+
+def _nearest(snodes: Sequence[Any], pairs: Iterable[tuple[int, int]]) -> list[int] | None:
+    """Positions in the nearest order that keeps torch's dependencies and some pairs: always the smallest that may come.
+
+    The nodes are in an order that keeps the dependencies; a pair of positions says which comes first. ``None``: the
+    pairs are against the dependencies.
+    """
+    producer = {name: at for at, snode in enumerate(snodes) for name in snode.get_buffer_names()}
+    before = [{producer.get(dep.name, at) for dep in snode.unmet_dependencies} for at, snode in enumerate(snodes)]
+    for first, then in pairs:
+        before[then].add(first)
+    sorter = TopologicalSorter({at: needed - {at} for at, needed in enumerate(before)})
+    try:
+        sorter.prepare()
+    except CycleError:
+        return None
+    ready, order = list(sorter.get_ready()), list[int]()
+    while ready:
+        heapify(ready)
+        order.append(heappop(ready))
+        sorter.done(order[-1])
+        ready += sorter.get_ready()
+    return order
+
+
+def _scheduler(snodes: Sequence[Any]) -> Scheduler | None:
+    """Whose nodes these are."""
+    owner = getattr(snodes[0], "scheduler", None) if snodes else None
+    return owner if isinstance(owner, Scheduler) else None
+
+
+def at_the_end(snodes: Sequence[Any], order: Callable[[list[Any]], list[Any]]) -> bool:
+    """Have the nodes put in order when all passes of torch's scheduler have run, last of all; nothing global changes.
+
+    ``False``: that cannot be, as torch unpacks nodes in groups on the way, or this is no scheduler of torch's.
+    """
+    scheduler = _scheduler(snodes)
+    if scheduler is None or any(isinstance(snode, GroupedSchedulerNode) for snode in snodes):
+        return False
+    finish = scheduler.compute_last_usage  # what torch calls first behind its passes, and once
+
+    def ordered_and_finished() -> None:
+        vars(scheduler).pop("compute_last_usage", None)
+        scheduler.nodes = order(list(scheduler.nodes))
+        finish()
+
+    scheduler.compute_last_usage = ordered_and_finished
+    return True
+
+
+def when_written(snodes: Sequence[Any], tell: Callable[[list[Any]], None]) -> bool:
+    """Tell once of the nodes in the order in which their code was written; ``False``: nobody will be told.
+
+    Args:
+        snodes: Those of a scheduler that has not written its code.
+        tell: Must not raise. It is told also where torch fails on the way, of as many as there are by then.
+    """
+    scheduler = _scheduler(snodes)
+    if scheduler is None:
+        return False
+    write, write_part = scheduler.codegen, scheduler._codegen
+    written: list[Any] = []
+
+    def noted(nodes: list[Any]) -> None:
+        written.extend(nodes)
+        write_part(nodes)
+
+    def told() -> None:
+        vars(scheduler).pop("codegen", None)
+        scheduler._codegen = noted
+        try:
+            write()
+        finally:
+            vars(scheduler).pop("_codegen", None)
+            tell(written)
+
+    scheduler.codegen = told
+    return True
+
+
+def cuda_graphs(snodes: Sequence[Any]) -> int:
+    """Into how many parts torch cuts the graph for CUDA graphs, which are replayed one by one; 1: it does not."""
+    scheduler = _scheduler(snodes)
+    if scheduler is None or not (config.graph_partition and config.triton.cudagraphs):
+        return 1
+    apart = [bool(scheduler.should_partition(snode)) for snode in snodes]
+    return 1 + sum(one != other for one, other in pairwise(apart))

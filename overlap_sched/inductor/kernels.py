@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-from sympy import Mul
+import sympy
 from torch._inductor import config, ir
 from torch._inductor.codegen.common import BackendFeature
 from torch._inductor.codegen.wrapper import can_match_buffer_size
@@ -41,8 +41,30 @@ from overlap_sched.fx.lifting import groups_of
 from overlap_sched.fx.operators import Role
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.sizes import Sizes
-from overlap_sched.inductor.private import members, size_of
 from overlap_sched.problem import Group, Kind
+
+
+def members(node: Any) -> Sequence[Any]:
+    """The unfused nodes in a scheduler node: of fused, foreach and grouped ones, nested ones too."""
+    parts = node.get_nodes()
+    if len(parts) == 1 and parts[0] is node:
+        return parts
+    return [one for part in parts for one in members(part)]
+
+
+def runs(member: Any) -> bool:
+    """Tell whether an unfused node runs an operator as it is, a collective or a sub-graph: it may communicate, then.
+
+    One output of several is a node of its own, which runs nothing.
+    """
+    node = member.node
+    return node is not None and member.is_extern() and not isinstance(node, ir.MultiOutput) and not is_wait(node)
+
+
+def size_of(size: Any) -> sympy.Expr:
+    """An expression in the symbols of the graph; torch gives a plain 0 for a tensor of no elements."""
+    return V.graph.sizevars.remove_precomputed_replacements(sympy.sympify(size))
+
 
 Roots = tuple[str, ...]
 """Names of the storages that hold a buffer: that of the buffer or input that made it."""
@@ -502,4 +524,4 @@ def _moved_and_picked(snode: Any, sizes: Sizes) -> int:
 
 
 def _elements(dep: Any) -> Any:
-    return size_of(Mul(*dep.size))
+    return size_of(sympy.Mul(*dep.size))

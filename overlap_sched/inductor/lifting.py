@@ -39,8 +39,7 @@ from overlap_sched.fx.hazards import (
 from overlap_sched.fx.lifting import launch_times, one_collective_each, with_launches
 from overlap_sched.fx.operators import Ordering
 from overlap_sched.fx.reading import Reading, read_graph
-from overlap_sched.inductor.kernels import Buffers, DataFlow, KernelCosts, read_buffers
-from overlap_sched.inductor.private import members, runs
+from overlap_sched.inductor.kernels import Buffers, DataFlow, KernelCosts, members, read_buffers, runs
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.precedence import launched_on

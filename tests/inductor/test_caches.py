@@ -29,9 +29,8 @@ from overlap_sched.inductor.caches import (
     read_order,
     settings_key,
 )
-from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.inductor.switch import PostGradPass
+from overlap_sched.inductor.switch import PostGradPass, SchedulerPass
 from overlap_sched.problem.sizes import VARIABLES
 from tests.support.agreement_ranks import MemoryStore
 from tests.support.inductor.generated import events, numbered
@@ -257,7 +256,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         return shown[-1]
 
     monkeypatch.setattr(agree, "several_ranks", lambda: True)
-    monkeypatch.setattr(caches, "ask", ask)
+    monkeypatch.setattr(agree, "ask", ask)
     yield shown
     assert taken(MINE.key) is None
 
@@ -309,10 +308,10 @@ def test_code_of_a_graph_that_may_be_rewritten_is_asked_about_twice(
 ) -> None:
     """First what the rewrites are, as a rank that compiles asks; what was decided holds if this one compiles, too."""
     left = list(answers)
-    monkeypatch.setattr(caches, "ask", lambda mine, settings: asked.insert(-1, mine) or left.pop(0))
+    monkeypatch.setattr(agree, "ask", lambda mine, settings: asked.insert(-1, mine) or left.pop(0))
     code = carrying(CachedOrder(MINE, order, before))
     assert read_order(code) == CachedOrder(MINE, order, before)
-    monkeypatch.setattr(caches, "warn", lambda text: None)
+    monkeypatch.setattr(agree, "warn", lambda text: None)
     assert may_load(Settings(), code) == (used, not used)
     assert asked[:-1] == [before.digest, MINE][: len(answers)]
     found = [key for key in ("rewrites", MINE.key) if taken(key) is not None]
@@ -350,12 +349,12 @@ def test_nothing_that_communicates_is_used_out_of_the_cache_that_loads_forward_a
 ) -> None:
     """And code without collectives is reported as found, too."""
     overlap_sched.clear_reports()
-    owner, code = SchedulerPass(Settings()), carrying(CachedOrder(MINE, True))
-    assert caches._may_load(owner, code, False) == (False, False)
-    assert caches._may_load(owner, LOCAL, False) == (True, False)
+    code = carrying(CachedOrder(MINE, True))
+    assert caches.may_use(Settings(), code, False) == (False, False)
+    assert caches.may_use(Settings(), LOCAL, False) == (True, False)
     assert asked == [AGREED]
-    assert caches._may_load(owner, code, True) == (True, False)
-    assert caches._may_load(owner, LOCAL, True) == (True, False)
+    assert caches.may_use(Settings(), code, True) == (True, False)
+    assert caches.may_use(Settings(), LOCAL, True) == (True, False)
     assert [one.name for one in overlap_sched.reports()] == ["backward 0/0", "graph"]
 
 
@@ -377,7 +376,7 @@ def test_code_is_used_without_asking_where_it_launches_as_is_in_force(
 def test_code_that_moves_launches_is_not_used_beside_graphs_that_were_compiled_before(
     entry: Entry, use: bool, asked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caches, "runs_earlier_code", lambda: True)
+    monkeypatch.setattr(agree, "runs_earlier_code", lambda: True)
     assert may_load(Settings(), carrying(CachedOrder(MINE, True, entry=entry))) == (use, False)
     assert (asked != [AGREED]) is use
 

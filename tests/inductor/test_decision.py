@@ -22,7 +22,7 @@ from overlap_sched.distributed.negotiation import LaunchChoice
 from overlap_sched.distributed.sequences import Entry
 from overlap_sched.errors import OverlapSchedWarning, SequenceError, VerificationError
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor import agree, caches, clear_reports, decision
+from overlap_sched.inductor import agree, clear_reports, decision
 from overlap_sched.inductor.agree import Traffic, launch_texts
 from overlap_sched.inductor.decision import (
     FOLLOWS,
@@ -32,8 +32,8 @@ from overlap_sched.inductor.decision import (
     ScheduleCall,
     decide,
 )
-from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.inductor.switch import SchedulerPass
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.scheduler.driver import follow_launches
 from overlap_sched.scheduler.restrictions import Proposal
@@ -96,7 +96,8 @@ def decided(
 ) -> tuple[OrderDraft, list[str]]:
     """What becomes of a graph, and what its plans have preserved; the others answer once, if at all."""
     answers = iter([answer] if answer else [])
-    monkeypatch.setattr(caches, "ask", lambda mine, settings: next(answers))
+    choose = agree.ask
+    monkeypatch.setattr(agree, "ask", lambda mine, settings: next(answers, None) or choose(mine, settings))
     sheet = Sheet(plans, original)
     draft = decide(sheet, settings or Settings())
     assert sheet.plans == []
@@ -197,7 +198,7 @@ class TestNothingInForce:
         assert in_force() == replace(KEPT, together=False)
 
     def test_what_fails_once_all_have_agreed_leaves_the_new_order(self, monkeypatch):
-        monkeypatch.setattr(decision, "note_launches", fails)
+        monkeypatch.setattr(agree, "note_launches", fails)
         with pytest.warns(OverlapSchedWarning, match="could not note"):
             draft, _ = decided(monkeypatch, (B, A), answer=AGREED)
         assert draft.report.changed
@@ -225,7 +226,7 @@ class TestChoosingASequence:
             agreed = self.agrees and not mine.failure
             return Agreement(agreed, Verdict(agreed, None if agreed else "the store failed"), self.in_doubt)
 
-        monkeypatch.setattr(decision, "ask", ask)
+        monkeypatch.setattr(agree, "ask", ask)
         return shown
 
     agrees, in_doubt = True, False
@@ -281,7 +282,7 @@ class TestChoosingASequence:
 
     def test_where_another_sequence_is_in_force_by_then_that_is_planned(self, monkeypatch, asked):
         self.choose(monkeypatch, LaunchChoice(0, PROPOSAL))
-        monkeypatch.setattr(decision, "put_in_force", lambda entry, settings: KEPT)
+        monkeypatch.setattr(agree, "put_in_force", lambda entry, settings: KEPT)
         follows = list[object]()
         plan = Sheet.plan
         monkeypatch.setattr(

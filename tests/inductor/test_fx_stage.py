@@ -21,15 +21,14 @@ from overlap_sched.fx import Lifted, lift
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report
 from overlap_sched.fx.rewrites import backends
 from overlap_sched.fx.rewrites.apply import may_rewrite
-from overlap_sched.inductor import caches, fx_stage, switch
+from overlap_sched.inductor import agree, fx_stage, switch
 from overlap_sched.inductor.agree import launches_in
 from overlap_sched.inductor.caches import CachedOrder, with_rewrites
 from overlap_sched.inductor.decision import OrderDraft, decide
 from overlap_sched.inductor.fx_stage import RewriteChoice, rewrite_fx
 from overlap_sched.inductor.reporting import Stage, Tally, clear_reports, reports
-from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.inductor.switch import WatchPass
+from overlap_sched.inductor.switch import SchedulerPass, WatchPass
 from overlap_sched.report.units import count
 from overlap_sched.scheduler import beam_search
 from overlap_sched.scheduler.task import TUNING
@@ -59,9 +58,9 @@ def test_a_rank_that_fails_asks_only_about_graphs_that_others_ask_about(communic
         return wait(C10D.all_reduce(x, "sum", "0")) if communicates else x + 1
 
     with (
-        mock.patch.object(fx_stage, "asks", return_value=True),
+        mock.patch.object(agree, "asks", return_value=True),
         mock.patch("overlap_sched.fx.apply.lift", side_effect=ZeroDivisionError("injected")),
-        mock.patch.object(caches, "ask", return_value=None) as asked,
+        mock.patch.object(agree, "ask", return_value=None) as asked,
         pytest.warns(OverlapSchedWarning, match="as it was: ZeroDivisionError: injected$"),
     ):
         fx_stage.schedule_fx(trace(step, (4, 4)), Settings(stage="titan"))
@@ -89,7 +88,7 @@ def test_waits_are_known_only_where_the_graph_runs_as_it_is(stage: Stage, region
         made.append(decide(*given))
         return made[-1]
 
-    with mock.patch.multiple(fx_stage, asks=lambda settings: True, decide=noted):
+    with mock.patch.object(agree, "asks", return_value=True), mock.patch.object(fx_stage, "decide", noted):
         fx_stage.schedule_fx(gm, Settings(stage=stage))
     assert (made[0].facts.original is not None) is known
 
@@ -124,8 +123,8 @@ def asked(answer: Agreement) -> Any:
         return answer
 
     others = ExitStack()
-    others.enter_context(mock.patch.object(caches, "ask", ask))
-    others.enter_context(mock.patch.object(fx_stage, "asks", return_value=True))
+    others.enter_context(mock.patch.object(agree, "ask", ask))
+    others.enter_context(mock.patch.object(agree, "asks", return_value=True))
     return others, shown
 
 
@@ -179,7 +178,7 @@ def test_a_rank_that_does_not_know_whether_the_others_rewrite_stops(rewrites: tu
 def test_nothing_is_rewritten_beside_graphs_that_were_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
     gm = GRAPHS["whole"]()
     before = described(gm.graph)
-    monkeypatch.setattr(fx_stage, "runs_earlier_code", lambda: True)
+    monkeypatch.setattr(agree, "runs_earlier_code", lambda: True)
     others, shown = asked(Agreement(False, Verdict(False, "rank 0 could not", True)))
     with others:
         assert rewrite_fx(gm, Settings(stage="backend"), chosen(GATHERS)) == ()
@@ -191,8 +190,8 @@ def test_undone_where_asking_fails() -> None:
     gm = GRAPHS["whole"]()
     before = described(gm.graph)
     with (
-        mock.patch.object(fx_stage, "asks", return_value=True),
-        mock.patch.object(caches, "ask", side_effect=AgreementError("no")),
+        mock.patch.object(agree, "asks", return_value=True),
+        mock.patch.object(agree, "ask", side_effect=AgreementError("no")),
         pytest.raises(AgreementError, match="no"),
     ):
         rewrite_fx(gm, Settings(Options(strict=True), stage="backend"), chosen(GATHERS))

@@ -22,7 +22,7 @@ from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning, UnsupportedError
 from overlap_sched.fx.calls import Communication
 from overlap_sched.fx.operators import Comm, OperatorTraits, Ordering, Role
-from overlap_sched.inductor.graph_order import in_order_of_effects
+from overlap_sched.inductor.kernel_graph import in_order_of_effects
 from overlap_sched.inductor.lifting import Kernels
 
 

@@ -16,11 +16,10 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.distributed import Digest
 from overlap_sched.errors import OverlapSchedWarning, UnsupportedError
-from overlap_sched.inductor import caches, kernel_graph, private, switch
+from overlap_sched.inductor import agree, kernel_graph, switch
 from overlap_sched.inductor.decision import OrderDraft, decide
-from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.inductor.switch import WatchPass
+from overlap_sched.inductor.switch import SchedulerPass, WatchPass
 from overlap_sched.report.units import duration
 from tests.support.inductor.generated import Event, events, numbered, planned
 from tests.support.inductor.models import RANKS, gathered
@@ -138,7 +137,7 @@ def test_waits_are_known_only_where_our_order_comes_last(monkeypatch: pytest.Mon
     monkeypatch.setattr(kernel_graph, "asks", lambda settings: True)
     monkeypatch.setattr(kernel_graph, "decide", noted)
     if not last:
-        monkeypatch.setattr(private, "at_the_end", lambda *_: False)
+        monkeypatch.setattr(kernel_graph, "at_the_end", lambda *_: False)
     overlap_sched.enable(ROOM)
     layers()
     assert (made[0].facts.original is not None) is last
@@ -157,7 +156,7 @@ def test_a_rank_whose_effects_cannot_be_put_in_order_tells_the_others(monkeypatc
 
     monkeypatch.setattr(kernel_graph, "asks", lambda settings: True)
     monkeypatch.setattr("overlap_sched.inductor.kernel_graph.in_order_of_effects", fails)
-    monkeypatch.setattr(caches, "ask", ask)
+    monkeypatch.setattr(agree, "ask", ask)
     overlap_sched.enable(ROOM)
     with pytest.warns(OverlapSchedWarning, match="keep them so"):
         layers()
@@ -220,10 +219,10 @@ def test_an_order_that_takes_more_cuda_graphs_is_not_used(monkeypatch: pytest.Mo
             self.scheduler, self.cpu = scheduler, cpu
 
     gpu, cpu, more = Snode(False), Snode(True), Snode(False)
-    assert private.cuda_graphs([gpu, cpu, more]) == 1  # without CUDA graphs
+    assert kernel_graph.cuda_graphs([gpu, cpu, more]) == 1  # without CUDA graphs
     with config.patch({"triton.cudagraphs": True, "graph_partition": True}):
-        assert private.cuda_graphs([gpu, cpu, more]) == 3
-        assert private.cuda_graphs([gpu, more, cpu]) == 2
+        assert kernel_graph.cuda_graphs([gpu, cpu, more]) == 3
+        assert kernel_graph.cuda_graphs([gpu, more, cpu]) == 2
 
 
 @pytest.mark.parametrize("enabled", [True, False])

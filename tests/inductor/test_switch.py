@@ -22,9 +22,8 @@ from overlap_sched.cost.cluster import read_cluster
 from overlap_sched.errors import CostError, OptionsError, OverlapSchedWarning, UnsupportedError
 from overlap_sched.inductor import switch
 from overlap_sched.inductor.reporting import Tally, tally
-from overlap_sched.inductor.scheduler_pass import SchedulerPass, explain_version, knows_torch
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.inductor.switch import PostGradPass, current_settings
+from overlap_sched.inductor.switch import PostGradPass, SchedulerPass, current_settings, explain_version, knows_torch
 from tests.inductor.conftest import no_caches
 from tests.support.inductor.models import RANKS, Net, Pair, routed, step, unroute
 

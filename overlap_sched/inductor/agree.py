@@ -12,14 +12,16 @@ compiled was compiled otherwise before: then it may be a part of what other rank
 """
 
 import hashlib
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType
 from typing import Any, NoReturn
 
 import torch
@@ -30,20 +32,13 @@ from torch._inductor.codecache import PyCodeCache
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from overlap_sched.distributed import Agreement, Digest, Verdict, agree, agreement
-from overlap_sched.distributed.agreement import (
-    Membership,
-    find_sequence,
-    is_part_of_others,
-    members_of,
-    prefix_of,
-    settle_sequence,
-)
+from overlap_sched.distributed.agreement import Membership, members_of, prefix_of
 from overlap_sched.distributed.digest import launches_of, ranks_text
 from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.errors import AgreementError, SequenceError, VerificationError
 from overlap_sched.fx.calls import Communications, Launched, bodies_of, live_ranks
 from overlap_sched.fx.operators import Role, traits_of
-from overlap_sched.inductor.reporting import describe_error, dynamo_frame, log, rank, several_ranks, warn
+from overlap_sched.inductor.reporting import describe_error, dynamo_frame, rank, several_ranks, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.problem import ANY_GROUP
 
@@ -99,8 +94,8 @@ def waits(node: fx.Node) -> bool:
 def launches_in(nodes: Iterable[fx.Node]) -> Launches:
     """Those of an FX graph."""
     listed = list(nodes)
-    known = Communications(listed[0].graph) if listed else None
-    return tuple(node for node in listed if known is not None and known.of(node))
+    launched_by = _launched_by(listed)
+    return tuple(node for node in listed if launched_by(node))
 
 
 def launch_digest(launches: Launches) -> str:
@@ -108,20 +103,23 @@ def launch_digest(launches: Launches) -> str:
 
     Ranks of a mesh have other groups each, so a group is known by its size and the distances of its ranks.
     """
-    known = Communications(launches[0].graph) if launches else None
-    sequence = [one for node in launches if known is not None for one in known.of(node)]
+    sequence = [one for launched in map(_launched_by(launches), launches) for one in launched]
     return launches_of([(one.op, name, distances) for one in sequence for name, distances in _groups(one)])
 
 
 def launch_texts(launches: Launches) -> tuple[Launch, ...]:
     """Return what launches are known by in all graphs of a job, see :mod:`overlap_sched.distributed.sequences`."""
-    known = Communications(launches[0].graph) if launches else None
-    found = []
+    found, launched_by = [], _launched_by(launches)
     for node in launches:
-        parts = [(one.op, [d for _, d in _groups(one)]) for one in ([] if known is None else known.of(node))]
-        groups = hashlib.sha256(repr([groups for _, groups in parts]).encode()).hexdigest()[:12]
-        found.append(f"{'+'.join(op for op, _ in parts)} {groups} {_bytes_given(node)}")
+        parts = launched_by(node)
+        distances = [[d for _, d in _groups(one)] for one in parts]
+        groups = hashlib.sha256(repr(distances).encode()).hexdigest()[:12]
+        found.append(f"{'+'.join(one.op for one in parts)} {groups} {_bytes_given(node)}")
     return tuple(found)
+
+
+def _launched_by(nodes: Sequence[fx.Node]) -> Callable[[fx.Node], Sequence[Launched]]:
+    return Communications(nodes[0].graph).of if nodes else lambda node: ()
 
 
 def _bytes_given(node: fx.Node) -> str:
@@ -148,21 +146,20 @@ def membership() -> Membership | None:
 
 def find_in_force(launches: Sequence[Launch], settings: Settings) -> Entry | None:
     """Return the launch sequence that all follow who launch these; ``None``: there is none yet."""
-    return find_sequence(launches, membership(), settings.ranks) if launches else None
+    return agreement.find_sequence(launches, membership(), settings.ranks) if launches else None
 
 
 def put_in_force(entry: Entry, settings: Settings) -> Entry | None:
     """Return the launch sequence that all follow from now on who launch what an entry does; ``None``: none can be."""
     entry = replace(entry, again=compiled_otherwise(entry.launches))
-    try:
-        return settle_sequence(entry, membership(), settings.ranks)
-    except Exception:  # other ranks go by what is in force: once more, else it goes to the caller
-        return settle_sequence(entry, membership(), settings.ranks)
+    with suppress(Exception):  # other ranks go by what is in force: once more, else it goes to the caller
+        return agreement.settle_sequence(entry, membership(), settings.ranks)
+    return agreement.settle_sequence(entry, membership(), settings.ranks)
 
 
 def may_be_a_part(entry: Entry, settings: Settings) -> bool:
     """Tell whether a graph may be a part of what other ranks run as a whole, and in another sequence."""
-    return compiled_otherwise(entry.launches) and is_part_of_others(entry, membership(), settings.ranks)
+    return compiled_otherwise(entry.launches) and agreement.is_part_of_others(entry, membership(), settings.ranks)
 
 
 @dataclass
@@ -238,15 +235,10 @@ def note_earlier_code() -> None:
     """Note what has been compiled without us, where Inductor has lowered something that communicates."""
     _compiled.look_for_reset()
     codes = convert_frame.output_codes.seen_ids - _compiled.ours
-    if codes and several_ranks() and any(_communicates(module) for module in PyCodeCache.modules):
-        _compiled.earlier.update(codes)
-
-
-def _communicates(module: ModuleType) -> bool:
-    try:
-        return "c10d_functional" in Path(str(module.__file__)).read_text(encoding="utf-8")
-    except OSError:
-        return False
+    if codes and several_ranks():
+        written = (Path(str(module.__file__)) for module in PyCodeCache.modules)
+        if any("c10d_functional" in path.read_text(encoding="utf-8") for path in written if path.is_file()):
+            _compiled.earlier.update(codes)
 
 
 def runs_earlier_code() -> bool:
@@ -287,13 +279,14 @@ def watch_functions() -> None:
         number, owner = frame_state.get("_id", -1), frame.f_locals.get("self")
         earlier = (number, 0 if owner is None else id(owner)) in _compiled.launches
         result = convert(self, frame, cache_entry, hooks, frame_state, *args, **kw)
-        if result.guarded_code is None and number in _compiled.moved:
+        made = result.guarded_code
+        if made is None and number in _compiled.moved:
             why = f"torch has given up compiling it ({result.skip_reason or 'see TORCH_LOGS'})"
             refuse(frame.f_code.co_name, why)
-        if result.guarded_code is not None:
-            _compiled.ours.add(id(result.guarded_code.code))
-        if result.guarded_code is not None and earlier:
-            _compiled.otherwise[id(result.guarded_code.code)] = result.guarded_code.code
+        if made is not None:
+            _compiled.ours.add(id(made.code))
+            if earlier:
+                _compiled.otherwise[id(made.code)] = made.code
         return result
 
     watched.watched = True  # type: ignore[attr-defined]
@@ -321,16 +314,14 @@ def ask(mine: Digest, settings: Settings) -> Agreement | None:
 
 def _sleep_for(settings: Settings) -> Callable[[float], None]:
     """Between two looks; once it has taken long, one line says who is waited for."""
-    began, told = time.monotonic(), False
+    late_at = time.monotonic() + LATE_S
 
     def sleep(seconds: float) -> None:
-        nonlocal told
-        if not told and time.monotonic() - began >= LATE_S:
-            told = True
-            try:
+        nonlocal late_at
+        if time.monotonic() >= late_at:
+            late_at = math.inf
+            with suppress(Exception):  # the store: the agreement says so itself
                 _say_who_is_late(settings)
-            except Exception as error:  # the store: the agreement says so itself
-                log.debug("who is late is not known: %s", describe_error(error))
         time.sleep(seconds)
 
     return sleep

@@ -10,7 +10,6 @@ import uuid
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -60,17 +59,13 @@ class Partition:
         if self.found is None or self.reason is not None:
             return f"{self.name}: cut as torch does: {self.reason}"
         before, after = self.found.before, self.found.best
-        pairs = (
-            (size(before.peak_bytes), size(after.peak_bytes)),
-            (size(before.saved_bytes), size(after.saved_bytes)),
-            (duration(before.step_us), duration(after.step_us)),
-        )
-        peak, saved, step = (from_to(*pair) for pair in pairs)
-        marks = after.marks
-        told = [f"{count(len(marks.again), 'operator')} more run again in backward"] if marks.again else []
-        told += [f"{count(len(marks.kept), 'operator')} of gathers run once"] if marks.kept else []
+        peak = from_to(size(before.peak_bytes), size(after.peak_bytes))
+        saved = from_to(size(before.saved_bytes), size(after.saved_bytes))
+        step = from_to(duration(before.step_us), duration(after.step_us))
+        again, once = count(len(after.marks.again), "operator"), count(len(after.marks.kept), "operator")
         return (
-            f"{self.name}: {', '.join(told)}; peak {peak}, saved {saved}, step {step} (predicted for {self.priced_for})"
+            f"{self.name}: {again} more run again in backward, {once} of gathers run once; peak {peak}, saved {saved}, "
+            f"step {step} (predicted for {self.priced_for})"
         )
 
 
@@ -117,29 +112,27 @@ def cut_to_fit(gm: fx.GraphModule, joint_inputs: Any, settings: Settings, partit
     Raises:
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
     """
-    cut = partial(_cut, partitioner=partitioner, joint_inputs=joint_inputs, given=given)
+
+    def cut(graph: fx.GraphModule) -> Halves:
+        copies = {name: list(value) if isinstance(value, list) else value for name, value in given.items()}
+        halves: Halves = partitioner(graph, joint_inputs, **copies)
+        return halves
+
     name, found, reason = "a joint graph", None, None
     try:
         name = name_graph("joint")
         found, reason = _found(gm, cut, settings, name, given["num_fwd_outputs"])
     except Exception as error:
         reason = report_failure(error, settings, f"fitting {name!r}", f"leaves {name!r} to torch's partitioner")
-    _record(Partition(name, found, reason, settings.priced_for))
+    with guard(f"could not report on {name!r}"):
+        _partitions.append(Partition(name, found, reason, settings.priced_for))
+        if rank() == 0:
+            log.info("%s", _partitions[-1].line)
     if found is None or reason is not None:
         return cut(gm)
-    return _apart(found.best.forward), _apart(found.best.backward)
-
-
-def _apart(half: fx.GraphModule) -> fx.GraphModule:
-    """With metadata of its own: torch's partitioner shares dictionaries between what runs and what runs again."""
-    for node in half.graph.nodes:
-        node.meta = own_meta(node.meta)
-    return half
-
-
-def _cut(gm: fx.GraphModule, *, partitioner: Any, joint_inputs: Any, given: dict[str, Any]) -> Halves:
-    lists = {name: list(value) if isinstance(value, list) else value for name, value in given.items()}
-    halves: Halves = partitioner(gm, joint_inputs, **lists)
+    halves = found.best.forward, found.best.backward
+    for node in (node for half in halves for node in half.graph.nodes):
+        node.meta = own_meta(node.meta)  # torch's partitioner shares it between what runs and what runs again
     return halves
 
 
@@ -151,7 +144,12 @@ def _found(
     key = graph_key(gm.graph, "joint") if communicates else ""
     found, failure = None, ""
     try:
-        _check(gm)
+        # what a second cut of the same graph might not leave alone
+        if has_graphs_inside(gm):
+            raise UnsupportedError("it calls graphs inside of it (higher-order operators), which are cut by themselves")
+        drawing = [node.name for node in gm.graph.nodes if runs_again(node) and draws(node)]
+        if drawing:
+            raise UnsupportedError(f"{drawing[0]!r} draws random numbers and is to run again")
         fusion: Fusion = "none" if settings.stage == "backend" else "inductor"
         judge = Judge(settings.options, fusion, settings.costs, outputs)
         found = fit_joint(gm, cut, judge, Question(settings.memory_limit, settings.max_slowdown))
@@ -169,48 +167,19 @@ def _found(
             return found, str(agreement.reason)
     if found is None:
         raise UnsupportedError(failure)
-    return found, _why_not(found, name)
-
-
-def _why_not(found: JointSearchResult, name: str) -> str | None:
-    if not found.fits:
-        assert found.limit_bytes is not None
-        reason = f"no cut was found below {size(found.limit_bytes)}; the lowest has {size(found.lowest_bytes)}"
-        warn(f"overlap_sched leaves {name!r} to torch's partitioner: {reason}")
-        return reason
-    return "it answers the question best" if found.best is found.before else None
-
-
-def _check(gm: fx.GraphModule) -> None:
-    """Refuse what a second cut of the same graph might not leave alone."""
-    if has_graphs_inside(gm):
-        raise UnsupportedError("it calls graphs inside of it (higher-order operators), which are cut by themselves")
-    for node in gm.graph.nodes:
-        if runs_again(node) and draws(node):
-            raise UnsupportedError(f"{node.name!r} draws random numbers and is to run again")
+    if found.fits:
+        return found, "it answers the question best" if found.best is found.before else None
+    assert found.limit_bytes is not None
+    reason = f"no cut was found below {size(found.limit_bytes)}; the lowest has {size(found.lowest_bytes)}"
+    warn(f"overlap_sched leaves {name!r} to torch's partitioner: {reason}")
+    return found, reason
 
 
 def _digest(gm: fx.GraphModule, settings: Settings, key: str, found: JointSearchResult, name: str) -> Digest:
-    sizes = [_shape(node.meta.get("val")) for node in gm.graph.find_nodes(op="placeholder")]
+    inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+    shapes = [(v.dtype, *v.shape, *v.stride()) if isinstance(v, torch.Tensor) else type(v).__name__ for v in inputs]
     options = options_text(settings.options, memory_limit=settings.memory_limit, max_slowdown=settings.max_slowdown)
     marks = found.best.marks
-    order = _sha("again", *sorted(marks.again), "kept", *sorted(marks.kept))
-    return Digest(key, _sha(*sizes), options, "", order, key, name=name, nodes=len(sizes))
-
-
-def _shape(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return type(value).__name__
-    return f"{value.dtype} {tuple(value.shape)} {value.stride()}"
-
-
-def _sha(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _record(partition: Partition) -> None:
-    """Keep and log; nothing that fails here changes the cut."""
-    with guard(f"could not report on {partition.name!r}"):
-        _partitions.append(partition)
-        if rank() == 0:
-            log.info("%s", partition.line)
+    cut = (sorted(marks.again), sorted(marks.kept))
+    sizes, order = (hashlib.sha256(repr(one).encode()).hexdigest() for one in (shapes, cut))
+    return Digest(key, sizes, options, "", order, key, name=name, nodes=len(inputs))

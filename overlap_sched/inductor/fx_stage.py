@@ -22,7 +22,7 @@ from overlap_sched.distributed import Digest, digest_of
 from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.fx.apply import Report, schedule_graph
 from overlap_sched.fx.costs import Fusion
-from overlap_sched.fx.graphs import graph_of, reorder
+from overlap_sched.fx.graphs import reorder
 from overlap_sched.fx.lifting import STAYS, Lifted, lift
 from overlap_sched.fx.rewrites import Pending, alike_of, prepare
 from overlap_sched.fx.rewrites.apply import may_rewrite, plan_rewrites, refused_in
@@ -54,12 +54,13 @@ class _FXGraph:
     """A :class:`~overlap_sched.inductor.decision.Graph`: the nodes ``before`` are in their original order."""
 
     gm: fx.GraphModule | fx.Graph
+    graph: fx.Graph
     before: list[fx.Node]
     kind: str | None
 
     def read(self, how: PlanRequest) -> LaunchFacts:
         self.put_in_order(self.before)  # planned already, in another way
-        graph, settings = graph_of(self.gm), how.settings
+        graph, settings = self.graph, how.settings
         name = graph_name(graph, self.kind)
         if not agree.asks(settings):
             return LaunchFacts(name)
@@ -70,7 +71,7 @@ class _FXGraph:
         return LaunchFacts(name, key, traffic.launches, traffic if runs_so else None, traffic.launches, places)
 
     def plan(self, how: PlanRequest, facts: LaunchFacts, schedule: ScheduleCall) -> tuple[Report, Sequence[fx.Node]]:
-        settings, graph = how.settings, graph_of(self.gm)
+        settings, graph = how.settings, self.graph
         report = schedule_graph(
             self.gm,
             settings.options,
@@ -85,7 +86,7 @@ class _FXGraph:
         return agree.traffic_in(order)
 
     def put_in_order(self, order: Sequence[fx.Node]) -> None:
-        if list(graph_of(self.gm).nodes) != list(order):
+        if list(self.graph.nodes) != list(order):
             reorder(self.gm, list(order))
 
 
@@ -116,9 +117,10 @@ def schedule_fx(
     if options.rewrites:  # what was to be rewritten is
         headroom = 0 if rewritten else options.headroom
         settings = replace(settings, options=replace(options, rewrites=(), headroom=headroom))
-    graph = _FXGraph(gm, list(graph_of(gm).nodes), kind)
-    draft = decide(graph, settings, options)
-    graph.put_in_order(draft.order if draft.report.changed else graph.before)
+    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm  # calling nothing that could fail here
+    nodes = _FXGraph(gm, graph, list(graph.nodes), kind)
+    draft = decide(nodes, settings, options)
+    nodes.put_in_order(draft.order if draft.report.changed else nodes.before)
     with guard(f"could not report on {draft.facts.name!r}"):  # the order is settled
         draft.record()
 
@@ -204,7 +206,7 @@ def rewrite_fx(
     Raises:
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
     """
-    graph, name = graph_of(gm), "a graph"
+    graph, name = gm.graph if isinstance(gm, fx.GraphModule) else gm, "a graph"
     choice, pending, mine, failure = RewriteChoice(), None, None, None
     try:
         launches = agree.launches_in(graph.nodes)

@@ -24,18 +24,10 @@ from overlap_sched.cost.cluster import Cluster, contention_of
 from overlap_sched.cost.collectives import model_of
 from overlap_sched.cost.placement import nodes_of_ranks
 from overlap_sched.errors import UnsupportedError
+from overlap_sched.fx import hazards
 from overlap_sched.fx.calls import Communication, joined
 from overlap_sched.fx.costs import Cost
 from overlap_sched.fx.graphs import marks_of, module_of
-from overlap_sched.fx.hazards import (
-    Launch,
-    add_hazards,
-    blocking_hazards,
-    chain_hazards,
-    impurity_hazards,
-    launch_chains,
-    storage_hazards,
-)
 from overlap_sched.fx.lifting import launch_times, one_collective_each, with_launches
 from overlap_sched.fx.operators import Ordering
 from overlap_sched.fx.reading import Reading, read_graph
@@ -181,13 +173,16 @@ class Kernels:
         # what is written although no schema says so: Inductor does not know
         unseen = [flow.takes[at] if self.reading.unseen.intersection(vs) else () for at, vs in enumerate(self.called)]
         writes = [(*seen, *more) for seen, more in zip(flow.writes, unseen, strict=True)]
-        add_hazards(after, storage_hazards(zip(range(len(self.snodes)), flow.takes, writes, strict=True)))
-        add_hazards(after, impurity_hazards(self._impure()))
         launches = list(self._launches())
-        chains = launch_chains(launches)
+        chains = hazards.launch_chains(launches)
         notes["point_to_point"] = sum(map(len, chains))
-        add_hazards(after, chain_hazards(chains))
-        add_hazards(after, blocking_hazards(self._steps({launch.at: (launch.group,) for launch in launches})))
+        for pairs in (
+            hazards.storage_hazards(zip(range(len(self.snodes)), flow.takes, writes, strict=True)),
+            hazards.impurity_hazards(self._impure()),
+            hazards.chain_hazards(chains),
+            hazards.blocking_hazards(self._steps({launch.at: (launch.group,) for launch in launches})),
+        ):
+            hazards.add_hazards(after, pairs)
         notes["hazard"] = sum(map(len, after.values())) - known
         return after
 
@@ -246,12 +241,13 @@ class Kernels:
             )
         return ordering
 
-    def _launches(self) -> Iterator[Launch]:
+    def _launches(self) -> Iterator[hazards.Launch]:
         group_of, traits = self.costs.group_of, self.reading.traits
         for at, launches in enumerate(self.flow.launches):
             comms = [(group_of[v], traits[v].comm) for v in self.called[at] if v in group_of] if launches else []
             if comms:
-                yield Launch(at, comms[-1][0], any(comm is not None and comm.point_to_point for _, comm in comms))
+                both_ways = any(comm is not None and comm.point_to_point for _, comm in comms)
+                yield hazards.Launch(at, comms[-1][0], both_ways)
 
     def _steps(self, launches: Mapping[int, tuple[str, ...]]) -> Iterator[tuple[int, tuple[str, ...], bool]]:
         """As :func:`overlap_sched.fx.hazards.launch_steps`; ``launches``: their groups."""

@@ -26,7 +26,7 @@ import atexit
 import logging
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,22 +49,13 @@ from overlap_sched.errors import OptionsError, UnsupportedError
 from overlap_sched.fx.apply import Report
 from overlap_sched.fx.costs import Cost
 from overlap_sched.fx.operators import traits_of
+from overlap_sched.inductor import reporting
 from overlap_sched.inductor.agree import asks, note_earlier_code, some_graph_moves
 from overlap_sched.inductor.caches import key_after, settings_key, watch_caches
 from overlap_sched.inductor.fx_stage import Choose, choose_rewrites, graph_name, rewrite_and_schedule, rewrite_fx
 from overlap_sched.inductor.gloo import safe_gathers, safe_gathers_with
 from overlap_sched.inductor.partitioning import FitPartitioner
-from overlap_sched.inductor.reporting import (
-    GraphReport,
-    guard,
-    name_graph,
-    rank,
-    record,
-    record_cached,
-    say,
-    tally,
-    warn,
-)
+from overlap_sched.inductor.reporting import GraphReport, guard, rank, tally, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options, check_names, options_given, rewrites_wanted
 
@@ -135,7 +126,7 @@ def enabled(options: Options | None = None, **how: Unpack[How]) -> Iterator[None
     try:
         yield
         if _count_compiled() == before and not tally.seen and rank() == 0:
-            say(NOTHING_COMPILED, logging.WARNING)
+            reporting.say(NOTHING_COMPILED, logging.WARNING)
     finally:
         while len(_on) >= depth:
             _switch_off()
@@ -148,7 +139,7 @@ def enable(options: Options | None = None, **how: Unpack[How]) -> None:
     _switch_on(settings)
     changed = earlier is None or replace(earlier, notes=()) != settings
     if changed and rank() == 0 and convert_frame.output_codes.seen_ids:
-        say(
+        reporting.say(
             "overlap_sched: enable() was called when torch had compiled graphs already. They keep their order. Call "
             "enable() before the first step, or torch.compiler.reset() after it to have all compiled again.",
             logging.WARNING,
@@ -231,10 +222,9 @@ class SchedulerPass:
         Raises:
             TypeError: It has none; torch then compiles without its caches.
         """
-        try:
+        name = None
+        with suppress(Exception):  # torch goes on without its caches on a TypeError alone
             name = settings_key(self.settings) if watch_caches(self.settings) else None
-        except Exception:  # torch goes on without its caches on a TypeError alone
-            name = None
         if name is None:
             raise TypeError("this overlap_sched pass has no stable cache key: compile without caches")
         return (_unpickle, (name, self.settings))
@@ -307,7 +297,8 @@ class WatchPass(PostGradPass):
             elif any(node.op == "call_function" and traits_of(node.target).comm is not None for node in graph.nodes):
                 name = graph_name(graph)
                 warn(f"overlap_sched leaves {name!r} as it was: {NOT_RUN}")
-                record(GraphReport(name, "inductor", Report(name, reason=NOT_RUN), settings.notes, settings.priced_for))
+                report = Report(name, reason=NOT_RUN)
+                reporting.record(GraphReport(name, "inductor", report, settings.notes, settings.priced_for))
         if runs and rewrites_wanted(settings.options):
             rewrite_fx(graph, settings, self.choose)
 
@@ -362,8 +353,7 @@ def _count_compiled() -> tuple[int, int, int]:
 class _Watch:
     """Looks at what torch compiles while we are on; ``torch._dynamo.reset`` forgets it until the next graph comes."""
 
-    def __init__(self) -> None:
-        self._before = (0, 0, 0)
+    _before = (0, 0, 0)
 
     def listen(self) -> None:
         """Register the callbacks (idempotent)."""
@@ -386,8 +376,8 @@ class _Watch:
             obstacle = find_obstacle(settings)
             warn_of_obstacle(obstacle)
             if obstacle is None and cached:
-                name = name_graph("graph" if graphs else "backward")
-                record_cached(name, settings.stage, communicates=not asks(settings))  # else it has come to us
+                name = reporting.name_graph("graph" if graphs else "backward")
+                reporting.record_cached(name, settings.stage, communicates=not asks(settings))  # else it has come to us
             else:
                 tally.miss(graphs)
 

@@ -5,14 +5,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 import torch
 from torch import fx
-from torch._dynamo.utils import counters
 from torch._inductor.codecache import FxGraphCache
-from torch._inductor.utils import run_and_get_code
 
 import overlap_sched
 from overlap_sched import Options
@@ -33,8 +30,7 @@ from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import PostGradPass, SchedulerPass
 from overlap_sched.problem.sizes import VARIABLES
 from tests.support.agreement_ranks import MemoryStore
-from tests.support.inductor.generated import events, numbered
-from tests.support.inductor.models import RANKS, Net, step
+from tests.support.inductor.models import RANKS
 from tests.support.ranks import filled_once, run_ranks
 
 
@@ -139,61 +135,6 @@ def test_a_pass_is_hashed_by_its_name() -> None:
     assert pickled(Options()) == pickled(Options())
     assert pickled(Options()) != pickled(Options(headroom=1))
     assert pickle.loads(pickled(Options(headroom=1))).settings.options == Options(headroom=1)
-
-
-@pytest.fixture(scope="module")
-def runs(ranks: None) -> Iterator[dict[str, Any]]:
-    """The model compiled with torch's caches on: twice alike, with other options, with costs that have no name."""
-    found: dict[str, Any] = {}
-    options = {"first": {}, "again": {}, "other": {"headroom": "20%"}, "unnamed": {}}
-    tag = f"overlap_sched test {uuid4()}"  # other runs' graphs are none of ours; their kernels may be
-    with torch._inductor.config.patch(fx_graph_cache=True), torch.compiler.config.patch(cache_key_tag=tag):
-        for name, changed in options.items():
-            torch._dynamo.reset()
-            counters.clear()
-            overlap_sched.clear_reports()
-            cost = free if name == "unnamed" else None
-            settings = overlap_sched.inductor_options(Options(strict=True, **changed), cost=cost)
-            model = Net(blocks=2)
-            compiled = torch.compile(model, fullgraph=True, options=settings)
-            results, code = run_and_get_code(step, model, compiled)
-            found[name] = (results, code, dict(counters["inductor"]), overlap_sched.reports())
-    yield found
-    torch._dynamo.reset()
-
-
-@pytest.mark.slow
-@pytest.mark.private
-def test_a_hit_serves_the_same_order(runs: dict[str, Any]) -> None:
-    first, again = runs["first"], runs["again"]
-    assert first[2]["fxgraph_cache_miss"] == 2
-    assert first[2].get("fxgraph_cache_hit", 0) == 0
-    assert again[2].get("fxgraph_cache_miss", 0) == 0
-    assert again[2]["fxgraph_cache_hit"] == 2
-    assert len(first[3]) == 2
-    assert again[3] == ()  # the pass is not called
-    assert all(map(torch.equal, first[0], again[0]))
-
-
-@pytest.mark.slow
-@pytest.mark.private
-def test_other_options_do_not_hit(runs: dict[str, Any]) -> None:
-    first, other = runs["first"], runs["other"]
-    assert other[2]["fxgraph_cache_miss"] == 2
-    assert numbered(events(first[1][1])) != numbered(events(other[1][1]))
-    assert all(map(torch.equal, first[0], other[0]))
-
-
-@pytest.mark.slow
-@pytest.mark.private
-def test_costs_without_a_name_bypass_the_cache(runs: dict[str, Any]) -> None:
-    unnamed = runs["unnamed"]
-    assert unnamed[2]["fxgraph_cache_bypass"] == 2
-    assert len(unnamed[3]) == 2
-
-
-def test_the_name_covers_the_code_of_this_package(tmp_path: Path) -> None:
-    assert len(caches._package().split()[-1]) == 64
 
 
 def test_the_hash_that_a_mesh_remembers_is_in_no_key(ranks: None) -> None:
@@ -316,14 +257,6 @@ def test_code_of_a_graph_that_may_be_rewritten_is_asked_about_twice(
     assert asked[:-1] == [before.digest, MINE][: len(answers)]
     found = [key for key in ("rewrites", MINE.key) if taken(key) is not None]
     assert found == kept
-
-
-def test_what_was_decided_about_code_holds_for_the_compilation_that_follows(asked: list[Any]) -> None:
-    caches.decisions.by_key[MINE.key] = DIFFER
-    assert caches.decisions.take_or_ask(MINE, Settings()) is DIFFER
-    assert asked == [AGREED]
-    assert caches.decisions.take_or_ask(MINE, Settings()) is AGREED
-    assert asked == [MINE, AGREED]
 
 
 def test_code_that_is_used_without_asking(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

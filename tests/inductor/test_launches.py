@@ -224,28 +224,13 @@ def lowered() -> Iterator[fx.Graph]:
         yield made
 
 
-class Named(Kernel):
-    """A kernel with a name, which is that of its buffer, too."""
-
-    name = ""
-
-    def get_name(self) -> str:
-        return self.name
-
-    def get_buffer_names(self) -> list[str]:
-        return [self.name]
-
-
 def kernels(lowered: fx.Graph, names: str, needs: Sequence[tuple[str, str]] = ()) -> list[Any]:
     """Scheduler nodes by the names of their FX nodes; any other one computes."""
     by_name = {node.name: node for node in lowered.nodes}
     made = []
     for name in names.split():
         node = SimpleNamespace(origins=[by_name[name]] if name in by_name else [])
-        deps = [SimpleNamespace(name=other) for one, other in needs if one == name]
-        kernel = Named(node=node, unmet_dependencies=deps)
-        kernel.name = name
-        made.append(kernel)
+        made.append(Kernel(node=node, name=name, needs=[other for one, other in needs if one == name]))
     return made
 
 

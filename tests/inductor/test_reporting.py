@@ -1,6 +1,5 @@
 """Reports: kept, one line on rank 0, one line on all graphs, all of it where asked for; and the names of graphs."""
 
-import io
 import logging
 import os
 import re
@@ -67,24 +66,6 @@ def test_one_line_says_what_became_of_a_graph(ours: Compiled) -> None:
     assert report.line == "forward 0/0 (backend): left as it was: no better order was found"
 
 
-def test_all_of_it_names_the_settings(ours: Compiled) -> None:
-    setting = "torch's pass 'sink_waits' is turned off"
-    text = str(GraphReport("forward 0/0", "inductor", ours.reports[1].report, (setting,), "this CPU"))
-    assert text.startswith("inductor: backward 0/0 of Net: reordered")
-    assert "this CPU" in text
-    assert setting in text
-
-
-@pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
-def test_only_rank_0_logs_the_line(
-    rank: int, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(reporting, "rank", lambda: rank)
-    with caplog.at_level(logging.INFO, logger="overlap_sched"):
-        record(GraphReport("a", "inductor", Report("a", reason="b")))
-    assert len(caplog.records) == lines
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("logs", "seen", "said"),
@@ -142,14 +123,6 @@ def test_a_line_is_shown_as_logging_is_set_up(
         reporting.say("a line", level)
         found.append(capsys.readouterr().err == "a line\n")
     assert found == shown
-
-
-def test_standard_error_may_be_closed(logger: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = io.StringIO()
-    closed.close()
-    for broken in (closed, None):
-        monkeypatch.setattr(sys, "stderr", broken)
-        reporting.say("a line")
 
 
 def test_the_same_sentence_is_warned_of_once_and_where_warnings_are_errors_it_is_logged(
@@ -216,12 +189,6 @@ def test_one_line_on_all_graphs(reports: list[Report], line: str, level: int) ->
     for one in reports:
         tally.add(one, "H100")
     assert tally.line() == (f"overlap_sched: {line}. Details: overlap_sched.reports()", level)
-
-
-def test_the_line_stays_a_line() -> None:
-    tally = Tally()
-    tally.add(Report("a", PLAN, reason="word " * 100), "H100")
-    assert len(tally.line()[0]) < 300
 
 
 def test_graphs_out_of_a_cache_and_graphs_that_did_not_come() -> None:

@@ -244,7 +244,7 @@ def _draft(graph: Graph, how: PlanRequest, facts: LaunchFacts) -> OrderDraft:
         facts = graph.read(how)
         return _plan(graph, how, facts)
     except Exception as error:  # a pass that fails must not take the compilation with it
-        return OrderDraft(how, facts, _report_failure(error, facts.name, how.settings))
+        return _fail(OrderDraft(how, facts, Report(facts.name)), error)
 
 
 def _plan(graph: Graph, how: PlanRequest, facts: LaunchFacts) -> OrderDraft:
@@ -272,13 +272,9 @@ def _schedule(problem: Problem, options: Options, follows: Entry | Proposal | No
 
 
 def _fail(draft: OrderDraft, error: Exception) -> OrderDraft:
-    return replace(draft, report=_report_failure(error, draft.facts.name, draft.how.settings))
-
-
-def _report_failure(error: Exception, name: str, settings: Settings) -> Report:
-    return Report(
-        name, reason=agree.report_failure(error, settings, f"scheduling {name!r}", f"leaves {name!r} as it was")
-    )
+    name = draft.facts.name
+    reason = agree.report_failure(error, draft.how.settings, f"scheduling {name!r}", f"leaves {name!r} as it was")
+    return replace(draft, report=Report(name, reason=reason))
 
 
 def _show(draft: OrderDraft, options: Options, key: str) -> tuple[OrderDraft, Digest]:

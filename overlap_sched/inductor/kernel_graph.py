@@ -29,14 +29,12 @@ from overlap_sched.fx.operators import Ordering, is_higher_order, traits_of
 from overlap_sched.inductor.agree import Traffic, asks, graph_key, waits
 from overlap_sched.inductor.caches import with_rewrites
 from overlap_sched.inductor.decision import LaunchFacts, OrderDraft, PlanRequest, ScheduleCall, decide
-from overlap_sched.inductor.kernels import members, runs, tell_sizes
-from overlap_sched.inductor.lifting import LiftedKernels, lift_kernels
+from overlap_sched.inductor.kernels import Buffers, members, runs, tell_sizes
+from overlap_sched.inductor.lifting import lift_kernels
 from overlap_sched.inductor.reporting import guard, log, name_graph, warn
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.judge.replay import replay
 from overlap_sched.options import on_devices
 from overlap_sched.problem.pins import pin_notes
-from overlap_sched.report.units import duration
 from overlap_sched.report.words.schedule import why_no_better
 from overlap_sched.scheduler.driver import no_collection
 
@@ -55,8 +53,8 @@ def order_kernels(snodes: list[Any], settings: Settings, last: bool) -> list[Any
         if cached is not None:
             V.graph.wrapper_code.header.writeline(f"{'//' if V.graph.cpp_wrapper else '#'} {cached.line}")
     with guard("could not tell torch the sizes of buffers"):
-        if draft.report.changed:
-            tell_sizes(draft.order, _lifted(draft).buffers)
+        if isinstance(draft.order, _KernelOrder) and draft.report.changed:
+            tell_sizes(draft.order, draft.order.buffers)
     with guard(f"could not report on {draft.facts.name!r}"):
         if not (draft.report.changed and when_written(draft.order, partial(_read_back, draft, last))):
             draft.record()
@@ -110,7 +108,7 @@ class _KernelGraph:
             return replace(report, reason=why_no_better(made)), ()
         began = time.perf_counter()
         ordered = _KernelOrder(lifted.reordered(made.order))
-        ordered.lifted = lifted
+        ordered.buffers = lifted.buffers
         if len(ordered) != len(snodes) or {id(snode) for snode in ordered} != {id(snode) for snode in snodes}:
             raise UnsupportedError(
                 f"the order has {len(ordered)} nodes and the graph has {len(snodes)}. It must hold the same nodes, "
@@ -127,14 +125,9 @@ class _KernelGraph:
 
 
 class _KernelOrder(list[Any]):
-    """Scheduler nodes in an order, and what they were lifted to."""
+    """Scheduler nodes in an order, and their buffers."""
 
-    lifted: LiftedKernels
-
-
-def _lifted(draft: OrderDraft) -> LiftedKernels:
-    assert isinstance(draft.order, _KernelOrder)
-    return draft.order.lifted
+    buffers: Buffers
 
 
 def _read_back(draft: OrderDraft, last: bool, written: Sequence[Any]) -> None:
@@ -150,18 +143,10 @@ def _read_back(draft: OrderDraft, last: bool, written: Sequence[Any]) -> None:
         known = set(expected)
         if len(found) >= len(expected) and [name for name in found if name in known] != expected:
             who = "other code, behind torch's passes" if last else "torch's own passes behind it, or other code"
-            reason = f"its new order was undone by {who}"
-            report = replace(report, changed=False, reason=f"{reason}{_exposed_text(_lifted(draft), written)}")
+            report = replace(report, changed=False, reason=f"its new order was undone by {who}")
             warn(f"overlap_sched: {report.name!r} does not run in its new order: {report.reason}")
     with guard(f"could not report on {report.name!r}"):
         draft.record(report)
-
-
-def _exposed_text(lifted: LiftedKernels, written: Sequence[Any]) -> str:
-    try:
-        return f"; {duration(replay(lifted.problem, lifted.order_of(written)).exposed_us)} stay exposed"
-    except Exception:  # nodes that were not there before
-        return ""
 
 
 def kernel_traffic(snodes: Sequence[Any]) -> Traffic | None:

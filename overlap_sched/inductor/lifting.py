@@ -68,14 +68,6 @@ class LiftedKernels:
         listed = dict.fromkeys(self.snodes[v] for v in reversed(order))
         return [snode for snode in reversed(listed) if snode is not None]
 
-    def order_of(self, snodes: Sequence[Any]) -> list[int]:
-        """The order of the problem in which these scheduler nodes run."""
-        ids: dict[int, list[int]] = {}
-        for v, snode in enumerate(self.snodes):
-            ids.setdefault(id(snode), []).append(v)
-        *inputs, output = ids[id(None)]
-        return [*inputs, *(v for snode in snodes for v in ids[id(snode)]), output]
-
 
 def lift_kernels(
     snodes: Sequence[Any],
@@ -222,7 +214,7 @@ class Kernels:
                 yield at, ordering
 
     def _ordering(self, member: Any) -> Ordering:
-        """What the FX graph says."""
+        """The ordering that the FX graph gives."""
         found = (self.reading.ordering.get(v, Ordering.NONE) for v in self.costs.origins(member))
         return max(found, default=Ordering.NONE)
 

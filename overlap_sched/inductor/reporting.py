@@ -90,7 +90,7 @@ def communicates(report: Report) -> bool:
 
 def rank() -> int:
     """This process's rank; before anything is distributed, the one that ``torchrun`` gave it; 0 without either."""
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_initialized():
         return int(dist.get_rank())
     given = os.environ.get("RANK", "")
     return int(given) if given.isdecimal() else 0
@@ -98,8 +98,7 @@ def rank() -> int:
 
 def several_ranks() -> bool:
     """Tell whether more than one rank compiles (with torch's ``fake`` process group one process stands for all)."""
-    up = dist.is_available() and dist.is_initialized()
-    return up and dist.get_world_size() > 1 and dist.get_backend() != "fake"
+    return dist.is_initialized() and dist.get_world_size() > 1 and dist.get_backend() != "fake"
 
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.*)_at_(?P<line>\d+)")

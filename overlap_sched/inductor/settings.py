@@ -80,13 +80,10 @@ class Settings:
         check_model(self.model)
         if self.cost is not None and not callable(self.cost):
             raise OptionsError(f"cost is {self.cost!r}; it is a function from an FX node to microseconds, or None.")
-        for name, meant, allowed in (
-            ("ranks_per_node", "a whole number of 1 or more", isinstance(self.ranks_per_node, int)),
-            ("timeout_s", "a number of seconds above 0", isinstance(self.timeout_s, int | float)),
-        ):
-            value = getattr(self, name)
-            if not allowed or isinstance(value, bool) or value <= 0:
-                raise OptionsError(f"{name} is {value!r}; it is {meant}.")
+        if type(self.ranks_per_node) is not int or self.ranks_per_node < 1:
+            raise OptionsError(f"ranks_per_node is {self.ranks_per_node!r}; it is a whole number of 1 or more.")
+        if isinstance(self.timeout_s, bool) or not isinstance(self.timeout_s, int | float) or self.timeout_s <= 0:
+            raise OptionsError(f"timeout_s is {self.timeout_s!r}; it is a number of seconds above 0.")
         if torch.version.hip and self.options.concurrent_groups == "any":  # RCCL hangs with some
             object.__setattr__(self, "options", replace(self.options, concurrent_groups="disjoint"))
         if self.fits:

@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 import torch
-import torch.distributed as dist
 from torch import fx
 from torch._dynamo import convert_frame
 from torch._dynamo.callback import callback_handler
@@ -109,7 +108,7 @@ def inductor_options(options: Options | None = None, **how: Unpack[How]) -> dict
             warning.
     """
     _, changes = _plan_changes(_settings_given("inductor_options", options, how))
-    if dist.is_available() and changes:
+    if changes:
         safe_gathers_with(changes[PASSES][-1] if isinstance(changes[POST_GRAD], WatchPass) else changes[POST_GRAD])
     return changes
 
@@ -313,9 +312,7 @@ class WatchPass(PostGradPass):
 def find_obstacle(settings: Settings) -> str | None:
     """Name the setting that keeps Inductor from calling us, as they are now; ``None``: none does."""
     if settings.stage == "post_grad":
-        now: Any = getattr(config, POST_GRAD)
-        while now is not None and not isinstance(now, PostGradPass) and hasattr(now, "before"):
-            now = now.before
+        now = getattr(config, POST_GRAD)
         return None if isinstance(now, PostGradPass) else f"torch._inductor.config.{POST_GRAD} is {_name_of(now)}"
     if not getattr(config, PASSES_ON):
         return f"torch._inductor.config.{PASSES_ON} is False"
@@ -439,7 +436,7 @@ def _cannot(settings: Settings, left: str, why: str) -> None:
 
 
 def _not_ours(before: Any, ours: type) -> Any:
-    """What was set before us, an outer block of ours apart."""
+    """Return what was set before us, an outer block of ours apart."""
     while isinstance(before, ours):
         before = before.before  # type: ignore[attr-defined]
     return before
@@ -452,8 +449,7 @@ def _switch_on(settings: Settings) -> None:
         note_earlier_code()
     settings, changes = _plan_changes(settings)
     with ExitStack() as undo:  # all of it, or nothing
-        if dist.is_available():
-            undo.enter_context(safe_gathers())
+        undo.enter_context(safe_gathers())
         for name, value in changes.items():
             _set_in_every_thread(name, value, undo)
         if changes:

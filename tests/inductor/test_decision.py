@@ -298,13 +298,6 @@ class TestChoosingASequence:
         decided(monkeypatch, (A, B), answer=NEGOTIABLE, settings=group)
         assert asked == []
 
-    def test_a_rank_without_an_order_says_so(self, monkeypatch, asked):
-        self.choose(monkeypatch, LaunchChoice(0, PROPOSAL))
-        with pytest.warns(OverlapSchedWarning, match="no order"):
-            draft, _ = decided(monkeypatch, RuntimeError("no order"), answer=NEGOTIABLE)
-        assert not draft.report.changed
-        assert ["no order to propose" in one.failure for one in asked] == [True]
-
 
 class TestSequencesInForce:
     @pytest.mark.parametrize("first", [(A, B), None])

@@ -123,14 +123,6 @@ def code_of(code: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.private
-def test_what_was_warned(plain: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlap_sched.inductor.lifting.read_buffers", fails)
-    compiled, warned = run(Options())
-    assert warned[0] == f"overlap_sched leaves {compiled.reports[0].name!r} as it was: InjectedError: injected"
-
-
-@pytest.mark.slow
-@pytest.mark.private
 def test_a_bad_order_of_the_scheduler_is_found(plain: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     """The validator stands between: here a scheduler that runs everything backwards."""
     module = sys.modules["overlap_sched.scheduler.driver"]

@@ -22,7 +22,7 @@ from overlap_sched.inductor import reporting
 from overlap_sched.inductor.reporting import CACHED, HOOKS, GraphReport, Tally, dynamo_frame, name_graph, record
 from tests.inductor.conftest import Compiled
 from tests.support.examples import at_night
-from tests.support.inductor.models import Net, step
+from tests.support.inductor.models import step
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -296,17 +296,6 @@ class TestNamesOfGraphs:
         first, second = names(call)
         assert first == "inference 0/0 of Broken"
         assert second in [f"inference {number}/0 of Broken (from line {line})" for number in (1, 2)]
-
-    def test_compiled_autograd(self):
-        model = Net()
-
-        def train(x: Tensor) -> None:
-            model(x).backward()
-
-        with torch._dynamo.config.patch(compiled_autograd=True):
-            first, *_, last = names(lambda: torch.compile(train)(torch.ones(16, 32)))
-        assert first == "forward 0/0 of train"
-        assert re.fullmatch(r"backward !0/.* of compiled autograd", last)
 
     def test_a_torch_that_has_changed(self, monkeypatch):
         """Then less is said."""

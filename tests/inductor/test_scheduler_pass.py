@@ -1,6 +1,5 @@
 """What is reported is the order of the code, whoever reorders behind us; torch alone is never undone for nothing."""
 
-import gc
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +19,6 @@ from overlap_sched.inductor import agree, kernel_graph, switch
 from overlap_sched.inductor.decision import OrderDraft, decide
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import SchedulerPass, WatchPass
-from overlap_sched.report.units import duration
 from tests.support.inductor.generated import Event, events, numbered, planned
 from tests.support.inductor.models import RANKS, gathered
 
@@ -91,8 +89,7 @@ def test_an_order_that_other_code_undoes_is_reported_as_undone(
     report = reported().report
     assert not report.changed
     assert report.schedule is not None
-    exposed = duration(report.schedule.original.exposed_us)
-    assert report.reason == f"its new order was undone by other code, behind torch's passes; {exposed} stay exposed"
+    assert report.reason == "its new order was undone by other code, behind torch's passes"
     assert [str(w.message) for w in warned if issubclass(w.category, OverlapSchedWarning)] == [
         f"overlap_sched: {report.name!r} does not run in its new order: {report.reason}"
     ]
@@ -164,13 +161,6 @@ def test_a_rank_whose_effects_cannot_be_put_in_order_tells_the_others(monkeypatc
     assert all("keep them so" in one.failure and one.launches for one in shown)
 
 
-def test_nothing_that_reorders_behind_us_is_switched_off() -> None:
-    before = config.get_config_copy()
-    overlap_sched.enable()
-    changed = {name for name, value in config.get_config_copy().items() if value != before[name]}
-    assert changed <= {switch.PASSES, switch.PASSES_ON, switch.POST_GRAD}
-
-
 @pytest.mark.usefixtures("not_deterministic")
 def test_torchs_earlier_reorderer_runs_where_we_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch, "warn_of_obstacle", lambda found: None)
@@ -196,19 +186,6 @@ def test_torchs_earlier_reorderer_runs_where_we_do_not(monkeypatch: pytest.Monke
         assert competing()
 
 
-def test_nothing_is_rewritten_where_no_order_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bucket that nothing hides may be worse than what torch alone makes."""
-    done: list[Any] = []
-    monkeypatch.setattr(switch, "rewrite_fx", lambda *given: done.append(given))
-    overlap_sched.enable()
-    rewrites = WatchPass(Settings())
-    rewrites(fx.Graph())
-    assert len(done) == 1
-    off()
-    rewrites(fx.Graph())
-    assert len(done) == 1
-
-
 def test_an_order_that_takes_more_cuda_graphs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch replays them one by one, which a prediction does not know."""
     scheduler = object.__new__(Scheduler)
@@ -223,22 +200,3 @@ def test_an_order_that_takes_more_cuda_graphs_is_not_used(monkeypatch: pytest.Mo
     with config.patch({"triton.cudagraphs": True, "graph_partition": True}):
         assert kernel_graph.cuda_graphs([gpu, cpu, more]) == 3
         assert kernel_graph.cuda_graphs([gpu, more, cpu]) == 2
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_no_garbage_is_collected_while_a_graph_is_planned(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lift(*_: Any, **__: Any) -> Any:
-        assert not gc.isenabled()
-        raise RuntimeError("far enough")
-
-    before = gc.isenabled()
-    try:
-        (gc.enable if enabled else gc.disable)()
-        monkeypatch.setattr("overlap_sched.inductor.kernel_graph.lift_kernels", lift)
-        monkeypatch.setattr(kernel_graph, "contains_collective", lambda _: True)
-        overlap_sched.enable()
-        with pytest.warns(OverlapSchedWarning, match="far enough"):
-            torch.compile(lambda x: x + 1)(torch.ones(2))
-        assert gc.isenabled() == enabled
-    finally:
-        (gc.enable if before else gc.disable)()

@@ -211,28 +211,6 @@ def test_a_post_grad_pass_that_was_there_runs_first() -> None:
     assert str(ours.uuid()).startswith("theirs ")
 
 
-class Slow:
-    """A model without a name."""
-
-    def compute_us(self, work: object) -> float:
-        return 1.0
-
-    def collective_us(self, work: object) -> float:
-        return 1.0
-
-
-class Named(Slow):
-    name = "this CPU over gloo"
-
-
-def test_for_which_device_times_are_predicted() -> None:
-    assert Settings().priced_for == "H100"
-    assert Settings(model=Roofline(A100)).priced_for == "A100"
-    assert Settings(model=Slow()).priced_for == "Slow"
-    assert Settings(model=Named()).priced_for == "this CPU over gloo"
-    assert Settings(cost=lambda node: None).priced_for == "H100 and your costs"
-
-
 def test_groups_that_share_ranks_stay_apart_over_rccl(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings().options.concurrent_groups == "any"
     monkeypatch.setattr(torch.version, "hip", "7.1")

@@ -10,7 +10,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,10 +20,10 @@ from torch import nn
 
 import overlap_sched
 from overlap_sched import Options
-from overlap_sched.distributed import agreement, broadcast_costs
+from overlap_sched.distributed import broadcast_costs
 from overlap_sched.fx.apply import Report
 from overlap_sched.problem import Kind
-from tests.support.inductor.models import Experts, Lonely, OtherSwapped, Pair, Swapped, Uneven, step
+from tests.support.inductor.models import Experts, Lonely, OtherSwapped, Pair, Swapped, Uneven, own_store, step
 
 WIDTH = 16
 DIES = "dies"
@@ -45,20 +44,13 @@ class Stage:
     def __init__(self) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.odd = self.rank == self.ranks - 1
-        here = agreement.membership_of(None, None, None)
-        assert here is not None
-        self.membership = here
         self.known: dict[tuple[Any, ...], list[torch.Tensor]] = {}
 
     @contextmanager
     def scene(self, name: str) -> Iterator[None]:
         """A store of its own; warnings are not errors."""
-        own = replace(self.membership, store=dist.PrefixStore(name, self.membership.store))
         overlap_sched.clear_reports()
-        with (
-            mock.patch.object(agreement, "membership_of", return_value=own),
-            warnings.catch_warnings(),
-        ):
+        with own_store(name), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
 

@@ -56,7 +56,12 @@ class EffectiveCall(NamedTuple):
 def call_of(node: fx.Node) -> EffectiveCall:
     """The operator that a node runs, which may be inside a wrapper, and its arguments."""
     if is_higher_order(node.target, "with_effects"):
-        return EffectiveCall(node.args[1], node.args[2:], node.kwargs, _behind_token)
+
+        def behind_token(value: Any) -> Any:
+            behind = value[1:] if isinstance(value, list | tuple) else ()
+            return behind[0] if len(behind) == 1 else behind
+
+        return EffectiveCall(node.args[1], node.args[2:], node.kwargs, behind_token)
     if is_higher_order(node.target, "auto_functionalized", "auto_functionalized_v2"):
         # functional until torch decides to write in place after all, which shows only in the node's meta
         return EffectiveCall(node.args[0], (), node.kwargs, lambda _: None)
@@ -84,12 +89,6 @@ def _only_call(graph: fx.Graph, operands: tuple[Any, ...]) -> EffectiveCall | No
         return value[at] if at is not None and isinstance(value, list | tuple) and at < len(value) else None
 
     return EffectiveCall(call.target, args, kwargs, given, True)
-
-
-def _behind_token(value: Any) -> Any:
-    """``with_effects`` gives a token, then what the operator gives, one by one."""
-    behind = value[1:] if isinstance(value, list | tuple) else ()
-    return behind[0] if len(behind) == 1 else behind
 
 
 def unwrapped(node: fx.Node, traits: OperatorTraits) -> tuple[OperatorTraits, EffectiveCall]:
@@ -224,77 +223,60 @@ def joined(parts: Sequence[Communication]) -> Communication:
     return Communication(groups, tuple(name for part in parts for name in part.kept), undeclared)
 
 
-class Communications:
-    """What the nodes of one graph launch."""
+def launched_by(node: fx.Node) -> list[Launched]:
+    """List what a node launches, in order."""
+    if node.op in ("call_module", "call_method"):
+        return [Launched(str(node.target), certain=False)]
+    if node.op != "call_function":
+        return []
+    if not isinstance(node.target, HigherOrderOperator):
+        return _launched_by_call(node, EffectiveCall(node.target, node.args, node.kwargs))
+    traits = traits_of(node.target)
+    unknown = Launched(traits.op, certain=False)
+    found = [unknown] if not traits.known or is_higher_order(node.target, "call_torchbind") else []
+    called = next((i for i, argument in enumerate(node.args) if isinstance(argument, OpOverload)), None)
+    if called is not None:  # what a wrapper calls stands in front of the arguments for that
+        found += _launched_by_call(node, EffectiveCall(node.args[called], node.args[called + 1 :], node.kwargs))
+    for body in bodies_of(node):
+        inside = [unknown] if body is None else [one for inner in body.graph.nodes for one in launched_by(inner)]
+        found += inside if body is None else [one._replace(op=f"{traits.op}/{one.op}") for one in inside]
+    return found
 
-    def __init__(self, graph: fx.Graph) -> None:
-        """Read a graph; which groups there are is only looked for where something asks."""
-        self._graph = graph
-        self._names: frozenset[str] | None = None
 
-    def of(self, node: fx.Node) -> list[Launched]:
-        """List what a node launches, in order."""
-        if node.op in ("call_module", "call_method"):
-            return [Launched(str(node.target), certain=False)]
-        if node.op != "call_function":
-            return []
-        if isinstance(node.target, HigherOrderOperator):
-            return list(self._higher_order(node))
-        return self._call(node, EffectiveCall(node.target, node.args, node.kwargs))
+def _launched_by_call(node: fx.Node, call: EffectiveCall) -> list[Launched]:
+    traits, op = traits_of(call.target), call.target
+    if traits.role is Role.WAIT:
+        return []
+    undeclared = op._schema.name if isinstance(op, OpOverload) and is_undeclared(op) else ""
+    if traits.comm is not None:
+        return [Launched(traits.comm.op, _groups_of_call(node, call), True, undeclared)]
+    if not undeclared and traits.known:
+        return []
+    named = [group_of(value) for value in (*call.args, *call.kwargs.values()) if isinstance(value, str | fx.Node)]
+    groups = tuple(one for one in named if one and (one[1] is not None or _is_a_group(one[0], node.graph)))
+    return [Launched(traits.op, groups, bool(groups), undeclared)]
 
-    def besides(self, node: fx.Node) -> Communication | None:
-        """Return what a node communicates that is no collective on a stream of its own; ``None``: nothing."""
-        if node.op == "call_function":
-            traits = traits_of(node.target)
-            if traits.plain or traits.role in (Role.LAUNCH, Role.WAIT):
-                return None
-        parts = []
-        for one in self.of(node):
-            names = tuple(name for name, _ in one.groups) or (ANY_GROUP,)
-            undeclared = ((one.undeclared, one.certain),) if one.undeclared else ()
-            parts.append(Communication(names if one.certain else (), names, undeclared))
-        return joined(parts) if parts else None
 
-    def _higher_order(self, node: fx.Node) -> Iterator[Launched]:
-        traits = traits_of(node.target)
-        if not traits.known or is_higher_order(node.target, "call_torchbind"):
-            yield Launched(traits.op, certain=False)
-        called = next((i for i, argument in enumerate(node.args) if isinstance(argument, OpOverload)), None)
-        if called is not None:  # what a wrapper calls stands in front of the arguments for that
-            yield from self._call(node, EffectiveCall(node.args[called], node.args[called + 1 :], node.kwargs))
-        for body in bodies_of(node):
-            if body is None:
-                yield Launched(traits.op, certain=False)
-            else:
-                inside = (one for inner in body.graph.nodes for one in self.of(inner))
-                yield from (one._replace(op=f"{traits.op}/{one.op}") for one in inside)
-
-    def _call(self, node: fx.Node, call: EffectiveCall) -> list[Launched]:
-        traits, op = traits_of(call.target), call.target
-        if traits.role is Role.WAIT:
-            return []
-        undeclared = op._schema.name if isinstance(op, OpOverload) and is_undeclared(op) else ""
-        if traits.comm is not None:
-            return [Launched(traits.comm.op, _groups_of_call(node, call), True, undeclared)]
-        if not undeclared and traits.known:
-            return []
-        named = [group_of(value) for value in (*call.args, *call.kwargs.values()) if isinstance(value, str | fx.Node)]
-        groups = tuple(one for one in named if one and (one[1] is not None or self._is_a_group(one[0])))
-        return [Launched(traits.op, groups, bool(groups), undeclared)]
-
-    def _is_a_group(self, name: str) -> bool:
-        if self._names is None:
-            calls = (node for node in self._graph.nodes if node.op == "call_function")
-            launches = (node for node in calls if traits_of(node.target).comm is not None)
-            self._names = frozenset(name_and_group(node)[0] for node in launches)
-        return name in self._names or live_ranks(name) is not None
+def _is_a_group(name: str, graph: fx.Graph) -> bool:
+    calls = (node for node in graph.nodes if node.op == "call_function" and traits_of(node.target).comm is not None)
+    return live_ranks(name) is not None or any(name_and_group(node)[0] == name for node in calls)
 
 
 def communicating(graph: fx.Graph) -> dict[int, Communication]:
     """Per node of a graph that communicates, or may, besides launching collectives (its position): how."""
-    communications = Communications(graph)
-    found = {v: communications.besides(node) for v, node in enumerate(graph.nodes)}
-    return {v: communication for v, communication in found.items() if communication is not None}
+    found = {}
+    for v, node in enumerate(graph.nodes):
+        traits = traits_of(node.target) if node.op == "call_function" else None
+        if traits is not None and (traits.plain or traits.role in (Role.LAUNCH, Role.WAIT)):
+            continue
+        parts = []
+        for one in launched_by(node):
+            names = tuple(name for name, _ in one.groups) or (ANY_GROUP,)
+            undeclared = ((one.undeclared, one.certain),) if one.undeclared else ()
+            parts.append(Communication(names if one.certain else (), names, undeclared))
+        if parts:
+            found[v] = joined(parts)
+    return found
 
 
 def _groups_of_call(node: fx.Node, call: EffectiveCall) -> tuple[tuple[str, Any], ...]:

@@ -9,7 +9,7 @@ a process group it is taken for communication; all others are *opaque*: they may
 import math
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from functools import cache
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch._higher_order_ops import effects
 from torch._ops import HigherOrderOperator, OpOverload
 
 from overlap_sched.errors import OptionsError
@@ -221,8 +222,7 @@ def declare_operator(op: Any, *, communicates: bool) -> None:
         OptionsError: That is no operator, or ``communicates`` is neither.
     """
     name = _name_of(op)
-    library, _, operator = name.partition("::")
-    if not library or not operator or "." in name:
+    if not re.fullmatch(r"[^.:]+::[^.:]+", name):
         raise OptionsError(
             f"{op!r} is no operator. Give torch.ops.library.operator, or a name: 'library::operator', 'library::*'."
         )
@@ -243,20 +243,16 @@ def undeclared_text(found: Mapping[str, bool], kept: bool, apart: bool = False) 
     ``found``: whether they are taken for communication. ``kept``: launches keep their order, and so do the others then.
     ``apart``: process groups are kept apart, and so are the others.
     """
-    communicates = [name for name in sorted(found) if found[name]]
-    may = [name for name in sorted(found) if not found[name]] if kept or apart else []
-    parts = []
-    if communicates:
-        takes = "take process groups: they are" if len(communicates) > 1 else "takes a process group: it is"
-        parts.append(f"{', '.join(communicates)} {takes} taken for communication that blocks")
-    if may:
-        keep = "keep their places" if len(may) > 1 else "keeps its place"
-        keep = f"{keep} among the launches" if kept else "kept apart from what is in flight"
-        parts.append(f"{', '.join(may)} may communicate: {keep}")
-    if not parts:
-        return None
-    one = (communicates + may)[0]
-    return f"{'; '.join(parts)}. If not so: overlap_sched.declare_operator({one!r}, communicates=False)."
+    parts = {
+        "takes a process group, so it is taken for communication that blocks": [n for n in sorted(found) if found[n]],
+        f"may communicate, so it is kept {'in its place among launches' if kept else 'apart from what is in flight'}": [
+            name for name in sorted(found) if not found[name] and (kept or apart)
+        ],
+    }
+    said = [f"{', '.join(names)}: {what}" for what, names in parts.items() if names]
+    one = next((names[0] for names in parts.values() if names), "")
+    remedy = f"If not so: overlap_sched.declare_operator({one!r}, communicates=False)."
+    return f"{'; '.join(said)}. {remedy}" if said else None
 
 
 def declarations() -> tuple[tuple[str, bool], ...]:
@@ -285,6 +281,7 @@ _PURE_FUNCTIONS: frozenset[Any] = frozenset(
 )
 """Functions of numbers and sizes."""
 _FENCES: frozenset[Any] = frozenset({torch._C._set_grad_enabled, torch.amp._enter_autocast, torch.amp._exit_autocast})
+_effect_of: Callable[[OpOverload], Any] = getattr(effects, "_get_effect", lambda op: None)  # torch 2.12
 _aten = torch.ops.aten
 _EMPTIES = frozenset(
     {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided, _aten.empty_permuted}
@@ -314,8 +311,7 @@ _EFFECT = ("call_torchbind", "print", "with_effects")
 def traits_of(target: Any) -> OperatorTraits:
     """Traits of the target of a ``call_function`` node."""
     if isinstance(target, OpOverload):
-        comm = comm_of(target)
-        return traits_of_overload(target) if comm is None else traits_of_collective(target, comm)
+        return traits_of_overload(target)
     if isinstance(target, HigherOrderOperator):
         return traits_of_higher_order(target)
     name = getattr(target, "__name__", str(target))
@@ -330,22 +326,6 @@ def traits_of(target: Any) -> OperatorTraits:
     return OperatorTraits(name, Ordering.BARRIER, known=False, writes_all=True)
 
 
-def traits_of_collective(op: OpOverload, comm: Comm) -> OperatorTraits:
-    """Traits of a collective or a wait."""
-    schema = _Schema(op)
-    return OperatorTraits(
-        str(op),
-        _ordering_of_collective(op, comm),
-        comm,
-        writes=() if comm.role is Role.WAIT and op._schema.name not in WRITES else schema.writes,
-        returns=schema.returns,
-        aliases=schema.aliases,
-        writes_all=comm.point_to_point or schema.writes_unnamed,
-        writes_aliased=comm.role is Role.BLOCKING,
-        overwrites=schema.writes_out or comm.op.endswith("_out"),  # those of symm_mem take it by position
-    )
-
-
 def _ordering_of_collective(op: OpOverload, comm: Comm) -> Ordering:
     """Return the ordering; blocks may do unseen things: symmetric operators write into memory of other ranks."""
     if op._schema.name in LAST:
@@ -357,54 +337,54 @@ def _ordering_of_collective(op: OpOverload, comm: Comm) -> Ordering:
 
 
 def traits_of_overload(op: OpOverload) -> OperatorTraits:
-    """Traits of any other operator."""
-    schema, tags, name = _Schema(op), op.tags, op._schema.name
-    returns_nothing = not op._schema.returns and not op._schema.is_mutable and not schema.writes
-    may_write_all = returns_nothing and op.namespace not in _TRUSTED_NAMESPACES
+    """Traits of an operator, by its schema and its tags."""
+    schema, name, comm = op._schema, op._schema.name, comm_of(op)
+    arguments = {a.name: Arg((-1 if a.kwarg_only else i, a.name)) for i, a in enumerate(schema.arguments)}
+    written = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+    unsaid = [unsaid for unsaid in WRITES.get(name, ()) if unsaid in arguments]
+    writes = tuple(arguments[one] for one in dict.fromkeys([*(a.name for a in written), *unsaid]))
+    returns = _returns(op, arguments, written)
+    returns_nothing = not schema.returns and not schema.is_mutable and not writes
+    writes_unnamed = schema.is_mutable and not writes
+    writes_out = any(position == -1 for position, _ in writes)
+    aliases = tuple(arguments[a.name] for a in schema.arguments if a.alias_info)
+    if comm is not None:
+        return OperatorTraits(
+            str(op),
+            _ordering_of_collective(op, comm),
+            comm,
+            writes=() if comm.role is Role.WAIT and name not in WRITES else writes,
+            returns=returns,
+            aliases=aliases,
+            writes_all=comm.point_to_point or writes_unnamed,
+            writes_aliased=comm.role is Role.BLOCKING,
+            overwrites=writes_out or comm.op.endswith("_out"),  # those of symm_mem take it by position
+        )
     return OperatorTraits(
         str(op),
         _ordering_of(op, returns_nothing),
-        writes=schema.writes,
-        returns=schema.returns if any(schema.returns) else (),
-        writes_all=schema.writes_unnamed or may_write_all,
-        aliases=schema.aliases,
+        writes=writes,
+        returns=returns if any(returns) else (),
+        writes_all=writes_unnamed or (returns_nothing and op.namespace not in _TRUSTED_NAMESPACES),
+        aliases=aliases,
         writes_aliased=name not in VIEWS,
-        dropout=schema.arguments.get("dropout_p"),
-        non_blocking=schema.arguments.get("non_blocking"),
-        syncs=torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags or name in SYNCS,
+        dropout=arguments.get("dropout_p"),
+        non_blocking=arguments.get("non_blocking"),
+        syncs=bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(op.tags)) or name in SYNCS,
         free=op.overloadpacket in _EMPTIES,
-        overwrites=op is _aten.copy_.default or schema.writes_out,
+        overwrites=op is _aten.copy_.default or writes_out,
     )
 
 
-class _Schema:
-    """What a schema says of its arguments.
-
-    Attributes:
-        arguments: Where the operator takes them, by name.
-        aliases: Those that it writes, or may return.
-        writes: Those that it writes.
-        returns: Per return value, the argument that it is or looks at, or ``None``.
-        writes_unnamed: It writes, but not which arguments.
-        writes_out: It writes an argument that is given by name only: ``out=``.
-    """
-
-    def __init__(self, op: OpOverload) -> None:
-        schema = op._schema
-        self.arguments = {a.name: Arg((-1 if a.kwarg_only else i, a.name)) for i, a in enumerate(schema.arguments)}
-        self.aliases = tuple(self.arguments[a.name] for a in schema.arguments if a.alias_info)
-        written = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
-        unseen = [name for name in WRITES.get(schema.name, ()) if name in self.arguments]
-        self.writes = tuple(self.arguments[name] for name in dict.fromkeys([*(a.name for a in written), *unseen]))
-        aliased = [a for a in schema.arguments if a.alias_info] if _always_a_view(op) else written
-        alias = {name: self.arguments[a.name] for a in aliased for name in a.alias_info.before_set}
-        parts = next(iter(alias.values())) if len(alias) == 1 and not written else None
-        self.returns = tuple(
-            next((alias[name] for name in r.alias_info.before_set if name in alias), parts) if r.alias_info else None
-            for r in schema.returns  # a list of views (``Tensor(a)[]``) has an empty set
-        )
-        self.writes_unnamed = schema.is_mutable and not self.writes
-        self.writes_out = any(position == -1 for position, _ in self.writes)
+def _returns(op: OpOverload, arguments: Mapping[str, Arg], written: Sequence[Any]) -> tuple[Arg | None, ...]:
+    """Per return value, the argument that it is or looks at, or ``None``."""
+    aliased = [a for a in op._schema.arguments if a.alias_info] if _always_a_view(op) else written
+    alias = {name: arguments[a.name] for a in aliased for name in a.alias_info.before_set}
+    parts = next(iter(alias.values())) if len(alias) == 1 and not written else None
+    return tuple(
+        next((alias[name] for name in r.alias_info.before_set if name in alias), parts) if r.alias_info else None
+        for r in op._schema.returns  # a list of views (``Tensor(a)[]``) has an empty set
+    )
 
 
 def _always_a_view(op: OpOverload) -> bool:
@@ -421,18 +401,10 @@ def _ordering_of(op: OpOverload, returns_nothing: bool) -> Ordering:
     schema = op._schema
     handles = any(a.type.kind() == "ClassType" for a in (*schema.arguments, *schema.returns))
     scalar = op is _aten._local_scalar_dense.default
-    if returns_nothing or handles or scalar or op in fx.node._side_effectful_functions or _has_effect(op):
+    if returns_nothing or handles or scalar or op in fx.node._side_effectful_functions or _effect_of(op):
         return Ordering.EFFECT
     random = torch.Tag.nondeterministic_seeded in op.tags or schema.name in RANDOM or is_undeclared(op)
     return Ordering.RANDOM if random else Ordering.NONE
-
-
-def _has_effect(op: OpOverload) -> bool:
-    try:
-        from torch._higher_order_ops.effects import _get_effect
-    except ImportError:
-        return False
-    return _get_effect(op) is not None
 
 
 def is_higher_order(target: object, *names: str) -> bool:

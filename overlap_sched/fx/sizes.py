@@ -18,7 +18,7 @@ storage has its largest size, though not all can have it at once. Without an upp
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -50,11 +50,8 @@ class Interval(NamedTuple):
     high: Number = math.inf
 
 
-class Sum(NamedTuple):
-    """``constant`` and so many times each term."""
-
-    terms: Mapping[sympy.Basic, Number]
-    constant: Number
+Sum = Mapping[sympy.Basic, Fraction]
+"""So many times each term; the constant is so many times one."""
 
 
 @dataclass(frozen=True)
@@ -69,26 +66,21 @@ class SizeLimits:
 
     intervals: dict[sympy.Symbol, Interval]
     assertions: tuple[Sum, ...]
-    having: Mapping[sympy.Basic, tuple[int, ...]]
+    having: Mapping[sympy.Basic, Sequence[int]]
 
     @staticmethod
     def of(intervals: Mapping[sympy.Symbol, Interval], relations: Iterable[sympy.Basic]) -> "SizeLimits":
         """Return what intervals and relations (``u0 <= 4096``) say together; relations of other kinds say nothing."""
-        sums = dict.fromkeys(one for relation in relations for one in _sums(relation) if one.free_symbols)
-        assertions = tuple([_sum(one) for one in sums])
+        exprs = dict.fromkeys(expr for relation in relations for expr in _sums(relation) if expr.free_symbols)
+        assertions = tuple(map(_sum, exprs))
         having: dict[sympy.Basic, list[int]] = {symbol: [] for symbol in intervals}
-        for at, (expr, one) in enumerate(zip(sums, assertions, strict=True)):
-            for part in dict.fromkeys([*one.terms, *sorted(expr.free_symbols, key=by_name)]):
+        for at, (expr, one) in enumerate(zip(exprs, assertions, strict=True)):
+            for part in dict.fromkeys([*one, *sorted(expr.free_symbols, key=by_name)]):
                 having.setdefault(part, []).append(at)
         symbols = sorted([part for part in having if isinstance(part, sympy.Symbol)], key=by_name)
-        kept = {symbol: intervals.get(symbol, Interval()) for symbol in symbols}
-        made = SizeLimits(kept, assertions, {part: tuple(at) for part, at in having.items()})
+        made = SizeLimits({symbol: intervals.get(symbol, Interval()) for symbol in symbols}, assertions, having)
         made._narrow_all(range(len(assertions)))
         return made
-
-    def copy(self) -> "SizeLimits":
-        """One whose intervals can be narrowed without these."""
-        return SizeLimits(dict(self.intervals), self.assertions, self.having)
 
     def narrow(self, symbol: sympy.Symbol, low: Number, high: Number) -> None:
         """Put a symbol between two numbers, and see what follows for the others."""
@@ -100,15 +92,15 @@ class SizeLimits:
         return self._high(_sum(expr), _DEPTH)
 
     def _high(self, one: Sum, depth: int) -> Number:
-        best = one.constant + sum([self._largest(term, n) for term, n in one.terms.items()])
-        if depth and len(one.terms) > 1:
-            tried = dict.fromkeys(at for term in one.terms for at in self.having.get(term, ()))
-            for at in tried:
-                asserted = self.assertions[at]
-                factors = {one.terms.get(term, 0) / Fraction(n) for term, n in asserted.terms.items()}
-                for factor in sorted(factors):
-                    if factor > 0 and len(asserted.terms) > 1:
-                        best = min(best, self._high(_less(one, asserted, factor), depth - 1))
+        best = sum(self._largest(term, n) for term, n in one.items())
+        terms = [term for term in one if term != 1]
+        tried = dict.fromkeys(at for term in terms for at in self.having.get(term, ()))
+        for asserted in (self.assertions[at] for at in tried if depth and len(terms) > 1):
+            if len(asserted) - (1 in asserted) > 1:
+                for factor in sorted({one[term] / n for term, n in asserted.items() if term in terms}):
+                    if factor > 0:  # what is left when the asserted sum is subtracted so many times
+                        left = {term: one.get(term, 0) - factor * asserted.get(term, 0) for term in {**one, **asserted}}
+                        best = min(best, self._high({term: n for term, n in left.items() if n}, depth - 1))
         return best
 
     def _narrow_all(self, first: Iterable[int]) -> None:
@@ -117,17 +109,17 @@ class SizeLimits:
             if not pending:
                 return
             one = self.assertions[pending.popleft()]
-            for term, n in one.terms.items():
+            for term, n in one.items():
                 if isinstance(term, sympy.Symbol) and self._narrow_by(one, term, n):
                     pending.extend(at for at in self.having[term] if at not in pending)
 
-    def _narrow_by(self, one: Sum, symbol: sympy.Symbol, n: Number) -> bool:
+    def _narrow_by(self, one: Sum, symbol: sympy.Symbol, n: Fraction) -> bool:
         """Narrow by an assertion, and tell whether it narrows the interval of one of its symbols."""
-        rest = one.constant - sum([self._largest(term, -m) for term, m in one.terms.items() if term is not symbol])
+        rest = sum(self._largest(term, -m) for term, m in one.items() if term is not symbol)
         old = self.intervals[symbol]
         if not math.isfinite(rest):
             return False
-        limit = Fraction(-rest) / Fraction(n)
+        limit = Fraction(rest) / n
         if n > 0:
             new = Interval(old.low, min(old.high, math.floor(limit)))
         else:
@@ -137,37 +129,28 @@ class SizeLimits:
         self.intervals[symbol] = new
         return True
 
-    def _largest(self, term: sympy.Basic, n: Number) -> Number:
-        interval = self._interval(term)
-        return n * (interval.high if n > 0 else interval.low)
+    def _largest(self, term: sympy.Basic, n: Fraction) -> Number:
+        low, high = self._interval(term)
+        return n * (high if n > 0 else low)
 
     def _interval(self, term: sympy.Basic) -> Interval:
         if isinstance(term, sympy.Symbol):
             return self.intervals.get(term, Interval())
-        ranges = {symbol: _as_range(self.intervals.get(symbol, Interval())) for symbol in term.free_symbols}
+        known = {symbol: self._interval(symbol) for symbol in term.free_symbols}
+        ends = {
+            symbol: [int(x) if math.isfinite(x) else int_oo * int(math.copysign(1, x)) for x in one]
+            for symbol, one in known.items()
+        }
         try:
-            return interval_of(bound_sympy(term, ranges))
+            return interval_of(bound_sympy(term, {symbol: ValueRanges(*one) for symbol, one in ends.items()}))
         except Exception:  # torch has no rule for some function
             return Interval()
 
 
 def interval_of(known: "ValueRanges[sympy.Expr]") -> Interval:
     """Return what torch's ``ShapeEnv`` knows of a symbol; a limit that is only that of its type is none."""
-    low, high = _number(known.lower), _number(known.upper)
-    return Interval(low if low > -NUMBER_LIMIT else -math.inf, high if high < NUMBER_LIMIT else math.inf)
-
-
-def _number(value: sympy.Basic) -> Number:
-    if value in (int_oo, sympy.oo):
-        return math.inf
-    if value in (-int_oo, -sympy.oo):
-        return -math.inf
-    return int(value)
-
-
-def _as_range(interval: Interval) -> "ValueRanges[sympy.Expr]":
-    low, high = (int(end) if math.isfinite(end) else int_oo if end > 0 else -int_oo for end in interval)
-    return ValueRanges(low, high)
+    low, high = known.lower, known.upper
+    return Interval(int(low) if low > -NUMBER_LIMIT else -math.inf, int(high) if high < NUMBER_LIMIT else math.inf)
 
 
 def _sums(relation: sympy.Basic) -> list[sympy.Expr]:
@@ -186,16 +169,7 @@ def _sums(relation: sympy.Basic) -> list[sympy.Expr]:
 
 def _sum(expr: sympy.Basic) -> Sum:
     found = sympy.expand(expr).as_coefficients_dict()
-    terms = {term: Fraction(str(n)) for term, n in found.items() if term != 1}
-    return Sum({term: terms[term] for term in sorted(terms, key=by_name)}, Fraction(str(found.get(sympy.S.One, 0))))
-
-
-def _less(one: Sum, asserted: Sum, factor: Number) -> Sum:
-    """Return what is left of a sum when an asserted one is subtracted from it some times."""
-    terms = dict(one.terms)
-    for term, n in asserted.terms.items():
-        terms[term] = terms.get(term, 0) - factor * n
-    return Sum({term: n for term, n in terms.items() if n}, one.constant - factor * asserted.constant)
+    return {term: Fraction(str(found[term])) for term in sorted(found, key=by_name)}
 
 
 def by_name(symbol: sympy.Basic) -> tuple[int, str]:
@@ -230,24 +204,22 @@ class Sizes:
         self._nodes, self._env = nodes, env
         self._values = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val  # before 2.13
         self._largest: dict[Any, int] = {}
-        self._asked: dict[sympy.Symbol, None] = {}
 
     def hint(self, size: Any) -> int:
         """A likely value of a symbolic size, or of an expression; never below zero."""
         expr = self._expr(size)
-        return max(0, _whole(expr.xreplace({s: sympy.Integer(self._hint_of(s)) for s in expr.free_symbols})))
+        hints = {s: sympy.Integer(self._known[2].get(s, UNBACKED_HINT)) for s in expr.free_symbols}
+        return _whole(expr.xreplace(hints))
 
     def largest(self, size: Any) -> int:
         """The largest value of a symbolic size that the graph admits, as far as is known; never below zero."""
         expr = self._expr(size)
         if not expr.free_symbols:
-            return max(0, _whole(expr))
-        found = self._largest.get(expr)
-        if found is None:
-            self._asked.update(dict.fromkeys(expr.free_symbols))
-            high = self._known.limits.high(expr)
-            found = self._largest[expr] = max(0, self.hint(expr) if high == math.inf else math.floor(high))
-        return found
+            return _whole(expr)
+        if expr not in self._largest:
+            high = self._known[0].high(expr)
+            self._largest[expr] = max(0, self.hint(expr) if high == math.inf else math.floor(high))
+        return self._largest[expr]
 
     def unknown(self, size: Any) -> bool:
         """Tell whether an expression has symbols without a value."""
@@ -255,16 +227,26 @@ class Sizes:
 
     def follows(self, symbol: sympy.Symbol) -> bool:
         """Tell whether a size is known once those before it are: the last of some that add up to another."""
-        return symbol in self._env.replacements or symbol in self._known.following
+        return symbol in self._env.replacements or symbol in self._known[3]
 
     @property
     def assumed(self) -> tuple[AssumedSize, ...]:
         """The sizes on which largest values rest, in the order of their names."""
-        shown = self._shown()
-        return tuple(
-            AssumedSize(str(s), shown.get(s, ""), self.largest(s), s in self._known.limited)
-            for s in sorted(self._asked, key=by_name)
-        )
+        shown: dict[sympy.Symbol, str] = {}  # the first node whose value shows it
+        for node, size, _ in self._sizes_shown():
+            for symbol in self._expr(size).free_symbols:
+                shown.setdefault(symbol, node.name)
+        asked = sorted({symbol for expr in self._largest for symbol in expr.free_symbols}, key=by_name)
+        return tuple(AssumedSize(str(s), shown.get(s, ""), self.largest(s), s in self._known[1]) for s in asked)
+
+    def _sizes_shown(self) -> Iterator[tuple[fx.Node, torch.SymInt, bool]]:
+        """Yield symbolic values and sizes: of which node, and whether it is the size of a dimension."""
+        for node in self._nodes:
+            for leaf in tree_leaves(node.meta.get("val")):
+                is_tensor = isinstance(leaf, torch.Tensor)
+                for size in leaf.shape if is_tensor else (leaf,):
+                    if isinstance(size, torch.SymInt):
+                        yield node, size, is_tensor
 
     def _expr(self, size: Any) -> Any:
         """An expression, or a relation, of symbols that have no value."""
@@ -277,33 +259,44 @@ class Sizes:
     def _has_value(self, symbol: sympy.Basic) -> bool:
         return isinstance(self._values.get(symbol), sympy.Integer)
 
-    def _hint_of(self, symbol: sympy.Symbol) -> int:
-        return self._known.hints.get(symbol, UNBACKED_HINT)
-
     @cached_property
-    def _known(self) -> "_KnownSymbols":
-        given = {s: int(n) for s, n in getattr(self._env, "var_to_hint_override", {}).items() if not self._has_value(s)}
-        return _known(SizeLimits.of(self._ranges(), self._relations()), given)
+    def _known(self) -> tuple[SizeLimits, set[sympy.Symbol], Mapping[sympy.Symbol, int], set[sympy.Symbol]]:
+        """Limits of all symbols, and more: assume what is not known, one symbol after the other.
 
-    def _ranges(self) -> dict[sympy.Symbol, Interval]:
-        ranges = self._env.var_to_range
-        unknown = [s for s in ranges if s.is_integer and not self._has_value(s) and s not in self._env.replacements]
-        return {s: interval_of(ranges[s]) for s in sorted(unknown, key=by_name)}
+        With both ends of every interval; symbols with an upper limit; a value for each, so that all asserts hold
+        together; symbols for which the values of others had left only one.
+        """
+        ranges, replaced = self._env.var_to_range, self._env.replacements
+        given = {s: int(n) for s, n in getattr(self._env, "var_to_hint_override", {}).items() if not self._has_value(s)}
+        unknown = sorted(
+            (s for s in ranges if s.is_integer and not self._has_value(s) and s not in replaced), key=by_name
+        )
+        limits = SizeLimits.of({s: interval_of(ranges[s]) for s in unknown}, self._relations())
+        limited = {symbol for symbol, interval in limits.intervals.items() if interval.high < math.inf}
+        for symbol in limits.intervals:
+            low, high = limits.intervals[symbol]
+            low = min(0, high) if low == -math.inf else low
+            limits.narrow(symbol, low, max(low, given.get(symbol, UNBACKED_HINT)) if high == math.inf else high)
+        chosen, following = replace(limits, intervals=dict(limits.intervals)), set()
+        for symbol in chosen.intervals:
+            low, high = chosen.intervals[symbol]
+            if low == high:
+                following.add(symbol)
+            wanted = given.get(symbol, (low + high) // 2 if symbol in limited else UNBACKED_HINT)
+            taken = max(low, min(wanted, high))
+            chosen.narrow(symbol, taken, taken)
+        return limits, limited, {s: int(interval.low) for s, interval in chosen.intervals.items()}, following
 
     def _relations(self) -> Iterator[sympy.Basic]:
         for asserts in self._env.deferred_runtime_asserts.values():
             yield from (self._expr(one.expr) for one in asserts)
         for symbol in sorted(self._env.replacements, key=by_name):
             if symbol in self._env.var_to_range:
-                yield from self._between(symbol, interval_of(self._env.var_to_range[symbol]))
-        seen: set[sympy.Basic] = set()
+                yield from self._between(symbol, *interval_of(self._env.var_to_range[symbol]))
         for node in self._nodes:
             yield from self._asserted(node)
-            for leaf in tree_leaves(node.meta.get("val")):
-                sizes = leaf.shape if isinstance(leaf, torch.Tensor) else ()
-                new = [n.node.expr for n in sizes if isinstance(n, torch.SymInt) and n.node.expr not in seen]
-                seen.update(new)
-                yield from (one for expr in new for one in self._between(expr, Interval(0)))
+        for expr in dict.fromkeys(size.node.expr for _, size, of_tensor in self._sizes_shown() if of_tensor):
+            yield from self._between(expr, 0, math.inf)
 
     def _asserted(self, node: fx.Node) -> Iterator[sympy.Basic]:
         source = node.args[0] if node.args else None
@@ -311,67 +304,14 @@ class Sizes:
         if node.target in _ASSERTS and isinstance(value, torch.SymBool):
             yield self._expr(value)
         if node.target in _RANGES and isinstance(value, torch.SymInt):
-            low, high = node.kwargs.get("min"), node.kwargs.get("max")
-            yield from self._between(
-                value, Interval(-math.inf if low is None else low, math.inf if high is None else high)
-            )
+            yield from self._between(value, node.kwargs.get("min"), node.kwargs.get("max"))
 
-    def _between(self, size: Any, limits: Interval) -> Iterator[sympy.Basic]:
+    def _between(self, size: Any, low: Number | None, high: Number | None) -> Iterator[sympy.Basic]:
         expr = self._expr(size)
-        if limits.low > -math.inf:
-            yield expr >= int(limits.low)
-        if limits.high < NUMBER_LIMIT:
-            yield expr <= int(limits.high)
-
-    def _shown(self) -> dict[sympy.Symbol, str]:
-        """By symbol, the first node whose value shows it."""
-        shown: dict[sympy.Symbol, str] = {}
-        for node in self._nodes:
-            for leaf in tree_leaves(node.meta.get("val")):
-                for size in leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,):
-                    if isinstance(size, torch.SymInt):
-                        for symbol in sorted(self._expr(size).free_symbols, key=by_name):
-                            shown.setdefault(symbol, node.name)
-        return shown
-
-
-class _KnownSymbols(NamedTuple):
-    """What is known of all symbols.
-
-    Attributes:
-        limits: With both ends of every interval: assumed where nothing limits it.
-        limited: Symbols with an upper limit.
-        hints: A value for each, so that all asserts hold together.
-        following: Symbols for which the values of others had left only one.
-    """
-
-    limits: SizeLimits
-    limited: set[sympy.Symbol]
-    hints: Mapping[sympy.Symbol, int]
-    following: set[sympy.Symbol]
-
-
-def _known(limits: SizeLimits, given: Mapping[sympy.Symbol, int]) -> _KnownSymbols:
-    """Assume what is not known, one symbol after the other, as each says something of the others.
-
-    Args:
-        limits: From the graph.
-        given: Hints of the user (torch's ``hint_override``).
-    """
-    limited = {symbol for symbol, interval in limits.intervals.items() if interval.high < math.inf}
-    for symbol in limits.intervals:
-        low, high = limits.intervals[symbol]
-        low = min(0, high) if low == -math.inf else low
-        limits.narrow(symbol, low, max(low, given.get(symbol, UNBACKED_HINT)) if high == math.inf else high)
-    chosen, following = limits.copy(), set()
-    for symbol in chosen.intervals:
-        low, high = chosen.intervals[symbol]
-        if low == high:
-            following.add(symbol)
-        wanted = given.get(symbol, (low + high) // 2 if symbol in limited else UNBACKED_HINT)
-        taken = max(low, min(wanted, high))
-        chosen.narrow(symbol, taken, taken)
-    return _KnownSymbols(limits, limited, {s: int(interval.low) for s, interval in chosen.intervals.items()}, following)
+        if low is not None and low > -math.inf:
+            yield expr >= int(low)
+        if high is not None and high < NUMBER_LIMIT:
+            yield expr <= int(high)
 
 
 def carried_sizes(graph: fx.Graph) -> tuple[AssumedSize, ...]:
@@ -380,5 +320,5 @@ def carried_sizes(graph: fx.Graph) -> tuple[AssumedSize, ...]:
 
 
 def _whole(expr: sympy.Expr) -> int:
-    """The value of an expression without symbols; 0 where it has none: a division by zero."""
-    return int(expr) if expr.is_number and expr.is_finite else 0
+    """The value of an expression without symbols, not below 0; 0 where it has none: a division by zero."""
+    return max(0, int(expr)) if expr.is_number and expr.is_finite else 0

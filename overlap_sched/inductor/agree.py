@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
-from types import CodeType
+from types import CodeType, SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
@@ -32,11 +32,11 @@ from torch._inductor.codecache import PyCodeCache
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from overlap_sched.distributed import Agreement, Digest, Verdict, agree, agreement
-from overlap_sched.distributed.agreement import Membership, members_of, prefix_of
+from overlap_sched.distributed.agreement import Membership, is_part_of_others, sequence_in_force
 from overlap_sched.distributed.digest import launches_of, ranks_text
 from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.errors import AgreementError, SequenceError, VerificationError
-from overlap_sched.fx.calls import Communications, Launched, bodies_of, live_ranks
+from overlap_sched.fx.calls import Launched, bodies_of, launched_by, live_ranks
 from overlap_sched.fx.operators import Role, traits_of
 from overlap_sched.inductor.reporting import describe_error, dynamo_frame, rank, several_ranks, warn
 from overlap_sched.inductor.settings import Settings
@@ -93,9 +93,7 @@ def waits(node: fx.Node) -> bool:
 
 def launches_in(nodes: Iterable[fx.Node]) -> Launches:
     """Those of an FX graph."""
-    listed = list(nodes)
-    launched_by = _launched_by(listed)
-    return tuple(node for node in listed if launched_by(node))
+    return tuple(node for node in nodes if launched_by(node))
 
 
 def launch_digest(launches: Launches) -> str:
@@ -103,23 +101,19 @@ def launch_digest(launches: Launches) -> str:
 
     Ranks of a mesh have other groups each, so a group is known by its size and the distances of its ranks.
     """
-    sequence = [one for launched in map(_launched_by(launches), launches) for one in launched]
+    sequence = [one for node in launches for one in launched_by(node)]
     return launches_of([(one.op, name, distances) for one in sequence for name, distances in _groups(one)])
 
 
 def launch_texts(launches: Launches) -> tuple[Launch, ...]:
     """Return what launches are known by in all graphs of a job, see :mod:`overlap_sched.distributed.sequences`."""
-    found, launched_by = [], _launched_by(launches)
+    found = []
     for node in launches:
         parts = launched_by(node)
         distances = [[d for _, d in _groups(one)] for one in parts]
         groups = hashlib.sha256(repr(distances).encode()).hexdigest()[:12]
         found.append(f"{'+'.join(one.op for one in parts)} {groups} {_bytes_given(node)}")
     return tuple(found)
-
-
-def _launched_by(nodes: Sequence[fx.Node]) -> Callable[[fx.Node], Sequence[Launched]]:
-    return Communications(nodes[0].graph).of if nodes else lambda node: ()
 
 
 def _bytes_given(node: fx.Node) -> str:
@@ -139,27 +133,27 @@ def _groups(launched: Launched) -> Iterator[tuple[str, list[int] | None]]:
         yield name, None if ranks is None else [b - a for a, b in pairwise(ranks)]
 
 
-def membership() -> Membership | None:
-    """Return this rank among the others; ``None``: it is alone."""
-    return agreement.membership_of(None, None, None)
+def membership(settings: Settings) -> Membership | None:
+    """Return this rank among those that must agree; ``None``: it is alone."""
+    return agreement.membership_of(settings.ranks)
 
 
 def find_in_force(launches: Sequence[Launch], settings: Settings) -> Entry | None:
     """Return the launch sequence that all follow who launch these; ``None``: there is none yet."""
-    return agreement.find_sequence(launches, membership(), settings.ranks) if launches else None
+    return sequence_in_force(launches, membership(settings)) if launches else None
 
 
 def put_in_force(entry: Entry, settings: Settings) -> Entry | None:
     """Return the launch sequence that all follow from now on who launch what an entry does; ``None``: none can be."""
     entry = replace(entry, again=compiled_otherwise(entry.launches))
     with suppress(Exception):  # other ranks go by what is in force: once more, else it goes to the caller
-        return agreement.settle_sequence(entry, membership(), settings.ranks)
-    return agreement.settle_sequence(entry, membership(), settings.ranks)
+        return sequence_in_force(entry.launches, membership(settings), entry)
+    return sequence_in_force(entry.launches, membership(settings), entry)
 
 
 def may_be_a_part(entry: Entry, settings: Settings) -> bool:
     """Tell whether a graph may be a part of what other ranks run as a whole, and in another sequence."""
-    return compiled_otherwise(entry.launches) and agreement.is_part_of_others(entry, membership(), settings.ranks)
+    return compiled_otherwise(entry.launches) and is_part_of_others(entry, membership(settings))
 
 
 @dataclass
@@ -308,8 +302,8 @@ def ask(mine: Digest, settings: Settings) -> Agreement | None:
     """
     if not asks(settings):
         return None
-    strict, sleep = settings.options.strict, _sleep_for(settings)
-    return agree(mine, settings.timeout_s, ranks=settings.ranks, strict=strict, sleep=sleep)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=_sleep_for(settings))
+    return agree(mine, settings.timeout_s, ranks=settings.ranks, strict=settings.options.strict, clock=clock)
 
 
 def _sleep_for(settings: Settings) -> Callable[[float], None]:
@@ -328,13 +322,11 @@ def _sleep_for(settings: Settings) -> Callable[[float], None]:
 
 
 def _say_who_is_late(settings: Settings) -> None:
-    mine = membership()
+    mine = membership(settings)
     assert mine is not None
-    members, store = members_of(mine, settings.ranks), mine.store
-    prefix = prefix_of(mine, members)
-    at = f"{prefix}at/{mine.rank}"
+    store, at = mine.store, f"{mine.prefix}at/{mine.rank}"
     here = store.get(at).decode() if store.check([at]) else ""
-    late = [r for r in members if here and not store.check([f"{prefix}{here}/{r}"])]
+    late = [r for r in mine.members if here and not store.check([f"{mine.prefix}{here}/{r}"])]
     if late and _speaks(settings, late):
         warn(
             f"overlap_sched: rank {mine.rank} has waited {LATE_S:g} s for {ranks_text(late)}. Call "

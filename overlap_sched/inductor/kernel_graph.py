@@ -24,7 +24,7 @@ from torch._inductor.virtualized import V
 
 from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report, stays
-from overlap_sched.fx.calls import Communications
+from overlap_sched.fx.calls import launched_by
 from overlap_sched.fx.operators import Ordering, is_higher_order, traits_of
 from overlap_sched.inductor.agree import Traffic, asks, graph_key, waits
 from overlap_sched.inductor.caches import with_rewrites
@@ -154,10 +154,9 @@ def kernel_traffic(snodes: Sequence[Any]) -> Traffic | None:
 
     ``None``: a launch comes from no single FX node.
     """
-    known = Communications(V.graph.graph)
     found, before = list[fx.Node](), dict[str, int]()
     for member in (one for snode in snodes for one in members(snode)):
-        launches = _launches_of(member, known)
+        launches = _launches_of(member)
         if launches is None:
             return None
         if is_wait(member.node) or (runs(member) and any(map(waits, _origins(member)))):
@@ -168,18 +167,18 @@ def kernel_traffic(snodes: Sequence[Any]) -> Traffic | None:
 
 def launch_places(snodes: Sequence[Any], launches: Sequence[fx.Node]) -> dict[str, int]:
     """Per scheduler node that launches, by name, its place among some launches."""
-    known, place = Communications(V.graph.graph), {node: k for k, node in enumerate(launches)}
-    found = ((snode.get_name(), _launches_of(snode, known) or ()) for snode in snodes)
+    place = {node: k for k, node in enumerate(launches)}
+    found = ((snode.get_name(), _launches_of(snode) or ()) for snode in snodes)
     return {name: min(place[node] for node in nodes) for name, nodes in found if nodes and set(nodes) <= place.keys()}
 
 
-def _launches_of(snode: Any, known: Communications) -> list[fx.Node] | None:
+def _launches_of(snode: Any) -> list[fx.Node] | None:
     """Those of one scheduler node; ``None``: one of them comes from no single FX node."""
     found: list[fx.Node] = []
     for member in members(snode):
         if not runs(member):
             continue
-        origins = [node for node in _origins(member) if known.of(node)]
+        origins = [node for node in _origins(member) if launched_by(node)]
         if len(origins) > 1 or (is_collective(member.node) and not origins):
             return None
         found += origins
@@ -200,9 +199,8 @@ def in_graph_order(snodes: Sequence[Any]) -> list[Any]:
     As they were where that is their order, where it is not known what they launch, or where their dependencies do not
     allow another order. Torch's dependencies are kept, and the order of what has effects or draws random numbers.
     """
-    graph = V.graph.graph
-    known, place = Communications(graph), {node: at for at, node in enumerate(graph.nodes)}
-    launches = [_launches_of(snode, known) for snode in snodes]
+    place = {node: at for at, node in enumerate(V.graph.graph.nodes)}
+    launches = [_launches_of(snode) for snode in snodes]
     if None in launches:
         return list(snodes)
     first = {at: min(place[node] for node in nodes) for at, nodes in enumerate(launches) if nodes}

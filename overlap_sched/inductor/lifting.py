@@ -28,7 +28,7 @@ from overlap_sched.fx import hazards
 from overlap_sched.fx.calls import Communication, joined
 from overlap_sched.fx.costs import Cost
 from overlap_sched.fx.graphs import marks_of, module_of
-from overlap_sched.fx.lifting import launch_times, one_collective_each, with_launches
+from overlap_sched.fx.lifting import with_company
 from overlap_sched.fx.operators import Ordering
 from overlap_sched.fx.reading import Reading, read_graph
 from overlap_sched.inductor.kernels import Buffers, DataFlow, KernelCosts, members, read_buffers, runs
@@ -100,17 +100,16 @@ def lift_kernels(
     listed.append(Node("output", Kind.OUTPUT, use=tuple(numbers[s] for s in flow.kept)))
     inside, outside = kernels.waits_inside()
     ends = {at + shift: [u + shift for u in launches] for at, launches in (flow.ends | inside).items()}
-    waited, waiting = one_collective_each(listed, ends, [at + shift for at in outside])
-    nodes, launching = with_launches(waited, launch_times(waited, costs.groups, model))
+    nodes, stands_for = with_company(listed, ends, [at + shift for at in outside], costs.groups, model)
     storages = tuple(Storage(buffers.nbytes[s], s not in buffers.maker and s not in flow.freeable) for s in numbers)
     used = {group for node in nodes for group in launched_on(node)}
     groups = {k: g for k, g in costs.groups.items() if k in used}
     beside = NO_CONTENTION if cluster is None else contention_of(cluster, groups)
     problem = Problem(name, nodes, storages, groups, "runtime", beside)
     snodes_of = [*[None] * shift, *snodes, None]
-    stands_for = tuple([snodes_of[waiting[v]] for v in launching])
     told = {k: n for k, n in sorted(notes.items()) if n}
-    return LiftedKernels(problem, stands_for, told, buffers, reading.storages.assumed, reading.undeclared)
+    nodes_of = tuple([snodes_of[v] for v in stands_for])
+    return LiftedKernels(problem, nodes_of, told, buffers, reading.storages.assumed, reading.undeclared)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ compare it before it is used, as they do with orders.
 """
 
 import hashlib
+import json
 import uuid
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,20 +20,25 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 from overlap_sched.distributed import Digest
 from overlap_sched.distributed.digest import options_text
+from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.costs import Fusion
 from overlap_sched.fx.graphs import own_meta
-from overlap_sched.inductor.agree import ask, graph_key, launches_in, refuse, report_failure, warn_of_ranks
+from overlap_sched.inductor import agree
 from overlap_sched.inductor.caches import key_after, settings_key
 from overlap_sched.inductor.reporting import describe_error, guard, log, name_graph, rank, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.joint import JointSearchResult, Judge, Question, fit_joint
 from overlap_sched.joint.graphs import draws, has_graphs_inside, runs_again
-from overlap_sched.joint.search import Partitioner
+from overlap_sched.joint.search import JointCut, Marks, Partitioner
+from overlap_sched.joint.search import cut as make_cut
 from overlap_sched.report.units import count, duration, from_to, size
 
 Halves = tuple[fx.GraphModule, fx.GraphModule]
 
+CUT = "joint graph "
+"""In the log of launch sequences: a joint graph whose cut launches otherwise than torch's. No graph launches this."""
+OTHERWISE = "they have cut its joint graph so that its halves launch otherwise"
 KEPT = 256
 _partitions: "deque[Partition]" = deque(maxlen=KEPT)
 
@@ -123,7 +129,7 @@ def cut_to_fit(gm: fx.GraphModule, joint_inputs: Any, settings: Settings, partit
         name = name_graph("joint")
         found, reason = _found(gm, cut, settings, name, given["num_fwd_outputs"])
     except Exception as error:
-        reason = report_failure(error, settings, f"fitting {name!r}", f"leaves {name!r} to torch's partitioner")
+        reason = agree.report_failure(error, settings, f"fitting {name!r}", f"leaves {name!r} to torch's partitioner")
     with guard(f"could not report on {name!r}"):
         _partitions.append(Partition(name, found, reason, settings.priced_for))
         if rank() == 0:
@@ -140,9 +146,11 @@ def _found(
     gm: fx.GraphModule, cut: Partitioner, settings: Settings, name: str, outputs: int
 ) -> tuple[JointSearchResult | None, str | None]:
     """The cut, and why it is not used; all ranks come to the same."""
-    communicates = bool(launches_in(list(gm.graph.nodes)))
-    key = graph_key(gm.graph, "joint") if communicates else ""
+    launches = agree.launch_texts(agree.launches_in(gm.graph.nodes))
+    key = agree.graph_key(gm.graph, "joint") if launches else ""
     found, failure = None, ""
+    fusion: Fusion = "none" if settings.stage == "backend" else "inductor"
+    judge = Judge(settings.options, fusion, settings.costs, outputs)
     try:
         # what a second cut of the same graph might not leave alone
         if has_graphs_inside(gm):
@@ -150,21 +158,27 @@ def _found(
         drawing = [node.name for node in gm.graph.nodes if runs_again(node) and draws(node)]
         if drawing:
             raise UnsupportedError(f"{drawing[0]!r} draws random numbers and is to run again")
-        fusion: Fusion = "none" if settings.stage == "backend" else "inductor"
-        judge = Judge(settings.options, fusion, settings.costs, outputs)
         found = fit_joint(gm, cut, judge, Question(settings.memory_limit, settings.max_slowdown))
     except Exception as error:  # the others must hear of it
         failure = describe_error(error)
-        if not communicates:
+        if not launches:
             raise
-    if communicates:
+    if launches and agree.asks(settings):
+        of_joint = (CUT + _sha(*launches),)
+        known = agree.find_in_force(of_joint, settings)
+        if known is not None:
+            return _follow(gm, cut, judge, found, known, name), None
         mine = Digest.of_failure(failure, key, name=name) if found is None else _digest(gm, settings, key, found, name)
-        agreement = ask(mine, settings)
+        agreement = agree.ask(mine, settings)
         if agreement is not None and not agreement.agreed:
             if agreement.in_doubt and found is not None and found.fits and found.best is not found.before:
-                refuse(name, str(agreement.reason))  # the others may use that cut
-            warn_of_ranks(f"leaves {name!r} to torch's partitioner", agreement.verdict, settings)
+                agree.refuse(name, str(agreement.reason))  # the others may use that cut
+            if agreement.verdict.missing and agree.compiled_otherwise(of_joint) and not _in_force(found, settings):
+                agree.refuse(name, f"{OTHERWISE}, or may have. {agreement.reason}")
+            agree.warn_of_ranks(f"leaves {name!r} to torch's partitioner", agreement.verdict, settings)
             return found, str(agreement.reason)
+        if agreement is not None and found is not None and found.fits:
+            _put_in_force(of_joint, found, settings, name)
     if found is None:
         raise UnsupportedError(failure)
     if found.fits:
@@ -175,11 +189,61 @@ def _found(
     return found, reason
 
 
+def _put_in_force(of_joint: tuple[Launch, ...], found: JointSearchResult, settings: Settings, name: str) -> None:
+    """Let ranks that compile this joint graph later follow the cut, where it launches otherwise than torch's."""
+    try:
+        if _launches(found.best) == _launches(found.before):
+            return
+        entry = Entry(of_joint, (), True, _cut_text(found.best))
+        agree.note_launches(entry)
+        known = agree.put_in_force(entry, settings)
+    except Exception as error:  # the others use the cut
+        agree.refuse(name, describe_error(error))
+    if known != entry:
+        agree.refuse(name, OTHERWISE)
+
+
+def _follow(
+    gm: fx.GraphModule, cut: Partitioner, judge: Judge, found: JointSearchResult | None, known: Entry, name: str
+) -> JointSearchResult:
+    """Return a cut that launches what the one in force does: this rank's own, or one with its marks."""
+    if found is not None and _cut_text(found.best) == known.rewritten:
+        return found
+    try:
+        again, kept, _ = json.loads(known.rewritten)
+        best = make_cut(gm, cut, Marks(frozenset(again), frozenset(kept)), judge)
+    except Exception as error:
+        agree.refuse(name, f"{OTHERWISE} ({describe_error(error)})")
+    if _cut_text(best) != known.rewritten:
+        agree.refuse(name, OTHERWISE)
+    return JointSearchResult(best, best, None, None, best.peak_bytes, 1) if found is None else replace(found, best=best)
+
+
+def _in_force(found: JointSearchResult | None, settings: Settings) -> bool:
+    """Tell whether others have compiled what torch's own cut launches."""
+    return found is not None and all(
+        not half or agree.find_in_force(half, settings) for half in _launches(found.before)
+    )
+
+
+def _cut_text(one: JointCut) -> str:
+    """What the log says of a cut that launches otherwise than torch's: its marks, and a digest of its launches."""
+    launches = _sha(*(text for half in _launches(one) for text in ("half", *half)))
+    return json.dumps([sorted(one.marks.again), sorted(one.marks.kept), launches])
+
+
+def _launches(one: JointCut) -> list[tuple[Launch, ...]]:
+    return [agree.launch_texts(agree.launches_in(half.graph.nodes)) for half in (one.forward, one.backward)]
+
+
+def _sha(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
 def _digest(gm: fx.GraphModule, settings: Settings, key: str, found: JointSearchResult, name: str) -> Digest:
     inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
     shapes = [(v.dtype, *v.shape, *v.stride()) if isinstance(v, torch.Tensor) else type(v).__name__ for v in inputs]
     options = options_text(settings.options, memory_limit=settings.memory_limit, max_slowdown=settings.max_slowdown)
     marks = found.best.marks
-    cut = (sorted(marks.again), sorted(marks.kept))
-    sizes, order = (hashlib.sha256(repr(one).encode()).hexdigest() for one in (shapes, cut))
+    sizes, order = _sha(*map(repr, shapes)), _sha("again", *sorted(marks.again), "kept", *sorted(marks.kept))
     return Digest(key, sizes, options, "", order, key, name=name, nodes=len(inputs))

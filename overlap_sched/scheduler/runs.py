@@ -10,7 +10,6 @@ at the same step ends it: the graph sets that end, not the policy. How much is c
 same order.
 """
 
-import math
 from dataclasses import replace
 
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
@@ -162,7 +161,7 @@ def near_us(task: Task, reference: Reference) -> float:
     """Below this step in microseconds, little is left to find."""
     problem = task.problem
     priorities = reference.priorities(_policies(task)[0].prepares)
-    bound_us = max(simple_bound_us(problem, priorities), streams_bound_us(problem, priorities))
+    bound_us = max(simple_bound_us(problem, priorities), streams_bound_us(priorities))
     return bound_us * (1 + TUNING.near_goals * (close_enough(task) - 1))
 
 
@@ -171,15 +170,10 @@ def simple_bound_us(problem: Problem, priorities: Priorities) -> float:
     return max(*busy_us(problem), priorities.critical_path_us)
 
 
-def streams_bound_us(problem: Problem, priorities: Priorities) -> float:
-    """No step is shorter than all of a stream and the least path that is behind any of it; linear."""
-    level_us, least_us = priorities.bottom_level_us, dict.fromkeys(problem.groups, math.inf)
-    stream_us = dict.fromkeys(problem.groups, 0.0)
-    for v in problem.collectives:
-        group = problem.nodes[v].group or ""
-        stream_us[group] += problem.nodes[v].time_us
-        least_us[group] = min(least_us[group], max([level_us[w] for w in problem.waits.get(v, ())], default=0.0))
-    return max([stream_us[group] + least_us[group] for group in stream_us if stream_us[group]], default=0.0)
+def streams_bound_us(priorities: Priorities) -> float:
+    """No step is shorter than all of a stream and the least path that is behind any of it."""
+    behind_us = priorities.behind_us
+    return max([us + behind_us[group] for group, us in priorities.stream_us.items() if us], default=0.0)
 
 
 def close_enough(task: Task) -> float:

@@ -26,7 +26,7 @@ together is allocated as the whole was.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from overlap_sched.errors import RewriteError
@@ -36,7 +36,7 @@ from overlap_sched.transform.host import OUT
 from overlap_sched.transform.prices import PartTimes, Prices
 from overlap_sched.transform.recipes import ADD, CAT, GETITEM, VIEW, Maker, New, Reshape, Single, rewrite, unique
 from overlap_sched.transform.recompute import is_view, refusal, writes
-from overlap_sched.transform.rewrites import Fission, Form, Leave, Rewrite, Slice
+from overlap_sched.transform.rewrites import Fission, Leave, Rewrite, Slice
 
 WAIT, HOST_WAIT = "_c10d_functional.wait_tensor.default", "ao.wait_tensor.default"
 OFFLOAD, RELOAD = "offload", "reload"
@@ -113,6 +113,11 @@ class _ProblemMaker(Draft):
         self._values: dict[NodeId, _Value] = {}
         self._results: dict[NodeId, _Value] = {}  # of what enters and leaves a fission, whole
 
+    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        """A graph may know a reason against it, or have more to do; a problem does not."""
+
+    check_member = check_gather = check_kept = check_same = end_parts = _nothing
+
     def is_output(self, v: NodeId) -> bool:
         return self.node(v).kind is Kind.OUTPUT
 
@@ -122,37 +127,26 @@ class _ProblemMaker(Draft):
     def why_not_again(self, v: NodeId) -> str:
         return refusal(self.node(v))
 
-    def check_member(self, one: Single[NodeId], form: Form) -> None:
-        pass
-
-    def check_gather(self, one: Single[NodeId]) -> None:
-        pass
-
-    def check_kept(self, first: Single[NodeId], later: Single[NodeId]) -> None:
-        pass
-
-    def check_same(self, old: NodeId, new: NodeId) -> None:
-        pass
-
     def group(self, v: NodeId) -> str | None:
         return self.node(v).group
+
+    def _add(self, node: Node, at: float, value: _Value) -> NodeId:
+        v = self.add(node, at)
+        self._values[v] = value
+        return v
 
     def view_input(self, new: New[NodeId], one: Single[NodeId], reshape: Reshape) -> NodeId:
         node = self.node(one.launch)
         size = self.groups[one.group].size if "all_gather" in one.op else 1
-        return self._look(new, VIEW, one.sources, _Value(node.use, -(-node.bytes // size)))
+        view = Node(new.name, Kind.COMPUTE, one.sources, (), node.use, op=VIEW)
+        return self._add(view, new.at, _Value(node.use, -(-node.bytes // size)))
 
     def look(self, new: New[NodeId], op: str, of: NodeId, *args: Any, nbytes: int | None = None) -> NodeId:
-        value = self._values[of]
-        v = self._look(new, op, (of,), value if nbytes is None else value._replace(bytes=nbytes))
+        value, held = self._values[of], self._values[of].held
         if op == GETITEM:  # in one of several storages; it holds all
-            self._values[v] = value._replace(held=self._result(new.like).held)
-        return v
-
-    def _look(self, new: New[NodeId], op: str, of: Sequence[NodeId], value: _Value) -> NodeId:
-        v = self.add(Node(new.name, Kind.COMPUTE, tuple(of), (), value.held, op=op), new.at)
-        self._values[v] = value
-        return v
+            value = value._replace(held=self._result(new.like).held)
+        value = value if nbytes is None else value._replace(bytes=nbytes)
+        return self._add(Node(new.name, Kind.COMPUTE, (of,), (), held, op=op), new.at, value)
 
     def compute(
         self, new: New[NodeId], op: str, of: Sequence[NodeId], *args: Any, result: bool, packed: bool = False
@@ -164,45 +158,37 @@ class _ProblemMaker(Draft):
             value = _Value(self._fresh(nbytes, bool(value.held or use)), nbytes)
         moved = (3 if op == ADD else 2) * value.bytes
         us = self.prices.copy_us(op, moved)
-        v = self.add(Node(new.name, Kind.COMPUTE, tuple(of), value.held, use, us, op, bytes=moved), new.at)
-        self._values[v] = value
-        return v
+        return self._add(Node(new.name, Kind.COMPUTE, tuple(of), value.held, use, us, op, bytes=moved), new.at, value)
 
-    def launch(self, new: New[NodeId], of: NodeId, members: Sequence[Single[NodeId]]) -> NodeId:
-        results = [self._result(one.launch) for one in members]
-        result = self._fresh(sum(one.bytes for one in results), bool(results[0].held))
-        what = Node(new.name, Kind.COLLECTIVE, (of,), result, self._values[of].held, op=members[0].op)
-        return self._launch(what, members, new.at)
-
-    def launch_coalesced(self, new: New[NodeId], members: Sequence[Single[NodeId]]) -> NodeId:
-        deps = unique(u for one in members for u in one.sources)
-        takes = unique(s for one in members for s in self.node(one.launch).use)
-        gives = unique(s for one in members for s in self.node(one.launch).alloc)
-        what = Node(new.name, Kind.COLLECTIVE, deps, gives, takes, op=f"{members[0].op}_coalesced")
-        return self._launch(what, members, new.at)
-
-    def _launch(self, what: Node, members: Sequence[Single[NodeId]], at: float) -> NodeId:
-        group, nbytes = members[0].group, sum(self.node(one.launch).bytes for one in members)
-        us = self.prices.collective_us(what.op, nbytes, self.groups[group])
-        return self._in_flight(what._replace(time_us=us, group=group, bytes=nbytes), at)
+    def launch(self, new: New[NodeId], members: Sequence[Single[NodeId]], packed: NodeId | None = None) -> NodeId:
+        launches, results = [self.node(one.launch) for one in members], [self._result(one.launch) for one in members]
+        op, group, nbytes = members[0].op, members[0].group, sum(node.bytes for node in launches)
+        if packed is None:
+            op, deps = f"{op}_coalesced", unique(u for one in members for u in one.sources)
+            use = unique(s for node in launches for s in node.use)
+            alloc = unique(s for node in launches for s in node.alloc)
+        else:
+            deps, use = (packed,), self._values[packed].held
+            alloc = self._fresh(sum(one.bytes for one in results), bool(results[0].held))
+        us = self.prices.collective_us(op, nbytes, self.groups[group])
+        return self._in_flight(Node(new.name, Kind.COLLECTIVE, deps, alloc, use, us, op, group, bytes=nbytes), new.at)
 
     def _in_flight(self, node: Node, at: float) -> NodeId:
         """A new collective, behind a launch node of its own where launching takes time of the compute stream."""
         us = self.prices.launch_us(node.op, node.bytes, self.groups[node.group or ""])
-        v = self.add(self._behind_host(node, LAUNCH, us, at), at)
+        v = self._behind_host(node, LAUNCH, us, at)
         self._values[v] = _Value(node.alloc, node.bytes, v, node.use)
         return v
 
-    def _behind_host(self, node: Node, op: str, us: float, at: float) -> Node:
-        if not us:
-            return node
-        host = Node(f"{node.name}.{op}", Kind.COMPUTE, node.deps, time_us=us, op=op)
-        return node._replace(deps=(*node.deps, self.add(host, at)))
+    def _behind_host(self, node: Node, op: str, us: float, at: float) -> NodeId:
+        if us:
+            host = self.add(Node(f"{node.name}.{op}", Kind.COMPUTE, node.deps, time_us=us, op=op), at)
+            node = node._replace(deps=(*node.deps, host))
+        return self.add(node, at)
 
     def relaunch(self, new: New[NodeId], one: Single[NodeId]) -> NodeId:
         node = self.node(one.launch)
-        fresh = tuple(self.storage(self.storages[s].bytes) for s in node.alloc)
-        return self._in_flight(node._replace(name=new.name, deps=one.sources, alloc=fresh), new.at)
+        return self._in_flight(node._replace(name=new.name, deps=one.sources, alloc=self._like(node.alloc)), new.at)
 
     def wait(self, new: New[NodeId], of: NodeId) -> NodeId:
         value = self._values[of]
@@ -210,12 +196,16 @@ class _ProblemMaker(Draft):
         node, use = self.node(value.launch), unique((*value.read, *value.held))
         us = self.prices.finish_us(node.op, node.bytes, self.groups[node.group or ""])
         ended = Node(new.name, Kind.WAIT, (of,), (), use, op=WAIT, collective=value.launch)
-        v = self.add(self._behind_host(ended, FINISH, us, new.at), new.at)
+        v = self._behind_host(ended, FINISH, us, new.at)
         self._values[v] = _Value(value.held, value.bytes)
         return v
 
     def _fresh(self, nbytes: int, counted: bool) -> tuple[StorageId, ...]:
         return (self.storage(nbytes),) if counted else ()
+
+    def _like(self, storages: Iterable[StorageId]) -> tuple[StorageId, ...]:
+        """New storages as large as others."""
+        return tuple(self.storage(self.storages[s].bytes) for s in storages)
 
     def _result(self, v: NodeId) -> _Value:
         """Return what a collective gives, or what enters or leaves a fission."""
@@ -244,8 +234,7 @@ class _ProblemMaker(Draft):
         return self._transfer(launch, new.at)
 
     def to_device(self, new: New[NodeId], there: NodeId) -> NodeId:
-        fresh = tuple(self.storage(self.storages[s].bytes) for s in self.gives(new.like))
-        group = self.prices.host.back
+        fresh, group = self._like(self.gives(new.like)), self.prices.host.back
         return self._transfer(Node(new.name, Kind.COLLECTIVE, (there,), fresh, op=RELOAD, group=group), new.at)
 
     def _transfer(self, launch: Node, at: float) -> NodeId:
@@ -260,18 +249,13 @@ class _ProblemMaker(Draft):
 
     def repeat(self, new: New[NodeId], made: Mapping[NodeId, NodeId]) -> NodeId:
         node, house = self.node(new.like), self._house(made)
-        house |= {s: self.storage(self.storages[s].bytes) for s in node.alloc}
-        copy = node._replace(
-            name=new.name,
-            deps=unique(made.get(u, u) for u in node.deps),
-            alloc=tuple(house[s] for s in node.alloc),
-            use=tuple(house.get(s, s) for s in node.use),
-        )
+        house |= zip(node.alloc, self._like(node.alloc), strict=True)
+        deps, use = unique(made.get(u, u) for u in node.deps), tuple(house.get(s, s) for s in node.use)
+        copy = node._replace(name=new.name, deps=deps, alloc=tuple(house[s] for s in node.alloc), use=use)
         v = self.add(copy, new.at)
         for s in copy.use:
-            behind = [w for w in self.holders(s) if w != v and self.at[w] > self.at[new.like]]
-            w = min(filter(lambda w: writes(self.node(w)), behind), key=self.at.__getitem__, default=None)
-            if w is not None:
+            behind = [w for w in self.holders(s) if w != v and self.at[w] > self.at[new.like] and writes(self.node(w))]
+            for w in sorted(behind, key=self.at.__getitem__)[:1]:
                 if self.at[w] < new.at:
                     raise RewriteError(
                         f"{node.name!r} cannot run again: {self.name(w)!r} writes to what it reads before that."
@@ -286,28 +270,24 @@ class _ProblemMaker(Draft):
 
     def move(self, users: Sequence[NodeId], new: Mapping[NodeId, NodeId]) -> None:
         """Through views, those behind the users, too; none may look at an old storage besides."""
-        for u in users:
-            host = self.host_node(u) if self.node(u).kind is Kind.COLLECTIVE else None
+        hosts = {u: self.host_node(u) if self.node(u).kind is Kind.COLLECTIVE else None for u in users}
+        for u, host in hosts.items():
             for old, made in new.items():
-                self.redirect(old, made, [w for w in (u, host) if w is not None and old in self.node(w).deps])
-        for old, made in self._house(new).items():
-            self._rehouse_users(old, made, users)
-
-    def _rehouse_users(self, old: StorageId, storage: StorageId, users: Sequence[NodeId]) -> None:
-        todo = [u for u in users if old in self.node(u).use]
-        while todo:
-            u = todo.pop()
-            node = self.node(u)
-            if old not in node.use:
-                continue
-            others = [w for w in node.deps if self._looks_at(w, old)]
-            if others:
-                raise RewriteError(f"{node.name!r} also looks at it through {self.name(others[0])!r}: name that, too.")
-            self.rehouse(old, [storage], [u])
-            if node.kind is Kind.COLLECTIVE:  # its waits hold what it reads
-                self.rehouse(old, [storage], [w for w in self.waits(u) if old in self.node(w).use])
-            if is_view(node):
-                todo.extend(w for w in self.users(u) if old in self.node(w).use)
+                self.redirect(old, [made], [w for w in (u, host) if w is not None and old in self.node(w).deps])
+        for old, storage in self._house(new).items():
+            todo = [u for u in users if old in self.node(u).use]
+            while todo:
+                u = todo.pop()
+                node = self.node(u)
+                if old not in node.use:
+                    continue
+                if others := [w for w in node.deps if self._looks_at(w, old)]:
+                    looks = self.name(others[0])
+                    raise RewriteError(f"{node.name!r} also looks at it through {looks!r}: name that, too.")
+                waits = self.waits(u) if node.kind is Kind.COLLECTIVE else ()  # they hold what it reads
+                self.rehouse(old, [storage], [u, *(w for w in waits if old in self.node(w).use)])
+                if is_view(node):
+                    todo.extend(w for w in self.users(u) if old in self.node(w).use)
 
     def _looks_at(self, v: NodeId, s: StorageId) -> bool:
         """Tell whether the result of v is the storage, or a view of it."""
@@ -321,7 +301,7 @@ class _ProblemMaker(Draft):
         for old, new in zip(self.node(one.launch).alloc, held, strict=False):
             self.rehouse(old, [new])
         for v in (*one.waits, one.launch):  # of the launch: an output, which comes after everything
-            self.redirect(v, out)
+            self.redirect(v, [out])
             self.remove(v)
 
     def begin_parts(
@@ -336,7 +316,11 @@ class _ProblemMaker(Draft):
                 raise RewriteError(f"{node.name!r} waits for a collective that does not run in parts.")
         for v, one in slices.items():
             self._results[v] = self._values[v] = _Value(self._allocated(one.maker, one.result), one.bytes)
-        self._parts = _Parts(self, fission, slices, inside - set(stay))
+        gone = inside.difference(stay)
+        hosts = {u for v in gone if (u := self.host_node(v)) is not None}
+        full = {s for name, k in fission.full for s in self._allocated(name, k)}
+        times = PartTimes(self.prices, fission.parts, full)
+        self._parts = _Parts(fission.parts, slices, gone | hosts, times, [{} for _ in range(fission.parts)], {}, set())
 
     def _allocated(self, maker: str, result: int) -> tuple[StorageId, ...]:
         """The storage of a value that enters or leaves; none where it is not counted."""
@@ -346,11 +330,11 @@ class _ProblemMaker(Draft):
         return self.node(v).collective
 
     def make_part(self, new: New[NodeId], p: int, of_part: Callable[[NodeId], NodeId]) -> NodeId:
-        node, parts, at = self.node(new.like), self._parts, new.at
+        node, parts, times, at = self.node(new.like), self._parts, self._parts.times, new.at
         own, host = parts.own[p], self.host_node(new.like)
         for s in node.alloc:
             nbytes = self.storages[s].bytes
-            own[s] = self.storage(nbytes if s in parts.full else -(-nbytes // parts.fission.parts))
+            own[s] = self.storage(nbytes if s in times.full else -(-nbytes // parts.count))
         deps: list[NodeId] = []
         entered = defaultdict[StorageId, list[StorageId]](list)
         for u in (*node.deps, *(() if node.collective is None else (node.collective,))):
@@ -363,18 +347,17 @@ class _ProblemMaker(Draft):
         use = unique(t for s in node.use for t in ([own[s]] if s in own else entered.get(s, [s])))
         made = node._replace(name=new.name, deps=unique(deps), alloc=tuple(own[s] for s in node.alloc), use=use)
         if node.kind is Kind.COLLECTIVE:
-            nbytes = node.bytes if parts.full.issuperset(node.alloc) else -(-node.bytes // parts.fission.parts)
+            nbytes = node.bytes if times.full.issuperset(node.alloc) else -(-node.bytes // parts.count)
             us = self.prices.collective_us(node.op, nbytes, self.groups[node.group or ""])
             copy = self._in_flight(made._replace(time_us=us, bytes=nbytes), at)
         elif node.kind is Kind.WAIT:  # what ends a wait takes of the host, it takes for every part
             us = 0.0 if host is None else self.node(host).time_us
             assert node.collective is not None
-            made = made._replace(collective=of_part(node.collective))
-            copy = self.add(self._behind_host(made, FINISH, us, at), at)
+            copy = self._behind_host(made._replace(collective=of_part(node.collective)), FINISH, us, at)
         else:
-            nbytes = parts.times.bytes(node, self.storages, [s for s in node.use if s in own or s in entered])
-            us = parts.times.us(node, nbytes)
-            copy = self.add(made._replace(time_us=us, flops=parts.times.flops(node), bytes=nbytes), at)
+            nbytes = times.bytes(node, self.storages, [s for s in node.use if s in own or s in entered])
+            us = times.us(node, nbytes)
+            copy = self.add(made._replace(time_us=us, flops=node.flops // parts.count, bytes=nbytes), at)
         if not node.alloc or node.kind is Kind.COLLECTIVE:  # users of a view hold what it looks at; a wait, both sides
             parts.entered[copy] = entered
         return copy
@@ -390,43 +373,38 @@ class _ProblemMaker(Draft):
                 given = [own[s] for own in self._parts.own[: 1 if leave.how == "same" else None]]
                 self.rehouse(s, given, [w for w in self.holders(s) if w not in self._parts.gone])
 
-    def users_outside(self, v: NodeId) -> Sequence[NodeId]:
-        return [w for w in self._users[v] if w not in self._parts.gone]
-
     def hand_out(
         self, v: NodeId, out: tuple[NodeId, ...] | None, users: Sequence[NodeId], copies: Sequence[NodeId]
     ) -> None:
         given = self.node(v).alloc or self.node(v).use
         for w in users:
-            node, stands = self.node(w), out
-            if stands is None:  # it may come later alone: it writes to what this node has read
+            node = self.node(w)
+            if w in self._parts.gone:  # what a node that goes takes of the host
+                continue
+            if out is None:  # it may come later alone: it writes to what this node has read
                 taken = set(given).intersection((*node.use, *node.alloc))
                 if not given or not taken <= self._parts.left:
                     raise RewriteError(f"{node.name!r} uses {self.name(v)!r}, which runs in parts and does not leave.")
-                stands = tuple(copies)
-            self.become(w, node._replace(deps=unique(t for u in node.deps for t in (stands if u == v else (u,)))))
-
-    def end_parts(self, copies: Mapping[NodeId, Sequence[NodeId]], stay: Collection[NodeId]) -> None:
-        pass
+            self.redirect(v, copies if out is None else out, [w])
 
 
-class _Parts:
+class _Parts(NamedTuple):
     """What is carried from node to node while one fission is done.
 
     Attributes:
+        count: How many parts. slices: nodes that enter in part.
+        gone: Nodes that go, and what stands for what they take of the host.
+        times: Of nodes in a part.
         own: Per part, per storage that a node inside makes, the part's.
         entered: Per new node, per storage of what enters in part, what a part holds in its place: itself, where it
             takes a view.
-        left: Storages that leave. gone: nodes that go, and what stands for what they take of the host.
+        left: Storages that leave.
     """
 
-    def __init__(
-        self, draft: _ProblemMaker, fission: Fission, slices: Collection[NodeId], gone: Collection[NodeId]
-    ) -> None:
-        self.fission, self.slices = fission, slices
-        self.own: list[dict[StorageId, StorageId]] = [{} for _ in range(fission.parts)]
-        self.entered: dict[NodeId, Mapping[StorageId, Sequence[StorageId]]] = {}
-        self.left: set[StorageId] = set()
-        self.full = {s for name, k in fission.full for s in draft.node(draft.find(name)).alloc[k : k + 1]}
-        self.times = PartTimes(draft.prices, fission.parts, self.full)
-        self.gone = {*gone, *(u for v in gone if (u := draft.host_node(v)) is not None)}
+    count: int
+    slices: Collection[NodeId]
+    gone: Collection[NodeId]
+    times: PartTimes
+    own: Sequence[dict[StorageId, StorageId]]
+    entered: dict[NodeId, Mapping[StorageId, Sequence[StorageId]]]
+    left: set[StorageId]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from overlap_sched.errors import RewriteError
 from overlap_sched.problem import FINISH, LAUNCH, OF_HOST, Group, Kind, Node, NodeId, Problem, Storage, StorageId
 from overlap_sched.problem.precedence import launched_on
-from overlap_sched.transform.recipes import Single, sort_by_place, unique
+from overlap_sched.transform.recipes import Nodes, Single, refuse_if, sort_by_place, unique
 from overlap_sched.transform.rewrites import BUCKETED
 
 Alike = Mapping[str, str]
@@ -29,14 +29,13 @@ WHOLE = (
 """Operators that give all elements of their one input, in their order; types and shapes a graph must compare."""
 
 
-class Draft:
+class Draft(Nodes[NodeId]):
     """What a problem has become so far.
 
     Attributes:
         nodes: By draft id; ``None``: gone.
         storages: Old and new; those that nobody allocates any more are dropped at the end.
         groups: Old and new.
-        at: By draft id, where a node is in the order that the draft comes from: new nodes stand where they are put.
     """
 
     def __init__(self, problem: Problem, order: Sequence[NodeId], alike: Alike = NOT_KNOWN) -> None:
@@ -47,15 +46,14 @@ class Draft:
             order: A valid order of it: new nodes are put into this one.
             alike: What members of a bucket must share besides operator and group.
         """
+        places = {v: float(position) for position, v in enumerate(order)}
+        super().__init__(places, {node.name: v for v, node in enumerate(problem.nodes)})
         self.problem = problem
         self.nodes: list[Node | None] = list(problem.nodes)
         self.storages: list[Storage] = list(problem.storages)
         self.groups: dict[str, Group] = dict(problem.groups)
-        self.at: dict[NodeId, float] = {v: float(position) for position, v in enumerate(order)}
-        self.rewrites: list[str] = []
         self._alike = alike
         self._links = dict(problem.contention.links)
-        self._ids = {node.name: v for v, node in enumerate(problem.nodes)}
         self._users: list[list[NodeId]] = [[] for _ in problem.nodes]
         self._holders: list[list[NodeId]] = [[] for _ in problem.storages]
         for v, node in enumerate(problem.nodes):
@@ -63,17 +61,6 @@ class Draft:
                 self._users[u].append(v)
             for s in node.use:
                 self._holders[s].append(v)
-
-    def find(self, name: str) -> NodeId:
-        """The node of this name.
-
-        Raises:
-            RewriteError: There is none.
-        """
-        v = self._ids.get(name)
-        if v is None:
-            raise RewriteError(f"there is no node {name!r} to rewrite: it is not in the graph, or gone by now.")
-        return v
 
     def node(self, v: NodeId) -> Node:
         """A node that is there."""
@@ -107,22 +94,13 @@ class Draft:
         return [w for s in self.gives(v) for w in self._holders[s]]
 
     def add(self, node: Node, at: float) -> NodeId:
-        """A new node, whose deps are draft ids.
-
-        Raises:
-            RewriteError: Its name is taken.
-        """
-        if node.name in self._ids:
-            raise RewriteError(f"a new node would be named {node.name!r}, as another one is already.")
-        v = len(self.nodes)
-        self.nodes.append(node)
-        self.at[v] = at
+        """A new node, whose deps are draft ids; refuses a name that is taken."""
+        self.check_new(node.name)
+        v = self.named[node.name] = len(self.nodes)
+        self.nodes.append(None)
         self._users.append([])
-        self._ids[node.name] = v
-        for u in node.deps:
-            self._users[u].append(v)
-        for s in node.use:
-            self._holders[s].append(v)
+        self.at[v] = at
+        self.become(v, node)
         return v
 
     def storage(self, nbytes: int) -> StorageId:
@@ -133,21 +111,17 @@ class Draft:
 
     def remove(self, v: NodeId, first: NodeId | None = None, last: NodeId | None = None) -> None:
         """Take a node away that nobody depends on any more, with the node that stands for what it takes of the host."""
-        node, host = self.node(v), self.host_node(v)
-        del self._ids[node.name]
-        for u in node.deps:
-            self._users[u].remove(v)
-        for s in node.use:
-            self._holders[s].remove(v)
-        self.nodes[v] = None
+        host = self.host_node(v)
+        del self.named[self.name(v)]
+        self.become(v, None)
         if host is not None:
             self.remove(host)
 
-    def redirect(self, old: NodeId, new: NodeId, who: Iterable[NodeId] | None = None) -> None:
-        """Those that depend on one node (or only some of them) depend on another one instead."""
+    def redirect(self, old: NodeId, new: Sequence[NodeId], who: Iterable[NodeId] | None = None) -> None:
+        """Those that depend on one node (or only some of them) depend on others instead."""
         for w in list(self._users[old] if who is None else who):
             node = self.node(w)
-            self.become(w, node._replace(deps=unique(new if u == old else u for u in node.deps)))
+            self.become(w, node._replace(deps=unique(t for u in node.deps for t in (new if u == old else [u]))))
 
     def rehouse(self, old: StorageId, new: Sequence[StorageId], who: Iterable[NodeId] | None = None) -> None:
         """Those that use one storage (or only some of them) use others instead."""
@@ -157,21 +131,19 @@ class Draft:
 
     def depend(self, v: NodeId, before: NodeId) -> None:
         """A node comes after another one from now on."""
-        node = self.node(v)
-        self.become(v, node._replace(deps=unique((*node.deps, before))))
+        self.become(v, self.node(v)._replace(deps=unique((*self.node(v).deps, before))))
 
-    def become(self, v: NodeId, node: Node) -> None:
-        """A node is another one from now on: of the same name, its deps and storages those of the draft."""
-        old = self.node(v)
-        for u in set(old.deps).difference(node.deps):
-            self._users[u].remove(v)
-        for u in set(node.deps).difference(old.deps):
-            self._users[u].append(v)
-        for s in set(old.use).difference(node.use):
-            self._holders[s].remove(v)
-        for s in set(node.use).difference(old.use):
-            self._holders[s].append(v)
-        self.nodes[v] = node
+    def become(self, v: NodeId, node: Node | None) -> None:
+        """A node is another one from now on, its deps and storages those of the draft; ``None``: it is gone."""
+        old, self.nodes[v] = self.nodes[v], node
+        for who, before, after in (
+            (self._users, old.deps if old else (), node.deps if node else ()),
+            (self._holders, old.use if old else (), node.use if node else ()),
+        ):
+            for one in set(before).difference(after):
+                who[one].remove(v)
+            for one in set(after).difference(before):
+                who[one].append(v)
 
     def set_group(self, v: NodeId, group: str) -> None:
         """A collective runs in another group of the same ranks from now on: it uses the same wires."""
@@ -184,15 +156,15 @@ class Draft:
     def host_node(self, v: NodeId) -> NodeId | None:
         """The node that stands for what a collective or a wait takes of the compute stream, where there is one."""
         node = self.node(v)
-        before = self._ids.get(f"{node.name}.{LAUNCH if node.kind is Kind.COLLECTIVE else FINISH}")
+        before = self.named.get(f"{node.name}.{LAUNCH if node.kind is Kind.COLLECTIVE else FINISH}")
         return before if before is not None and before in node.deps else None
 
     def waits(self, v: NodeId) -> list[NodeId]:
-        """List the waits of a collective; those of waits, too."""
+        """List the waits of a collective by their places; those of waits, too."""
         found = [w for w in self._users[v] if self.node(w).collective == v]
         for one in found:
             found += (w for w in self._users[one] if self.node(w).collective == v and w not in found)
-        return found
+        return sorted(found, key=self.at.__getitem__)
 
     def single(self, name: str) -> Single[NodeId]:
         """The collective of this name, where it has one result, and nothing but waits looks at that.
@@ -208,20 +180,15 @@ class Draft:
         waits = tuple(self.waits(v))
         known = {*waits, *map(self.host_node, waits)}
         others = [w for w in self._users[v] if w not in known and self.node(w).kind is not Kind.OUTPUT]
-        if not waits or len(node.alloc) > 1:
-            raise RewriteError(
-                f"{name!r} has {len(waits)} waits and {len(node.alloc)} results: it needs a wait and one result."
-            )
+        counts = f"{len(waits)} waits and {len(node.alloc)} results"
+        refuse_if(not waits or len(node.alloc) > 1, f"{name!r} has {counts}: it needs a wait and one result.")
         if others:
-            raise RewriteError(
-                f"{self.name(others[0])!r} needs the launch of {name!r} itself, not its wait: a rewrite would lose "
-                "that."
-            )
-        group, place = node.group or "", min(self.at[w] for w in waits)
+            why = f"{self.name(others[0])!r} needs the launch of {name!r} itself, not its wait"
+            raise RewriteError(f"{why}: a rewrite would lose that.")
+        group = node.group or ""
         shared = {"operator": node.op, "process group": group, "type and reduction": self._alike.get(name, "")}
         sources = tuple(u for u in node.deps if u != self.host_node(v))
-        size = self.groups[group].size
-        return Single(v, node.op, group, size, sources, waits, node.bytes, (), self.at[v], place, shared)
+        return Single(v, node.op, group, self.groups[group].size, sources, waits, node.bytes, (), shared)
 
     def cast(self, v: NodeId) -> tuple[str, int] | None:
         """Operator and bytes of a node of :data:`WHOLE`; what must also come after others may see what they write."""
@@ -237,10 +204,9 @@ class Draft:
             RewriteError: Nodes that were merged need each other: there is no order.
         """
         order = self.order()
-        new_id = dict(zip(order, range(len(order)), strict=True))
         there = list(map(self.node, order))
-        kept = sorted([s for node in there for s in node.alloc])
-        new_storage = dict(zip(kept, range(len(kept)), strict=True))
+        kept = sorted(s for node in there for s in node.alloc)
+        new_id, new_storage = ({v: k for k, v in enumerate(ids)} for ids in (order, kept))
         nodes = []
         for node in there:
             deps = tuple([new_id[u] for u in node.deps])
@@ -249,14 +215,12 @@ class Draft:
             waited = None if node.collective is None else new_id[node.collective]
             nodes.append(node._replace(deps=deps, alloc=alloc, use=use, collective=waited))
         used = {group for node in nodes for group in launched_on(node)}
-        groups = {group: facts for group, facts in self.groups.items() if group in used}
-        links = {group: link for group, link in self._links.items() if group in groups}
-        return Problem(
-            name=self.problem.name,
+        links = {group: link for group, link in self._links.items() if group in used}
+        return replace(
+            self.problem,
             nodes=tuple(nodes),
             storages=tuple(self.storages[s] for s in kept),
-            groups=groups,
-            memory_model=self.problem.memory_model,
+            groups={group: facts for group, facts in self.groups.items() if group in used},
             contention=replace(self.problem.contention, links=links),
         )
 
@@ -266,8 +230,8 @@ class Draft:
         Raises:
             RewriteError: Nodes that were merged need each other: there is no order.
         """
-        nodes, first_new = self.nodes, len(self.problem.nodes)
-        maker = {s: v for v, node in enumerate(nodes) if node is not None for s in node.alloc}
+        first_new = len(self.problem.nodes)
+        maker = {s: v for v, node in enumerate(self.nodes) if node is not None for s in node.alloc}
 
         def before(v: NodeId) -> set[NodeId]:
             node = self.node(v)
@@ -280,8 +244,8 @@ class Draft:
             """Views that need a new launch alone: each holds all its results, so they come at once behind it."""
             if v < first_new or self.node(v).kind is not Kind.COLLECTIVE:
                 return []
-            views = [w for w in self._users[v] if self.node(w).kind is Kind.COMPUTE and self.node(w).deps == (v,)]
-            return [w for w in views if self.node(w).op not in OF_HOST]
+            users = [(w, self.node(w)) for w in self._users[v]]
+            return [w for w, one in users if one.kind is Kind.COMPUTE and one.deps == (v,) and one.op not in OF_HOST]
 
-        there = [v for v, node in enumerate(nodes) if node is not None]
+        there = [v for v, node in enumerate(self.nodes) if node is not None]
         return sort_by_place(self.at, there, before, taken_out, self.name, self.rewrites)

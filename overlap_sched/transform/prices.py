@@ -92,13 +92,9 @@ class PartTimes:
             whole = 0
         return whole + -(-(node.bytes - whole) // self.parts)
 
-    def flops(self, node: Node) -> int:
-        """Count the operations of a part."""
-        return node.flops // self.parts
-
     def us(self, node: Node, nbytes: int) -> float:
         """The node's time, scaled as the model scales its own; 1/n of it, where that knows nothing of the node."""
-        key = (node.op, node.flops, node.bytes, self.flops(node), nbytes)
+        key = (node.op, node.flops, node.bytes, node.flops // self.parts, nbytes)
         if key not in self._modelled:
             model = self.prices.model
             whole = model.compute_us(Compute(*key[:3]))

@@ -46,8 +46,15 @@ V = TypeVar("V")
 """A node, as a maker has it; it stands for the value that it gives, too."""
 VIEW, PERMUTE, SLICE, GETITEM = "aten.view.default", "aten.permute.default", "aten.slice.Tensor", "getitem"
 CLONE, CAT, ADD = "aten.clone.default", "aten.cat.default", "aten.add.Tensor"
+_Again = Regather | Recompute | Offload
 Reshape = Callable[[Sequence[int]], Sequence[int]]
 """The shape of a view, from that of what is viewed."""
+
+
+def refuse_if(illegal: object, why: str) -> None:
+    """Raise a ``RewriteError`` where a rewrite is not legal."""
+    if illegal:
+        raise RewriteError(why)
 
 
 class Single(NamedTuple, Generic[V]):
@@ -59,7 +66,6 @@ class Single(NamedTuple, Generic[V]):
         sources: What it takes. waits: those for it, in order; those of waits, too, where nothing tells them apart.
         columns: Its size: for all members of a bucket in the same unit, that of the maker.
         shape: Of its result, where the maker knows it.
-        at: The place of its launch. place: that of its first wait.
         shared: What members of a bucket must have in common, by what it is called.
     """
 
@@ -71,8 +77,6 @@ class Single(NamedTuple, Generic[V]):
     waits: tuple[V, ...]
     columns: int
     shape: tuple[int, ...]
-    at: float
-    place: float
     shared: Mapping[str, object]
 
 
@@ -82,6 +86,30 @@ class New(NamedTuple, Generic[V]):
     name: str
     at: float
     like: V
+
+
+class Nodes(Generic[V]):
+    """Nodes of a graph that is being rewritten.
+
+    Attributes:
+        at: Where each stands: new nodes where they are put.
+        rewrites: Names of those that were done.
+    """
+
+    def __init__(self, at: dict[V, float], named: dict[str, V]) -> None:
+        """As they were; ``named``: those that are there, by name."""
+        self.at, self.named = at, named
+        self.rewrites: list[str] = []
+
+    def find(self, name: str) -> V:
+        """The node of this name; refuses where there is none."""
+        missing = name not in self.named
+        refuse_if(missing, f"there is no node {name!r} to rewrite: it is not in the graph, or gone by now.")
+        return self.named[name]
+
+    def check_new(self, name: str) -> None:
+        """Refuse a name that is taken."""
+        refuse_if(name in self.named, f"a new node would be named {name!r}, as another one is already.")
 
 
 class Casts(Protocol[V]):
@@ -95,13 +123,16 @@ class Casts(Protocol[V]):
 
 
 class Maker(Casts[V], Protocol[V]):
-    """Knows a graph and makes nodes; ``at``: where each stands; ``rewrites``: names of those that were done."""
+    """Knows a graph and makes nodes; those that refuse raise ``RewriteError``. See :class:`Nodes` for what both share.
+
+    What is new is a node; ``nbytes`` are those of a piece. The shape of a ``VIEW`` is a :data:`Reshape`.
+    """
 
     at: dict[V, float]
     rewrites: list[str]
 
     def find(self, name: str) -> V:
-        """The node of this name; refuses where there is none."""
+        """The node of this name."""
 
     def name(self, v: V) -> str:
         """Its name."""
@@ -142,32 +173,29 @@ class Maker(Casts[V], Protocol[V]):
     def group(self, v: V) -> str | None:
         """The process group of a launch that can be moved to another one; ``None``: it is none."""
 
-    def find_offloaded(self, name: str) -> V:
-        """The value to offload: of a collective its wait. Refuses what cannot be offloaded."""
+    def set_group(self, v: V, group: str) -> None:
+        """Let a collective run in another group of the same ranks."""
 
     def view_input(self, new: New[V], one: Single[V], reshape: Reshape) -> V:
         """A view of the input of a collective."""
 
     def look(self, new: New[V], op: str, of: V, *args: Any, nbytes: int | None = None) -> V:
-        """A view of a value: an operator of :data:`VIEW` to :data:`GETITEM`; ``nbytes``: of it, where it is a piece.
-
-        The shape of a ``VIEW`` is a :data:`Reshape`.
-        """
+        """A view of a value: an operator of :data:`VIEW` to :data:`GETITEM`."""
 
     def compute(self, new: New[V], op: str, of: Sequence[V], *args: Any, result: bool, packed: bool = False) -> V:
         """An operator of :data:`CLONE` to :data:`ADD`, and whether it gives the result; ``packed``: contiguous."""
 
-    def launch(self, new: New[V], of: V, members: Sequence[Single[V]]) -> V:
-        """The operator of the members, on what holds the inputs of all."""
-
-    def launch_coalesced(self, new: New[V], members: Sequence[Single[V]]) -> V:
-        """One launch of all their inputs, ``<op>_coalesced``."""
+    def launch(self, new: New[V], members: Sequence[Single[V]], packed: V | None = None) -> V:
+        """The operator of the members, on what holds all inputs; without that ``<op>_coalesced``, on each of them."""
 
     def relaunch(self, new: New[V], one: Single[V]) -> V:
         """The collective once more, on the same input."""
 
     def wait(self, new: New[V], of: V) -> V:
         """``wait_tensor(of)``."""
+
+    def find_offloaded(self, name: str) -> V:
+        """The value to offload: of a collective its wait. Refuses what cannot be offloaded."""
 
     def to_host(self, new: New[V]) -> V:
         """Launch a copy to the host of what the new node is like."""
@@ -193,9 +221,6 @@ class Maker(Casts[V], Protocol[V]):
     def depend(self, v: V, before: V) -> None:
         """Let a node come behind another one, whose value it does not take."""
 
-    def set_group(self, v: V, group: str) -> None:
-        """Let a collective run in another group of the same ranks."""
-
     def begin_parts(self, fission: Fission, nodes: Sequence[V], slices: Mapping[V, Slice], stay: Collection[V]) -> None:
         """Check that nodes can run in parts; what follows is of this fission."""
 
@@ -207,9 +232,6 @@ class Maker(Casts[V], Protocol[V]):
 
     def check_leave(self, v: V, leave: Leave, parts: Sequence[V]) -> None:
         """Check how a value leaves, and note of what its parts are."""
-
-    def users_outside(self, v: V) -> Sequence[V]:
-        """Users of a node, but for those that go with it."""
 
     def hand_out(self, v: V, out: tuple[V, ...] | None, users: Sequence[V], copies: Sequence[V]) -> None:
         """Let users outside take what leaves: one node, or all parts; ``None``: it does not leave."""
@@ -275,44 +297,43 @@ def _bucket(make: Maker[V], wanted: Bucket) -> None:
 def check_alike(members: Sequence[tuple[str, Mapping[str, object]]]) -> None:
     """Members of a bucket must be two or more, each once, and share what is given of each: ``"process group": "0"``."""
     names = [name for name, _ in members]
-    if len(set(names)) < max(len(names), 2):
-        raise RewriteError(f"a bucket of {', '.join(names)}: two collectives at least, each once.")
+    few = len(set(names)) < max(len(names), 2)
+    refuse_if(few, f"a bucket of {', '.join(names)}: two collectives at least, each once.")
     first, shared = members[0]
     for name, said in members[1:]:
         for what, here in said.items():
             there = shared[what]
-            if here != there:
-                raise RewriteError(f"{name!r} has {what} {here!r} and {first!r} has {there!r}: a bucket has one.")
+            refuse_if(here != there, f"{name!r} has {what} {here!r} and {first!r} has {there!r}: a bucket has one.")
 
 
 def _coalesced(make: Maker[V], name: str, members: Sequence[Single[V]]) -> tuple[V, list[V]]:
     """Return what reads the inputs, and what stands for the waits of each member; nothing is copied."""
-    launch = make.launch_coalesced(New(name, max(one.at for one in members), members[0].launch), members)
+    launch = make.launch(New(name, max(make.at[one.launch] for one in members), members[0].launch), members)
     outs = []
     for i, one in enumerate(members):
-        got = make.look(New(f"{name}_get_{i}", one.place, one.launch), GETITEM, launch, i)
-        outs.append(make.wait(New(f"{name}_out_{i}", one.place, one.launch), got))
+        got, out = (New(f"{name}_{what}_{i}", make.at[one.waits[0]], one.launch) for what in ("get", "out"))
+        outs.append(make.wait(out, make.look(got, GETITEM, launch, i)))
     return launch, outs
 
 
 def _packed(make: Maker[V], name: str, members: Sequence[Single[V]]) -> tuple[V, list[V]]:
     """The same by one buffer."""
-    at, place = max(one.at for one in members), min(one.place for one in members)
+    at, place = max(make.at[one.launch] for one in members), min(make.at[one.waits[0]] for one in members)
     op, ranks, like = members[0].op, members[0].ranks or 1, members[0].launch
     gathers, scatters = "gather" in op, "scatter" in op
     shape, reshape = ("rows", _rows(ranks)) if scatters else ("flat", _rows(0))
     views = [make.view_input(New(f"{name}_{shape}_{i}", at, one.launch), one, reshape) for i, one in enumerate(members)]
     packed = make.compute(New(f"{name}_in", at, like), CAT, views, int(scatters), result=False, packed=True)
-    done = make.wait(New(f"{name}_wait", place, like), make.launch(New(name, at, like), packed, members))
+    done = make.wait(New(f"{name}_wait", place, like), make.launch(New(name, at, like), members, packed))
     if gathers:
         done = make.look(New(f"{name}_rows", place, like), VIEW, done, _rows(ranks))
     outs, columns = [], pairwise(accumulate((one.columns for one in members), initial=0))
     for i, (one, (begin, end)) in enumerate(zip(members, columns, strict=True)):
-        place, like, dim = one.place, one.launch, int(gathers or scatters)
+        place, like, dim = make.at[one.waits[0]], one.launch, int(gathers or scatters)
         out = make.look(New(f"{name}_part_{i}", place, like), SLICE, done, dim, begin, end, nbytes=end - begin)
         if gathers:
             out = make.compute(New(f"{name}_copy_{i}", place, like), CLONE, [out], result=True, packed=True)
-        outs.append(make.look(New(f"{name}_out_{i}", place, like), VIEW, out, _shape(one.shape)))
+        outs.append(make.look(New(f"{name}_out_{i}", place, like), VIEW, out, partial(_as, one.shape)))
     return packed, outs
 
 
@@ -321,8 +342,8 @@ def _rows(ranks: int) -> Reshape:
     return lambda shape: [ranks, prod(shape) // ranks] if ranks else [prod(shape)]
 
 
-def _shape(shape: Sequence[int]) -> Reshape:
-    return lambda _: shape
+def _as(shape: Sequence[int], _: Sequence[int]) -> Sequence[int]:
+    return shape
 
 
 def check_stream(make: Maker[V], wanted: Stream) -> tuple[V, str]:
@@ -331,8 +352,8 @@ def check_stream(make: Maker[V], wanted: Stream) -> tuple[V, str]:
     group = make.group(v)
     if group is None:
         raise RewriteError(f"{wanted.collective!r} does not name its process group: it must stay there.")
-    if group.endswith(second_group("")):
-        raise RewriteError(f"{wanted.collective!r} is on a second communicator already, {group!r}.")
+    second = group.endswith(second_group(""))
+    refuse_if(second, f"{wanted.collective!r} is on a second communicator already, {group!r}.")
     return v, second_group(group)
 
 
@@ -350,16 +371,15 @@ def _keep(make: Maker[V], wanted: Keep) -> None:
 def check_keep(make: Maker[V], wanted: Keep) -> tuple[Single[V], Single[V]]:
     """The first gather and the later one, where they are of the same, and one result may stand for both."""
     first, later = _gather(make, wanted.first), _gather(make, wanted.again)
-    if first.launch == later.launch or gather_key(make, first) != gather_key(make, later):
-        raise RewriteError(f"{wanted.first!r} and {wanted.again!r} are not two gathers of one tensor in one group.")
+    same = first.launch != later.launch and gather_key(make, first) == gather_key(make, later)
+    refuse_if(not same, f"{wanted.first!r} and {wanted.again!r} are not two gathers of one tensor in one group.")
     make.check_kept(first, later)
     return first, later
 
 
 def _gather(make: Maker[V], name: str) -> Single[V]:
     one = make.single(name)
-    if "gather" not in one.op:
-        raise RewriteError(f"{name!r} is {one.op!r}: only gathers are kept or gathered again.")
+    refuse_if("gather" not in one.op, f"{name!r} is {one.op!r}: only gathers are kept or gathered again.")
     make.check_gather(one)
     return one
 
@@ -399,38 +419,31 @@ def check_regather(make: Maker[V], wanted: Regather) -> tuple[Single[V], list[V]
     views = _views(make, wanted.views, one.waits, wanted.gather)
     sources = [*one.waits, *views]
     users = _users(make, sources, wanted.users)
-    if all(user in users or user in sources for source in sources for user in make.users(source)):
-        raise RewriteError(f"gathering {wanted.gather!r} again needs users for both: some, and not all.")
+    everyone = all(user in users or user in sources for source in sources for user in make.users(source))
+    refuse_if(everyone, f"gathering {wanted.gather!r} again needs users for both: some, and not all.")
     return one, views, users
 
 
 def _views(make: Maker[V], names: Sequence[str], sources: Sequence[V], of: str) -> list[V]:
     views = [make.find(name) for name in names]
     for view in views:
-        if not make.is_view(view, sources):
-            raise RewriteError(f"{make.name(view)!r} is no view of what {of!r} gives.")
+        refuse_if(not make.is_view(view, sources), f"{make.name(view)!r} is no view of what {of!r} gives.")
     return views
 
 
 def _users(make: Maker[V], nodes: Sequence[V], names: Sequence[str]) -> list[V]:
     """The users, where each takes one of the nodes, and all are named once."""
     users, of = [make.find(name) for name in names], [make.name(v) for v in nodes]
-    if not nodes or not users or len(set(users)) < len(users) or len(set(nodes)) < len(nodes):
-        raise RewriteError(f"running again wants nodes and users, each once: {', '.join(of)} for {', '.join(names)}.")
+    once = nodes and users and len(set(users)) == len(users) and len(set(nodes)) == len(nodes)
+    refuse_if(not once, f"running again wants nodes and users, each once: {', '.join(of)} for {', '.join(names)}.")
     for user in users:
         taken = make.taken(user)
-        if user in nodes or make.is_output(user) or not any(v in taken for v in nodes):
-            raise RewriteError(f"{make.name(user)!r} does not take {' or '.join(map(repr, of))}, or is an output.")
+        takes = user not in nodes and not make.is_output(user) and any(v in taken for v in nodes)
+        refuse_if(not takes, f"{make.name(user)!r} does not take {' or '.join(map(repr, of))}, or is an output.")
     return users
 
 
-def _move(
-    make: Maker[V],
-    nodes: Sequence[V],
-    wanted: Regather | Recompute | Offload,
-    new: dict[V, V],
-    users: Sequence[V],
-) -> None:
+def _move(make: Maker[V], nodes: Sequence[V], wanted: _Again, new: dict[V, V], users: Sequence[V]) -> None:
     """Run nodes again before the first user, and let users take them, and what else is new."""
     at = min(make.at[user] for user in users)
     for v in nodes:
@@ -478,12 +491,12 @@ class _InParts(Generic[V]):
     def run(self) -> None:
         """Copies, then what leaves, then the whole ones go."""
         make = self.make
-        if self.parts < 2 or len(self.copies) < len(self.fission.nodes) or not self.nodes:
-            raise RewriteError(f"{self.fission.name!r} has {self.parts} parts: 2 at least, and each node once.")
+        once = self.nodes and len(self.copies) == len(self.fission.nodes)
+        why = f"{self.fission.name!r} has {self.parts} parts: 2 at least, and each node once."
+        refuse_if(self.parts < 2 or not once, why)
         make.begin_parts(self.fission, self.nodes, self.slices, self.stay)
-        where = places(
-            [make.at[v] for v in self.nodes], [make.waits_for(v) is not None for v in self.nodes], self.parts
-        )
+        waits = [make.waits_for(v) is not None for v in self.nodes]
+        where = places([make.at[v] for v in self.nodes], waits, self.parts)
         for p in range(self.parts):
             for v, at in zip(self.nodes, where[p], strict=True):
                 new = New(self.fission.part(make.name(v), p), at, v)
@@ -492,11 +505,10 @@ class _InParts(Generic[V]):
         for leave in self.fission.leaves:
             v = make.find(leave.value)
             outs[v] = self._leave(v, leave)
-            launch = make.waits_for(v)
-            if launch is not None:
+            if (launch := make.waits_for(v)) is not None:
                 outs.setdefault(launch, outs[v])
         for v in self.nodes:
-            users = [u for u in make.users_outside(v) if u not in self.copies or u in self.stay]
+            users = [u for u in make.users(v) if u not in self.copies or u in self.stay]
             if users and v not in self.stay:
                 make.hand_out(v, outs.get(v), users, self.copies[v])
         make.end_parts(self.copies, self.stay)
@@ -563,12 +575,11 @@ class _InParts(Generic[V]):
 
 
 def _runs(cut: Cut) -> Reshape:
-    """A shape with the dimension that is cut as runs and rows of a run."""
+    """A shape with the dimension that is cut as runs and rows of a run; :func:`_joined` is the inverse."""
     return lambda shape: [*shape[: cut.dim], cut.outer, shape[cut.dim] // cut.outer, *shape[cut.dim + 1 :]]
 
 
 def _joined(cut: Cut) -> Reshape:
-    """The inverse."""
     return lambda shape: [*shape[: cut.dim], cut.outer * shape[cut.dim + 1], *shape[cut.dim + 2 :]]
 
 
@@ -584,13 +595,15 @@ def places(at: Sequence[float], waits: Sequence[bool], parts: int) -> list[list[
         parts: How many.
     """
     starts = [i for i, wait in enumerate(waits) if not i or (wait and not waits[i - 1])]
-    result = [[0.0] * len(at) for _ in range(parts)]
-    for begin, end in pairwise([*starts, len(at)]):
-        size = end - begin
-        for p in range(parts):
-            for i in range(begin, end):
-                result[p][i] = at[begin] + (p * size + i - begin) / (parts * size + 1)
-    return result
+    stages = list(pairwise([*starts, len(at)]))
+    return [
+        [
+            at[begin] + (p * (end - begin) + i - begin) / (parts * (end - begin) + 1)
+            for begin, end in stages
+            for i in range(begin, end)
+        ]
+        for p in range(parts)
+    ]
 
 
 def unique(ids: Iterable[V]) -> tuple[V, ...]:

@@ -8,6 +8,7 @@ Launch nodes: what launching takes of the compute stream, where a cost model kno
 """
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from overlap_sched.cost import Collective, Roofline
 from overlap_sched.cost.model import LaunchingModel
 from overlap_sched.errors import OptionsError
 from overlap_sched.fx import lift, schedule_graph
-from overlap_sched.fx.lifting import FINISH, LAUNCH, launch_times, one_collective_each, with_launches
+from overlap_sched.fx.lifting import FINISH, LAUNCH, with_company
 from overlap_sched.fx.operators import _declared, declare_operator
 from overlap_sched.inductor.agree import traffic_in
 from overlap_sched.inductor.caches import settings_key
@@ -379,21 +380,16 @@ def test_every_mode_on_random_programs() -> None:
 
 
 def test_the_report_says_what_was_taken_so_and_how_to_declare_it() -> None:
-    on = Options(preserve_collective_order="all")
+    on, disjoint = Options(preserve_collective_order="all"), Options(concurrent_groups="disjoint")
     assert schedule_graph(graph(deep("norm"))).on_undeclared is None
-    assert schedule_graph(graph(deep("norm")), on).on_undeclared == (
-        "deep::norm may communicate: keeps its place among the launches. If not so: "
-        "overlap_sched.declare_operator('deep::norm', communicates=False)."
-    )
-    apart = schedule_graph(graph(deep("norm")), Options(concurrent_groups="disjoint")).on_undeclared
-    assert str(apart).startswith("deep::norm may communicate: kept apart from what is in flight. If not so: ")
+    for options, said in ((on, "in its place among launches"), (disjoint, "apart from what is in flight")):
+        found = str(schedule_graph(graph(deep("norm")), options).on_undeclared)
+        assert re.fullmatch(
+            rf"deep::norm: may communicate, .*{said}.*declare_operator\('deep::norm', .*False\)\.", found
+        )
     report = schedule_graph(graph(deep("dispatch"), "0"))
-    said = (
-        "deep::dispatch takes a process group: it is taken for communication that blocks. If not so: "
-        "overlap_sched.declare_operator('deep::dispatch', communicates=False)."
-    )
-    assert report.on_undeclared == said
-    assert f"  {said}\n" in str(report)
+    assert re.match("deep::dispatch: takes a process group, .*'deep::dispatch'", str(report.on_undeclared))
+    assert f"  {report.on_undeclared}\n" in str(report)
     declare_operator("deep::*", communicates=True)
     assert schedule_graph(graph(deep("dispatch"), "0")).on_undeclared is None
 
@@ -515,7 +511,7 @@ def test_nodes_behind_are_renumbered(second: tuple[int, ...]) -> None:
         Node("later", Kind.WAIT, (3,), collective=2 if second else None),
         Node("use", Kind.COMPUTE, (3, 4)),
     ]
-    found, stands_for = one_collective_each(nodes, {3: (1, 2), **({4: second} if second else {})})
+    found, stands_for = with_company(nodes, {3: (1, 2), **({4: second} if second else {})}, (), {}, None)
     company = [3] if len(second) < 2 else [3, 5]
     assert [v for v, node in enumerate(found) if "." in node.name] == company
     assert [found[v].collective for v in company] == [1] * len(company)
@@ -568,20 +564,17 @@ class Launching(Roofline):
 
 
 def test_a_launch_node_stands_before_its_collective():
-    nodes, stands_for = with_launches(EXAMPLE.nodes, {2: 5.0, 7: 3.0})
-    assert [node.name for node in nodes] == [
-        *("w", "x", "gather.launch", "gather", "full", "mm", "dgrad", "wgrad", "scatter.launch", "scatter", "grad"),
-        "output",
-    ]
-    assert stands_for == (0, 1, 2, 2, 3, 4, 5, 6, 7, 7, 8, 9)
+    nodes, stands_for = with_company(EXAMPLE.nodes, {}, (), EXAMPLE.groups, Launching())
+    assert [node.name for node in nodes[1:5]] == ["x", "gather.launch", "gather", "full"]
+    assert stands_for == [0, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9]
     launch, gather, wait = nodes[2:5]
-    assert (launch.kind, launch.deps, launch.time_us, launch.op) == (Kind.COMPUTE, (0,), 5.0, LAUNCH)
-    assert (launch.alloc, launch.use) == ((), ())
-    assert gather.deps == (0, 2)
-    assert (wait.deps, wait.collective) == ((3,), 3)
+    assert launch == Node("gather.launch", Kind.COMPUTE, (0,), time_us=7.0, op=LAUNCH)
+    assert (gather.deps, wait.deps, wait.collective) == ((0, 2), (3,), 3)
     problem = Problem("example", nodes, EXAMPLE.storages, EXAMPLE.groups)  # is checked
     before, after = (replay(one, one.original_order) for one in (EXAMPLE, problem))
-    assert after.step_us == before.step_us + 5.0 + 3.0
+    assert after.step_us == before.step_us + 7.0
+    assert with_company(EXAMPLE.nodes, {}, (), EXAMPLE.groups, Roofline()) == (EXAMPLE.nodes, list(range(10)))
+    assert not isinstance(Roofline(), LaunchingModel)
 
 
 class Finishing(Launching):
@@ -594,30 +587,21 @@ class Finishing(Launching):
 def test_a_part_takes_no_more_than_what_finishes_the_collective_does():
     """Of a collective whose only wait is a part that takes the time; else its own wait does."""
     part = Node("mm.gather", Kind.WAIT, (2,), op=PART, collective=2)
+    gathers = {"finish_us": lambda self, work: 4.0, "launch_us": lambda self, work: 0.0}
     for last, timed in ((EXAMPLE.nodes[3]._replace(deps=(3,)), 4), (Node("full", Kind.COMPUTE, (3,)), 3)):
-        nodes = (*EXAMPLE.nodes[:3], part, last)
-        gathers = {"finish_us": lambda self, work: 4.0, "launch_us": lambda self, work: 0.0}
-        assert launch_times(nodes, EXAMPLE.groups, type("Gathers", (Finishing,), gathers)()) == {timed: 4.0}
+        model = type("Gathers", (Finishing,), gathers)()
+        nodes, _ = with_company((*EXAMPLE.nodes[:3], part, last), {}, (), EXAMPLE.groups, model)
+        assert [(v, node.time_us) for v, node in enumerate(nodes) if node.op == FINISH] == [(timed, 4.0)]
 
 
 def test_a_finish_node_stands_before_its_wait():
-    times = launch_times(EXAMPLE.nodes, EXAMPLE.groups, Finishing())
-    assert times == {2: 7.0, 8: 4.0}
-    nodes, stands_for = with_launches(EXAMPLE.nodes, times)
-    assert stands_for == (0, 1, 2, 2, 3, 4, 5, 6, 7, 8, 8, 9)
-    finish, wait = nodes[9:11]
-    assert (finish.name, finish.kind, finish.time_us, finish.op) == ("grad.finish", Kind.COMPUTE, 4.0, FINISH)
-    assert wait.deps == (8, 9)
-    assert wait.collective == 8
+    nodes, stands_for = with_company(EXAMPLE.nodes, {}, (), EXAMPLE.groups, Finishing())
+    assert stands_for == [0, 1, 2, 2, 3, 4, 5, 6, 7, 8, 8, 9]
+    assert nodes[9] == Node("grad.finish", Kind.COMPUTE, nodes[9].deps, time_us=4.0, op=FINISH)
+    assert (nodes[10].deps, nodes[10].collective) == ((8, 9), 8)
     launched_before = EXAMPLE.nodes[8]._replace(collective=None)  # by another graph: its size is not known here
-    assert launch_times((*EXAMPLE.nodes[:8], launched_before), EXAMPLE.groups, Finishing()) == {2: 7.0}
-
-
-def test_without_launch_times_nothing_changes():
-    assert with_launches(EXAMPLE.nodes, {}) == (EXAMPLE.nodes, tuple(range(10)))
-    assert launch_times(EXAMPLE.nodes, EXAMPLE.groups, Roofline()) == {}
-    assert launch_times(EXAMPLE.nodes, EXAMPLE.groups, None) == {}
-    assert not isinstance(Roofline(), LaunchingModel)
+    nodes, _ = with_company((*EXAMPLE.nodes[:8], launched_before), {}, (), EXAMPLE.groups, Finishing())
+    assert [node.op for node in nodes if node.op in (LAUNCH, FINISH)] == [LAUNCH]
 
 
 def test_a_lifted_graph_has_launches_and_comes_back_in_order():

@@ -297,8 +297,8 @@ def test_code_is_used_without_asking_where_it_launches_as_is_in_force(
 ) -> None:
     here = Membership(MemoryStore(), 0, 2)
     monkeypatch.setattr(agreement, "membership_of", lambda *_: here)
-    monkeypatch.setattr(agreement, "_logs", [])
-    assert agreement.settle_sequence(SWAPPED, here) == SWAPPED
+    monkeypatch.setattr(agreement, "_logs", {})
+    assert agreement.sequence_in_force(SWAPPED.launches, here, SWAPPED) == SWAPPED
     assert may_load(Settings(), carrying(CachedOrder(MINE, True, entry=entry))) == (use, not use)
     apart = CachedOrder(MINE, True, rewrites=APART, entry=entry)  # nor are the ranks asked about its rewrites
     assert may_load(Settings(), carrying(apart)) == (use, not use)
@@ -318,12 +318,12 @@ def test_code_that_moves_launches_is_not_used_beside_graphs_that_were_compiled_b
 def test_code_puts_its_sequence_in_force(answer: Agreement, asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     here = Membership(MemoryStore(), 0, 2)
     monkeypatch.setattr(agreement, "membership_of", lambda *_: here)
-    monkeypatch.setattr(agreement, "_logs", [])
+    monkeypatch.setattr(agreement, "_logs", {})
     asked[-1] = answer
     found = order_to_cache(MINE, answer, "k", KEPT)
     assert found is not None
     assert may_load(Settings(), carrying(found)) == (True, False)
-    assert agreement.find_sequence(KEPT.launches, here) == KEPT
+    assert agreement.sequence_in_force(KEPT.launches, here) == KEPT
 
 
 def test_this_torch_asks_once() -> None:

@@ -56,7 +56,7 @@ SCHEDULED = schedule(EXAMPLE)
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryStore]:
     """This rank, and another one that is not there."""
     here = Membership(MemoryStore(), 0, 2)
-    monkeypatch.setattr(agreement, "_logs", [])
+    monkeypatch.setattr(agreement, "_logs", {})
     monkeypatch.setattr(agreement, "membership_of", lambda *_: here)
     monkeypatch.setattr(agree, "several_ranks", lambda: True)
     monkeypatch.setattr(agree, "_compiled", agree._Compiled())
@@ -109,11 +109,11 @@ def became(draft: OrderDraft) -> tuple[bool, str | None, str | None]:
 
 
 def in_force() -> Entry | None:
-    return agreement.find_sequence(TEXTS, agree.membership())
+    return agreement.sequence_in_force(TEXTS, agree.membership(Settings()))
 
 
 def put(entry: Entry) -> None:
-    assert agreement.settle_sequence(entry, agree.membership()) == entry
+    assert agreement.sequence_in_force(entry.launches, agree.membership(Settings()), entry) == entry
 
 
 ORIGINAL = Traffic((A, B), {"w": 1})
@@ -149,8 +149,8 @@ class TestNothingInForce:
     def test_a_warning_only_where_somebody_can_mend_it(self, monkeypatch, recwarn):
         decided(monkeypatch, (A, B), answer=ALIKE)
         assert len(recwarn) == 0
-        monkeypatch.setattr(agreement, "_logs", [])
-        agree.membership().store.values.clear()
+        monkeypatch.setattr(agreement, "_logs", {})
+        agree.membership(Settings()).store.values.clear()
         decided(monkeypatch, (A, B), answer=MEND)
         assert ["keeps the launch order of 'g'" in str(w.message) for w in recwarn] == [True]
 

@@ -22,15 +22,12 @@ from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.problem.file import write_problem
 from overlap_sched.report.answers import plan_answer
-from overlap_sched.report.causes import causes
-from overlap_sched.report.page import SCRIPTS, page_text
-from overlap_sched.report.page_data import ExtraOrder, Extras, Page, page_data
+from overlap_sched.report.page import SCRIPTS, ExtraOrder, Extras, Page, page_data, page_text
 from overlap_sched.report.timeline import memory_by_kind
 from overlap_sched.report.units import duration, size
-from overlap_sched.report.words.rewrites import left_rows
-from overlap_sched.report.words.schedule import reserved_of
+from overlap_sched.report.words.schedule import causes, reserved_of
 from overlap_sched.scheduler.driver import Schedule, schedule
-from overlap_sched.transform.plan import Plan, left_out, plan
+from overlap_sched.transform.plan import Plan, plan
 from overlap_sched.transform.rewrites import Bucket, Stream
 from tests.report.conftest import ByHand
 from tests.support.examples import Command, examples, run
@@ -225,8 +222,7 @@ def test_what_was_rewritten_is_marked_in_both_and_stands_for_what_it_was(made: P
 
 
 def test_rewrites_are_listed_and_lead_to_their_launch(made: Plan) -> None:
-    left = left_out(made, PRICES, most=2)
-    page = page_data(made.schedule, extras=Extras(made, left=left))
+    page = page_data(made.schedule, extras=Extras(made))
     names = page["graphs"][1]["nodes"]["name"]
     assert [names[node] for _, node in page["rewrites"]] == [
         one.name if isinstance(one, Bucket) else one.collective  # type: ignore[union-attr]
@@ -237,10 +233,7 @@ def test_rewrites_are_listed_and_lead_to_their_launch(made: Plan) -> None:
     assert f'data-node="{node}">{words}</button>' in text
     assert duration(made.without.scheduled.step_us) in text
     assert len(page["tried"]) == len(made.trials)
-    for what, worth in left_rows(left):
-        assert f'<tr><th scope="row">{what}</th><td>{worth}</td></tr>' in text
     assert Parsed(text).open == []
-    assert 'id="left-out"' not in page_text(page_data(made.schedule, extras=Extras(made)))
 
 
 def test_an_order_beside_has_a_column_and_a_run(reordered: Schedule) -> None:

@@ -60,7 +60,7 @@ def test_two_passes_are_two_chains(listed: Callable[[Chains], Problem]) -> None:
 
 def test_where_nodes_are_on_their_chain() -> None:
     problem = side_by_side(forward(10), forward(5)).problem
-    made = chains(problem, Reference(problem, problem.original_order).priorities(), problem.predecessors)
+    made = chains(Reference(problem, problem.original_order), problem.predecessors)
     node = {node.name: v for v, node in enumerate(problem.nodes)}
     assert [made.on_demand[node[name]] for name in ("w3.0", "gather3.0", "full3.0", "mm3.0", "norm3.0")] == [
         *(True, True, True),
@@ -76,7 +76,7 @@ def test_where_nodes_are_on_their_chain() -> None:
 
 def test_a_weight_gradient_is_where_it_can_run_first() -> None:
     problem = layers(10)
-    made = chains(problem, Reference(problem, problem.original_order).priorities(), problem.predecessors)
+    made = chains(Reference(problem, problem.original_order), problem.predecessors)
     node = {node.name: v for v, node in enumerate(problem.nodes)}
     for k in range(1, 10):
         assert made.ahead[node[f"wgrad{k}"]] == pytest.approx(made.ahead[node[f"dgrad{k}"]], abs=0.08)

@@ -16,9 +16,9 @@ from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.precedence import launch_pairs, neighbours
 from overlap_sched.scheduler.driver import ALL, relink_far_from_bound
 from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
-from overlap_sched.scheduler.polish import _Line, between, fill_stalls, shift, shifted
+from overlap_sched.scheduler.polish import between, fill_stalls, shift, shifted
 from overlap_sched.scheduler.task import NO_WORK, SAME_STEP, Candidate, Reference, Task, Work
-from overlap_sched.simulate.ledger import LiveRanges
+from overlap_sched.simulate.ledger import LiveRanges, MovableOrder
 from tests.judge.test_contention import contended, contentions
 from tests.support.examples import examples
 from tests.support.graphs import problems
@@ -32,16 +32,6 @@ def launches(problem: Problem, order: list[int]) -> dict[str | None, list[int]]:
         if problem.nodes[v].kind is Kind.COLLECTIVE:
             found.setdefault(problem.nodes[v].group, []).append(v)
     return found
-
-
-@given(problems(), st.integers(0, 99), st.integers(0, 12))
-def test_users_of_a_storage_are_counted_alike_few_or_many(problem: Problem, seed: int, room: int) -> None:
-    order, live_ranges = random_order(problem, seed), LiveRanges(problem)
-    limit = np.array(max(peak_by_definition(problem, order)) + room)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("overlap_sched.scheduler.polish._MANY", 0)
-        many = shifted(live_ranges, order, limit)
-    assert shifted(live_ranges, order, limit) == many
 
 
 @examples(150)
@@ -91,12 +81,11 @@ def test_without_a_limit_nothing_stands_between_a_wait_and_its_first_user(proble
 def test_memory_is_counted_exactly_move_by_move(problem: Problem, seed: int, room: int) -> None:
     order = random_order(problem, seed)
     live_ranges, limit = LiveRanges(problem), np.array(max(peak_by_definition(problem, order)) + room)
-    line = _Line(live_ranges, order, limit)
+    line = MovableOrder(live_ranges, order, limit)
 
     def check() -> None:
-        """What is live during each step, and behind it."""
-        assert line.during == peak_by_definition(problem, line.order.tolist())
-        assert line._between.tolist() == _Line(live_ranges, line.order.tolist(), limit)._between.tolist()
+        assert line.during.tolist() == peak_by_definition(problem, line.order.tolist())
+        assert max(line.during) <= limit
 
     before, after = neighbours(problem, launch_pairs(problem, order, "group"))
     for v in order:  # any node: more kinds of moves than are made

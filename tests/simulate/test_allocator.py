@@ -435,8 +435,9 @@ def test_every_rule() -> None:
 
 def test_the_memory_graph_sorts_storages_by_the_same_rules() -> None:
     graph = memory_graph_of(PROBLEM)
-    assert (graph.always_bytes, graph.given, graph.kept) == (5, (1,), (4, 5))
-    assert graph.passing_bytes == (0, 0, 0, 8, 0, 0, 0)
+    assert graph.from_start == (True, True, True, False, False, False)
+    assert graph.to_end == (True, False, True, False, True, True)
+    assert graph.touchers == ((0,), (1, 3), (2, 3), (3,), (3, 4), (5,))
 
 
 def test_the_checker_of_addresses_keeps_what_an_output_makes() -> None:

@@ -139,14 +139,52 @@ def one(**how: Any) -> dict[str, Any]:
     }
 
 
+class Logging(nn.Module):
+    """Two blocks; what is logged makes another graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = blocks(number=3)
+
+    def forward(self, x: Tensor, log: bool) -> tuple[Tensor, ...]:
+        x = self.blocks(x)
+        return (x, x.std()) if log else (x,)
+
+
+def one_compiles_again(log: bool, backend: Any = overlap_sched.backend) -> list[Tensor]:
+    """Three steps in which gathers are kept; for the second, rank 0 alone compiles another graph, or another batch."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model, results = Logging(), list[Tensor]()
+    for block in model.blocks:
+        shard(block, init_device_mesh("cpu", (dist.get_world_size(),)))
+    with overlap_sched.enabled(Options(effort=1), timeout_s=60.0, memory_limit="200%"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(model, backend=backend, dynamic=False)
+        for turn in range(3):
+            alone = dist.get_rank() == 0 and turn == 1
+            rows = 48 if alone and not log else 64
+            made = compiled(torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(turn)), log and alone)[0]
+            model.zero_grad()
+            made.square().sum().backward()
+            results += [made.detach(), *(p.grad.to_local() for p in model.parameters() if p.grad is not None)]
+    return results
+
+
 def found() -> dict[str, Any]:
     """What is saved."""
     rank = dist.get_rank()
-    cases = {"plain": one(), "less": one(memory_limit="85%"), "more": one(memory_limit="200%")}
-    with mock.patch.object(partitioning, "fit_joint", side_effect=ValueError("broken")) if rank else nullcontext():
+    broken = mock.patch.object(partitioning, "fit_joint", side_effect=ValueError("broken"))
+    cases: dict[str, Any] = {"plain": one()}
+    with broken if rank else nullcontext():
         cases["one rank fails"] = one(memory_limit="80%")
     cases["other limits"] = one(memory_limit="75%" if rank else "82%")
-    cases["less again"] = one(memory_limit="85%")
+    cases["less"] = one(memory_limit="85%")
+    cases["more"] = one(memory_limit="200%")
+    with broken if rank else nullcontext():
+        cases["follows"] = one(memory_limit="80%")
+    for log in (False, True):
+        cases[f"one compiles again, {log}"] = [one_compiles_again(log), one_compiles_again(log, "aot_eager")]
     return cases
 
 

@@ -13,14 +13,15 @@ are picked to where they are added up again, as torchtitan chunks its layers by 
 import contextlib
 import itertools
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from overlap_sched.fx.dimensions.region import Region, inverse, is_view, maker_of, region_from
-from overlap_sched.fx.dimensions.rules import shape
+from overlap_sched.fx.dimensions.routing import SORTS
+from overlap_sched.fx.dimensions.rules import results, shape
 from overlap_sched.fx.lifting import Lifted
 from overlap_sched.judge.validate import measure
 from overlap_sched.transform.dimension_graph import (
@@ -29,13 +30,11 @@ from overlap_sched.transform.dimension_graph import (
     Given,
     Routed,
     Uncut,
-    cuts_of,
     is_range,
     range_cut,
 )
 from overlap_sched.transform.rewrites import Fission, How, Leave, Slice
 
-_NO_CUT = Cut(0)
 _HOW: Mapping[Uncut, How] = {Uncut.SAME: "same", Uncut.PARTIAL: "sum"}
 
 
@@ -54,7 +53,9 @@ def fission_of(region: Region, *, returned_in_parts: bool = False) -> Fission | 
         return None
     stay: set[fx.Node] = set()
     leaving: dict[fx.Node, bool] = {}
-    through = {wait for node in inside if (wait := _wait_of(node)) is not None and _outside(node, inside)}
+    through = {
+        wait for node in inside if (wait := _wait_of(node)) is not None and not inside.keys() >= node.users.keys()
+    }
     for node in reversed(inside):
         outside = [user for user in node.users if user not in inside or user in stay]
         if not outside and node not in through:
@@ -67,28 +68,21 @@ def fission_of(region: Region, *, returned_in_parts: bool = False) -> Fission | 
         elif node.target is operator.getitem and is_view(node.args[0]):
             stay.update((node, node.args[0]))
         elif node in through:
-            leaving[node] = all(user.op == "output" for user in (*outside, *_outside(node.args[0], inside)))
+            launched: Any = node.args[0]
+            outside += [user for user in launched.users if user not in inside]
+            leaving[node] = all(user.op == "output" for user in outside)
         elif _wait_of(node) is None:
             leaving[node] = all(user.op == "output" for user in outside)
-    leaves = []
-    for node in inside:
-        if node in leaving:
-            given = inside[node]
-            if isinstance(given, tuple | Routed):
-                return None
-            leaves.append(_leave(node, given, returned_in_parts and leaving[node]))
+    if any(isinstance(inside[node], tuple | Routed) for node in leaving):
+        return None
     return Fission(
         tuple(node.name for node in inside),
         region.parts,
         tuple(_slice(node, cut) for node, cut in region.slices.items()),
-        tuple(leaves),
+        tuple(_leave(node, inside[node], returned_in_parts and leaving[node]) for node in inside if node in leaving),
         tuple(node.name for node in inside if node in stay),
         tuple(pair for node in region.calls for pair in _full(node, inside[node])),
     )
-
-
-def _outside(node: Any, inside: Collection[fx.Node]) -> list[fx.Node]:
-    return [user for user in node.users if user not in inside]
 
 
 def _wait_of(node: fx.Node) -> fx.Node | None:
@@ -97,38 +91,29 @@ def _wait_of(node: fx.Node) -> fx.Node | None:
     return next((user for user in node.users if user.target is waits and user.args[0] is node), None)
 
 
-def _leave(node: fx.Node, given: Cut | Uncut, returned_in_parts: bool) -> Leave:
-    maker, result = maker_of(node)
+def _leave(node: fx.Node, given: Any, returned_in_parts: bool) -> Leave:
+    (maker, result), value = maker_of(node), node.meta["val"]
     if isinstance(given, Uncut):
-        return Leave(node.name, _HOW[given], _NO_CUT, _bytes(node), maker.name, result)
+        return Leave(node.name, _HOW[given], Cut(0), _bytes(node), maker.name, result)
+    in_memory = sorted(range(value.ndim), key=lambda dim: (-value.stride(dim), dim))
+    order = () if value.is_contiguous() else tuple(in_memory)
     how: How = "parts" if returned_in_parts else "cat"
-    return Leave(node.name, how, given, _bytes(node), maker.name, result, _order(node.meta["val"]))
-
-
-def _order(value: torch.Tensor) -> tuple[int, ...]:
-    """Dimensions as they lie in memory; empty: as they are listed."""
-    if value.is_contiguous():
-        return ()
-    return tuple(sorted(range(value.ndim), key=lambda dim: (-value.stride(dim), dim)))
+    return Leave(node.name, how, given, _bytes(node), maker.name, result, order)
 
 
 def _slice(node: fx.Node, cut: Cut) -> Slice:
-    value = node.meta["val"]
+    (maker, result), value = maker_of(node), node.meta["val"]
     dense = value.is_contiguous() or not any(value.stride())  # one element, expanded: its slices are laid out as it is
-    free = dense and is_range(cut, tuple(value.shape))
-    maker, result = maker_of(node)
-    return Slice(node.name, cut, _bytes(node), free, maker.name, result)
+    return Slice(node.name, cut, _bytes(node), dense and is_range(cut, value.shape), maker.name, result)
 
 
 def _full(node: fx.Node, given: Given | tuple[Given, ...]) -> list[tuple[str, int]]:
     """Allocations of a call that are as large in every part as in the whole."""
-    value = node.meta["val"]
-    if not isinstance(given, tuple):
-        return [(node.name, 0)] if _is_full(given) else []
+    tensors = [isinstance(one, torch.Tensor) for one in results(node.meta["val"])]
     return [
-        (node.name, sum(isinstance(one, torch.Tensor) for one in value[:at]))
-        for at, way in enumerate(given)
-        if _is_full(way) and isinstance(value[at], torch.Tensor)
+        (node.name, sum(tensors[:at]))
+        for at, way in enumerate(results(given))
+        if _is_full(way) and (tensors[at] or not isinstance(given, tuple))
     ]
 
 
@@ -169,12 +154,10 @@ def fission_candidates(
     graph = lifted.nodes[0].graph
     heats = _Heats(lifted)
     found: dict[Fission, float] = {}
-    for done, region in enumerate(_regions(graph, heats, parts, sums)):
+    for region in itertools.islice(_regions(graph, heats, parts, sums), effort):
         one = fission_of(region, returned_in_parts=returned_in_parts)
         if one is not None and one not in found:
             found[one] = heats.score(one)
-        if done + 1 >= effort:
-            break
     return sorted((one for one in found if found[one] > 0), key=lambda one: -found[one])
 
 
@@ -207,12 +190,11 @@ class _Heats:
 def _regions(graph: fx.Graph, heats: _Heats, parts: Sequence[int], sums: bool) -> Iterator[Region]:
     """Roots for each number of parts, the same without their tails, large values, then stretches, level by level."""
     roots = []
-    for n in parts:
-        for seeds in _inputs(graph, n):
-            region = region_from(graph, seeds, n, sums=sums)
-            if region.gives:
-                roots.append(region)
-                yield region
+    for seeds, into in ((seeds, n) for n in parts for seeds in _inputs(graph, n)):
+        region = region_from(graph, seeds, into, sums=sums)
+        if region.gives:
+            roots.append(region)
+            yield region
     for region in roots:
         if tail := _tail(region):
             yield region_from(graph, region.seeds, region.parts, never=tail, sums=sums)
@@ -252,16 +234,15 @@ def _inputs(graph: fx.Graph, parts: int) -> Iterator[Mapping[fx.Node, Cut]]:
 
 def _around_large(graph: fx.Graph, heats: _Heats, parts: int, sums: bool) -> Iterator[Region]:
     """Regions around the largest values at the peak: cut along each dimension, by the cut of what they are made of."""
-    nodes = {node.name: node for node in graph.nodes}
-    order = {node: at for at, node in enumerate(graph.nodes)}
-    for name in sorted((name for name in heats.held if name in nodes), key=lambda name: -heats.held[name])[:LARGE]:
-        node = nodes[name]
-        near = [u for u in graph.nodes if abs(order[u] - order[node]) <= AROUND]
-        value = node.meta.get("val")
+    nodes = list(graph.nodes)
+    at = {node.name: k for k, node in enumerate(nodes)}
+    for name in sorted(heats.held.keys() & at, key=lambda name: (-heats.held[name], at[name]))[:LARGE]:
+        node, value = nodes[at[name]], nodes[at[name]].meta.get("val")
+        near = set(nodes[max(at[name] - AROUND, 0) : at[name] + AROUND + 1])
         for dim in range(value.ndim) if isinstance(value, torch.Tensor) else ():
             with contextlib.suppress(EndsError):
                 if seeds := inverse(node, range_cut(shape(node), dim, parts), parts):
-                    yield region_from(graph, seeds, parts, only=set(near), sums=sums)
+                    yield region_from(graph, seeds, parts, only=near, sums=sums)
 
 
 def _halves(graph: fx.Graph, region: Region, sums: bool) -> Iterator[Region]:
@@ -278,21 +259,20 @@ def _halves(graph: fx.Graph, region: Region, sums: bool) -> Iterator[Region]:
     crossing = list(itertools.accumulate(changes))
     middle = range(len(nodes) // 3, 2 * len(nodes) // 3)
     cut = min(middle, key=lambda k: (crossing[k], abs(k - len(nodes) // 2)))
-    for stretch in (nodes[:cut], nodes[cut:]):
-        yield region_from(graph, _entering(region, stretch), region.parts, only=set(stretch), sums=sums)
+    for stretch in (set(nodes[:cut]), set(nodes[cut:])):
+        entering = _entering(region, [node for node in nodes if node in stretch], stretch)
+        yield region_from(graph, entering, region.parts, only=stretch, sums=sums)
 
 
-def _entering(region: Region, stretch: Collection[fx.Node]) -> Mapping[fx.Node, Cut]:
-    """Values from outside a stretch, as the region has them cut."""
-    inside = set(stretch)
-    outside = [u for node in stretch for u in node.all_input_nodes if u not in inside]
-    return {u: cut for u in dict.fromkeys(outside) if (cut := region.cut(u)) is not None}
+def _entering(region: Region, nodes: Iterable[fx.Node], inside: Collection[fx.Node]) -> Mapping[fx.Node, Cut]:
+    """What enters from outside and is cut in the region."""
+    outside = dict.fromkeys(u for node in nodes for u in node.all_input_nodes if u not in inside)
+    return {u: cut for u in outside if (cut := region.cut(u)) is not None}
 
 
 PARTS = (2, 4)
 FARTHEST = 200
 """Calls that are looked through on the way back to where the tokens come from."""
-_SORTS = (torch.ops.aten.sort.stable, torch.ops.aten.sort.default)
 
 
 def expert_fissions(lifted: Lifted, parts: Sequence[int] = PARTS) -> list[Fission]:
@@ -312,39 +292,34 @@ def expert_fissions(lifted: Lifted, parts: Sequence[int] = PARTS) -> list[Fissio
 def expert_regions(graph: fx.Graph, parts: int) -> Iterator[Region]:
     """Yield regions that can run in parts: grown from where the tokens come from."""
     seeds: dict[fx.Node, Cut] = {}
-    for node in graph.nodes:
-        if node.op == "call_function" and node.target in _SORTS:
-            seeds.update(_source(node, parts))
+    for sort in (node for target in SORTS for node in graph.find_nodes(op="call_function", target=target)):
+        seeds.update(_source(sort, parts))
     if not seeds:
         return
     wide = region_from(graph, seeds, parts, sums=True)
     yield wide
-    only = {node for node in wide.calls if _about_rows(wide, node)}
-    entering = {u: cut for node in only for u in node.all_input_nodes if u not in only and (cut := wide.cut(u))}
-    if entering:
+    # what takes or gives something that each part has its own of
+    only = dict.fromkeys(node for node in wide.calls if not wide.routed.keys().isdisjoint(_around(node)))
+    if entering := _entering(wide, only, only):
         yield region_from(graph, entering, parts, only=only, sums=True)
 
 
-def _about_rows(region: Region, node: fx.Node) -> bool:
-    """Tell whether a call takes or gives something that each part has its own of."""
-    results = [user for user in node.users if user.target is operator.getitem]
-    return any(one in region.routed for one in (node, *node.all_input_nodes, *results))
+def _around(node: fx.Node) -> list[fx.Node]:
+    return [node, *node.all_input_nodes, *(user for user in node.users if user.target is operator.getitem)]
 
 
 def _source(sort: fx.Node, parts: int) -> Mapping[fx.Node, Cut]:
     """Where the tokens come from that are sorted by expert; empty: they cannot be cut."""
-    ids: Any = sort.args[0]
+    node: Any = sort.args[0]
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.ndim != 1 or value.is_floating_point():
+        return {}
     with contextlib.suppress(EndsError):
-        if len(shape(ids)) == 1 and not ids.meta["val"].is_floating_point():
-            cut = next((cut for cut in cuts_of(shape(ids), parts) if cut.outer == 1), None)
-            return {} if cut is None else _back(ids, cut, parts)
+        cut = range_cut(shape(node), 0, parts)
+        for _ in range(FARTHEST):
+            needs = inverse(node, cut, parts)
+            if not needs:
+                break
+            node, cut = max(needs.items(), key=lambda pair: pair[0].meta["val"].numel())
+        return {node: cut}
     return {}
-
-
-def _back(node: fx.Node, cut: Cut, parts: int) -> Mapping[fx.Node, Cut]:
-    for _ in range(FARTHEST):
-        needs = inverse(node, cut, parts)
-        if not needs:
-            break
-        node, cut = max(needs.items(), key=lambda pair: pair[0].meta["val"].numel())
-    return {node: cut}

@@ -12,7 +12,7 @@ order.
 
 import contextlib
 import operator
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from overlap_sched.fx.dimensions.rules import (
     end_if,
     functional,
     is_float,
+    results,
     rule_of,
     shape,
     shape_of_value,
@@ -61,17 +62,6 @@ def maker_of(node: Any) -> tuple[fx.Node, int]:
 def writes(node: fx.Node) -> bool:
     """Tell whether a call writes to its first argument."""
     return functional(node.target) is not node.target
-
-
-def written_outside(maker: fx.Node, inside: Collection[fx.Node]) -> bool:
-    """Tell whether a call outside writes to a storage that ``maker`` has made: each part would have one of its own."""
-    return any(user not in inside and writes(user) and user.args[0] is one for one, user in _takers(maker))
-
-
-def shared(node: fx.Node, inside: Collection[fx.Node]) -> bool:
-    """Tell whether anyone outside sees the storage that a value is in."""
-    maker, result = maker_of(node)
-    return maker not in inside or any(user not in inside for _, user in _takers(maker, result))
 
 
 def _takers(maker: fx.Node, result: int | None = None) -> Iterator[tuple[fx.Node, fx.Node]]:
@@ -117,7 +107,6 @@ class Region:
     slices: dict[fx.Node, Cut] = field(default_factory=dict)
     whole: set[fx.Node] = field(default_factory=set)
     ends: dict[fx.Node, str] = field(default_factory=dict)
-
     routed: dict[fx.Node, Routed] = field(default_factory=dict)
 
     def cut(self, node: fx.Node) -> Cut | None:
@@ -146,36 +135,36 @@ def region_from(
         sums: Whether a call may be in it whose parts must be added. (Sums are then rounded otherwise.)
     """
     banned, asked = set(never), dict(seeds)
+
+    def may(node: fx.Node) -> bool:
+        return node not in banned and (only is None or node in only)
+
     for _ in range(ROUNDS):
-        region = _forward(graph.nodes, asked, parts, only, banned, sums)
+        region = follow_cuts(graph.nodes, asked, parts, may=may, sums=sums)
         lost = _not_whole(region)
-        more = {} if lost else _backward(region, only, banned)
+        more = {} if lost else _backward(region, may)
         if not lost and not more:
             break
         banned |= lost
         asked |= more
     while lost := _not_whole(region):
         banned |= lost
-        region = _forward(graph.nodes, asked, parts, only, banned, sums)
+        region = follow_cuts(graph.nodes, asked, parts, may=may, sums=sums)
     return region
 
 
-def follow_cuts(nodes: Sequence[fx.Node], seeds: Mapping[fx.Node, Cut], parts: int) -> Region:
-    """Follow what becomes of some calls where values from outside are cut; what leaves in parts is not looked at.
-
-    ``nodes`` are in an order in which they can run.
-    """
-    return _forward(nodes, seeds, parts, None, (), True)
-
-
-def _forward(
+def follow_cuts(
     nodes: Iterable[fx.Node],
     seeds: Mapping[fx.Node, Cut],
     parts: int,
-    only: Collection[fx.Node] | None,
-    banned: Collection[fx.Node],
-    sums: bool,
+    *,
+    may: Callable[[fx.Node], bool] = lambda node: True,
+    sums: bool = True,
 ) -> Region:
+    """Follow what becomes of some calls where values from outside are cut; what leaves in parts is not looked at.
+
+    ``nodes`` are in an order in which they can run; ``may``: which of them may run in parts.
+    """
     region = Region(parts, seeds)
     for node in nodes:
         if node.op != "call_function":
@@ -189,7 +178,7 @@ def _forward(
         if not cuts and not any(u in region.routed for u in node.all_input_nodes):
             continue
         try:
-            end_if(node in banned or (only is not None and node not in only), "it is not to run in parts")
+            end_if(not may(node), "it is not to run in parts")
             said = cut_call(node, cuts, parts, region.routed)
             _check(region, node, said, sums)
         except EndsError as error:
@@ -198,9 +187,8 @@ def _forward(
         region.calls[node] = said
         _gives(region, node, said.gives)
         for u in node.all_input_nodes:
-            if u in said.needs:
-                if u not in region.gives:
-                    region.slices[u] = said.needs[u]
+            if u not in region.gives and u in said.needs:
+                region.slices[u] = said.needs[u]
             elif u not in region.gives:
                 region.whole.add(u)
     return region
@@ -221,8 +209,7 @@ def _counts(node: fx.Node) -> bool:
 
 def _check(region: Region, node: fx.Node, said: CallCut, sums: bool) -> None:
     """Check that what a rule says fits the region."""
-    gives = said.gives if isinstance(said.gives, tuple) else (said.gives,)
-    end_if(Uncut.PARTIAL in gives and not sums and not _counts(node), "its parts would have to be added")
+    end_if(Uncut.PARTIAL in results(said.gives) and not sums and not _counts(node), "its parts would have to be added")
     if writes(node) and (not isinstance(node.args[0], fx.Node) or node.args[0] not in region.gives):
         raise EndsError("it writes to what is not made in a part")
     if isinstance(said.gives, tuple) and any(u.target is not operator.getitem for u in node.users):
@@ -242,45 +229,35 @@ def _role(node: fx.Node) -> Role | None:
 
 
 def _not_whole(region: Region) -> set[fx.Node]:
-    """Launches and waits of the region whose other half is not in it."""
-    lost = set()
+    """Calls of the region that cannot run in parts after all.
+
+    Launches and waits whose other half is not in it; what is used outside, and cannot leave; and what shares with
+    others what is written to: each part would have one of its own.
+    """
+    lost, inside = set(), region.gives
     for node in region.calls:
         role = _role(node)
-        if role is Role.LAUNCH:
-            waits = [user for user in node.users if _role(user) is Role.WAIT]
-            if not waits or any(wait not in region.calls for wait in waits):
-                lost.add(node)
-        elif role is Role.WAIT and node.args[0] not in region.calls:
-            lost.add(node)
-    return lost | _seen_outside(region)
-
-
-def _seen_outside(region: Region) -> set[fx.Node]:
-    """Calls whose result is used outside, and cannot leave; or that share with others what is written to."""
-    lost = set()
-    for node in region.calls:
+        waits = [user for user in node.users if _role(user) is Role.WAIT]
+        alone = role is Role.LAUNCH and (not waits or any(wait not in region.calls for wait in waits))
+        alone |= role is Role.WAIT and node.args[0] not in region.calls
         several = [node, *(user for user in node.users if user.target is operator.getitem)]
-        for one in several:
-            if isinstance(region.gives.get(one), Routed) and any(user not in region.gives for user in one.users):
-                lost.add(node)
-        if writes(node) and shared(node, region.gives):
-            lost.add(node)
-        if written_outside(node, region.gives):
+        routed = (one for one in several if isinstance(inside.get(one), Routed))
+        seen = any(user not in inside for one in routed for user in one.users)
+        maker, result = maker_of(node)
+        shared = writes(node) and (maker not in inside or any(u not in inside for _, u in _takers(maker, result)))
+        written = any(u not in inside and writes(u) and u.args[0] is one for one, u in _takers(node))
+        if alone or seen or shared or written:
             lost.add(node)
     return lost
 
 
-def _backward(region: Region, only: Collection[fx.Node] | None, banned: Collection[fx.Node]) -> dict[fx.Node, Cut]:
+def _backward(region: Region, may: Callable[[fx.Node], bool]) -> dict[fx.Node, Cut]:
     """Cuts of further values from which what is sliced now would come in parts."""
     found: dict[fx.Node, Cut] = {}
-    wanted = {node: cut for node, cut in region.slices.items() if _can_join(region, node, {})}
-    todo = dict(wanted)
+    todo = {node: cut for node, cut in region.slices.items() if _can_join(region, node, {})}
     while todo:
         node, cut = todo.popitem()
-        if node in banned or (only is not None and node not in only):
-            continue
-        needs = inverse(node, cut, region.parts)
-        for u, needed in needs.items():
+        for u, needed in inverse(node, cut, region.parts).items() if may(node) else ():
             if u in region.gives or u in region.slices or u in region.whole or u in found:
                 continue
             found[u] = needed
@@ -296,7 +273,7 @@ def _can_join(region: Region, node: fx.Node, found: Mapping[fx.Node, Cut]) -> bo
 
 def inverse(node: fx.Node, wanted: Cut, parts: int) -> Mapping[fx.Node, Cut]:
     """The cuts of its inputs with which a call gives what is wanted; empty: none found, or nothing is known of it."""
-    at = None
+    at: Any = 0
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         node, at = node.args[0], node.args[1]
     try:
@@ -308,13 +285,11 @@ def inverse(node: fx.Node, wanted: Cut, parts: int) -> Mapping[fx.Node, Cut]:
             sizes = shape(u)
         except EndsError:
             continue
-        likely = [wanted.moved(dim) for dim in range(len(sizes))]
-        likely = [cut for cut in likely if is_cut_of(cut, sizes, parts)]
-        for cut in (*likely, *(cut for cut in cuts_of(sizes, parts) if cut not in likely)):
+        likely = [cut for dim in range(len(sizes)) if is_cut_of(cut := wanted.moved(dim), sizes, parts)]
+        for cut in dict.fromkeys((*likely, *cuts_of(sizes, parts))):
             with contextlib.suppress(EndsError):
                 said = cut_call(node, {u: cut}, parts)
-                given = said.gives[at] if isinstance(at, int) and isinstance(said.gives, tuple) else said.gives
-                if given == wanted:
+                if results(said.gives)[at] == wanted:
                     return said.needs
     return {}
 
@@ -332,8 +307,7 @@ def cut_call(
     if (began := starts(call)) is not None:
         return checked(call, began)
     rule = rule_of(node)
-    value = node.meta.get("val")
-    for one in value if isinstance(value, list | tuple) else (value,):
+    for one in results(node.meta.get("val")):
         if isinstance(one, torch.Tensor):
             shape_of_value(one)
     return checked(call, rule(call))

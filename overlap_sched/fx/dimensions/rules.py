@@ -1,4 +1,4 @@
-"""What a cut of its inputs makes of a call's result, operator by operator: tables by operator object.
+"""What a cut of its inputs makes of a call's result, operator by operator.
 
 Element by element where torch says that an operator is pointwise. DTensor's own sharding strategies say the same of
 many operators, ``Shard(d)`` in and out and ``Partial`` for sums, but only for ranges of one dimension, and not what
@@ -12,8 +12,8 @@ changes in the arguments. They are not asked: rules here are proved by running t
 """
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -74,15 +74,14 @@ class Call:
         self.known: Mapping[fx.Node, Routed] = known or {}
         self.routed = {u: self.known[u] for u in node.all_input_nodes if u in self.known}
 
-    def arg(self, name: str) -> Any:
-        """An argument by the name that the schema gives it, or its default."""
-        schema = self.node.target._schema
-        for at, argument in enumerate(schema.arguments):
-            if argument.name == name:
-                if at < len(self.node.args):
-                    return self.node.args[at]
-                return self.node.kwargs.get(name, argument.default_value)
-        raise EndsError(f"{self.node.target} has no argument {name!r}")
+    def has(self, name: str) -> bool:
+        """Tell whether the schema has an argument of this name."""
+        return name in _arguments(self.node.target)
+
+    def arg(self, name: str, absent: Any = None) -> Any:
+        """An argument by the name that the schema gives it, or its default; ``absent`` where there is none."""
+        at, default = _arguments(self.node.target).get(name, (len(self.node.args), absent))
+        return self.node.args[at] if at < len(self.node.args) else self.node.kwargs.get(name, default)
 
     def given(self, name: str) -> fx.Node:
         """An argument that must be a tensor."""
@@ -90,25 +89,35 @@ class Call:
         end_if(not isinstance(value, fx.Node), f"argument {name!r} is {value!r} and no tensor")
         return value
 
-    def first(self) -> tuple[fx.Node, Cut]:
-        """The first input that is cut."""
-        return next(iter(self.cuts.items()))
-
-    def cut(self, name: str) -> Cut:
-        """The cut of a tensor argument, which must be cut."""
-        cut = self.cuts.get(self.given(name))
+    def alike(self, *names: str, of: int = 1) -> tuple[dict[fx.Node, Cut], Cut]:
+        """Those of the tensor arguments that there are, all cut as the first one of the first ``of`` that is cut."""
+        nodes = [self.given(name) for name in names if self.has(name)]
+        cut = next((self.cuts[u] for u in nodes[:of] if u in self.cuts), None)
         if cut is None:
-            raise EndsError(f"argument {name!r} is whole while another one is cut")
-        return cut
+            raise EndsError(f"argument {names[0]!r} is whole while another one is cut")
+        return dict.fromkeys(nodes, cut), cut
 
     def source(self, name: str = "self") -> tuple[fx.Node, Cut]:
         """A tensor argument that must be cut, and its cut."""
-        return self.given(name), self.cut(name)
+        return self.given(name), self.alike(name)[1]
 
     def result(self, at: int | None = None) -> Shape:
         """The shape of what it gives, or of one of several."""
         value = self.node.meta["val"]
         return shape_of_value(value if at is None else value[at])
+
+
+@cache
+def _arguments(target: OpOverload) -> Mapping[str, tuple[int, Any]]:
+    """Per argument of an operator, its place and its default."""
+    return {one.name: (at, one.default_value) for at, one in enumerate(target._schema.arguments)}
+
+
+def overloads(names: str) -> Iterator[OpOverload]:
+    """Operators of ATen by name: ``"view transpose.int"``; the overload is ``default`` where none is named."""
+    for name in names.split():
+        packet, _, overload = name.partition(".")
+        yield getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def end_if(ends: object, why: str) -> None:
@@ -134,6 +143,11 @@ def shape(node: fx.Node) -> Shape:
     return shape_of_value(node.meta.get("val"))
 
 
+def results(value: Any) -> Sequence[Any]:
+    """What a call gives, or what is said of that, one by one."""
+    return value if isinstance(value, list | tuple) else (value,)
+
+
 def checked(call: Call, found: CallCut) -> CallCut:
     """Return what a rule said, if it fits the call: whatever is cut is taken as it is cut, and all shapes divide."""
     for node, cut in call.cuts.items():
@@ -141,42 +155,16 @@ def checked(call: Call, found: CallCut) -> CallCut:
     for node, cut in found.needs.items():
         if not is_cut_of(cut, shape(node), call.parts):
             raise EndsError(f"{node.name!r} of shape {shape(node)} cannot be cut as {cut}")
-    value = call.node.meta["val"]
-    several = isinstance(found.gives, tuple)
-    for at, given in enumerate(found.gives if isinstance(found.gives, tuple) else (found.gives,)):
-        if isinstance(given, Cut) and not is_cut_of(given, shape_of_value(value[at] if several else value), call.parts):
+    for given, value in zip(results(found.gives), results(call.node.meta["val"]), strict=True):
+        if isinstance(given, Cut) and not is_cut_of(given, shape_of_value(value), call.parts):
             raise EndsError(f"its result cannot be cut as {given}")
     return found
-
-
-def is_pure(target: Any) -> bool:
-    """Tell whether an operator only computes: writes nothing, and draws no random numbers that depend on shapes."""
-    return (
-        isinstance(target, OpOverload)
-        and not target._schema.is_mutable
-        and torch.Tag.nondeterministic_seeded not in target.tags
-    )
-
-
-def not_cut(call: Call) -> None:
-    """Refuse what is cut beside what is routed."""
-    end_if(call.cuts, "it takes what is cut together with what is routed")
 
 
 def is_float(node: fx.Node) -> bool:
     """Tell whether a value is a tensor of floats."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-def reckoned(*operands: Routed) -> bool:
-    """Tell whether something has been computed from numbers that name rows: nobody knows what the result names."""
-    return any(one.reckoned or one.of is not None for one in operands)
-
-
-def summed(wanted: Sequence[bool]) -> tuple[Uncut, ...]:
-    """Gradients of weights and biases, where they are asked for: sums over the batch."""
-    return tuple(Uncut.PARTIAL if one else Uncut.SAME for one in wanted)
 
 
 def functional(target: Any) -> Any:
@@ -187,248 +175,167 @@ def functional(target: Any) -> Any:
     written = [at for at, one in enumerate(arguments) if one.alias_info is not None and one.alias_info.is_write]
     if written != [0] or not packet.endswith("_") or packet.endswith("__"):
         return target
-    pure = getattr(torch.ops.aten, packet[:-1], None)
-    return getattr(pure, target._overloadname, target) if pure is not None else target
+    return getattr(getattr(torch.ops.aten, packet[:-1], None), target._overloadname, target)
 
 
-_ATEN, _C10D = torch.ops.aten, torch.ops._c10d_functional
+def is_pointwise(target: Any) -> bool:
+    """Tell whether an operator computes element by element and no more: no writes, no random numbers."""
+    if not isinstance(target, OpOverload) or target._schema.is_mutable:
+        return False
+    return torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags
+
+
+Free = Callable[[Call, Cut, Sequence[Shape]], bool]
+"""Whether a call leaves the dimension alone along which its tensors of these shapes are cut."""
+Gives = Callable[[Call, Cut], Given | tuple[Given, ...]]
+
+
+def _each(call: Call, given: Given) -> Given | tuple[Given, ...]:
+    value = call.node.meta["val"]
+    return (given,) * len(value) if isinstance(value, list | tuple) else given
+
+
+def _gradients(call: Call, cut: Cut) -> tuple[Given, ...]:
+    """Of the input, cut; of weights and biases, where they are asked for, sums over the batch."""
+    wanted = call.arg("output_mask")
+    return (cut if wanted[0] else Uncut.SAME, *(Uncut.PARTIAL if one else Uncut.SAME for one in wanted[1:]))
+
+
+def _alike(
+    *names: str,
+    free: Free | None = None,
+    why: str = "it goes over the dimension that is cut",
+    of: int = 1,
+    gives: Gives = _each,
+    changes: Callable[[Call, Cut], Mapping[str, Any]] = lambda call, cut: {},
+) -> Rule:
+    """Tensors are cut alike (:meth:`Call.alike`), and so are the results: what it does goes over other dimensions."""
+
+    def rule(call: Call) -> CallCut:
+        needs, cut = call.alike(*names, of=of)
+        end_if(free is not None and not free(call, cut, [shape(u) for u in needs]), why)
+        return CallCut(needs, gives(call, cut), changes(call, cut))
+
+    return rule
+
+
+def _not_along(call: Call, cut: Cut, sizes: Sequence[Shape]) -> bool:
+    """Along the dimension ``dim``, which stays: softmax, cumsum, topk."""
+    return call.arg("dim") % len(sizes[0]) != cut.dim
+
+
+def _not_along_alike(call: Call, cut: Cut, sizes: Sequence[Shape]) -> bool:
+    """The same; other dimensions of indices may be smaller than those of what they are for, and begin there."""
+    return _not_along(call, cut, sizes) and len({one[cut.dim] for one in sizes}) == 1
+
+
+def _not_normalized(call: Call, cut: Cut, sizes: Sequence[Shape]) -> bool:
+    return cut.dim < len(sizes[0]) - len(call.arg("normalized_shape"))
+
+
+def _batch(call: Call, cut: Cut, sizes: Sequence[Shape]) -> bool:
+    """Of a convolution, too, which may be of one image alone."""
+    return cut.dim == 0 and (not call.has("stride") or len(sizes[0]) == len(shape(call.given("weight"))))
+
+
+def _not_channels(call: Call, cut: Cut, sizes: Sequence[Shape]) -> bool:
+    return cut.dim != 1 and not call.arg("training") and not call.arg("train")
+
+
+def _image(call: Call, cut: Cut, sizes: Sequence[Shape], dims: int = 2) -> bool:
+    return cut.dim < dims and len(sizes[0]) == 4
+
+
+def _not_padded(call: Call, cut: Cut, sizes: Sequence[Shape]) -> bool:
+    from_behind = 2 * (len(sizes[0]) - 1 - cut.dim)
+    return not any(call.arg("pad")[from_behind : from_behind + 2])
+
+
+def _rows_in_part(call: Call, cut: Cut) -> Mapping[str, Any]:
+    return {"N": cut.outer * cut.inner}
+
+
+def _size(call: Call, given: Cut, *, name: str) -> Mapping[str, Any]:
+    """The argument that is the size of the result."""
+    return {name: list(given.part(call.result()))}
 
 
 def _attention(call: Call) -> CallCut:
-    needs, cut = _needs(call, ("query", "key", "value"))
-    first = call.result(0)[:2]
-    gives = tuple(  # attended values and log-sum-exp have batch and head; seeds mean nothing without dropout
-        cut if at < 2 and isinstance(one, torch.Tensor) and one.shape[:2] == first else Uncut.SAME
-        for at, one in enumerate(call.node.meta["val"])
-    )
-    return CallCut(needs, gives)
-
-
-def _attention_backward(call: Call) -> CallCut:
-    names = [a.name for a in call.node.target._schema.arguments]
-    grad = "grad_out" if "grad_out" in names else "grad_out_"
-    needs, cut = _needs(call, (grad, "query", "key", "value", "out", "logsumexp"))
-    return CallCut(needs, tuple(cut if isinstance(one, torch.Tensor) else Uncut.SAME for one in call.node.meta["val"]))
-
-
-def _needs(call: Call, names: Sequence[str]) -> tuple[dict[fx.Node, Cut], Cut]:
-    """All tensors with batch and head are cut alike."""
+    """Attended values and log-sum-exp have batch and head; seeds mean nothing without dropout. Gradients have both."""
+    backward = call.has("logsumexp")
+    names = ("grad_out", "grad_out_", "query", "key", "value", *(("out", "logsumexp") if backward else ()))
+    needs, cut = call.alike(*names, of=len(names))
     end_if(call.arg("dropout_p") != 0.0, "dropout draws other numbers for a part")
-    schema = {a.name for a in call.node.target._schema.arguments}
     for name in ("attn_bias", "attn_mask"):
-        mask = call.arg(name) if name in schema else None
+        mask = call.arg(name)
         if isinstance(mask, fx.Node) and mask.meta["val"] is not None and mask.meta["val"].numel():
             raise EndsError("it has a mask, which may differ for each part")
-    nodes = [call.given(name) for name in names]
-    found = [call.cuts[node] for node in nodes if node in call.cuts]
-    end_if(not found or found[0].dim > 1, "a query needs all earlier keys: only batches and heads are cut")
-    if found[0].dim == 1 and len({shape(node)[1] for node in nodes}) > 1:
-        raise EndsError("there are fewer heads of keys than of queries")
-    return dict.fromkeys(nodes, found[0]), found[0]
+    end_if(cut.dim > 1, "a query needs all earlier keys: only batches and heads are cut")
+    heads = {shape(node)[1] for node in needs}
+    end_if(cut.dim == 1 and len(heads) > 1, "there are fewer heads of keys than of queries")
+    values, first = call.node.meta["val"], call.result(0)[:2]
+    shared = [isinstance(one, torch.Tensor) and (backward or one.shape[:2] == first) for one in values]
+    return CallCut(needs, tuple(cut if has and (backward or at < 2) else Uncut.SAME for at, has in enumerate(shared)))
 
 
-def _convolution(call: Call) -> CallCut:
-    source, cut = call.source("input")
-    _only_batch(call, cut)
-    return CallCut({source: cut}, cut)
-
-
-def _convolution_backward(call: Call) -> CallCut:
-    grad, cut = call.source("grad_output")
-    _only_batch(call, cut)
-    wanted = call.arg("output_mask")
-    return CallCut({grad: cut, call.given("input"): cut}, (cut if wanted[0] else Uncut.SAME, *summed(wanted[1:])))
-
-
-def _only_batch(call: Call, cut: Cut) -> None:
-    ranks = {len(shape(call.given(name))) for name in ("input", "weight")}
-    end_if(cut.dim != 0 or len(ranks) > 1, "only the batch of a convolution is cut")
-
-
-def _by_image(call: Call, first: str = "self", others: Sequence[str] = (), dims: int = 2) -> CallCut:
-    """Image by image; channel by channel where ``dims`` is 2. Other tensors are cut as the first is."""
-    source, cut = call.source(first)
-    end_if(cut.dim >= dims or len(shape(source)) != 4, "a window goes over the dimension that is cut")
-    value = call.node.meta["val"]
-    needs = dict.fromkeys((source, *map(call.given, others)), cut)
-    return CallCut(needs, (cut,) * len(value) if isinstance(value, tuple | list) else cut)
-
-
-def _resized_backward(call: Call) -> CallCut:
-    found = _by_image(call, "grad_output")
-    assert isinstance(found.gives, Cut)
-    return found._replace(changes={"input_size": list(found.gives.part(call.result()))})
-
-
-def _padded(call: Call) -> CallCut:
-    source, cut = call.source()
-    pad = call.arg("pad")
-    from_behind = len(shape(source)) - 1 - cut.dim
-    end_if(any(pad[2 * from_behind : 2 * from_behind + 2]), "the dimension that is cut is padded")
-    return CallCut({source: cut}, cut)
-
-
-def _group_norm(call: Call) -> CallCut:
-    source, cut = call.source("input")
-    end_if(cut.dim, "a group norm goes over the dimension that is cut")
-    return CallCut({source: cut}, (cut, cut, cut), {"N": cut.part(shape(source))[0]})
-
-
-def _group_norm_backward(call: Call) -> CallCut:
-    cut = call.cut("grad_out")
-    end_if(cut.dim, "a group norm goes over the dimension that is cut")
-    needs = dict.fromkeys(map(call.given, ("grad_out", "input", "mean", "rstd")), cut)
-    rows = cut.part(shape(call.given("input")))[0]
-    return CallCut(needs, (cut, *summed(call.arg("output_mask")[1:])), {"N": rows})
-
-
-def _batch_norm(call: Call) -> CallCut:
-    """With the running mean and deviation, each element for itself; what it saves for backward is empty then."""
-    source = call.given("input")
-    if call.node.target is not _ATEN._native_batch_norm_legit_no_training.default and call.arg("training"):
-        raise EndsError("a batch norm in training takes the mean of the whole batch")
-    cut = call.cut("input")
-    _not_channels(cut)
-    return CallCut({source: cut}, (cut, *(Uncut.SAME,) * (len(call.node.meta["val"]) - 1)))
-
-
-def _batch_norm_backward(call: Call) -> CallCut:
-    end_if(call.arg("train"), "a batch norm in training takes the mean of the whole batch")
-    grad, source, cut = call.given("grad_out"), call.given("input"), call.cut("grad_out")
-    _not_channels(cut)
-    wanted = call.arg("output_mask")
-    first: Given = cut if wanted[0] else Uncut.SAME
-    return CallCut({grad: cut, source: cut}, (first, *summed(wanted[1:])))
-
-
-def _not_channels(cut: Cut) -> None:
-    end_if(cut.dim == 1, "the channels of a batch norm have weights and means of their own")
-
-
-_NONE, _SUM = 0, 2
-"""Of ``reduction``; 1 is the mean."""
-
-
-def _not_a_mean(call: Call) -> int:
-    reduction = int(call.arg("reduction"))
-    end_if(reduction not in (_NONE, _SUM), "the mean over a batch is not that of its parts")
-    return reduction
-
-
-def _rows(call: Call, source: str) -> Cut:
-    """The cut of the rows of likelihoods, or of their targets."""
-    rows = call.cuts.get(call.given(source)) or call.cut("target")
-    end_if(rows.dim != 0 or len(shape(call.given(source))) < 2, "only the batch of a loss is cut")
-    return rows
-
-
-def _nll(call: Call) -> CallCut:
-    cut = _rows(call, "self")
-    gives = cut if _not_a_mean(call) == _NONE else Uncut.PARTIAL
-    return CallCut(dict.fromkeys((call.given("self"), call.given("target")), cut), (gives, Uncut.PARTIAL))
-
-
-def _nll_backward(call: Call) -> CallCut:
-    """Without a mean, it looks at no total of weights."""
-    cut = _rows(call, "self")
-    needs = dict.fromkeys((call.given("self"), call.given("target")), cut)
-    if _not_a_mean(call) == _NONE:
-        needs[call.given("grad_output")] = cut
-    return CallCut(needs, cut, idle=(call.given("total_weight"),))
-
-
-def _squares(call: Call) -> CallCut:
-    cut = call.cuts.get(call.given("self")) or call.cut("target")
-    end_if(shape(call.given("self")) != shape(call.given("target")), "its target is broadcast")
-    gives = cut if _not_a_mean(call) == _NONE else Uncut.PARTIAL
-    return CallCut(dict.fromkeys((call.given("self"), call.given("target")), cut), gives)
-
-
-def _squares_backward(call: Call) -> CallCut:
-    found = _squares(call)
-    cut = next(iter(found.needs.values()))
-    grad = {call.given("grad_output"): cut} if _not_a_mean(call) == _NONE else {}
-    return CallCut({**found.needs, **grad}, cut)
+def _loss(call: Call) -> CallCut:
+    """Of rows (likelihoods) or of elements (squares). Without a mean, backward looks at no total of weights."""
+    needs, cut = call.alike("self", "target", of=2)
+    rows, sizes, reduction = call.has("ignore_index"), shape(call.given("self")), call.arg("reduction")
+    end_if(rows and (cut.dim or len(sizes) < 2), "only the batch of a loss is cut")
+    end_if(not rows and sizes != shape(call.given("target")), "its target is broadcast")
+    end_if(reduction == 1, "the mean over a batch is not that of its parts")
+    if call.has("grad_output"):
+        grad = {} if reduction else {call.given("grad_output"): cut}
+        return CallCut(needs | grad, cut, idle=(call.given("total_weight"),) if rows else ())
+    total: Given = Uncut.PARTIAL if reduction else cut
+    return CallCut(needs, (total, Uncut.PARTIAL) if rows else total)
 
 
 def _view(call: Call) -> CallCut:
-    source = call.given("self")
-    cut = through_view(call.cut("self"), shape(source), call.result(), call.parts)
-    size = "shape" if call.node.target is _ATEN.reshape.default else "size"
-    return CallCut({source: call.cut("self")}, cut, {size: list(cut.part(call.result()))})
+    source, cut = call.source()
+    given = through_view(cut, shape(source), call.result(), call.parts)
+    return CallCut({source: cut}, given, _size(call, given, name="shape" if call.has("shape") else "size"))
 
 
 def _expand(call: Call) -> CallCut:
     source, cut = call.source()
     given = broadcast(cut, shape(source), call.result())
-    return CallCut({source: cut}, given, {"size": list(given.part(call.result()))})
+    return CallCut({source: cut}, given, _size(call, given, name="size"))
 
 
 def _permute(call: Call) -> CallCut:
-    cut = call.cut("self")
-    return CallCut({call.given("self"): cut}, through_permute(cut, call.arg("dims")))
-
-
-def _transpose(call: Call) -> CallCut:
     source, cut = call.source()
-    dims = list(range(len(shape(source))))
-    a, b = (call.arg("dim0"), call.arg("dim1")) if call.node.target is _ATEN.transpose.int else (0, -1)
-    dims[a], dims[b] = dims[b], dims[a]
+    dims = list(call.arg("dims", range(source.meta["val"].ndim)))
+    if not call.has("dims"):
+        a, b = call.arg("dim0", 0), call.arg("dim1", -1)
+        dims[a], dims[b] = dims[b], dims[a]
     return CallCut({source: cut}, through_permute(cut, dims))
 
 
-def _unsqueeze(call: Call) -> CallCut:
-    source, cut = call.source()
-    at = call.arg("dim") % (len(shape(source)) + 1)
-    return CallCut({source: cut}, cut.moved(cut.dim + (at <= cut.dim)))
+def _inserted(call: Call) -> CallCut:
+    """A dimension that there was not; of several tensors, all are cut alike."""
+    cut = next(iter(call.cuts.values()))
+    given = cut.moved(cut.dim + (call.arg("dim") % len(call.result()) <= cut.dim))
+    changes = _size(call, given, name="input_sizes") if call.has("input_sizes") else {}
+    return CallCut(dict.fromkeys(call.node.all_input_nodes, cut), given, changes)
 
 
 def _squeeze(call: Call) -> CallCut:
     source, cut = call.source()
-    dims = call.arg("dim")
-    dims = [dims] if isinstance(dims, int) else dims
     sizes = shape(source)
+    dims = [dim % len(sizes) for dim in results(call.arg("dim"))]
     gone = [dim for dim in dims if sizes[dim] == 1]
-    if cut.dim in [dim % len(sizes) for dim in dims] and cut.part(sizes)[cut.dim] == 1:
-        raise EndsError("a part would have one row, and lose the dimension")
+    end_if(cut.dim in dims and cut.part(sizes)[cut.dim] == 1, "a part would have one row, and lose the dimension")
     return CallCut({source: cut}, without(cut, gone, False, len(sizes)) if gone else cut)
-
-
-def _same(call: Call, name: str = "self") -> CallCut:
-    source, cut = call.source(name)
-    return CallCut({source: cut}, cut)
-
-
-def _last_kept(call: Call) -> CallCut:
-    """The last dimension becomes part of the type, or comes from it."""
-    source, cut = call.source()
-    end_if(cut.dim >= min(len(shape(source)), len(call.result())), "it goes over the dimension that is cut")
-    return CallCut({source: cut}, cut)
 
 
 def _slice(call: Call) -> CallCut:
     source, cut = call.source()
-    if call.arg("dim") % len(shape(source)) == cut.dim:
-        end_if(call.result() != shape(source), "a slice along the dimension that is cut")
-        return CallCut({source: cut}, cut, {"start": 0, "end": cut.part(shape(source))[cut.dim]})
-    return CallCut({source: cut}, cut)
-
-
-def _select(call: Call) -> CallCut:
-    source, cut = call.source()
-    return CallCut({source: cut}, without(cut, [call.arg("dim")], False, len(shape(source))))
-
-
-def _slice_backward(call: Call) -> CallCut:
-    grad, cut = call.source("grad_output")
-    end_if(call.arg("dim") % len(call.result()) == cut.dim, "a slice along the dimension that is cut")
-    return CallCut({grad: cut}, cut, {"input_sizes": list(cut.part(call.result()))})
-
-
-def _select_backward(call: Call) -> CallCut:
-    grad, cut = call.source("grad_output")
-    given = cut.moved(cut.dim + (call.arg("dim") % len(call.result()) <= cut.dim))
-    return CallCut({grad: cut}, given, {"input_sizes": list(given.part(call.result()))})
+    if _not_along(call, cut, [shape(source)]):
+        return CallCut({source: cut}, cut)
+    end_if(call.result() != shape(source), "a slice along the dimension that is cut")
+    return CallCut({source: cut}, cut, {"start": 0, "end": cut.outer * cut.inner})
 
 
 def _new(call: Call) -> CallCut:
@@ -436,37 +343,22 @@ def _new(call: Call) -> CallCut:
     source, cut = call.source()
     size, sizes = call.result(), shape(source)
     if len(size) == len(sizes) and size[cut.dim] == sizes[cut.dim]:
-        return CallCut({source: cut}, cut, {"size": list(cut.part(size))})
+        return CallCut({source: cut}, cut, _size(call, cut, name="size"))
     return CallCut({source: cut}, Uncut.SAME)
 
 
 def _split(call: Call) -> CallCut:
     source, cut = call.source()
     dim = call.arg("dim") % len(shape(source))
-    sizes = [tuple(value.shape)[dim] for value in call.node.meta["val"]]
-    pieces = [piece(cut, dim, size, call.parts) for size in sizes]
-    name = "split_size" if call.node.target is _ATEN.split.Tensor else "split_sizes"
+    pieces = [piece(cut, dim, value.shape[dim], call.parts) for value in call.node.meta["val"]]
     rows = [rows for _, rows in pieces]
-    return CallCut({source: cut}, tuple(one for one, _ in pieces), {name: rows[0] if name == "split_size" else rows})
-
-
-def _unbind(call: Call) -> CallCut:
-    source, cut = call.source()
-    given = without(cut, [call.arg("dim")], False, len(shape(source)))
-    return CallCut({source: cut}, (given,) * len(call.node.meta["val"]))
-
-
-def _stack(call: Call) -> CallCut:
-    """All are cut alike, and joined along a dimension that there was not."""
-    _, cut = call.first()
-    at = call.arg("dim") % len(call.result())
-    return CallCut(dict.fromkeys(call.arg("tensors"), cut), cut.moved(cut.dim + (at <= cut.dim)))
+    changes = {"split_size": rows[0]} if call.has("split_size") else {"split_sizes": rows}
+    return CallCut({source: cut}, tuple(one for one, _ in pieces), changes)
 
 
 def _cat(call: Call) -> CallCut:
-    tensors: Sequence[fx.Node] = call.arg("tensors")
+    tensors, cut = call.arg("tensors"), next(iter(call.cuts.values()))
     dim = call.arg("dim") % len(call.result())
-    _, cut = call.first()
     cuts, given = joined(cut, dim, [shape(one) for one in tensors], call.parts)
     needs: dict[fx.Node, Cut] = {}
     for one, needed in zip(tensors, cuts, strict=True):
@@ -483,236 +375,168 @@ def _all_to_all(call: Call) -> CallCut:
     """Every rank sends whole runs to every rank: then parts of what is sent are parts of what comes."""
     source, cut = call.source("input")
     changes: dict[str, Any] = {}
-    given = cut
-    if cut.dim == 0:
-        for name in ("output_split_sizes", "input_split_sizes"):
-            sizes = call.arg(name)
-            end_if(not all(type(size) is int for size in sizes), "how much is sent to whom depends on data")
-            changes[name] = [piece(cut, 0, size, call.parts)[1] if size else 0 for size in sizes]
-        given = Cut(0, call.result()[0] // (call.parts * cut.inner), cut.inner)
-    return CallCut({source: cut}, given, changes)
+    if cut.dim:
+        return CallCut({source: cut}, cut)
+    for name in ("output_split_sizes", "input_split_sizes"):
+        sizes = call.arg(name)
+        end_if(not all(type(size) is int for size in sizes), "how much is sent to whom depends on data")
+        changes[name] = [piece(cut, 0, size, call.parts)[1] if size else 0 for size in sizes]
+    return CallCut({source: cut}, Cut(0, call.result()[0] // (call.parts * cut.inner), cut.inner), changes)
 
 
 def pointwise(call: Call) -> CallCut:
     """Each element of the result comes of one element of each operand, broadcast."""
-    source, cut = call.first()
+    source, cut = next(iter(call.cuts.items()))
     given = broadcast(cut, shape(source), call.result())
-    needs = {}
-    for node in call.node.all_input_nodes:
-        if (needed := operand(given, call.result(), shape(node))) is not None:
-            needs[node] = needed
-    return CallCut(needs, given)
+    found = {node: operand(given, call.result(), shape(node)) for node in call.node.all_input_nodes}
+    return CallCut({node: needed for node, needed in found.items() if needed is not None}, given)
 
 
-def _product(call: Call, a: fx.Node, b: fx.Node) -> CallCut:
-    """``a @ b``, both of two dimensions, or of three where the first is a batch."""
+def _product(call: Call) -> CallCut:
+    """``a @ b``, both of two dimensions, or of three where the first is a batch; a bias may be added to it."""
+    biased = call.has("mat1")
+    a, b = call.given("mat1" if biased else "self"), call.given("mat2")
     batch = len(shape(a)) - 2
-    for node, other, contracted, free in ((a, b, batch + 1, batch), (b, a, batch, batch + 1)):
+    for node, other, free in ((a, b, batch), (b, a, batch + 1)):
         cut = call.cuts.get(node)
         if cut is None:
             continue
-        if cut.dim < batch:
-            return CallCut({a: cut, b: cut}, cut)
-        if cut.dim == free:
-            return CallCut({node: cut}, cut)
-        return CallCut({node: cut, other: cut.moved(2 * batch + 1 - contracted)}, Uncut.PARTIAL)
+        if cut.dim != free and cut.dim >= batch:
+            end_if(biased, "each part would add the bias")
+            return CallCut({node: cut, other: cut.moved(free)}, Uncut.PARTIAL)
+        needs = {a: cut, b: cut} if cut.dim < batch else {node: cut}
+        added = operand(cut, call.result(), shape(call.given("self"))) if biased else None
+        return CallCut(needs if added is None else {**needs, call.given("self"): added}, cut)
     raise EndsError("no factor is cut")
 
 
-def _mm(call: Call) -> CallCut:
-    return _product(call, call.given("self"), call.given("mat2"))
-
-
-def _addmm(call: Call) -> CallCut:
-    bias = call.given("self")
-    found = _product(call, call.given("mat1"), call.given("mat2"))
-    if not isinstance(found.gives, Cut):
-        raise EndsError("each part would add the bias")
-    added = operand(found.gives, call.result(), shape(bias))
-    return found if added is None else found._replace(needs={**found.needs, bias: added})
-
-
-def _reduction(call: Call, *, adds: bool = False, results: int = 1) -> CallCut:
+def _reduction(call: Call, *, adds: bool = False) -> CallCut:
     """Over some dimensions, by the arguments ``dim`` and ``keepdim``; without dimensions: over all."""
     source, cut = call.source()
-    sizes = shape(source)
     dims = call.arg("dim")
-    dims = [dims] if isinstance(dims, int) else dims
     try:
-        given = without(cut, dims or (), bool(call.arg("keepdim")), len(sizes))
+        given = without(cut, () if dims is None else results(dims), bool(call.arg("keepdim")), len(shape(source)))
     except EndsError:
         if not adds:
             raise
         return CallCut({source: cut}, Uncut.PARTIAL)
-    return CallCut({source: cut}, given if results == 1 else (given,) * results)
-
-
-def _along(call: Call, others: Sequence[str] = (), results: int = 1) -> CallCut:
-    """Along the dimension ``dim``, which stays: softmax, cumsum, topk. Other tensors are as large as the first."""
-    source, cut = call.source("grad_output" if others else "self")
-    end_if(call.arg("dim") % len(shape(source)) == cut.dim, "it goes along the dimension that is cut")
-    return CallCut(dict.fromkeys((source, *map(call.given, others)), cut), cut if results == 1 else (cut,) * results)
-
-
-def _norm(call: Call) -> CallCut:
-    """Over the last dimensions; means and deviations keep the others."""
-    source, cut = call.source("input")
-    _keeps_last(cut, call)
-    return CallCut({source: cut}, (cut,) * len(call.node.meta["val"]))
-
-
-def _norm_backward(call: Call) -> CallCut:
-    """Gradients of weights are sums over the rows."""
-    cut = call.cut("grad_out")
-    _keeps_last(cut, call)
-    schema = [argument.name for argument in call.node.target._schema.arguments]
-    saved = [name for name in ("grad_out", "input", "mean", "rstd") if name in schema]
-    return CallCut(dict.fromkeys(map(call.given, saved), cut), (cut, *summed(call.arg("output_mask")[1:])))
-
-
-def _keeps_last(cut: Cut, call: Call) -> None:
-    if cut.dim >= len(shape(call.given("input"))) - len(call.arg("normalized_shape")):
-        raise EndsError("it goes over the dimension that is cut")
-
-
-def _embedding(call: Call) -> CallCut:
-    indices, cut = call.given("indices"), call.cut("indices")
-    end_if(call.given("weight") in call.cuts, "the table is cut")
-    return CallCut({indices: cut}, cut)
-
-
-def _embedding_backward(call: Call) -> CallCut:
-    grad, indices = call.given("grad_output"), call.given("indices")
-    cut = call.cuts.get(indices) or call.cut("grad_output")
-    if cut.dim >= len(shape(indices)) or call.arg("scale_grad_by_freq"):
-        raise EndsError("it counts all indices, or its columns are cut")
-    return CallCut({grad: cut, indices: cut}, Uncut.PARTIAL)
+    return CallCut({source: cut}, _each(call, given))
 
 
 def _index(call: Call) -> CallCut:
     """Rows of a table by one tensor of indices for the first dimension."""
     indices = call.arg("indices")
-    if len(indices) != 1 or not isinstance(indices[0], fx.Node) or call.given("self") in call.cuts:
+    cut = call.cuts.get(indices[0]) if len(indices) == 1 else None
+    if cut is None:
         raise EndsError("more than rows by one tensor of indices")
     end_if(indices[0].meta["val"].dtype in (torch.bool, torch.uint8), "how many rows a mask takes depends on data")
-    cut = call.cuts[indices[0]]
     return CallCut({indices[0]: cut}, cut)
 
 
 def _index_put(call: Call) -> CallCut:
     """Where a mask as large as the tensor's first dimensions is set, one value is written."""
-    source, indices, values = call.given("self"), call.arg("indices"), call.given("values")
-    cut = call.cut("self")
+    (source, cut), indices = call.source(), call.arg("indices")
     mask = indices[0] if len(indices) == 1 else None
     if not isinstance(mask, fx.Node) or mask.meta["val"].dtype is not torch.bool or call.arg("accumulate"):
         raise EndsError("it puts by indices, which name rows of the whole")
-    if any(size != 1 for size in shape(values)) or cut.dim >= len(shape(mask)):
+    if any(size != 1 for size in shape(call.given("values"))) or cut.dim >= len(shape(mask)):
         raise EndsError("what it puts is more than one value, or the mask does not reach the dimension that is cut")
     return CallCut({source: cut, mask: cut}, cut)
 
 
-def _gather_along(call: Call) -> CallCut:
-    """Along the dimension ``dim``; the others of the indices are as large as those of the source, or begin there."""
-    source, index = call.given("self"), call.given("index")
-    cut = call.cuts.get(source) or call.cut("index")
-    end_if(call.arg("dim") % len(shape(source)) == cut.dim, "it goes along the dimension that is cut")
-    end_if(shape(source)[cut.dim] != shape(index)[cut.dim], "it takes only the first rows of the dimension that is cut")
-    return CallCut({source: cut, index: cut}, cut)
-
-
-def _scatter_along(call: Call) -> CallCut:
-    """Along the dimension ``dim``; the others of the indices are as large as those of what is written to."""
-    target, index = call.given("self"), call.given("index")
-    _, cut = call.first()
-    end_if(call.arg("dim") % len(shape(target)) == cut.dim, "it goes along the dimension that is cut")
-    if shape(target)[cut.dim] != shape(index)[cut.dim]:
-        raise EndsError("it writes only to the first rows of the dimension that is cut")
-    needs = {target: cut, index: cut}
-    if call.node.target in (_ATEN.scatter_add.default, _ATEN.scatter.src):
-        source = call.given("src")
-        if shape(source)[cut.dim] != shape(index)[cut.dim]:
-            raise EndsError("it takes only the first rows of the dimension that is cut")
-        needs[source] = cut
-    return CallCut(needs, cut)
-
-
-_OF_SELF = partial(_by_image, first="grad_output", others=("self",))
-_BY_RULE: tuple[tuple[Rule, tuple[Any, ...]], ...] = (
-    (_view, (_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default)),
-    (_expand, (_ATEN.expand.default,)),
-    (_permute, (_ATEN.permute.default,)),
-    (_transpose, (_ATEN.transpose.int, _ATEN.t.default)),
-    (_unsqueeze, (_ATEN.unsqueeze.default,)),
-    (_squeeze, (_ATEN.squeeze.dim, _ATEN.squeeze.dims)),
-    (_same, (_ATEN.alias.default, _ATEN.detach.default, _ATEN._conj.default)),
-    (_last_kept, (_ATEN.view_as_complex.default, _ATEN.view_as_real.default)),
-    (_slice, (_ATEN.slice.Tensor,)),
-    (_select, (_ATEN.select.int,)),
-    (_slice_backward, (_ATEN.slice_backward.default,)),
-    (_select_backward, (_ATEN.select_backward.default,)),
-    (_new, tuple(getattr(_ATEN, f"new_{kind}").default for kind in ("empty", "zeros", "ones", "full"))),
-    (_split, (_ATEN.split.Tensor, _ATEN.split_with_sizes.default)),
-    (_unbind, (_ATEN.unbind.int,)),
-    (_stack, (_ATEN.stack.default,)),
-    (_cat, (_ATEN.cat.default,)),
-    (_gather, (_C10D.all_gather_into_tensor.default,)),
-    (partial(_gather, through=through_scatter), (_C10D.reduce_scatter_tensor.default,)),
-    (partial(_same, name="input"), (_C10D.all_reduce.default, _C10D.broadcast.default)),
-    (_all_to_all, (_C10D.all_to_all_single.default,)),
-    (partial(_same, name="tensor"), (_C10D.wait_tensor.default,)),
-    (_mm, (_ATEN.mm.default, _ATEN.bmm.default)),
-    (_addmm, (_ATEN.addmm.default,)),
-    (partial(_reduction, adds=True), (_ATEN.sum.dim_IntList,)),
-    (lambda call: CallCut(dict([call.source()]), Uncut.PARTIAL), (_ATEN.sum.default,)),
-    (_reduction, (_ATEN.mean.dim, _ATEN.amax.default, _ATEN.amin.default)),
-    (_reduction, (_ATEN.logsumexp.default, _ATEN.var.correction)),
-    (partial(_reduction, results=2), (_ATEN.max.dim, _ATEN.min.dim, _ATEN.var_mean.correction)),
-    (_gather_along, (_ATEN.gather.default,)),
-    (_scatter_along, (_ATEN.scatter.src, _ATEN.scatter.value, _ATEN.scatter_.value, _ATEN.scatter_add.default)),
-    (_along, (_ATEN._softmax.default, _ATEN._log_softmax.default, _ATEN.cumsum.default)),
+_INPUT_SIZES = partial(_size, name="input_sizes")
+_BY_RULE: tuple[tuple[str, Rule], ...] = (
+    ("view _unsafe_view reshape", _view),
+    ("expand", _expand),
+    ("permute transpose.int t", _permute),
+    ("unsqueeze stack select_backward", _inserted),
+    ("squeeze.dim squeeze.dims", _squeeze),
+    ("alias detach _conj", _alike("self")),
     (
-        partial(_along, others=("output",)),
-        (_ATEN._softmax_backward_data.default, _ATEN._log_softmax_backward_data.default),
+        "view_as_complex view_as_real",  # the last dimension becomes part of the type, or comes from it
+        _alike("self", free=lambda call, cut, sizes: cut.dim < min(len(sizes[0]), len(call.result()))),
     ),
-    (partial(_along, results=2), (_ATEN.topk.default, _ATEN.sort.default, _ATEN.sort.stable)),
-    (_norm, (_ATEN.native_layer_norm.default, _ATEN._fused_rms_norm.default)),
-    (_norm_backward, (_ATEN.native_layer_norm_backward.default, _ATEN._fused_rms_norm_backward.default)),
-    (_embedding, (_ATEN.embedding.default,)),
-    (_embedding_backward, (_ATEN.embedding_dense_backward.default,)),
-    (_index, (_ATEN.index.Tensor,)),
-    (_index_put, (_ATEN.index_put.default,)),
-    (pointwise, (torch.ops.prims.convert_element_type.default, _ATEN._to_copy.default)),
-    (pointwise, (_ATEN.zeros_like.default, _ATEN.ones_like.default, _ATEN.full_like.default)),
-    (_convolution, (_ATEN.convolution.default,)),
-    (_convolution_backward, (_ATEN.convolution_backward.default,)),
-    (_by_image, (_ATEN.max_pool2d_with_indices.default, _ATEN.avg_pool2d.default, _ATEN._adaptive_avg_pool2d.default)),
-    (_by_image, (_ATEN.upsample_nearest2d.default, _ATEN.upsample_bilinear2d.default)),
-    (partial(_by_image, first="input"), (_ATEN.upsample_nearest2d.vec, _ATEN.upsample_bilinear2d.vec)),
-    (partial(_by_image, dims=1), (_ATEN.pixel_shuffle.default,)),
-    (_OF_SELF, (_ATEN.avg_pool2d_backward.default, _ATEN._adaptive_avg_pool2d_backward.default)),
+    ("slice.Tensor", _slice),
+    ("slice_backward", _alike("grad_output", free=_not_along, changes=_INPUT_SIZES)),
+    ("new_empty new_zeros new_ones new_full", _new),
+    ("split.Tensor split_with_sizes", _split),
+    ("cat", _cat),
+    ("mm bmm addmm", _product),
+    ("sum.dim_IntList sum", partial(_reduction, adds=True)),
+    ("mean.dim amax amin logsumexp var.correction select.int unbind.int", _reduction),
+    ("max.dim min.dim var_mean.correction", _reduction),
+    ("gather", _alike("self", "index", of=2, free=_not_along_alike)),
     (
-        partial(_by_image, first="grad_output", others=("self", "indices")),
-        (_ATEN.max_pool2d_with_indices_backward.default,),
+        "scatter.src scatter.value scatter_.value scatter_add",
+        _alike("self", "index", "src", of=3, free=_not_along_alike),
     ),
-    (_resized_backward, (_ATEN.upsample_nearest2d_backward.default, _ATEN.upsample_bilinear2d_backward.default)),
-    (_padded, (_ATEN.constant_pad_nd.default,)),
-    (_group_norm, (_ATEN.native_group_norm.default,)),
-    (_group_norm_backward, (_ATEN.native_group_norm_backward.default,)),
-    (_batch_norm, (_ATEN.native_batch_norm.default, _ATEN._native_batch_norm_legit_functional.default)),
-    (_batch_norm, (_ATEN._native_batch_norm_legit_no_training.default,)),
-    (_batch_norm_backward, (_ATEN.native_batch_norm_backward.default,)),
-    (_nll, (_ATEN.nll_loss_forward.default,)),
-    (_nll_backward, (_ATEN.nll_loss_backward.default,)),
-    (_squares, (_ATEN.mse_loss.default,)),
-    (_squares_backward, (_ATEN.mse_loss_backward.default,)),
+    ("_softmax _log_softmax cumsum topk sort sort.stable", _alike("self", free=_not_along)),
+    ("_softmax_backward_data _log_softmax_backward_data", _alike("grad_output", "output", free=_not_along)),
+    ("native_layer_norm _fused_rms_norm", _alike("input", free=_not_normalized)),
+    (
+        "native_layer_norm_backward _fused_rms_norm_backward",
+        _alike("grad_out", "input", "mean", "rstd", free=_not_normalized, gives=_gradients),
+    ),
+    ("embedding", _alike("indices")),
+    (
+        "embedding_dense_backward",
+        _alike(
+            *("indices", "grad_output"),
+            of=2,
+            free=lambda call, cut, sizes: cut.dim < len(sizes[0]) and not call.arg("scale_grad_by_freq"),
+            why="it counts all indices, or its columns are cut",
+            gives=lambda call, cut: Uncut.PARTIAL,
+        ),
+    ),
+    ("index.Tensor", _index),
+    ("index_put", _index_put),
+    ("_to_copy zeros_like ones_like full_like", pointwise),
+    ("convolution", _alike("input", free=_batch)),
+    ("convolution_backward", _alike("grad_output", "input", free=_batch, gives=_gradients)),
+    ("max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d", _alike("self", free=_image)),
+    ("upsample_nearest2d upsample_bilinear2d", _alike("self", free=_image)),
+    ("upsample_nearest2d.vec upsample_bilinear2d.vec", _alike("input", free=_image)),
+    ("pixel_shuffle", _alike("self", free=partial(_image, dims=1))),
+    ("avg_pool2d_backward _adaptive_avg_pool2d_backward", _alike("grad_output", "self", free=_image)),
+    ("max_pool2d_with_indices_backward", _alike("grad_output", "self", "indices", free=_image)),
+    (
+        "upsample_nearest2d_backward upsample_bilinear2d_backward",
+        _alike("grad_output", free=_image, changes=partial(_size, name="input_size")),
+    ),
+    ("constant_pad_nd", _alike("self", free=_not_padded, why="the dimension that is cut is padded")),
+    ("native_group_norm", _alike("input", free=_batch, changes=_rows_in_part)),
+    (
+        "native_group_norm_backward",
+        _alike("grad_out", "input", "mean", "rstd", free=_batch, gives=_gradients, changes=_rows_in_part),
+    ),
+    (
+        "native_batch_norm _native_batch_norm_legit_functional _native_batch_norm_legit_no_training",
+        _alike(  # with the running mean and deviation; what it saves for backward is empty then
+            "input",
+            free=_not_channels,
+            gives=lambda call, cut: (cut, *(Uncut.SAME,) * (len(call.node.meta["val"]) - 1)),
+        ),
+    ),
+    ("native_batch_norm_backward", _alike("grad_out", "input", free=_not_channels, gives=_gradients)),
+    ("nll_loss_forward nll_loss_backward mse_loss mse_loss_backward", _loss),
     *(
-        (rule, (packet.default,))
+        (f"_scaled_dot_product_{kind} _scaled_dot_product_{kind}_backward", _attention)
         for kind in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
-        for suffix, rule in (("", _attention), ("_backward", _attention_backward))
-        if (packet := getattr(_ATEN, f"_scaled_dot_product_{kind}{suffix}", None)) is not None
+        if hasattr(torch.ops.aten, f"_scaled_dot_product_{kind}")
     ),
 )
-RULES: Mapping[Any, Rule] = {target: rule for rule, targets in _BY_RULE for target in targets}
+"""Operators by name, see :func:`overloads`."""
+_C10D = torch.ops._c10d_functional
+RULES: Mapping[Any, Rule] = {
+    **{target: rule for names, rule in _BY_RULE for target in overloads(names)},
+    torch.ops.prims.convert_element_type.default: pointwise,
+    _C10D.all_gather_into_tensor.default: _gather,
+    _C10D.reduce_scatter_tensor.default: partial(_gather, through=through_scatter),
+    _C10D.all_reduce.default: _alike("input"),
+    _C10D.broadcast.default: _alike("input"),
+    _C10D.all_to_all_single.default: _all_to_all,
+    _C10D.wait_tensor.default: _alike("tensor"),
+}
 
 
 def rule_of(node: fx.Node) -> Rule:
@@ -720,8 +544,6 @@ def rule_of(node: fx.Node) -> Rule:
     target = node.target
     end_if(node.op != "call_function" or target is operator.getitem, f"{node.name!r} is no call of an operator")
     rule = RULES.get(target)
-    if rule is not None:
-        return rule
-    if is_pure(functional(target)) and torch.Tag.pointwise in functional(target).tags:
-        return pointwise
-    raise EndsError(f"nothing is known of {target}")
+    if rule is None and not is_pointwise(functional(target)):
+        raise EndsError(f"nothing is known of {target}")
+    return rule or pointwise

@@ -8,8 +8,9 @@ rewrite raises ``RewriteError`` where it is not legal.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from torch import fx
 
@@ -22,7 +23,7 @@ from overlap_sched.fx.rewrites.draft import GraphDraft
 from overlap_sched.fx.rewrites.facts import GraphFacts
 from overlap_sched.fx.rewrites.maker import LAUNCHES, GraphMaker, arguments
 from overlap_sched.options import Options, on_devices
-from overlap_sched.problem import Group
+from overlap_sched.problem import Group, Problem
 from overlap_sched.transform.draft import Alike
 from overlap_sched.transform.plan import Plan, plan, plan_of_rewrites, refused, wanted_of
 from overlap_sched.transform.prices import Prices
@@ -149,13 +150,11 @@ def refusals_in(lifted: Lifted) -> Refuses:
 
     What is found once it is asked for is kept: the graph must stay as it is meanwhile.
     """
-    makers: list[Maker[fx.Node]] = []
+    make: Callable[[], Maker[fx.Node]] = cache(lambda: GraphMaker(lifted.nodes[0].graph))
 
     def refuses(rewrite: Rewrite) -> str:
-        if not makers:
-            makers.append(GraphMaker(lifted.nodes[0].graph))
         try:
-            check(makers[0], rewrite)
+            check(make(), rewrite)
         except RewriteError as error:
             return str(error)
         return ""
@@ -180,8 +179,17 @@ def prices_of(lifted: Lifted) -> Prices:
     return Prices(lifted.model, scales={key: us / modelled[key] for key, us in given.items() if modelled[key] > 0})
 
 
+Question = tuple[Problem, Prices, Options, Alike, tuple[Form, ...], Refuses]
+
+
+def _asked(lifted: Lifted, options: Options, alike: Alike) -> Question:
+    """What :func:`overlap_sched.transform.plan.plan` takes; new nodes are priced by the model of the others."""
+    forms = forms_for(lifted.nodes[v] for v in lifted.problem.collectives)
+    return lifted.problem, prices_of(lifted), on_devices(options, lifted.devices), alike, forms, refusals_in(lifted)
+
+
 def plan_lifted(lifted: Lifted, options: Options, alike: Alike) -> Plan:
-    """Rewrites and an order; new nodes are priced by the model that has priced the others.
+    """Rewrites and an order of a graph.
 
     Args:
         lifted: The graph.
@@ -191,20 +199,15 @@ def plan_lifted(lifted: Lifted, options: Options, alike: Alike) -> Plan:
     Raises:
         VerificationError: With ``options.strict``, see :func:`overlap_sched.transform.plan.plan`.
     """
-    problem, prices, options = lifted.problem, prices_of(lifted), on_devices(options, lifted.devices)
-    return plan(problem, prices, options, alike, _forms(lifted), refusals_in(lifted))
-
-
-def refused_in(lifted: Lifted, options: Options, alike: Alike) -> tuple[str, ...]:
-    """Why collectives are not rewritten, see :func:`overlap_sched.transform.plan.refused`."""
-    return refused(lifted.problem, alike, wanted_of(options, _forms(lifted)), refusals_in(lifted))
+    return plan(*_asked(lifted, options, alike))
 
 
 def plan_rewrites(lifted: Lifted, options: Options, alike: Alike) -> Plan | None:
     """The same where nothing is wanted but a rewritten graph; ``None``: none is shorter, which is soon known."""
-    problem, prices, options = lifted.problem, prices_of(lifted), on_devices(options, lifted.devices)
-    return plan_of_rewrites(problem, prices, options, alike, _forms(lifted), refusals_in(lifted))
+    return plan_of_rewrites(*_asked(lifted, options, alike))
 
 
-def _forms(lifted: Lifted) -> tuple[Form, ...]:
-    return forms_for(lifted.nodes[v] for v in lifted.problem.collectives)
+def refused_in(lifted: Lifted, options: Options, alike: Alike) -> tuple[str, ...]:
+    """Why collectives are not rewritten, see :func:`overlap_sched.transform.plan.refused`."""
+    *_, forms, refuses = _asked(lifted, options, alike)
+    return refused(lifted.problem, alike, wanted_of(options, forms), refuses)

@@ -6,15 +6,14 @@ are used behind the last part.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import fx
 
 from overlap_sched.fx.dimensions.candidates import fission_of
 from overlap_sched.fx.dimensions.region import Region, region_from
-from overlap_sched.fx.dimensions.rules import shape
+from overlap_sched.fx.dimensions.rules import is_float, shape
 from overlap_sched.fx.lifting import Lifted
 from overlap_sched.fx.rewrites.facts import GraphFacts
 from overlap_sched.transform.dimension_graph import EndsError, range_cut
@@ -40,65 +39,39 @@ def batch_fissions(lifted: Lifted, parts: Sequence[int] = PARTS) -> list[Fission
     us = {node.name: node.time_us for node in lifted.problem.nodes}
     facts = GraphFacts(graph)
     never = {one for one in graph.nodes if facts.written(one) or one in facts.after or facts.by_address(one)}
-    seed = _widest(graph, us, never)
-    found: list[Fission] = []
-    if seed is None:
-        return found
-    for n in parts:
-        region = _grown(graph, seed, n, never)
-        if region is not None and len(region.gives) * (n - 1) + len(lifted.problem.nodes) <= LARGEST:
-            one = fission_of(region)
-            if one is not None:
-                found.append(one)
-    return found
-
-
-class _Seed(NamedTuple):
-    """An input, and the dimension along which it is cut."""
-
-    node: fx.Node
-    dim: int
-
-
-def _widest(graph: fx.Graph, us: Mapping[str, float], never: Collection[fx.Node]) -> _Seed | None:
-    """The input from which most of the compute runs in two parts; ``None``: there is none from which much does."""
-    best, most = None, LEAST * sum(us.values())
+    best, most_us = None, LEAST * sum(us.values())
     for seed in (*_inputs(graph), *_second(graph)):
-        region = _grown(graph, seed, 2, never)
-        held = 0.0 if region is None else sum(us.get(inside.name, 0.0) for inside in region.gives)
-        if held > most:
-            best, most = seed, held
-    return best
+        region = _grown(graph, *seed, 2, never)
+        held_us = sum(us.get(inside.name, 0.0) for inside in region.gives) if region is not None else 0.0
+        if held_us > most_us:
+            best, most_us = seed, held_us
+    regions = (_grown(graph, *best, n, never) if best else None for n in parts)
+    small = (one for one in regions if one and len(one.gives) * (one.parts - 1) + len(lifted.problem.nodes) <= LARGEST)
+    return [found for one in small if (found := fission_of(one)) is not None]
 
 
-def _inputs(graph: fx.Graph) -> list[_Seed]:
+def _inputs(graph: fx.Graph) -> list[tuple[fx.Node, int]]:
     """Inputs whose first dimension many values share; of one shape only the first."""
-    sizes: Counter[int] = Counter()
-    first: dict[fx.Node, int] = {}
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and value.ndim and type(value.shape[0]) is int:
-            sizes[value.shape[0]] += 1
-            if node.op == "placeholder":
-                first[node] = value.shape[0]
-    shapes = {tuple(node.meta["val"].shape): node for node in reversed(first)}
-    most = sorted(shapes.values(), key=lambda node: -sizes[first[node]])[:INPUTS]
-    return [_Seed(node, 0) for node in most]
+    values = {node: value for node in graph.nodes if isinstance(value := node.meta.get("val"), torch.Tensor)}
+    first = {node: value.shape[0] for node, value in values.items() if value.ndim and type(value.shape[0]) is int}
+    sizes = Counter(first.values())
+    shapes = {tuple(values[node].shape): node for node in reversed(first) if node.op == "placeholder"}
+    return [(node, 0) for node in sorted(shapes.values(), key=lambda node: -sizes[first[node]])[:INPUTS]]
 
 
-def _second(graph: fx.Graph) -> list[_Seed]:
+def _second(graph: fx.Graph) -> list[tuple[fx.Node, int]]:
     """Inputs that may have their batch behind another dimension: tokens and labels, listed (sequence, batch)."""
     found: dict[tuple[int, ...], fx.Node] = {}
     for node in graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and value.ndim > 1 and not (value.is_floating_point() or value.is_complex()):
+        if isinstance(value, torch.Tensor) and value.ndim > 1 and not is_float(node):
             found.setdefault(tuple(value.shape), node)
-    return [_Seed(node, 1) for node in list(found.values())[:INPUTS]]
+    return [(node, 1) for node in list(found.values())[:INPUTS]]
 
 
-def _grown(graph: fx.Graph, seed: _Seed, parts: int, never: Collection[fx.Node]) -> Region | None:
+def _grown(graph: fx.Graph, seed: fx.Node, dim: int, parts: int, never: Collection[fx.Node]) -> Region | None:
     try:
-        seeds = {seed.node: range_cut(shape(seed.node), seed.dim, parts)}
+        seeds = {seed: range_cut(shape(seed), dim, parts)}
     except EndsError:
         return None
     region = region_from(graph, seeds, parts, never=never, sums=True)

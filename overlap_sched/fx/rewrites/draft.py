@@ -16,7 +16,9 @@ negative; not how large it is at most, or at least. Its hint is that of the whol
 """
 
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from graphlib import TopologicalSorter
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ from overlap_sched.fx.graphs import own_meta
 from overlap_sched.fx.operators import Arg
 from overlap_sched.fx.rewrites.facts import GraphFacts
 from overlap_sched.fx.sizes import Sizes
-from overlap_sched.transform.recipes import New, sort_by_place
+from overlap_sched.transform.recipes import New, Nodes, sort_by_place
 
 _KEPT_META = ("stack_trace", "nn_module_stack", "seq_nr", "custom", "autograd_backward", "partitioner_tag")
 """What new nodes take over from the collective that they stand for, where it has it."""
@@ -41,106 +43,24 @@ _CONCLUDED = "_unbacked_replacements"
 """Where a ``ShapeEnv`` remembers which sizes are equal, once it has been asked for a hint."""
 
 
-Before = Callable[[fx.Node], Iterable[fx.Node]]
-"""All that a node must come after."""
-
-
-class Hazards:
-    """Order with no data between."""
-
-    def __init__(
-        self, after: Mapping[fx.Node, Sequence[fx.Node]], gone: Mapping[fx.Node, tuple[fx.Node, fx.Node]]
-    ) -> None:
-        """As a graph had them.
-
-        Args:
-            after: Per node, the earlier ones.
-            gone: Of nodes that go, what stands for them: after others, and before others. It is filled meanwhile.
-        """
-        self._after = {node: list(before) for node, before in after.items()}
-        self._gone = gone
-
-    def add(self, node: fx.Node, *before: fx.Node) -> None:
-        """A node comes after other ones, whose values it does not take."""
-        self._after.setdefault(node, []).extend(before)
-
-    def copy(self, node: fx.Node, made: fx.Node) -> None:
-        """Let a copy come after whatever its original must come after."""
-        if node in self._after:
-            self._after[made] = list(self._after[node])
-
-    def in_parts(self, copies: Mapping[fx.Node, Sequence[fx.Node]], stay: Collection[fx.Node] = ()) -> None:
-        """Nodes run once per part from now on: what came after another one without taking its value, still does.
-
-        Within a part where both run in parts; else every copy comes after, or before, the one that stays whole.
-
-        Args:
-            copies: Per node that runs in parts, one node per part.
-            stay: Those of them that also run whole.
-        """
-        runs = {node: (*parts, node) if node in stay else tuple(parts) for node, parts in copies.items()}
-        before, self._after = self._after, {}
-        for node, earlier in before.items():
-            later, whole = self._stands_for(node, 0), [self._stands_for(u, 1) for u in earlier]
-            for u in whole:
-                if later in copies and u in copies:
-                    for copy, first in zip(copies[later], copies[u], strict=True):
-                        self.add(copy, first)
-                    continue
-                for one in runs.get(later, (later,)):
-                    self.add(one, *runs.get(u, (u,)))
-
-    def before(self) -> Before:
-        """Return, for every node that stays, what it takes, and what else it must come after."""
-        later: dict[fx.Node, set[fx.Node]] = {}
-        for node, earlier in self._after.items():
-            stands = self._stands_for(node, 0)
-            later.setdefault(stands, set()).update({self._stands_for(u, 1) for u in earlier} - {stands})
-
-        def before(node: fx.Node) -> Iterable[fx.Node]:
-            hazards = later.get(node)
-            return node.all_input_nodes if hazards is None else [*node.all_input_nodes, *hazards]
-
-        return before
-
-    def _stands_for(self, node: fx.Node, side: int) -> fx.Node:
-        while node in self._gone:
-            node = self._gone[node][side]
-        return node
-
-
-class GraphDraft:
+class GraphDraft(Nodes[fx.Node]):
     """A graph with rewrites that are not yet committed.
 
     Attributes:
         graph: It.
         facts: About the nodes that it had.
-        hazards: Who must come after whom without taking its value.
-        at: Per node, where it is to stand: the position of an old node, as near as can be.
+        after: Per node, the earlier ones that it must come after without taking their values.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
         """Nothing is rewritten yet."""
         self.graph, self.facts = graph, GraphFacts(graph)
-        self.at: dict[fx.Node, float] = dict(self.facts.at)
-        self.rewrites: list[str] = []
+        super().__init__(dict(self.facts.at), {node.name: node for node in graph.nodes})
         self._made: list[fx.Node] = []
         self._gone: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}  # what stands for them where order matters
         self._originals: dict[fx.Node, tuple[fx.Node, ...]] = {}  # of new nodes, the old ones that they do the same as
-        self.hazards = Hazards(self.facts.after, self._gone)
-        self._by_name = {node.name: node for node in graph.nodes}
+        self.after = defaultdict[fx.Node, list[fx.Node]](list, {v: list(u) for v, u in self.facts.after.items()})
         self._took: dict[fx.Node, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-
-    def find(self, name: str) -> fx.Node:
-        """The node of this name.
-
-        Raises:
-            RewriteError: There is none.
-        """
-        node = self._by_name.get(name)
-        if node is None:
-            raise RewriteError(f"there is no node {name!r} to rewrite: it is not in the graph, or gone by now.")
-        return node
 
     def users(self, node: fx.Node) -> list[fx.Node]:
         """Those that take what a node gives."""
@@ -151,8 +71,8 @@ class GraphDraft:
         found, todo = dict.fromkeys(self.users(node)), self.users(node)
         while todo:
             user = todo.pop()
-            more = [] if not shares_storage(user, node) else [one for one in self.users(user) if one not in found]
-            found.update(dict.fromkeys(more))
+            more = [one for one in self.users(user) if one not in found] if shares_storage(user, node) else []
+            found |= dict.fromkeys(more)
             todo += more
         return list(found)
 
@@ -212,20 +132,52 @@ class GraphDraft:
         made = self._create(new, new.like.target, args, kwargs)
         made.meta.update(own_meta(new.like.meta))
         self._originals[made] = self.originals(new.like)
-        self.hazards.copy(new.like, made)
+        self.after[made] += self.after.get(new.like, ())
         return made
 
     def depend(self, v: fx.Node, before: fx.Node) -> None:
         """Let a node come after another one, whose value it does not take."""
-        self.hazards.add(v, before)
+        self.after[v].append(before)
+
+    def end_parts(self, copies: Mapping[fx.Node, Sequence[fx.Node]], stay: Collection[fx.Node]) -> None:
+        """Nodes run once per part from now on: what came after another one without taking its value, still does.
+
+        Within a part where both run in parts; else every copy comes after, or before, the one that stays whole.
+
+        Args:
+            copies: Per node that runs in parts, one node per part.
+            stay: Those of them that also run whole.
+        """
+        runs = {node: (*parts, node) if node in stay else tuple(parts) for node, parts in copies.items()}
+        before, self.after = self.after, defaultdict(list)
+        for node, earlier in before.items():
+            later = self._stands_for(node, 0)
+            for u in (self._stands_for(u, 1) for u in earlier):
+                if later in copies and u in copies:
+                    for copy, first in zip(copies[later], copies[u], strict=True):
+                        self.after[copy].append(first)
+                    continue
+                for one in runs.get(later, (later,)):
+                    self.after[one] += runs.get(u, (u,))
+
+    def _stands_for(self, node: fx.Node, side: int) -> fx.Node:
+        while node in self._gone:
+            node = self._gone[node][side]
+        return node
+
+    def _before(self) -> Callable[[fx.Node], Iterable[fx.Node]]:
+        """Return, for every node that stays, what it takes, and what else it must come after."""
+        later = defaultdict[fx.Node, set[fx.Node]](set)
+        for node, earlier in self.after.items():
+            stands = self._stands_for(node, 0)
+            later[stands] |= {self._stands_for(u, 1) for u in earlier} - {stands}
+        return lambda node: [*node.all_input_nodes, *later.get(node, ())]
 
     def _create(self, new: New[fx.Node], target: Any, args: Any, kwargs: Mapping[str, Any]) -> fx.Node:
-        if new.name in self._by_name:
-            raise RewriteError(f"a new node would be named {new.name!r}, as another one is already.")
+        self.check_new(new.name)
         node = self.graph.create_node("call_function", target, args, dict(kwargs), new.name)
         node.name = new.name  # also where an earlier node had it that is gone
-        self._by_name[new.name] = node
-        self.at[node] = new.at
+        self.named[new.name], self.at[node] = node, new.at
         self._made.append(node)
         return node
 
@@ -248,24 +200,24 @@ class GraphDraft:
         """Take a node away that nobody uses any more; ``first`` (after others) and ``last`` (before) stand for it."""
         assert not self.users(node), f"{node} is used by {self.users(node)}"
         self._gone[node] = (first, last)
-        del self._by_name[node.name]
+        del self.named[node.name]
 
     def order(self) -> list[fx.Node]:
         """All nodes that stay: each where its place is, what it needs is pulled ahead of it."""
         stay = (node for node in self.at if node not in self._gone)
-        return sort_by_place(self.at, stay, self.hazards.before(), lambda _: (), lambda node: node.name, self.rewrites)
+        return sort_by_place(self.at, stay, self._before(), lambda _: (), lambda node: node.name, self.rewrites)
 
     def in_order(self, names: Sequence[str]) -> list[fx.Node]:
         """All nodes that stay, in an order of the rewritten problem; names with a dot stand for no node of a graph."""
-        order = [self._by_name[name] for name in names if name in self._by_name]
-        unknown = [name for name in names if name not in self._by_name and "." not in name]
-        if unknown or len(order) != len(self._by_name) or len(set(order)) != len(order):
-            missing = sorted(self._by_name.keys() - set(names))
+        order = [self.named[name] for name in names if name in self.named]
+        unknown = [name for name in names if name not in self.named and "." not in name]
+        if unknown or len(order) != len(self.named) or len(set(order)) != len(order):
+            missing = sorted(self.named.keys() - set(names))
             raise RewriteError(
-                f"the order has {len(order)} of the {len(self._by_name)} nodes of the rewritten graph: it lacks "
+                f"the order has {len(order)} of the {len(self.named)} nodes of the rewritten graph: it lacks "
                 f"{missing[:3]} and has {unknown[:3]} that are not there."
             )
-        done, before = set[fx.Node](), self.hazards.before()
+        done, before = set[fx.Node](), self._before()
         for node in order:
             late = [u for u in before(node) if u not in done]
             if late:
@@ -274,17 +226,8 @@ class GraphDraft:
         return order
 
     def gone(self) -> list[fx.Node]:
-        """The nodes that go, each before what it takes."""
-        users = {node: len(node.users) for node in self._gone}  # all of them go, too
-        free, order = [node for node, count in users.items() if not count], []
-        while free:
-            order.append(node := free.pop())
-            for taken in node.all_input_nodes:
-                if taken in users:
-                    users[taken] -= 1
-                    if not users[taken]:
-                        free.append(taken)
-        return order
+        """The nodes that go, each before what it takes; all of their users go, too."""
+        return list(TopologicalSorter({node: list(node.users) for node in self._gone}).static_order())
 
     def undo(self) -> None:
         """The graph as it was."""

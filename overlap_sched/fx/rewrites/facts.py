@@ -1,12 +1,12 @@
 """What is read of a graph before it is rewritten: hazards, and who writes to what or looks at it in a special way."""
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
-from overlap_sched.cost.placement import Facts as GroupFacts
 from overlap_sched.fx.calls import live_ranks, name_and_group
 from overlap_sched.fx.hazards import graph_hazards
 from overlap_sched.fx.lifting import carried_facts
@@ -42,24 +42,20 @@ class GraphFacts:
         self.after: Mapping[fx.Node, list[fx.Node]] = {
             nodes[v]: [nodes[u] for u in sorted(before)] for v, before in hazards.items() if before
         }
+        self._nodes, self._takes = nodes, reading.takes
         self._roots = {node: frozenset(roots) for node, roots in zip(nodes, reading.outs, strict=True)}
-        self._written = {root for roots in reading.writes.values() for root in roots}
         self._by_address = {r for v, takes in enumerate(reading.takes) if nodes[v].target in _BY_ADDRESS for r in takes}
         self._returned = {root for v, takes in enumerate(reading.takes) if nodes[v].op == "output" for root in takes}
         self._frozen = {groups[v][0] for v, comm in comms.items() if comm.point_to_point}
         self._carried = carried_facts(graph)
         self._live = {name: name if live is None else live for name, live in groups.values()}
         self._not_pure = {v: why for v in range(len(nodes)) if (why := _why_impure(reading, v))}
-        self._takes = reading.takes
-        self._nodes = nodes
-        writers: dict[int, list[int]] = {}
-        for v, roots in reading.writes.items():
-            for root in roots:
-                writers.setdefault(root, []).append(v)
-        self._writers = {root: sorted(found) for root, found in writers.items()}
-        self._sharers: dict[int, list[int]] = {root: [] for root in writers}
+        self._writers, self._sharers = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+        for v in sorted(reading.writes):
+            for root in reading.writes[v]:
+                self._writers[root].append(v)
         for v, (takes, outs) in enumerate(zip(reading.takes, reading.outs, strict=True)):
-            for root in {*takes, *outs}.intersection(writers):
+            for root in self._writers.keys() & {*takes, *outs}:
                 self._sharers[root].append(v)
 
     def impure(self, node: fx.Node) -> str:
@@ -76,23 +72,19 @@ class GraphFacts:
         v = self.at.get(node)
         if v is None:
             return []
-        found: dict[fx.Node, None] = {}
-        for root in self._takes[v]:
-            later = [w for w in self._writers.get(root, ()) if w > v]
-            found.update(dict.fromkeys(self._nodes[w] for w in later[:1]))
-        return list(found)
+        later = ([w for w in self._writers.get(root, ()) if w > v][:1] for root in self._takes[v])
+        return list(dict.fromkeys(self._nodes[w] for first in later for w in first))
 
     def written(self, node: fx.Node) -> bool:
         """Tell whether anything in the graph writes to what a node gives."""
-        return not self._roots.get(node, frozenset()).isdisjoint(self._written)
+        return not self._roots.get(node, frozenset()).isdisjoint(self._writers)
 
     def read_after_a_write(self, node: fx.Node, readers: Collection[fx.Node]) -> fx.Node | None:
         """The first of some nodes that reads what a node gave, or a view of it, after something has written to that."""
-        found = list[int]()
+        found = []
         for root in self._roots[node]:
-            writers = [w for w in self._writers.get(root, ()) if w > self.at[node]]
-            if writers:
-                found += [u for u in self._sharers[root] if u > writers[0] and self._nodes[u] in readers]
+            first = next((w for w in self._writers.get(root, ()) if w > self.at[node]), len(self._nodes))
+            found += [u for u in self._sharers.get(root, ()) if u > first and self._nodes[u] in readers]
         return self._nodes[min(found)] if found else None
 
     def sharers(self, node: fx.Node) -> list[fx.Node]:
@@ -114,9 +106,8 @@ class GraphFacts:
 
     def ranks(self, group: str) -> int | None:
         """How many ranks a group has; ``None``: not known."""
-        carried: GroupFacts | None = self._carried.get(group)
-        if carried is not None:
-            return int(carried.size)
+        if group in self._carried:
+            return int(self._carried[group].size)
         live = live_ranks(self._live.get(group, group))
         return None if live is None else len(live)
 

@@ -32,7 +32,7 @@ from overlap_sched.fx.rewrites.backends import check_coalesced, check_exact
 from overlap_sched.fx.rewrites.draft import GraphDraft, shares_storage
 from overlap_sched.transform.dimension_graph import Uncut, is_cut_of
 from overlap_sched.transform.draft import WHOLE
-from overlap_sched.transform.recipes import CAT, CLONE, GETITEM, VIEW, New, Reshape, Single
+from overlap_sched.transform.recipes import CAT, CLONE, GETITEM, VIEW, New, Reshape, Single, refuse_if
 from overlap_sched.transform.rewrites import BUCKETED, Fission, Form, How, Leave, Slice, second_group
 
 _C10D, _ATEN = torch.ops._c10d_functional, torch.ops.aten
@@ -78,69 +78,60 @@ class GraphMaker(GraphDraft):
         if op is None or len(args) != len(node.target._schema.arguments):
             what = str(node.target) if node.op == "call_function" else node.op
             raise RewriteError(f"{name!r} is {what!r}: what can be rewritten is {', '.join(BUCKETED)}.")
-        waits = self._waits(node)
-        source = args[0]
-        assert isinstance(source, fx.Node)
+        users = sorted(self.users(node), key=self.at.__getitem__)
+        others = [user.name for user in users if user.target is not _WAIT]
+        if others:
+            lost = f"{others[0]!r} needs the launch of {name!r} itself, not its wait"
+            raise RewriteError(f"{lost}: a rewrite would lose that.")
+        refuse_if(not users, f"{name!r} has 0 waits: it needs one.")
+        source, wait = args[0], users[0]
         group, _ = name_and_group(node)
-        taken, given = _plain(f"the input of {name!r}", source), _plain(f"the result of {name!r}", waits[0])
-        if self.facts.written(waits[0]):
-            raise RewriteError(f"something writes to the result of {name!r}: it must stay a tensor of its own.")
-        if self.facts.sends(group):
-            raise RewriteError(f"process group {group!r} of {name!r} also sends or receives: its order must stay.")
+        taken, given = _plain(f"the input of {name!r}", source), _plain(f"the result of {name!r}", wait)
+        written = self.facts.written(wait)
+        refuse_if(written, f"something writes to the result of {name!r}: it must stay a tensor of its own.")
+        self._check_order(group)
         ranks = self.facts.ranks(group) if op == "all_reduce" else int(args[2 if "scatter" in op else 1])
         where = "" if taken.device.type in ("cpu", "cuda") else f" on {taken.device.type}"
         shared = {
             "operator": op,
             "process group": group,
-            "type and reduction": f"{_dtype(taken)} {_reduction(node)}".rstrip() + where,
+            "type and reduction": f"{_name(taken.dtype)} {_reduction(node)}".rstrip() + where,
             "device": str(taken.device),
             "number of ranks": ranks,
         }
         columns = (given if "scatter" in op else taken).numel()
-        places = self.at[node], self.at[waits[0]]
-        return Single(node, op, group, ranks, (source,), waits, columns, tuple(given.shape), *places, shared)
+        return Single(node, op, group, ranks, (source,), tuple(users), columns, tuple(given.shape), shared)
 
-    def _waits(self, node: fx.Node) -> tuple[fx.Node, ...]:
-        users = self.users(node)
-        waits = [user for user in users if user.target is _WAIT]
-        others = [user for user in users if user.target is not _WAIT]
-        if others:
-            raise RewriteError(
-                f"{others[0].name!r} needs the launch of {node.name!r} itself, not its wait: a rewrite would lose that."
-            )
-        if not waits:
-            raise RewriteError(f"{node.name!r} has 0 waits: it needs one.")
-        return tuple(sorted(waits, key=self.at.__getitem__))
+    def _check_order(self, group: str) -> None:
+        refuse_if(self.facts.sends(group), f"process group {group!r} also sends or receives: its order must stay.")
 
     def check_member(self, one: Single[fx.Node], form: Form) -> None:
-        name, taken = one.launch.name, one.sources[0].meta["val"]
+        name, taken, given = one.launch.name, one.sources[0].meta["val"], one.waits[0]
         check_exact(name, one.op, _reduction(one.launch), taken.dtype, one.ranks)
         if "gather" in one.op:
             if form == "coalesced" and taken.device.type == "cpu":
                 check_coalesced(name, arguments(one.launch)[-1])
         elif form == "copied":  # results become parts of one storage
-            nbytes = one.waits[0].meta["val"].nbytes
-            if self.facts.by_address(one.waits[0]):
-                raise RewriteError(
-                    f"the result of {name!r} is looked at by its address: it must stay a tensor of its own."
+            nbytes, why = given.meta["val"].nbytes, ""
+            if self.facts.by_address(given):
+                why = "is looked at by its address: it must stay a tensor of its own"
+            elif nbytes % ALIGNMENT:
+                why = (
+                    f"has {nbytes} bytes, no multiple of {ALIGNMENT}: packed, kernels do not expect the next one there"
                 )
-            if nbytes % ALIGNMENT:
-                raise RewriteError(
-                    f"the result of {name!r} has {nbytes} bytes, no multiple of {ALIGNMENT}: packed, the next one "
-                    "would start where kernels do not expect it."
-                )
+            refuse_if(why, f"the result of {name!r} {why}.")
 
     def check_gather(self, one: Single[fx.Node]) -> None:
-        if self.written(one.sources[0]):
-            raise RewriteError(
-                f"something writes to the input of {one.launch.name!r}: a later gather of it may give something else."
-            )
+        why = f"something writes to the input of {one.launch.name!r}: a later gather of it may give something else."
+        refuse_if(self.written(one.sources[0]), why)
 
     def check_kept(self, first: Single[fx.Node], later: Single[fx.Node]) -> None:
-        names = f"{first.launch.name!r} and {later.launch.name!r}"
-        if first.at > later.at:
-            raise RewriteError(f"{later.launch.name!r} is gathered before {first.launch.name!r}: name them in order.")
+        before, after = first.launch, later.launch
+        refuse_if(
+            self.at[before] > self.at[after], f"{after.name!r} is gathered before {before.name!r}: name them in order."
+        )
         if self.facts.returned(first.waits[0]) and self.facts.returned(later.waits[0]):
+            names = f"{before.name!r} and {after.name!r}"
             raise RewriteError(f"the graph returns the results of {names}: one tensor must not stand for both.")
         for wait in later.waits:
             self.check_same(wait, first.waits[0])
@@ -148,23 +139,21 @@ class GraphMaker(GraphDraft):
     def check_same(self, old: fx.Node, new: fx.Node) -> None:
         """Shape, type, device, and strides where there is more than one step."""
         was, now = layout(old.meta["val"]), layout(new.meta["val"])
-        if was != now:
-            raise RewriteError(f"{old.name!r} would be {now} and was {was}.")
+        refuse_if(was != now, f"{old.name!r} would be {now} and was {was}.")
 
     def group(self, v: fx.Node) -> str | None:
         argument = _group_argument(v)
         group = None if argument is None else argument.of(v.args, v.kwargs)
         if not isinstance(group, str):
             return None
-        if self.facts.sends(group):
-            raise RewriteError(f"process group {group!r} also sends or receives: its order must stay.")
+        self._check_order(group)
         second, ranks = second_group(group), live_ranks(group)
         known = group.endswith(second_group("")) or group in self._carried() or ranks is None
-        if not known and live_ranks(second) != ranks:
-            raise RewriteError(
-                f"there is no second communicator {second!r}. Make it on all ranks before compiling: "
-                "overlap_sched.distributed.second_communicators()."
-            )
+        refuse_if(
+            not known and live_ranks(second) != ranks,
+            f"there is no second communicator {second!r}. Make it on all ranks before compiling: "
+            "overlap_sched.distributed.second_communicators().",
+        )
         return group
 
     def set_group(self, v: fx.Node, group: str) -> None:
@@ -197,16 +186,14 @@ class GraphMaker(GraphDraft):
             made.meta[KEPT_WHOLE] = True
         return made
 
-    def launch(self, new: New[fx.Node], of: fx.Node, members: Sequence[Single[fx.Node]]) -> fx.Node:
-        like = members[0].launch
-        return self.call(new, like.target, (of, *arguments(like)[1:]))
-
-    def launch_coalesced(self, new: New[fx.Node], members: Sequence[Single[fx.Node]]) -> fx.Node:
-        target, sources = getattr(_C10D, f"{members[0].op}_coalesced").default, [one.sources[0] for one in members]
-        return self.call(new, target, (sources, *arguments(members[0].launch)[1:]))
+    def launch(self, new: New[fx.Node], members: Sequence[Single[fx.Node]], packed: fx.Node | None = None) -> fx.Node:
+        one = members[0]
+        target = getattr(_C10D, f"{one.op}_coalesced").default if packed is None else one.launch.target
+        taken = [of.sources[0] for of in members] if packed is None else packed
+        return self.call(new, target, (taken, *arguments(one.launch)[1:]))
 
     def relaunch(self, new: New[fx.Node], one: Single[fx.Node]) -> fx.Node:
-        return self.launch(new, one.sources[0], [one])
+        return self.launch(new, [one], one.sources[0])
 
     def wait(self, new: New[fx.Node], of: fx.Node) -> fx.Node:
         return self.call(new, _WAIT, (of,))
@@ -214,49 +201,48 @@ class GraphMaker(GraphDraft):
     def find_offloaded(self, name: str) -> fx.Node:
         node = self.find(name)
         waits = [user for user in self.users(node) if user.target is _WAIT]
-        if len(waits) > 1:
-            raise RewriteError(f"{name!r} has {len(waits)} waits: what has one can be offloaded.")
+        refuse_if(len(waits) > 1, f"{name!r} has {len(waits)} waits: what has one can be offloaded.")
         source = waits[0] if waits else node
-        if not waits and any(shares_storage(source, taken) for taken in source.all_input_nodes):
-            raise RewriteError(f"{name!r} is no node that makes a storage of its own: what makes one can be offloaded.")
+        view = not waits and any(shares_storage(source, taken) for taken in source.all_input_nodes)
+        refuse_if(view, f"{name!r} is no node that makes a storage of its own: what makes one can be offloaded.")
         value = _known_value(repr(name), source)
-        if value.untyped_storage().nbytes() != value.nbytes:
-            raise RewriteError(f"{name!r} is a part of its storage: what is whole can be offloaded.")
-        if self.facts.written(source):
-            raise RewriteError(f"something writes to {name!r}: its copy would not know.")
+        refuse_if(
+            value.untyped_storage().nbytes() != value.nbytes,
+            f"{name!r} is a part of its storage: what is whole can be offloaded.",
+        )
+        refuse_if(self.facts.written(source), f"something writes to {name!r}: its copy would not know.")
         return source
 
     def to_host(self, new: New[fx.Node]) -> fx.Node:
         value = new.like.meta["val"]
         with value.fake_mode:
             host = torch.empty(value.shape, dtype=value.dtype, device="cpu")
-        if value.device.type == "cuda":
-            return self.call_giving(new, _offload_operators().offload.default, (new.like,), host)
-        return self.call_giving(new, _ATEN._to_copy.default, (new.like,), host, {"device": host.device})
+        return self._transfer(new, "offload", (new.like,), host)
 
     def to_device(self, new: New[fx.Node], there: fx.Node) -> fx.Node:
         value = new.like.meta["val"]
         sizes = list(value.shape), list(value.stride())
         with value.fake_mode:
             back = torch.empty_strided(*sizes, dtype=value.dtype, device=value.device)
-        if value.device.type == "cuda":
-            return self.call_giving(new, _offload_operators().reload.default, (there, value.device, *sizes), back)
-        return self.call_giving(new, _ATEN._to_copy.default, (there,), back, {"device": value.device})
+        return self._transfer(new, "reload", (there, value.device, *sizes), back)
 
     def wait_copied(self, new: New[fx.Node], launch: fx.Node, behind: fx.Node) -> fx.Node:
-        value = launch.meta["val"]
+        return self._transfer(new, "wait_tensor", (launch, behind), launch.meta["val"])
+
+    def _transfer(self, new: New[fx.Node], op: str, args: tuple[Any, ...], gives: FakeTensor) -> fx.Node:
+        """``torch.ops.ao`` on CUDA devices, a plain copy or nothing elsewhere."""
         if new.like.meta["val"].device.type == "cuda":
-            return self.call_giving(new, _offload_operators().wait_tensor.default, (launch, behind), value)
-        return self.call_giving(new, _ATEN.alias.default, (launch,), value)
+            return self.call_giving(new, getattr(_offload_operators(), op).default, args, gives)
+        if op == "wait_tensor":
+            return self.call_giving(new, _ATEN.alias.default, args[:1], gives)
+        return self.call_giving(new, _ATEN._to_copy.default, args[:1], gives, {"device": gives.device})
 
     def repeat(self, new: New[fx.Node], made: Mapping[fx.Node, fx.Node]) -> fx.Node:
         args, kwargs = fx.node.map_arg((new.like.args, new.like.kwargs), lambda one: made.get(one, one))
         copy = self.call_again(new, args, kwargs)
         for writer in self.next_writers(new.like):
-            if self.at[writer] < new.at:
-                raise RewriteError(
-                    f"{new.like.name!r} cannot run again: {writer.name!r} writes to what it reads before that."
-                )
+            why = f"{new.like.name!r} cannot run again: {writer.name!r} writes to what it reads before that."
+            refuse_if(self.at[writer] < new.at, why)
             self.depend(writer, copy)
         return copy
 
@@ -279,24 +265,21 @@ class GraphMaker(GraphDraft):
         stay: Collection[fx.Node],
     ) -> None:
         """Every part writes to what is its own, and what enters is read as it was at any time."""
-        for node in (*nodes, *slices):
-            if self.facts.by_address(node):
-                raise RewriteError(f"{node.name!r} is looked at by its address: it stays whole.")
         inside, parts = set(nodes), fission.parts
-        for node, one in slices.items():
-            sizes, reader = tuple(node.meta["val"].shape), self.read_after_a_write(node, inside)
-            if reader is not None and not one.free:  # a view is read when a part's reader runs; a copy, when it is made
-                raise RewriteError(f"{node.name!r} is written to before {reader.name!r} reads it: it stays whole.")
-            if not is_cut_of(one.cut, sizes, parts):
-                raise RewriteError(f"{one.value!r} of shape {sizes} cannot be cut as {one.cut} into {parts} parts.")
-        for node in nodes:
+        for node in (*nodes, *slices):
             sharers = (u for known in self.originals(node) for u in self.facts.sharers(known))
-            outside = next((u for u in sharers if u not in inside), None)
-            if outside is not None:
-                raise RewriteError(
-                    f"{node.name!r} is written to, and {outside.name!r}, which does not run in parts, shares its "
-                    "memory: it stays whole."
-                )
+            outside = next((u for u in sharers if u not in inside), None) if node in inside else None
+            reader = self.read_after_a_write(node, inside) if node in slices and not slices[node].free else None
+            why = "is looked at by its address" if self.facts.by_address(node) else ""
+            if reader is not None:  # a view is read when a part's reader runs; a copy, when it is made
+                why = f"is written to before {reader.name!r} reads it"
+            elif outside is not None:
+                why = f"is written to, and {outside.name!r}, which does not run in parts, shares its memory"
+            refuse_if(why, f"{node.name!r} {why}: it stays whole.")
+        for node, one in slices.items():
+            sizes = tuple(node.meta["val"].shape)
+            why = f"{one.value!r} of shape {sizes} cannot be cut as {one.cut} into {parts} parts."
+            refuse_if(not is_cut_of(one.cut, sizes, parts), why)
         self._parts, self._region = parts, follow_cuts(nodes, {v: one.cut for v, one in slices.items()}, parts)
         for node in nodes:
             why = self._region.ends.get(node, "none of its inputs is cut")
@@ -312,16 +295,12 @@ class GraphMaker(GraphDraft):
 
     def make_part(self, new: New[fx.Node], p: int, of_part: Callable[[fx.Node], fx.Node]) -> fx.Node:
         v = new.like
-        args, kwargs = fx.node.map_arg((list(v.args), dict(v.kwargs)), of_part)
-        args, kwargs = list(args), dict(kwargs)
+        args, kwargs = fx.node.map_arg((v.args, v.kwargs), of_part)
         changes = self._region.calls[v].changes if v in self._region.calls else {}
-        names = [a.name for a in v.target._schema.arguments] if changes else []
-        for name, value in changes.items():
-            position = names.index(name)
-            if position < len(args):
-                args[position] = value
-            else:
-                kwargs[name] = value
+        if changes:
+            names = [one.name for one in v.target._schema.arguments]
+            args = tuple(changes.get(name, one) for name, one in zip(names, args, strict=False))
+            kwargs = {**kwargs, **{name: one for name, one in changes.items() if name not in names[: len(args)]}}
         try:
             return self.call_in_part(new, args, kwargs, self._parts)
         except RuntimeError as error:  # a view of what lies otherwise in memory for a part; no symbol for a size
@@ -334,9 +313,6 @@ class GraphMaker(GraphDraft):
             said = repr(leave.how) if leave.how in _GIVES else f"{leave.how!r} of {leave.cut}"
             raise RewriteError(f"{v.name!r} comes out of its parts as {given}: it does not leave as {said}.")
 
-    def users_outside(self, v: fx.Node) -> list[fx.Node]:
-        return self.users(v)
-
     def hand_out(
         self, v: fx.Node, out: tuple[fx.Node, ...] | None, users: Sequence[fx.Node], copies: Sequence[fx.Node]
     ) -> None:
@@ -346,13 +322,11 @@ class GraphMaker(GraphDraft):
             self.replace(v, out[0], users)
             return
         for user in users:
-            if user.op != "output":
-                raise RewriteError(f"{user.name!r} uses {v.name!r}, which leaves in parts: only the output may.")
+            refuse_if(
+                user.op != "output", f"{user.name!r} uses {v.name!r}, which leaves in parts: only the output may."
+            )
             returned = fx.node.map_arg(user.args[0], lambda u: out if u is v else u)
             self.set_argument(user, Arg((0, "result")), returned)
-
-    def end_parts(self, copies: Mapping[fx.Node, Sequence[fx.Node]], stay: Collection[fx.Node]) -> None:
-        self.hazards.in_parts(copies, stay)
 
 
 def arguments(node: fx.Node) -> tuple[Any, ...]:
@@ -366,26 +340,22 @@ def _reduction(node: fx.Node) -> str:
     return "" if "gather" in LAUNCHES[node.target] else str(arguments(node)[1])
 
 
-def _dtype(value: FakeTensor) -> str:
-    return str(value.dtype).removeprefix("torch.")
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _plain(what: str, node: fx.Node) -> FakeTensor:
     value = _known_value(what, node)
-    if not value.is_contiguous():
-        raise RewriteError(f"{what} is not contiguous, its strides are {tuple(value.stride())}.")
-    if not value.numel():
-        raise RewriteError(f"{what} is empty.")
+    refuse_if(not value.is_contiguous(), f"{what} is not contiguous, its strides are {tuple(value.stride())}.")
+    refuse_if(not value.numel(), f"{what} is empty.")
     return value
 
 
 def _known_value(what: str, node: fx.Node) -> FakeTensor:
     """The value of a node, where it is one tensor of known sizes; ``what`` it is called in messages."""
     value = node.meta.get("val")
-    if type(value) is not FakeTensor:
-        raise RewriteError(f"{what} is no fake tensor: its shape is not known.")
-    if not all(type(size) is int for size in value.shape):
-        raise RewriteError(f"{what} has a symbolic shape, {tuple(value.shape)}.")
+    refuse_if(type(value) is not FakeTensor, f"{what} is no fake tensor: its shape is not known.")
+    refuse_if(not all(type(size) is int for size in value.shape), f"{what} has a symbolic shape, {tuple(value.shape)}.")
     return value
 
 

@@ -271,7 +271,7 @@ class Runner:
         self.caches = folder / f"cache{dist.get_rank()}", folder / f"copy{dist.get_rank()}"
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.model, self.other = (kind(WIDTH, self.ranks) for kind in (Swapped, OtherSwapped))
-        self.shared = agreement.membership_of(None, None, None)
+        self.shared = agreement.membership_of()
         assert self.shared is not None
         alone = [dist.new_group([rank]) for rank in range(self.ranks)][self.rank].group_name
         self.lonely = Lonely(WIDTH, self.ranks, alone) if self.rank else Pair(WIDTH, self.ranks)

@@ -73,10 +73,10 @@ def _kernels_that_set_their_results() -> torch.library.Library:
 @contextmanager
 def own_store(name: str) -> Iterator[None]:
     """What ranks agree on inside stands in a store of its own."""
-    here = agreement.membership_of(None, None, None)
+    here = agreement.membership_of()
     assert here is not None
     own = replace(here, store=dist.PrefixStore(name, here.store))
-    with mock.patch.object(agreement, "membership_of", return_value=own):
+    with mock.patch.object(agreement, "membership_of", lambda ranks=None: replace(own, ranks=ranks)):
         yield
 
 

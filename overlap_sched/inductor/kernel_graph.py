@@ -106,7 +106,6 @@ class _KernelGraph:
         )
         if stays(made):
             return replace(report, reason=why_no_better(made)), ()
-        began = time.perf_counter()
         ordered = _KernelOrder(lifted.reordered(made.order))
         ordered.buffers = lifted.buffers
         if len(ordered) != len(snodes) or {id(snode) for snode in ordered} != {id(snode) for snode in snodes}:
@@ -118,7 +117,7 @@ class _KernelGraph:
         if after > before and not how.in_force:
             reason = f"no better order was found: the one found cuts the graph into {after} parts for CUDA graphs"
             return replace(report, reason=f"{reason}, not {before}"), ()
-        return replace(report, changed=True, reorder_s=time.perf_counter() - began), ordered
+        return replace(report, changed=True), ordered
 
     def traffic(self, order: Sequence[Any]) -> Traffic | None:
         return kernel_traffic(order)

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from overlap_sched import Options, read_problem, schedule
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import memory_profile, peak_memory, violation
-from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
+from overlap_sched.problem import EXAMPLE, Kind, Node, Problem
 from overlap_sched.scheduler.beam_search import Beam, beam_search
 from overlap_sched.scheduler.task import Candidate, Reference
 from tests.support.exact_search import shortest_step
 from tests.support.examples import examples
-from tests.support.fsdp import MIB, OPTIMAL_US, SMALL_SEEDS, TORCH, Step, fsdp_step, made, small_step
+from tests.support.fsdp import MIB, OPTIMAL_US, SMALL_SEEDS, TORCH, fsdp_step, small_step
 from tests.support.fsdp import SEEDS as FSDP_SEEDS
 from tests.support.graphs import problems
 from tests.support.oracle import all_orders, peak_by_definition, step_by_definition
@@ -34,32 +34,6 @@ from tests.support.small_graphs import (
 
 FAST = slice(1, None, 12)
 """Of the held-out seeds, those that fast tests look at."""
-
-
-def even(layers: int, gather_us: float, scatter_us: float, gradient: int) -> Step:
-    compute = [50.0] * layers
-    return Step(
-        weights=[8] * layers,
-        gradients=[gradient] * layers,
-        acts=[2] * layers,
-        gathers=[gather_us] * layers,
-        scatters=[scatter_us] * layers,
-        forward=compute,
-        weight_grads=compute,
-        input_grads=compute,
-    )
-
-
-@pytest.mark.parametrize(
-    ("step", "headroom", "at_most_us"),
-    [
-        (even(4, 100.0, 100.0, 16), 0, 1250.0),  # the optimum: a stall behind each scatter's launch
-        (even(6, 30.0, 100.0, 8), 5, 1130.0),  # of torch's pass, in as much: 1160
-        (even(8, 100.0, 60.0, 16), 1, 2130.0),
-    ],
-)
-def test_stalls_for_what_frees_memory(step: Step, headroom: int, at_most_us: float) -> None:
-    assert schedule(made("step", step), Options(headroom=headroom * MIB)).scheduled.step_us <= at_most_us
 
 
 def behind_torch(seed: int) -> list[tuple[int, float]]:
@@ -231,21 +205,3 @@ def test_no_order_is_shorter_and_one_is_as_short(problem: Problem) -> None:
             assert found.step_us == min(steps)
             assert step_by_definition(problem, list(found.order)) == found.step_us
             assert max(peak_by_definition(problem, list(found.order))) <= budget
-
-
-def test_what_needs_a_launch_only_does_not_wait_for_its_stream() -> None:
-    """`second` is launched behind `first`, which takes 1 us; `after` needs its launch only: 1 us in all."""
-    nodes = (
-        Node("first", Kind.COLLECTIVE, (), (), (), 1.0, "all_gather", "fsdp"),
-        Node("view", Kind.COMPUTE, (0,)),
-        Node("second", Kind.COLLECTIVE, (1,), (), (), 0.0, "all_gather", "fsdp"),
-        Node("after", Kind.COMPUTE, (0, 1, 2), (), (), 1.0),
-    )
-    problem = Problem("launches", nodes, (), {"fsdp": Group(8, True)})
-    found = shortest_step(problem, 0)
-    assert found is not None
-    assert found.step_us == 1.0
-    reference = Reference(problem, problem.original_order)
-    ours = beam_search(reference, np.array(0), (), 1.5, Beam(8)).made
-    assert ours is not None
-    assert ours.step_us == 1.0

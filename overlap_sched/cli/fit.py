@@ -17,8 +17,7 @@ from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.report.answers import as_json, fit_answer
 from overlap_sched.report.files import write_order
-from overlap_sched.report.page import write_page
-from overlap_sched.report.page_data import extras_of_fit
+from overlap_sched.report.page import extras_of_fit, write_page
 from overlap_sched.report.units import duration, size
 from overlap_sched.report.words.rewrites import answer_line, points_table, rewrites_table
 from overlap_sched.transform.host import PCIE_4, PCIE_5, HostLink
@@ -86,7 +85,7 @@ class FitCommand(Input):
             raise OptionsError(f"--effort is {self.effort}; it is 0, 1 or 2.")
 
 
-def run(command: FitCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
+def run_fit(command: FitCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
     """Search, write the files asked for; what to print, and the exit code. The graph saved is the rewritten one."""
     kinds = read_names(command.kinds, ALL)
     loaded = read_input(command, tell, Wants(True, FISSION in kinds, BATCH in kinds), saves=False)

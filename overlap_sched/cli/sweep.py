@@ -13,7 +13,7 @@ from typing import Annotated
 import numpy as np
 from rich.console import RenderableType
 
-from overlap_sched.cli.flags import SCHEDULING, Flag
+from overlap_sched.cli.flags import SCHEDULING, Flag, refuse
 from overlap_sched.cli.input import Input, Wants, options_for, read_input
 from overlap_sched.cost import H100
 from overlap_sched.cost.cluster import ASSUMED, Cluster
@@ -76,11 +76,13 @@ class SweepCommand(Input):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in _read_vary(self.vary, 2**40):
-            if name in MEMORY and getattr(self.options, name) not in (None, 0, "0"):
-                raise OptionsError(f"--{name.replace('_', '-')} and --vary {name}: give one of them.")
-        if self.cluster_priced_for is not None and self.comm_scale != 1.0:
-            raise OptionsError("--comm-scale: collectives are priced anew. Give --vary network=FACTOR instead.")
+        twice = [name for name in _read_vary(self.vary, 2**40) if name in MEMORY and getattr(self.options, name)]
+        refuse(
+            (twice and getattr(self.options, twice[0]) != "0", f"--vary and its own flag give {' and '.join(twice)}: "
+             "give one of them."),
+            (self.cluster_priced_for is not None and self.comm_scale != 1.0,
+             "--comm-scale: collectives are priced anew. Give --vary network=FACTOR instead."),
+        )  # fmt: skip
 
     @property
     def cluster_priced_for(self) -> Cluster | None:
@@ -89,7 +91,7 @@ class SweepCommand(Input):
         return self.cluster_or(ASSUMED[H100.name]) if anew else None
 
 
-def run(command: SweepCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
+def run_sweep(command: SweepCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
     """Schedule each combination; what to print: JSON, or a table."""
     cluster = command.cluster_priced_for
     problem = read_input(command, tell, Wants(rewrites=cluster is not None)).problem

@@ -22,12 +22,10 @@ from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.problem.file import write_problem
 from overlap_sched.report.answers import plan_answer
-from overlap_sched.report.causes import causes
-from overlap_sched.report.page import SCRIPTS, page_text
-from overlap_sched.report.page_data import ExtraOrder, Extras, Page, page_data
+from overlap_sched.report.page import SCRIPTS, ExtraOrder, Extras, Page, page_data, page_text
 from overlap_sched.report.timeline import memory_by_kind
 from overlap_sched.report.units import duration, size
-from overlap_sched.report.words.schedule import reserved_of
+from overlap_sched.report.words.schedule import causes, reserved_of
 from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.transform.plan import Plan, plan
 from overlap_sched.transform.rewrites import Bucket, Stream

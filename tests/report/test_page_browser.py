@@ -16,8 +16,7 @@ import pytest
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.problem.file import read_problem, write_problem
-from overlap_sched.report.page import write_page
-from overlap_sched.report.page_data import ExtraOrder, Extras
+from overlap_sched.report.page import ExtraOrder, Extras, write_page
 from overlap_sched.report.units import duration, size
 from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.transform.plan import plan

@@ -136,10 +136,14 @@ def cut_to_fit(gm: fx.GraphModule, joint_inputs: Any, settings: Settings, partit
             log.info("%s", _partitions[-1].line)
     if found is None or reason is not None:
         return cut(gm)
-    halves = found.best.forward, found.best.backward
-    for node in (node for half in halves for node in half.graph.nodes):
-        node.meta = own_meta(node.meta)  # torch's partitioner shares it between what runs and what runs again
-    return halves
+    return _apart(found.best.forward), _apart(found.best.backward)
+
+
+def _apart(half: fx.GraphModule) -> fx.GraphModule:
+    """With metadata of its own: torch's partitioner shares dictionaries between what runs and what runs again."""
+    for node in half.graph.nodes:
+        node.meta = own_meta(node.meta)
+    return half
 
 
 def _found(

@@ -103,7 +103,8 @@ def run_sweep(command: SweepCommand, tell: Callable[[str], None]) -> tuple[str |
 
     points = sweep(priced, vary, options_for(command, command.options, problem), tell)
     name = None if cluster is None else cluster.name
-    found = SweepAnswer(problem.name, problem.memory_model, contention_figures(problem.contention), name, points)
+    contention, model = contention_figures(problem.contention), problem.memory_model
+    found = SweepAnswer(name=problem.name, memory_model=model, contention=contention, cluster=name, points=points)
     if command.plot:
         tell(f"drawing {command.plot}")
         _plot(found, command.plot)
@@ -198,20 +199,15 @@ def _replay_with_noise(
     for at, (noise, problem) in enumerate(product(noises, problems.values()), 1):
         tell(f"replaying {at} of {len(noises) * len(problems)}")
         orders = {problem.original_order, *(made.order for made in found if made.problem is problem)}
-        steps: dict[Order, list[float]] = {order: [] for order in orders}
-        random = np.random.default_rng(0)
+        steps, random = {order: list[float]() for order in orders}, np.random.default_rng(0)
         for _ in range(DRAWS if noise else 1):
             factors = np.exp(noise * random.standard_normal(len(problem.nodes)) - noise**2 / 2).tolist()
-            nodes = tuple(
-                node._replace(time_us=node.time_us * factor) if node.time_us else node
-                for node, factor in zip(problem.nodes, factors, strict=True)
-            )
-            wrong = replace(problem, nodes=nodes)
+            times = zip(problem.nodes, factors, strict=True)
+            wrong = replace(problem, nodes=tuple(node._replace(time_us=node.time_us * by) for node, by in times))
             for order in orders:
                 steps[order].append(replay(wrong, order).step_us)
-        for order in orders:
-            median_us, p95_us = np.quantile(steps[order], (0.5, 0.95)).tolist()
-            quantiles[id(problem), order, noise] = median_us, p95_us
+        for order, of in steps.items():
+            quantiles[id(problem), order, noise] = tuple(np.quantile(of, (0.5, 0.95)).tolist())
     return quantiles
 
 

@@ -104,12 +104,8 @@ BINS = 800
 """Of two pixels each."""
 MAX_STREAMS = 6
 """Beyond this, the least busy process groups are left out of the picture, which says so."""
-MAX_LABELS = 40
-"""Orders with at most as many spans get their nodes' names."""
 HEIGHT = 0.8
 """Of a row; rows are 1 apart."""
-LETTER = 0.0065
-"""Width of a letter, as a share of the axes."""
 LEFT = 0.115
 """Where the axes begin, as a share of the figure."""
 
@@ -147,12 +143,9 @@ def plot_schedule(schedule: Schedule, path: str | Path) -> None:
     for heading, line, of_line in (("original", before, lanes[0]), ("scheduled", after, lanes[1])):
         streams.text(0, y - 0.65, f"{heading}: {duration(line.step_us)}", fontsize=10, weight="bold", color=INK)
         y -= 0.8
-        named = sum(len(lane.busy) + len(lane.exposed) for lane in of_line) <= MAX_LABELS
         for lane in of_line:
             y -= 1.0
             _lane(streams, lane, y, line.step_us, edges, scale)
-            if named:
-                _names(streams, problem, lane, y + HEIGHT / 2, edges[-1], scale)
     streams.set_ylim(y - 0.15, 0.1)
     streams.set_yticks([])
     legend = stream_legend(group_purposes(problem).values())
@@ -230,16 +223,6 @@ def _lane(axes: "Axes", lane: _Lane, y: float, step_us: float, edges: Floats, sc
     for x, text, side in ((-0.008, lane.label, "right"), (1.005, f"{100 * share:.1f} %", "left")):
         axes.text(x, y + HEIGHT / 2, text, transform=axes.get_yaxis_transform(), ha=side, va="center", fontsize=9,
                   color=INK, parse_math=False)  # fmt: skip
-
-
-def _names(axes: "Axes", problem: Problem, lane: _Lane, y: float, end_us: float, scale: float) -> None:
-    for spans, ink in ((lane.busy, INK), (lane.exposed, "white")):
-        for span in spans:
-            axes.vlines(span.end_us / scale, y - HEIGHT / 2, y + HEIGHT / 2, color="white", linewidth=1)
-            name = printable(problem.nodes[span.node].name)
-            if span.end_us - span.start_us > LETTER * len(name) * end_us:
-                axes.text((span.start_us + span.end_us) / 2 / scale, y, name, ha="center", va="center", fontsize=8,
-                          color=ink, parse_math=False)  # fmt: skip
 
 
 def _lanes(problem: Problem, line: Timeline) -> list[_Lane]:

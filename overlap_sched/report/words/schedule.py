@@ -198,28 +198,28 @@ def settings_for(problem: Problem, options: Options | None = None) -> AllocatorS
 
 
 def reserved_for(
-    problem: Problem, order: Order, settings: AllocatorSettings | None, original: Problem | None = None
+    problem: Problem, order: Order, options: Options | None = None, original: Problem | None = None
 ) -> Reserved | None:
-    """Replay the original order and a new one; ``None`` without settings.
+    """Replay the original order and a new one; ``None`` where none is replayed.
 
     Args:
         problem: Of the new order.
         order: The new one.
-        settings: Of the allocator.
+        options: Say which allocator is replayed; ``None``: the defaults.
         original: Whose order is the original one; ``None``: the same problem (else it was rewritten).
     """
+    settings, was = settings_for(problem, options), original or problem
     if settings is None:
         return None
-    was = original or problem
-    orders = {(id(was), was.original_order): was, (id(problem), order): problem}
-    bytes_of = {key: replay_allocator(of, key[1], settings).reserved_bytes for key, of in orders.items()}
-    return Reserved(bytes_of[id(was), was.original_order], bytes_of[id(problem), order], settings)
+    before = after = replay_allocator(problem, order, settings).reserved_bytes
+    if was is not problem or order != was.original_order:
+        before = replay_allocator(was, was.original_order, settings).reserved_bytes
+    return Reserved(before, after, settings)
 
 
 def reserved_of(schedule: Schedule, original: Problem | None = None) -> Reserved | None:
     """The same of a schedule, with the allocator of its options."""
-    settings = settings_for(schedule.problem, schedule.options)
-    return reserved_for(schedule.problem, schedule.order, settings, original)
+    return reserved_for(schedule.problem, schedule.order, schedule.options, original)
 
 
 def reserved_rows(found: Reserved | None, limit_bytes: int | None = None) -> Sequence[tuple[str, ...]]:

@@ -30,10 +30,6 @@ from overlap_sched.options import Options, check_names
 
 NAME = "overlap_sched"
 """How the pass is called in a schedule of ``engine.compile``."""
-REQUIRES = "z3_gather_release"
-"""What ``zero3_compile`` provides (``deepspeed.compile.passes.contract.CAP_Z3_GATHER_RELEASE``)."""
-COMPETING = "prefetch"
-"""DeepCompile's own pass that moves gathers."""
 GROUP = SHARED["dc"]
 _UNMEASURED = "deepcompile_profile_incomplete"
 """In a node's metadata where DeepCompile could not measure the whole graph (``profilers/graph_profile.py``)."""
@@ -61,7 +57,8 @@ def register(options: Options | None = None, **how: Any) -> None:
         raise OptionsError(
             f"there is no DeepCompile with contracts of passes here ({error}). pip install 'deepspeed>=0.19.8'."
         ) from error
-    needs = contract(requires=frozenset({REQUIRES}), conflicts_with=frozenset({COMPETING}))
+    # what ``zero3_compile`` provides (``CAP_Z3_GATHER_RELEASE``); DeepCompile's own pass that moves gathers
+    needs = contract(requires=frozenset({"z3_gather_release"}), conflicts_with=frozenset({"prefetch"}))
     register_compile_pass(NAME, partial(order_pass, settings=settings), needs)
 
 

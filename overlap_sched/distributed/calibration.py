@@ -88,7 +88,7 @@ class Machine:
 
 @contextmanager
 def join_ranks(choice: DeviceChoice) -> Iterator[Machine]:
-    """Join the ranks that torchrun has started; a process group that is up already is used as it is.
+    """Join the ranks that torchrun has started.
 
     Args:
         choice: ``"auto"``: a GPU with NCCL where each local rank can have one, else the CPU with gloo.
@@ -96,9 +96,6 @@ def join_ranks(choice: DeviceChoice) -> Iterator[Machine]:
     Raises:
         CostError: torchrun has not started this process, or there are fewer GPUs than local ranks.
     """
-    if dist.is_initialized():
-        yield machine_on(_device(choice))
-        return
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         raise CostError(
             "calibrate measures what several processes do at once, and torchrun has not started this one. Run: "
@@ -106,11 +103,10 @@ def join_ranks(choice: DeviceChoice) -> Iterator[Machine]:
             "(N: the GPUs of this machine; without GPUs, 2 or more processes)"
         )
     device = _device(choice)
-    if device.type == "cuda":
+    on_gpu = device.type == "cuda"
+    if on_gpu:
         torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device, timeout=_TIMEOUT)
-    else:
-        dist.init_process_group("gloo", timeout=_TIMEOUT)
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None, timeout=_TIMEOUT)
     try:
         yield machine_on(device)
     finally:

@@ -85,7 +85,7 @@ def negotiate(
     mine: Proposal,
     kept_us: float,
     planned: Planned,
-    membership: Membership | None,
+    membership: Membership,
     timeout_s: float = TIMEOUT_S,
     clock: Clock = time,
 ) -> LaunchChoice:
@@ -96,7 +96,7 @@ def negotiate(
         mine: The order that this rank would run alone.
         kept_us: The step of this rank where all keep their launches (microseconds).
         planned: Plans with the proposals of others.
-        membership: This rank among those that must agree; ``None``: it is alone.
+        membership: This rank among those that must agree.
         timeout_s: How long to wait for the others, each time (seconds).
         clock: Tells the time and sleeps.
 
@@ -104,10 +104,8 @@ def negotiate(
         AgreementError: Not all ranks came within the limit.
         Exception: What the store raises, or planning.
     """
-    if membership is None:
-        return LaunchChoice()
     steps = negotiation_steps(verdict, membership.rank, membership.members, mine, kept_us, planned)
-    choice: LaunchChoice = run_steps(steps, membership.store, membership.prefix, timeout_s, clock)
+    choice: LaunchChoice = run_steps(steps, membership, timeout_s, clock)
     return choice
 
 

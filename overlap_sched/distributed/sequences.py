@@ -198,18 +198,14 @@ def log_steps(
 
 def _differ(one: Entry, at: int, other: Entry, first: int, size: int) -> bool:
     """Tell whether two entries launch what they share, so many from these places on, differently."""
-    mine, theirs = one.between(at, at + size), other.between(first, first + size)
-    whole = (one.splits_at(at) and one.splits_at(at + size)) and (
-        other.splits_at(first) and other.splits_at(first + size)
-    )
-    return mine != theirs or not whole
+    ends = (one, at), (one, at + size), (other, first), (other, first + size)
+    whole = all(entry.splits_at(place) for entry, place in ends)
+    return not whole or one.between(at, at + size) != other.between(first, first + size)
 
 
 def _alike(some: Sequence[Launch], others: Sequence[Launch]) -> bool:
     """Tell whether launches may be the same: bytes that are not known may be any."""
-    if len(some) != len(others):
-        return False
-    return tuple(some) == tuple(others) or all(
-        a == b or ((a[-1:] == "*" or b[-1:] == "*") and a.rpartition(" ")[0] == b.rpartition(" ")[0])
+    return len(some) == len(others) and all(
+        a == b or ("*" in (a[-1:], b[-1:]) and a.rpartition(" ")[0] == b.rpartition(" ")[0])
         for a, b in zip(some, others, strict=True)
     )

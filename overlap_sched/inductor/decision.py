@@ -399,7 +399,10 @@ def _choose(own: OrderDraft, kept: OrderDraft, verdict: Verdict) -> LaunchChoice
     order = mine.order if own.report.changed else mine.problem.original_order
     settings = own.how.settings
     proposal = Proposal.of(mine.problem, order)
-    return negotiate(verdict, proposal, figures.step_us, planned, membership(settings), settings.timeout_s)
+    here = membership(settings)
+    if here is None:
+        return LaunchChoice()
+    return negotiate(verdict, proposal, figures.step_us, planned, here, settings.timeout_s)
 
 
 def _places(launches: Launches, facts: LaunchFacts) -> tuple[int, ...]:

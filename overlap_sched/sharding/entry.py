@@ -27,7 +27,6 @@ def shard(
     mp_policy: MixedPrecisionPolicy | None = None,
     offload_policy: OffloadPolicy | None = None,
     ignored_params: set[nn.Parameter] | None = None,
-    dp_mesh_dims: object = None,
 ) -> nn.Module | list[nn.Module]:
     """Shard parameters over the ranks of a mesh, gathered where they are read: what ``fully_shard`` does, compiled.
 
@@ -47,7 +46,6 @@ def shard(
         mp_policy: As for ``fully_shard``; inputs and outputs of ``module`` are cast.
         offload_policy: None but the default.
         ignored_params: Parameters that stay as they are.
-        dp_mesh_dims: Not supported.
 
     Returns:
         ``module``, now also a :class:`~overlap_sched.sharding.modules.ShardedModule`.
@@ -57,7 +55,16 @@ def shard(
     """
     roots: list[Any] = list(module) if isinstance(module, list | tuple) else [module]
     ignored = set(ignored_params) if isinstance(ignored_params, Iterable) else {ignored_params} - {None}
-    _check_arguments(roots, ignored, mp_policy, reshard_after_forward, offload_policy, dp_mesh_dims)
+    for one in ignored:
+        if not isinstance(one, nn.Parameter):
+            raise ShardingError("ignored_params must be a set of parameters: set(model.head.parameters()).")
+    if not isinstance(reshard_after_forward, bool | None):
+        raise ShardingError(
+            f"reshard_after_forward is {reshard_after_forward}: resharding to fewer ranks is not supported. Use True "
+            "(gather again in backward) or False (keep)."
+        )
+    if type(offload_policy) not in (type(None), OffloadPolicy):
+        raise ShardingError("offload_policy: offloading is not supported. Use torch's fully_shard for this model.")
     place, policy, modules = _place_in(mesh), mp_policy or MixedPrecisionPolicy(), _modules_of(roots)
     parameters: dict[nn.Parameter, str] = {}
     for one, path in modules.items():
@@ -92,51 +99,17 @@ def shard(
     return module
 
 
-def _check(fits: bool, name: str, given: object, remedy: str) -> None:
-    """Refuse an argument of another type, or of ``fully_shard`` that is not supported."""
-    if not fits:
-        shown = given if isinstance(given, int | str | list | torch.dtype) else f"a {type(given).__name__}"
-        raise ShardingError(f"{name} is {shown}; it must be {remedy}")
-
-
-def _check_arguments(
-    roots: list[Any], ignored: set[Any], policy: Any, reshard_after_forward: Any, offload_policy: Any, dims: Any
-) -> None:
-    for root in roots or [roots]:
-        remedy = "a model, or a list of modules: shard(model, mesh), not its parameters."
-        _check(isinstance(root, nn.Module), "module", root, remedy)
-    dtype = policy if isinstance(policy, torch.dtype) else getattr(policy, "param_dtype", None) or torch.bfloat16
-    remedy = f"a policy: torch.distributed.fsdp.MixedPrecisionPolicy(param_dtype={dtype})."
-    _check(isinstance(policy, MixedPrecisionPolicy | None), "mp_policy", policy, remedy)
-    for one in ignored:
-        remedy = "a set of parameters: set(model.head.parameters())."
-        _check(isinstance(one, nn.Parameter), "ignored_params", one, remedy)
-    remedy = "True (gather again in backward) or False (keep): resharding to fewer ranks is not supported."
-    _check(isinstance(reshard_after_forward, bool | None), "reshard_after_forward", reshard_after_forward, remedy)
-    remedy = "left out: offloading is not supported. Or use torch's fully_shard for this model."
-    _check(type(offload_policy) in (type(None), OffloadPolicy), "offload_policy", offload_policy, remedy)
-    remedy = 'left out. Pass the data-parallel dimensions as mesh: mesh["dp"], or mesh["replicate", "shard"].'
-    _check(dims is None, "dp_mesh_dims", dims, remedy)
-
-
 def _place_in(mesh: DeviceMesh | None) -> Place:
     if mesh is None:
-        if not dist.is_initialized():
-            raise ShardingError(
-                "there is no process group yet, and no mesh was given. Call torch.distributed.init_process_group() "
-                "first, or pass mesh=init_device_mesh(...)."
-            )
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         mesh = init_device_mesh(accelerator.type if accelerator else "cpu", (dist.get_world_size(),))
-    make = 'init_device_mesh("cuda", (ranks,)), or of a process group DeviceMesh.from_group(group, "cuda")'
-    _check(isinstance(mesh, DeviceMesh), "mesh", mesh, f"a DeviceMesh: {make}.")
     if mesh.ndim not in (1, 2):
         raise ShardingError(
             f"the mesh has {mesh.ndim} dimensions {mesh.mesh_dim_names or tuple(mesh.shape)}; shard takes one (shard) "
             'or two (replicate, shard). Pass those of data parallelism: mesh["dp"], or mesh["replicate", "shard"].'
         )
     index = None if mesh.device_type == "cpu" else torch.accelerator.current_device_index()
-    return Place(mesh, torch.device(mesh.device_type, index))
+    return Place.of(mesh, torch.device(mesh.device_type, index))
 
 
 def _modules_of(roots: Sequence[nn.Module]) -> dict[nn.Module, str]:

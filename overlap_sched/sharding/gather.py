@@ -9,7 +9,7 @@ the collective where the type cannot overflow, by factors before and after it in
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch._functorch.config
@@ -39,11 +39,7 @@ class CollectiveGroup:
     size: int
 
 
-ALONE = CollectiveGroup("", 1)
-
-
-@dataclass(frozen=True)
-class TensorParallelLayout:
+class TensorParallelLayout(NamedTuple):
     """The DTensor that a parameter was before it was sharded: what tensor parallelism made of it."""
 
     mesh: DeviceMesh
@@ -87,28 +83,25 @@ class Layout:
 
 @dataclass(frozen=True)
 class Place:
-    """Where this rank stands in a mesh of one or two dimensions: (shard) or (replicate, shard)."""
+    """Where this rank stands in a mesh of one or two dimensions: (shard) or (replicate, shard).
+
+    Attributes:
+        shards, replicas: The groups of the last dimension, and of the first of two.
+        index: That of this rank's part.
+    """
 
     mesh: DeviceMesh
     device: torch.device
+    shards: CollectiveGroup
+    replicas: CollectiveGroup
+    index: int
 
-    @property
-    def shards(self) -> CollectiveGroup:
-        """The last dimension."""
-        return self._group(self.mesh.ndim - 1)
-
-    @property
-    def replicas(self) -> CollectiveGroup:
-        """The first of two."""
-        return self._group(0) if self.mesh.ndim == 2 else ALONE
-
-    @property
-    def index(self) -> int:
-        """The index of this rank's part."""
-        return int(self.mesh.get_local_rank(self.mesh.ndim - 1))
-
-    def _group(self, dimension: int) -> CollectiveGroup:
-        return CollectiveGroup(self.mesh.get_group(dimension).group_name, self.mesh.size(dimension))
+    @classmethod
+    def of(cls, mesh: DeviceMesh, device: torch.device) -> "Place":
+        """This rank's."""
+        groups = [CollectiveGroup(mesh.get_group(k).group_name, mesh.size(k)) for k in range(mesh.ndim)]
+        replicas = groups[0] if mesh.ndim == 2 else CollectiveGroup("", 1)
+        return cls(mesh, device, groups[-1], replicas, int(mesh.get_local_rank(mesh.ndim - 1)))
 
 
 def layout_of(parameter: nn.Parameter, place: Place, policy: MixedPrecisionPolicy) -> Layout:
@@ -139,9 +132,13 @@ def part_of(parameter: nn.Parameter, place: Place, layout: Layout) -> nn.Paramet
             placement = _StridedShard(0, split_factor=parts)
     replicated = [Replicate()] * (place.mesh.ndim - 1)
     placements = (*replicated, placement, *(inside.placements if inside is not None else ()))
-    stride = torch.empty(parameter.shape, device="meta").stride()
-    kept = DTensor.from_local(mine, mesh, placements, run_check=False, shape=parameter.shape, stride=stride)
+    kept = as_dtensor(mine, mesh, placements, parameter.shape, torch.empty(parameter.shape, device="meta").stride())
     return nn.Parameter(kept, requires_grad=parameter.requires_grad)
+
+
+def as_dtensor(local: Tensor, mesh: DeviceMesh, placements: Any, shape: Any, stride: Any) -> DTensor:
+    """The DTensor of which this rank has a part."""
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 def _local(parameter: Tensor) -> Tensor:

@@ -11,12 +11,13 @@ from overlap_sched.distributed.protocol import Steps, StoreCall, agreement_steps
 from tests.support.examples import at_night
 from tests.support.interleavings import Checker, End, Fault, StuckError
 
+OPTIONS = '{"headroom": 1}'
 A, B, C = (
-    Digest(operators=name, sizes="s", options="o", costs="c", order="r", key=name, launches="l", name=name)
+    Digest(operators=name, sizes="s", options="{}", costs="c", order="r", key=name, launches="l", name=name)
     for name in "ABC"
 )
-OTHER_LAUNCHES = replace(A, options="other", launches="m")
-OTHER_OPTIONS, OTHER_COSTS = replace(A, options="other"), replace(A, costs="other")
+OTHER_LAUNCHES = replace(A, options=OPTIONS, launches="m")
+OTHER_OPTIONS, OTHER_COSTS = replace(A, options=OPTIONS), replace(A, costs="other")
 FAILED = Digest.of_failure("KeyError: 'mm'", key="A", launches="l", name="A")
 
 

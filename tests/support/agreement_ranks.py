@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from overlap_sched.distributed import Digest, agree, broadcast_costs, digest_of, run_token
+from overlap_sched.distributed import Digest, agree, broadcast_costs, digest_of
 from overlap_sched.distributed.agreement import membership_of
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Problem
@@ -116,7 +116,6 @@ def scenes(rank: int, last: int) -> dict[str, Any]:
         time.sleep(limit_s * i / 6 if odd else 0.0)
         found["late"].append(ask(digest(f"late {i}"), limit_s))
         dist.barrier()
-    found["token"] = run_token()
     total = torch.ones(1)
     dist.all_reduce(total)
     found["collectives still work"] = total.item()

@@ -30,9 +30,6 @@ from overlap_sched.options import Options, check_names
 
 NAME = "overlap_sched"
 """How the pass is called in a schedule of ``engine.compile``."""
-GROUP = SHARED["dc"]
-_UNMEASURED = "deepcompile_profile_incomplete"
-"""In a node's metadata where DeepCompile could not measure the whole graph (``profilers/graph_profile.py``)."""
 
 
 def register(options: Options | None = None, **how: Any) -> None:
@@ -87,9 +84,9 @@ def order_pass(
     ranks = _ranks_of(getattr(profiling_results.get(graph_id), "process_group", None))
     if ranks:
         settings = replace(settings, ranks=ranks)
-        gm.meta[GROUPS_KEY] = {GROUP: (len(ranks), ranks)}
-    nodes = list(gm.graph.nodes)
-    if settings.cost is None and any(map(measured, nodes)) and not any(_UNMEASURED in node.meta for node in nodes):
+        gm.meta[GROUPS_KEY] = {SHARED["dc"]: (len(ranks), ranks)}
+    nodes, partly = list(gm.graph.nodes), "deepcompile_profile_incomplete"  # (``profilers/graph_profile.py``)
+    if settings.cost is None and any(map(measured, nodes)) and not any(partly in node.meta for node in nodes):
         settings = replace(settings, cost=measured)
     try:
         with zero3_values(gm.graph):

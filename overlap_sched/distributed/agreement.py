@@ -37,9 +37,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.1
 """Time between two looks: twice as long each time. A thousand ranks make ten thousand small requests a second at most;
 a rank learns what it waits for at most a tenth of a second late."""
 
-_TRIES = 3
-"""How often the log of launch sequences is asked where the store fails."""
-
 PREFIX = "overlap_sched/"
 """In front of every key that we write."""
 
@@ -264,7 +261,7 @@ def sequence_in_force(
         return entry
     with _logs_lock:
         log = _log_of(membership)
-        for _ in range(_TRIES):
+        for _ in range(3):  # where the store fails
             try:
                 found: Entry | None = run_steps(log_steps(log, tuple(launches), entry), membership, 0.0)
                 return found

@@ -253,17 +253,13 @@ def absent(
     ``missing`` have shown nothing, or, where all have shown a digest, are not waiting any more.
     """
     less = f" (instead of {limit_s:g} s, as not all ranks came the last time)" if waited_s < limit_s else ""
+    did, may = (
+        f"did not publish an order for graph {name!r} within",
+        "compiles other graphs, is slower, or has this one",
+    )
     if set(missing) <= digests.keys():
-        reason = (
-            f"{ranks_text(missing)} no longer waited for the others {waited_s:g} s{less} after publishing an order for "
-            f"graph {name!r}: died, or lost the connection to the store of the process group."
-        )
-    else:
-        reason = (
-            f"{ranks_text(missing)} did not publish an order for graph {name!r} within {waited_s:g} s{less}. Such a "
-            "rank died, compiles other graphs, is slower than that, or has compiled the graph already: see "
-            "docs/agreement.md."
-        )
+        did, may = f"no longer waited with graph {name!r} after", "or has lost the store of the process group"
+    reason = f"{ranks_text(missing)} {did} {waited_s:g} s{less}. Such a rank has died, {may}: see docs/agreement.md."
     return Verdict(agreed=False, reason=reason, missing=tuple(missing), shown=_identities(digests))
 
 

@@ -20,8 +20,7 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -38,8 +37,7 @@ Planned = Callable[[Mapping[int, Proposal]], Mapping[int, float]]
 """From proposals, by rank, to the step in microseconds that this rank would have with each; infinite: it cannot."""
 
 
-@dataclass(frozen=True)
-class LaunchChoice:
+class LaunchChoice(NamedTuple):
     """What all ranks have chosen.
 
     Attributes:
@@ -49,11 +47,6 @@ class LaunchChoice:
 
     proposer: int | None = None
     proposal: Proposal | None = None
-
-    @property
-    def text(self) -> str:
-        """The same for equal choices."""
-        return "launches kept" if self.proposal is None else f"launches of rank {self.proposer}"
 
 
 def proposers_of(verdict: Verdict) -> tuple[int, ...]:
@@ -77,7 +70,8 @@ def chosen_digest(
     key = f"{_key(verdict)}/choice"
     if choice is None:
         return Digest.of_failure(failure, key, mine.launches, mine.name)
-    return Digest("", "", mine.options, "", f"{choice.text}: {list(sequence)}", key, mine.launches, name=mine.name)
+    order = f"launches of rank {choice.proposer}: {list(sequence)}"
+    return Digest("", "", mine.options, "", order, key, mine.launches, name=mine.name)
 
 
 def negotiate(

@@ -6,6 +6,7 @@ from itertools import takewhile
 from typing import Any, NoReturn
 
 import torch
+import torch._functorch.config
 import torch.distributed as dist
 from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -14,7 +15,7 @@ from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from overlap_sched.errors import ShardingError
-from overlap_sched.sharding.gather import Place, cache_gathers, layout_of, part_of
+from overlap_sched.sharding.gather import Place, layout_of, part_of
 from overlap_sched.sharding.modules import Owner, ShardedModule, ShardState, put_casts, put_names, put_properties
 
 
@@ -66,16 +67,19 @@ def shard(
     if type(offload_policy) not in (type(None), OffloadPolicy):
         raise ShardingError("offload_policy: offloading is not supported. Use torch's fully_shard for this model.")
     place, policy, modules = _place_in(mesh), mp_policy or MixedPrecisionPolicy(), _modules_of(roots)
-    parameters: dict[nn.Parameter, str] = {}
+    parameters: dict[Any, str] = {}
     for one, path in modules.items():
         _check_module(one, path, ignored)
         for name, parameter in one.named_parameters(recurse=False):
             if parameter not in ignored:
                 parameters.setdefault(parameter, f"{path}.{name}".lstrip("."))
     for parameter, name in parameters.items():
-        _check_parameter(parameter, name, shard_placement_fn)
+        _check_parameter(parameter, name, shard_placement_fn and shard_placement_fn(parameter))
     repair_random_states()
-    cache_gathers()
+    # By default torch's AOTAutograd cache leaves out graphs with autograd functions. Forward and backward of gathers
+    # are graphs inside of the graph when its key is made, and part of that key. torch's environment variable
+    # ``TORCHINDUCTOR_AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD=0`` goes before.
+    torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
     state = ShardState(again=reshard_after_forward is not False, group=place.shards.name)
     layouts = {parameter: layout_of(parameter, place, policy) for parameter in parameters}
     parts = {parameter: part_of(parameter, place, layout) for parameter, layout in layouts.items()}
@@ -91,8 +95,8 @@ def shard(
         if any(True for _ in one.parameters()):
             put_properties(one, {name: layouts[parameter] for name, parameter in own.items()}, state)
     state.owners.extend(owners.values())
-    for replaced, name in parameters.items():
-        _replace(replaced, name)
+    for old, name in parameters.items():
+        old.__class__, old.replaced = _replaced(type(old)), name
     for root in roots:
         put_casts(root, state, policy)
     put_names(roots)
@@ -146,11 +150,8 @@ def _check_module(module: nn.Module, path: str, ignored: set[nn.Parameter]) -> N
     raise ShardingError(f"{path or 'the module'} ({type(module).__name__}) {fault}")
 
 
-def _check_parameter(
-    parameter: nn.Parameter, name: str, shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None
-) -> None:
+def _check_parameter(parameter: nn.Parameter, name: str, chosen: Shard | None) -> None:
     """Refuse what cannot be divided by rows, was divided by another call, or would leave a hook behind."""
-    chosen = None if shard_placement_fn is None else shard_placement_fn(parameter)
     if parameter._post_accumulate_grad_hooks or parameter._backward_hooks:
         fault = "has a hook, which would stay with the parameter that shard replaces. Register it after shard(model)."
     elif hasattr(parameter, "replaced"):
@@ -164,17 +165,13 @@ def _check_parameter(
     raise ShardingError(f"{name} {fault}")
 
 
-def _replace(parameter: Any, name: str) -> None:
-    """Raise wherever the gradient of a parameter that ``shard`` has divided is asked for from now on.
+@cache
+def _replaced(own: type) -> type:
+    """A class that raises wherever the gradient of a parameter that ``shard`` has divided is asked for.
 
     torch can turn no ``Parameter`` into a DTensor: an optimizer that was made before still has the old one.
     """
-    parameter.__class__ = _replaced(type(parameter))
-    parameter.replaced = name
 
-
-@cache
-def _replaced(own: type) -> type:
     def refuse(parameter: Any, *_: Any) -> NoReturn:
         raise ShardingError(
             f"shard() has replaced {getattr(parameter, 'replaced', 'this parameter')}: an optimizer that was made "
@@ -193,21 +190,17 @@ def _replaced(own: type) -> type:
 # both graphs. Where there is nothing to put right, graphs stay as torch makes them.
 
 
-_REPAIRED = "_repaired_by_overlap_sched"
-
-
+@cache
 def repair_random_states() -> None:
     """Put it right from now on; once per process. A torch without this function is left alone."""
     import torch._functorch.partitioners as partitioners
 
     torchs = getattr(partitioners, "functionalize_rng_ops", None)
-    if torchs is None or hasattr(torchs, _REPAIRED):
+    if torchs is None:
         return
 
     @wraps(torchs)
-    def functionalize(
-        joint: fx.GraphModule, forward: fx.GraphModule, backward: fx.GraphModule, num_sym_nodes: int
-    ) -> Any:
+    def functionalize(joint: Any, forward: fx.GraphModule, backward: fx.GraphModule, num_sym_nodes: int) -> Any:
         from torch._functorch._aot_autograd.graph_compile import is_opaque_node
 
         saved: Sequence[Any] = forward.graph.output_node().args[0]
@@ -225,5 +218,4 @@ def repair_random_states() -> None:
             made[1].recompile()
         return made
 
-    setattr(functionalize, _REPAIRED, True)
     partitioners.functionalize_rng_ops = functionalize

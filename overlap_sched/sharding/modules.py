@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -214,13 +215,8 @@ def _fault(module: Any, name: str) -> str:
     return _ended.get(ranks, "")
 
 
-class _Running:
-    """Whether a forward is running in eager code."""
-
-    forward = False
-
-
-_running = _Running()
+_running = SimpleNamespace(forward=False)
+"""Whether a forward is running in eager code."""
 _classes: dict[tuple[Any, ...], type] = {}
 """Modules alike have one class, so that code compiled for one serves the others."""
 

@@ -88,8 +88,6 @@ def start(trainer: Any) -> None:
 def tell_if_not_chosen(trainer_class: type) -> None:
     """Have a trainer say when it is built with another pass pipeline: torchtitan takes its own then, without a word."""
     build = trainer_class.__init__  # type: ignore[misc]
-    if getattr(build, "tells", False):
-        return
 
     @wraps(build)
     def told(self: Any, config: Any) -> None:
@@ -100,7 +98,6 @@ def tell_if_not_chosen(trainer_class: type) -> None:
             cause = f"with --compile.pass_pipeline {chosen!r} torchtitan takes its own list of passes.{meant}"
             warn(f"overlap_sched does nothing in this job: {cause}")
 
-    told.tells = True  # type: ignore[attr-defined]
     trainer_class.__init__ = told  # type: ignore[misc]
 
 

@@ -29,7 +29,7 @@ from overlap_sched.distributed.calibration import (
     products_of,
     sizes_between,
     steady_mean,
-    time_side_by_side,
+    time_kernel,
     time_together,
 )
 from overlap_sched.errors import CostError, DumpGroupError
@@ -110,7 +110,8 @@ def test_the_last_rank_to_come_counts():
     assert seen[:4] == ["begin", "end"] * 2
     assert len(seen) // 2 >= 3 + 7  # warm-ups and repetitions
     assert time_together(machine, lambda: None, lambda _: None, max).time_us == 9.0
-    assert 4.0 < time_side_by_side(machine, lambda: None, lambda: None) < 9.0  # of all six
+    (copy,) = calls_in_grid(Grid((), (), (4096,)), torch.float32, CPU)
+    assert 4.0 < time_kernel(machine, copy).time_us < 9.0  # of all six
 
 
 def test_a_launch_is_part_of_the_time():
@@ -178,7 +179,7 @@ def test_gpus_that_are_not_there(tmp_path, capsys, monkeypatch):
 def test_the_clock_of_a_gpu():
     machine = Machine(torch.device("cuda", 0))
     for call in calls_in_grid(SMALL, torch.bfloat16, machine.device):
-        assert time_side_by_side(machine, make_run(call, machine.device), lambda: None) > 0
+        assert time_kernel(machine, call).time_us > 0
 
 
 @pytest.mark.parametrize(

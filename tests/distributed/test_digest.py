@@ -141,7 +141,11 @@ SIDES = "ranks 0-1, 3 against rank 2"
         ),
         (replace(A, costs="d", order="s"), ["costs"], "(overlap_sched.distributed.broadcast_costs)"),
         (replace(A, order="s"), ["order"], "different versions of overlap_sched"),
-        (replace(A, options='{"effort": 2}', costs="d"), ["options", "costs"], f"ranks 0-1, 3 and 2 on rank 2; costs: {SIDES}"),
+        (
+            replace(A, options='{"effort": 2}', costs="d"),
+            ["options", "costs"],
+            f"ranks 0-1, 3 and 2 on rank 2; costs: {SIDES}",
+        ),
     ],
 )
 def test_who_differs_in_what(other: Digest, parts: list[str], named: str) -> None:

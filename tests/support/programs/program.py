@@ -311,14 +311,8 @@ def lines_of(program: Program, part: range, odd: bool) -> list[str]:
             if where == at:
                 lines.append(f"odd{number}_{at} = more({names[which]})")
                 names[which] = f"odd{number}_{at}"
-        words = {
-            **dict(zip("abc", names, strict=False)),
-            **{letter: f"r{v}" for letter, v in zip("xy", step.makes, strict=False)},
-            "g": f"G{step.group}",
-            "k": step.number,
-            "t": f"t{at}",
-        }
-        lines += step.is_of.text.format(**words).split("\n")
+        words = dict(zip("abcxy", [*names, *"abc"[len(names) :], *(f"r{v}" for v in step.makes)], strict=False))
+        lines += step.is_of.text.format(**words, g=f"G{step.group}", k=step.number, t=f"t{at}").split("\n")
     return lines
 
 
@@ -340,10 +334,7 @@ def source_of(program: Program, part: range, gives: Sequence[int], odd: bool = F
 def shown(program: Program, gives: Callable[[Program, int], Sequence[int]]) -> str:
     """For people: source, and how the ranks differ."""
     head = f"# seed {program.seed}; r0..r{len(INPUTS) - 1} are inputs {INPUTS!r}; gradients: {program.grad}"
-    odd = [
-        f"# rank 1 computes more on argument {which} of {program.steps[at].kind} (step {at})"
-        for at, which in program.odd
-    ]
+    odd = [f"# rank 1 computes more on argument {k} of {program.steps[at].kind} (step {at})" for at, k in program.odd]
     texts = [source_of(program, part, gives(program, number)) for number, part in enumerate(program.parts)]
     return "\n".join([head, *odd, *texts])
 
@@ -370,9 +361,7 @@ class Registers:
 
     def allows(self, kind: Kind, takes: tuple[int, ...]) -> bool:
         """Whether a step of this kind may come next with these arguments."""
-        if len(takes) != len(kind.takes) or any(
-            v >= len(self.letter) or self.letter[v] != letter for v, letter in zip(takes, kind.takes, strict=True)
-        ):
+        if any(v >= len(self.letter) for v in takes) or "".join(self.letter[v] for v in takes) != kind.takes:
             return False
         stores = [self.storage[v] for v in takes]
         if not kind.waits and kind.views is None and any(s in self.arriving for s in stores):
@@ -404,11 +393,8 @@ class Registers:
         for letter in kind.makes:
             self.letter.append(letter)
             self.compact.append(kind.name != "t" and (kind.views is None or self.compact[step.takes[kind.views]]))
-            if kind.views is None:
-                self.storage.append(self.storages)
-                self.storages += 1
-            else:
-                self.storage.append(stores[kind.views])
+            self.storage.append(self.storages if kind.views is None else stores[kind.views])
+            self.storages += kind.views is None
         if kind.launches or kind.receives:
             arrive = [*(stores[i] for i in kind.receives), *(self.storage[len(self.storage) - len(kind.makes) :])]
             self.arriving |= dict.fromkeys(arrive if kind.launches else arrive[: len(kind.receives)], self.launches)
@@ -422,9 +408,8 @@ def after(program: Program, steps: int) -> Registers | None:
     """Registers after so many steps; ``None``: one of them is not allowed."""
     registers = Registers()
     for step in program.steps[:steps]:
-        if tuple(range(len(registers.letter), len(registers.letter) + len(step.makes))) != step.makes:
-            return None
-        if not registers.take(step):
+        first = len(registers.letter)
+        if tuple(range(first, first + len(step.makes))) != step.makes or not registers.take(step):
             return None
     return registers
 
@@ -496,9 +481,8 @@ def generate(seed: int, without: Collection[str] = ()) -> Program:
                 for v in registers.older_names(step):
                     registers.letter[v] = "."  # which no kind takes
     several = rng.random() < 0.25 and not grad
-    open_ends = several and rng.random() < 0.7
     program = Program(seed, tuple(steps), grad=grad)
-    if not open_ends or rng.random() < 0.8:
+    if not several or rng.random() < 0.86:
         program = _awaited(program, registers)
     if several and len(program.steps) > 4:
         program = replace(program, cuts=(rng.randint(2, len(program.steps) - 2),))
@@ -552,30 +536,20 @@ def _awaited(program: Program, registers: Registers) -> Program:
 
 def _odd(rng: random.Random, program: Program) -> tuple[tuple[int, int], ...]:
     """Where the last rank computes more: arguments that are only read."""
-    places = [
-        (at, which)
-        for at, step in enumerate(program.steps)
-        for which, letter in enumerate(step.is_of.takes)
-        if letter in "fh" and which not in step.is_of.writes and which != step.is_of.views
-    ]
+    places = []
+    for at, kind in enumerate(step.is_of for step in program.steps):
+        only_read = [k for k in range(len(kind.takes)) if k not in kind.writes and k != kind.views]
+        places += [(at, k) for k in only_read if kind.takes[k] in "fh"]
     return tuple(sorted(rng.sample(places, min(len(places), rng.randint(1, 3)))))
 
 
 def shrunk(program: Program, fails: Callable[[Program], bool], tries: int = 80) -> Program:
     """A program of which nothing can be dropped; ``fails`` is asked so often at most."""
-    left = tries
-    again = True
-    while again:
-        again = False
-        for smaller in _smaller(program):
-            if left == 0:
-                return program
-            if not smaller.steps or not correct(smaller):
-                continue
-            left -= 1
+    for smaller in _smaller(program):
+        if tries and smaller.steps and correct(smaller):
+            tries -= 1
             if fails(smaller):
-                program, again = smaller, True
-                break
+                return shrunk(smaller, fails, tries)
     return program
 
 
@@ -584,11 +558,9 @@ def _smaller(program: Program) -> Iterator[Program]:
         yield replace(program, cuts=tuple(c for c in program.cuts if c != cut))
     for odd in program.odd:
         yield replace(program, odd=tuple(o for o in program.odd if o != odd))
-    size = max(1, len(program.steps) // 4)
-    while size:
+    for size in (max(1, len(program.steps) // 4), 2, 1):
         for at in reversed(range(0, len(program.steps), size)):
             yield without(program, range(at, min(at + size, len(program.steps))))
-        size //= 2
 
 
 def without(program: Program, dropped: range) -> Program:
@@ -603,10 +575,6 @@ def without(program: Program, dropped: range) -> Program:
         number |= dict(zip(step.makes, makes, strict=True))
         place[at] = len(steps)
         steps.append(replace(step, takes=tuple(number[v] for v in step.takes), makes=makes))
-    cuts = {sum(p < cut for p in place) for cut in program.cuts}
-    return replace(
-        program,
-        steps=tuple(steps),
-        cuts=tuple(sorted(cut for cut in cuts if 0 < cut < len(steps))),
-        odd=tuple((place[at], which) for at, which in program.odd if at in place),
-    )
+    cuts = {sum(p < cut for p in place) for cut in program.cuts} - {0, len(steps)}
+    odd = tuple((place[at], which) for at, which in program.odd if at in place)
+    return replace(program, steps=tuple(steps), cuts=tuple(sorted(cuts)), odd=odd)

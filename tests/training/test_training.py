@@ -6,7 +6,6 @@ The comparison's table and verdict, from runs written down by hand.
 """
 
 import copy
-import json
 import shutil
 
 import pytest
@@ -143,21 +142,6 @@ def test_the_command_says_what_is_wrong(monkeypatch, capsys, given, said):
     monkeypatch.delenv("RANK", raising=False)
     assert main(list(given)) == 2
     assert said in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_alone_it_trains_and_says_so(monkeypatch, capsys, tmp_path):
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
-    out = tmp_path / "out.json"
-    assert main(["--steps", "3", "--scheduler", "none", "--json", str(out), "--device", "cpu"]) == 0
-    said = capsys.readouterr().out
-    assert "no torchrun environment: a world of one rank, in which nothing is communicated." in said
-    assert "step 3/3  loss" in said
-    told = json.loads(out.read_text())
-    assert [float.fromhex(loss) for loss in told["losses"]] == sorted(map(float.fromhex, told["losses"]), reverse=True)
-    assert told["ranks"] == 1
-    assert len(told["step_s"]) == 3
 
 
 def test_the_scheduler_is_told_by_the_names_of_its_options():

@@ -59,7 +59,7 @@ class CalibrateCommand:
     """what is measured (default: a GPU for each process with NCCL, else the CPU with gloo)"""
 
 
-def run(command: CalibrateCommand, tell: Callable[[str], object]) -> tuple[str | tuple[str], int]:
+def run_calibrate(command: CalibrateCommand, tell: Callable[[str], object]) -> tuple[str | tuple[str], int]:
     """Measure; what to print, on rank 0: the others print nothing (``""``)."""
     with torch_for("calibrate needs torch: pip install 'overlap_sched[torch]' ."):
         import torch

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from overlap_sched.cli.flags import Flag, limit_bytes, read_names, shortened
 from overlap_sched.cli.input import Input, Wants, read_input
-from overlap_sched.cli.plan import save_rewritten, times_of
+from overlap_sched.cli.plan import prices_of, save_rewritten
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, UnreachableError
 from overlap_sched.fit import fit
@@ -17,8 +17,7 @@ from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.report.answers import as_json, fit_answer
 from overlap_sched.report.files import write_order
-from overlap_sched.report.page import write_page
-from overlap_sched.report.page_data import extras_of_fit
+from overlap_sched.report.page import extras_of_fit, write_page
 from overlap_sched.report.units import duration, size
 from overlap_sched.report.words.rewrites import answer_line, points_table, rewrites_table
 from overlap_sched.transform.host import PCIE_4, PCIE_5, HostLink
@@ -86,7 +85,7 @@ class FitCommand(Input):
             raise OptionsError(f"--effort is {self.effort}; it is 0, 1 or 2.")
 
 
-def run(command: FitCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
+def run_fit(command: FitCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
     """Search, write the files asked for; what to print, and the exit code. The graph saved is the rewritten one."""
     kinds = read_names(command.kinds, ALL)
     loaded = read_input(command, tell, Wants(True, FISSION in kinds, BATCH in kinds), saves=False)
@@ -117,9 +116,8 @@ def run(command: FitCommand, tell: Callable[[str], None]) -> tuple[str | tuple[R
     if command.html:
         tell(f"writing {command.html}")
         schedule, extras = extras_of_fit(found)
-        write_page(
-            schedule, command.html, extras=replace(extras, command=command.given, times=times_of(command, loaded))
-        )
+        extras = replace(extras, command=command.given, prices=prices_of(command, loaded))
+        write_page(schedule, command.html, extras)
     save_rewritten(command, command.out, best.problem, bool(best.rewrites), tell)
     code = 1 if found.fell_back is not None else 0 if found.fits else 4
     if command.json:

@@ -14,7 +14,6 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -86,6 +85,13 @@ def read_names(text: str, known: Sequence[str], said: str = "") -> tuple[str, ..
     if unknown := next((name for name in names if name not in known), None):
         raise OptionsError(f"{said}{unknown!r} is not one of {', '.join(known)}.{close_to(unknown, known)}")
     return names
+
+
+def refuse(*rules: tuple[object, str]) -> None:
+    """Raise an :class:`OptionsError` with the message of the first rule that is broken."""
+    for broken, message in rules:
+        if broken:
+            raise OptionsError(message)
 
 
 def whole_number(text: str, least: int = 1, most: int = 2**63 - 1) -> int:
@@ -290,12 +296,12 @@ def _check_output(option: str, path: str) -> None:
 def _same_file(one: str, other: str) -> bool:
     """Tell whether two paths lead to one file, also through links. What is no plain file (a terminal) may be shared."""
     try:
-        paths = [Path(os.path.realpath(nameable(path))) for path in (one, other)]
+        a, b = (os.path.realpath(nameable(path)) for path in (one, other))
     except OSError:  # no file at all
         return False
-    if not all(path.exists() for path in paths):
-        return paths[0] == paths[1]
-    return paths[0].is_file() and paths[0].samefile(paths[1])
+    if os.path.exists(a) and os.path.exists(b):
+        return os.path.isfile(a) and os.path.samefile(a, b)
+    return a == b
 
 
 def limit_bytes(option: str, text: str, original_peak_bytes: int) -> int:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple
 
-from overlap_sched.cli.flags import Flag, whole_number
+from overlap_sched.cli.flags import Flag, refuse, whole_number
 from overlap_sched.cost import FREE, H100, CostModel, Price, Roofline, device_named
 from overlap_sched.cost.cluster import ASSUMED, Cluster, MeshDimension, read_cluster
 from overlap_sched.cost.collectives import model_of
@@ -39,6 +39,7 @@ from overlap_sched.problem.sizes import size_bytes
 from overlap_sched.report.files import write_file
 from overlap_sched.report.table import complain, shown
 from overlap_sched.report.words.graph import profile_notes, profile_table
+from overlap_sched.scheduler.driver import no_collection
 from overlap_sched.transform.rewrites import Fission
 from overlap_sched.transform.search import Refuses, refuse_nothing
 
@@ -186,15 +187,14 @@ class Input(InputLimits):
     backward: str | None = None  # of a dump of a forward graph, that of its backward graph: both are read as one step
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.comm_scale) or self.comm_scale < 0:
-            raise OptionsError(f"--comm-scale is {self.comm_scale}; it is a factor, 0 or more.")
-        if self.cluster is not None and self.device is not None:
-            raise OptionsError(
-                f"--device {self.device}: cluster {self.cluster} has its own device. Leave one of the two out, or "
-                "write a cluster file with another device."
-            )
-        if self.redact and self.save_problem is None:
-            raise OptionsError("--redact changes what --save-problem writes: give --save-problem OUT.json, too.")
+        refuse(
+            (not 0 <= self.comm_scale < math.inf, f"--comm-scale is {self.comm_scale}; it is a factor, 0 or more."),
+            (self.cluster is not None and self.device is not None,
+             f"--device {self.device}: cluster {self.cluster} has its own device. Leave one of the two out, or write a "
+             "cluster file with another device."),
+            (self.redact and self.save_problem is None,
+             "--redact changes what --save-problem writes: give --save-problem OUT.json, too."),
+        )  # fmt: skip
         _ = self.contention
 
     @property
@@ -380,6 +380,7 @@ def torch_for(message: str) -> Iterator[None]:
         raise MissingExtraError(message) from None
 
 
+@no_collection()
 def _load_dump(source: Input, tell: Callable[[str], None], wants: Wants) -> Loaded:
     with torch_for(f"{source.problem} is a graph dump, and reading it needs torch: pip install 'overlap_sched[torch]'"):
         from overlap_sched.dump import load_dump, sizes_to_give

@@ -9,9 +9,8 @@ from typing import Annotated
 from rich.console import RenderableType
 from rich.table import Table
 
-from overlap_sched.cli.flags import Flag, limit_bytes
+from overlap_sched.cli.flags import Flag, limit_bytes, refuse
 from overlap_sched.cli.input import Input, read_input
-from overlap_sched.errors import OptionsError
 from overlap_sched.judge.validate import peak_memory
 from overlap_sched.peak_memory.addresses import AddressPlan, plan_addresses
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
@@ -25,7 +24,7 @@ from overlap_sched.report.files import write_file, write_order
 from overlap_sched.report.table import captioned_table, complain
 from overlap_sched.report.units import change, printable, size
 from overlap_sched.report.words.graph import peak_text
-from overlap_sched.report.words.schedule import Reserved, reserved_for, reserved_rows, settings_for
+from overlap_sched.report.words.schedule import Reserved, reserved_for, reserved_rows
 
 FORMAT = "overlap-addresses/1"
 MAX_EFFORT = 30
@@ -64,17 +63,16 @@ class MemoryCommand(Input):
         super().__post_init__()
         if self.limit is not None:
             limit_bytes("--limit", self.limit, 0)
-            if not self.exact:
-                raise OptionsError("--limit asks for a proof or an order: give --exact, too.")
-        if self.effort > MAX_EFFORT:
-            raise OptionsError(f"--effort is {show_number(self.effort)}; each doubles the work: at most {MAX_EFFORT}.")
-        if self.align > MAX_ALIGN_BYTES:
-            raise OptionsError(f"--align is {show_number(self.align)}; it is a number of bytes, 1 to 2**40.")
-        if not self.time_limit < math.inf:
-            raise OptionsError(f"--time-limit is {self.time_limit}; it is a finite number of seconds above 0.")
+        effort, align = show_number(self.effort), show_number(self.align)
+        refuse(
+            (self.limit and not self.exact, "--limit asks for a proof or an order: give --exact, too."),
+            (self.effort > MAX_EFFORT, f"--effort is {effort}; each doubles the work: at most {MAX_EFFORT}."),
+            (self.align > MAX_ALIGN_BYTES, f"--align is {align}; it is a number of bytes, 1 to 2**40."),
+            (not self.time_limit < math.inf, f"--time-limit is {self.time_limit}; it is finite, and above 0."),
+        )
 
 
-def run(command: MemoryCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
+def run_memory(command: MemoryCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
     """Plan, write the files asked for; what is to be printed: JSON, or a table and text."""
     problem = read_input(command, tell).problem
     if command.slowdown or command.link:
@@ -103,7 +101,7 @@ def run(command: MemoryCommand, tell: Callable[[str], None]) -> tuple[str | tupl
 
         tell(f"drawing {command.plot}")
         plot_memory(plan, command.plot)
-    reserved = reserved_for(problem, plan.order, settings_for(problem))
+    reserved = reserved_for(problem, plan.order)
     if command.json:
         return as_json(memory_answer(plan, addresses, reserved)), 0
     table = _table(plan, addresses, reserved)

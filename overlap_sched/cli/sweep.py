@@ -13,7 +13,7 @@ from typing import Annotated
 import numpy as np
 from rich.console import RenderableType
 
-from overlap_sched.cli.flags import SCHEDULING, Flag
+from overlap_sched.cli.flags import SCHEDULING, Flag, refuse
 from overlap_sched.cli.input import Input, Wants, options_for, read_input
 from overlap_sched.cost import H100
 from overlap_sched.cost.cluster import ASSUMED, Cluster
@@ -49,11 +49,11 @@ def _read_vary(texts: Sequence[str], peak_bytes: int) -> dict[str, tuple[float, 
             return parse_size(f"--vary {name}", text, peak_bytes, "a size with a unit (2GiB) or percent (5%)")
         return float(text.removesuffix("%")) / 100 if name == "noise" and text.endswith("%") else float(text)
 
-    vary = read_axes(texts, AXES, ("ranks",), _EXAMPLE, MAX_POINTS, read, ("headroom", "noise"))
+    if any(text.partition("=")[0].strip() == "ranks" for text in texts):
+        raise OptionsError("--vary ranks: a graph holds for its ranks. Give graphs that were traced for other ones.")
+    vary = read_axes(texts, AXES, (), _EXAMPLE, MAX_POINTS, read, ("headroom", "noise"))
     whole = {name: tuple(dict.fromkeys(float(int(value)) for value in vary[name])) for name in MEMORY if name in vary}
     vary |= whole  # halves of a size may be no whole bytes
-    if min(vary.get("ranks", (2,))) < 2:
-        raise OptionsError("--vary ranks: they are 2 or more.")
     if max(vary.get("noise", (0,))) > 1:
         raise OptionsError("--vary noise: it is 100% at most (30%: errors of about 30 %).")
     return vary
@@ -67,7 +67,7 @@ class SweepCommand(Input):
     vary: Annotated[tuple[str, ...], Flag(many=True)]
     """WHAT=VALUES: what to vary: FIRST..LAST in powers of two, or A,B,C; all combinations are scheduled. headroom,
     memory_limit: sizes or percent of the original peak (0..2GiB); network, inside, compute: factors on a speed
-    (0.25..4); ranks: of the largest process group that shards parameters (64,256); noise: errors of the durations, for
+    (0.25..4); noise: errors of the durations, for
     which each order is replayed (0..30%)"""
     plot: Annotated[str | None, Flag(file="out")] = None
     """OUT.png: draw the step over what is varied first (.png, .svg, .pdf)"""
@@ -76,11 +76,13 @@ class SweepCommand(Input):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in _read_vary(self.vary, 2**40):
-            if name in MEMORY and getattr(self.options, name) not in (None, 0, "0"):
-                raise OptionsError(f"--{name.replace('_', '-')} and --vary {name}: give one of them.")
-        if self.cluster_priced_for is not None and self.comm_scale != 1.0:
-            raise OptionsError("--comm-scale: collectives are priced anew. Give --vary network=FACTOR instead.")
+        twice = [name for name in _read_vary(self.vary, 2**40) if name in MEMORY and getattr(self.options, name)]
+        refuse(
+            (twice and getattr(self.options, twice[0]) != "0", f"--vary and its own flag give {' and '.join(twice)}: "
+             "give one of them."),
+            (self.cluster_priced_for is not None and self.comm_scale != 1.0,
+             "--comm-scale: collectives are priced anew. Give --vary network=FACTOR instead."),
+        )  # fmt: skip
 
     @property
     def cluster_priced_for(self) -> Cluster | None:
@@ -89,7 +91,7 @@ class SweepCommand(Input):
         return self.cluster_or(ASSUMED[H100.name]) if anew else None
 
 
-def run(command: SweepCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
+def run_sweep(command: SweepCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
     """Schedule each combination; what to print: JSON, or a table."""
     cluster = command.cluster_priced_for
     problem = read_input(command, tell, Wants(rewrites=cluster is not None)).problem
@@ -101,7 +103,8 @@ def run(command: SweepCommand, tell: Callable[[str], None]) -> tuple[str | tuple
 
     points = sweep(priced, vary, options_for(command, command.options, problem), tell)
     name = None if cluster is None else cluster.name
-    found = SweepAnswer(problem.name, problem.memory_model, contention_figures(problem.contention), name, points)
+    contention, model = contention_figures(problem.contention), problem.memory_model
+    found = SweepAnswer(name=problem.name, memory_model=model, contention=contention, cluster=name, points=points)
     if command.plot:
         tell(f"drawing {command.plot}")
         _plot(found, command.plot)
@@ -117,7 +120,7 @@ def sweep(
     """Schedule each combination, in the order given, the last name varying fastest.
 
     Args:
-        priced: The problem at the speeds and ranks of a combination.
+        priced: The problem at the speeds of a combination.
         vary: Per name of :data:`AXES` its values.
         options: What else is asked for.
         tell: Hears what is being done.
@@ -147,12 +150,12 @@ def sweep(
 
 
 def _carry_orders_over(found: dict[tuple[float, ...], Schedule], vary: Mapping[str, Sequence[float]]) -> None:
-    """Give each point the order of a neighbour that is better there, until none is; ranks apart: another graph."""
-    axes, changed = {name: sorted(values) for name, values in vary.items() if name != "ranks"}, True
+    """Give each point the order of a neighbour that is better there, until none is."""
+    axes, changed = {name: sorted(values) for name, values in vary.items()}, True
     while changed:
         changed = False
         for values, (k, name) in product(found, enumerate(vary)):
-            axis = axes.get(name, [values[k]])
+            axis = axes[name]
             at = axis.index(values[k])
             for other in (*axis[max(at - 1, 0) : at], *(() if name in MEMORY else axis[at + 1 : at + 2])):
                 better = _with_order_of(found[values], found[(*values[:k], other, *values[k + 1 :])])
@@ -196,20 +199,15 @@ def _replay_with_noise(
     for at, (noise, problem) in enumerate(product(noises, problems.values()), 1):
         tell(f"replaying {at} of {len(noises) * len(problems)}")
         orders = {problem.original_order, *(made.order for made in found if made.problem is problem)}
-        steps: dict[Order, list[float]] = {order: [] for order in orders}
-        random = np.random.default_rng(0)
+        steps, random = {order: list[float]() for order in orders}, np.random.default_rng(0)
         for _ in range(DRAWS if noise else 1):
             factors = np.exp(noise * random.standard_normal(len(problem.nodes)) - noise**2 / 2).tolist()
-            nodes = tuple(
-                node._replace(time_us=node.time_us * factor) if node.time_us else node
-                for node, factor in zip(problem.nodes, factors, strict=True)
-            )
-            wrong = replace(problem, nodes=nodes)
+            times = zip(problem.nodes, factors, strict=True)
+            wrong = replace(problem, nodes=tuple(node._replace(time_us=node.time_us * by) for node, by in times))
             for order in orders:
                 steps[order].append(replay(wrong, order).step_us)
-        for order in orders:
-            median_us, p95_us = np.quantile(steps[order], (0.5, 0.95)).tolist()
-            quantiles[id(problem), order, noise] = median_us, p95_us
+        for order, of in steps.items():
+            quantiles[id(problem), order, noise] = tuple(np.quantile(of, (0.5, 0.95)).tolist())
     return quantiles
 
 
@@ -266,4 +264,4 @@ def value_text(name: str, value: float) -> str:
     """A value of an axis as people read it."""
     if name in MEMORY:
         return size(int(value))
-    return f"{100 * value:g} %" if name == "noise" else f"{value:g}" if name == "ranks" else f"x{value:g}"
+    return f"{100 * value:g} %" if name == "noise" else f"x{value:g}"

@@ -36,7 +36,7 @@ from overlap_sched.fx.hazards import (
     launch_chains,
     storage_hazards,
 )
-from overlap_sched.fx.lifting import launch_times, one_collective_each, with_launches
+from overlap_sched.fx.lifting import with_company
 from overlap_sched.fx.operators import Ordering
 from overlap_sched.fx.reading import Reading, read_graph
 from overlap_sched.inductor.kernels import Buffers, DataFlow, KernelCost, KernelCosts, read_buffers
@@ -117,9 +117,7 @@ def lift_kernels(
     listed.append(Node("output", Kind.OUTPUT, use=tuple(numbers[s] for s in flow.kept)))
     inside, outside = waits_inside(snodes, flow, reading, costs)
     ends = {at + shift: [u + shift for u in launches] for at, launches in (flow.ends | inside).items()}
-    waited, waiting = one_collective_each(listed, ends, [at + shift for at in outside])
-    nodes, launching = with_launches(waited, launch_times(waited, costs.groups, model))
-    stands_for = [waiting[v] for v in launching]
+    nodes, stands_for = with_company(listed, ends, [at + shift for at in outside], costs.groups, model)
     storages = tuple(Storage(buffers.nbytes[s], s not in buffers.maker and s not in flow.freeable) for s in numbers)
     used = {group for node in nodes for group in launched_on(node)}
     groups = {k: g for k, g in costs.groups.items() if k in used}

@@ -214,7 +214,6 @@ class _KernelGraph:
         )
         if stays(made):
             return GraphPlan(replace(report, reason=why_no_better(made)), problem=problem)
-        began = time.perf_counter()
         ordered = KernelOrder(lifted.reordered(made.order), lifted)
         if len(ordered) != len(snodes) or {id(snode) for snode in ordered} != {id(snode) for snode in snodes}:
             raise UnsupportedError(
@@ -226,8 +225,7 @@ class _KernelGraph:
             reason = f"no better order was found: the one found cuts the graph into {after} parts for CUDA graphs"
             return GraphPlan(replace(report, reason=f"{reason}, not {before}"), problem=problem)
         traffic = None if facts.key is None else kernel_traffic(ordered)
-        report = replace(report, changed=True, reorder_s=time.perf_counter() - began)
-        return GraphPlan(report, ordered, traffic, problem)
+        return GraphPlan(replace(report, changed=True), ordered, traffic, problem)
 
 
 class KernelOrder(list[Any]):

@@ -538,13 +538,16 @@ class BatchingStreams:
             for u in one.members:
                 self.finish_us[u] = at_us
 
-    def compute(self, v: NodeId) -> None:
-        """Compute node v runs."""
-        self.clock_us += self._nodes[v].time_us
-
-    def wait(self, v: NodeId) -> None:
-        """The compute stream stalls until collective v is finished."""
-        self.clock_us = max(self.clock_us, self.finish_us[v])
+    def run(self, nodes: Sequence[NodeId]) -> None:
+        """Run nodes, in this order."""
+        for v in nodes:
+            node = self._nodes[v]
+            if node.kind is Kind.COLLECTIVE:
+                self.launch(v)
+            elif node.collective is not None:
+                self.clock_us = max(self.clock_us, self.finish_us[node.collective])
+            else:
+                self.clock_us += node.time_us
 
     def end_us(self) -> float:
         """When all that was launched is finished, and the compute stream is done."""

@@ -250,4 +250,4 @@ def test_launches_stay_and_results_are_right(alike: list[dict[Any, Any]], operat
         assert way == "inductor" or launches == ["gD" * LAYERS]  # Inductor moves them before anything of ours runs
         assert bool(told) == (rank is alike[0])
     said = "takes a process group" if operator == "dispatch" else "may communicate"
-    assert any(f"deep_ranks::{operator} {said}" in one for one in alike[0][operator, way][4])
+    assert any(f"deep_ranks::{operator}: {said}" in one for one in alike[0][operator, way][4])

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from overlap_sched import EXAMPLE, Options, schedule
 from overlap_sched.problem import Kind, Node, Problem
 from overlap_sched.problem.contention import Contention
-from overlap_sched.report.causes import causes
-from overlap_sched.report.words.schedule import explanation
+from overlap_sched.report.words.schedule import causes, explanation
 from overlap_sched.scheduler.driver import Schedule
 from tests.support.examples import examples
 from tests.support.graphs import problems

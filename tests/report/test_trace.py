@@ -17,8 +17,7 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import memory_profile
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Order, Problem, Storage
 from overlap_sched.problem.file import Limits, read_problem
-from overlap_sched.report.trace import RESERVED, trace_document, write_trace
-from overlap_sched.report.trace_measured import MeasuredStep, read_measured_steps
+from overlap_sched.report.trace import RESERVED, MeasuredStep, read_measured_steps, trace_document, write_trace
 from overlap_sched.scheduler.driver import Schedule
 from overlap_sched.simulate.allocator import replay_allocator
 from tests.report.conftest import schedule_by_hand

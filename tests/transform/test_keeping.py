@@ -82,7 +82,7 @@ def test_where_there_is_room_nothing_is_gathered_twice() -> None:
     assert found.schedule.scheduled.step_us < 4 * 26 + 36
     kept_promises(ROOM, found)
     assert [record.stream_us for record in found.records] == [26.0] * 4
-    text = "gather3f kept instead of gather3b: 26.0 us less on its stream, 64 B held until then"
+    text = "gather3f kept instead of gather3b: 26.0 us less on its stream, 64 B more held"
     assert text in map(record_text, found.records)
 
 
@@ -168,7 +168,7 @@ def test_what_is_held_is_gathered_again_behind_the_peak() -> None:
     assert "again_cast0f" in [node.name for node in after.nodes]
     record = records(held, after, rewrites)[0]
     assert (record.stream_us, record.held_bytes) == (-26.0, -64)
-    assert record_text(record) == "gather0f gathered again: 26.0 us more on its stream, 64 B not held until then"
+    assert record_text(record) == "gather0f gathered again: 26.0 us more on its stream, 64 B not kept"
 
 
 def test_where_a_gather_comes_again_behind_the_longest_gap() -> None:

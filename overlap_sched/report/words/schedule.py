@@ -1,26 +1,98 @@
 """A schedule in words: figures and a table, why each collective is where it is, what came of it, and why not more."""
 
 import difflib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
+from msgspec import Struct
 from rich.table import Table
 
 from overlap_sched.errors import ProblemError
+from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.options import Options, replayed_allocator
-from overlap_sched.problem import ANY_GROUP, MAX_TOTAL_BYTES, Order, Problem
+from overlap_sched.problem import ANY_GROUP, MAX_TOTAL_BYTES, Kind, Order, Problem
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.pins import BINDS_NOTHING, binds_nothing, pinned
 from overlap_sched.problem.precedence import launched_on
 from overlap_sched.problem.sizes import EXPANDABLE, PLAIN, VARIABLES, AllocatorSettings
-from overlap_sched.report.causes import ROUNDING, WORDS, Cause, causes, causes_text
-from overlap_sched.report.table import captioned_table
+from overlap_sched.report.table import align_rows, captioned_table
 from overlap_sched.report.units import between, change, count, duration, printable, size
 from overlap_sched.report.words.graph import group_names, group_purposes
 from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.scheduler.explain import Decision
 from overlap_sched.simulate.allocator import replay_allocator
+
+TAIL = "tail"
+WORDS = {
+    TAIL: "no compute is left at the end of the step to run meanwhile",
+    "dependency": "what is sent was ready too late for an earlier launch",
+    "stream": "another collective was still on the stream",
+    "memory": "an earlier launch would not have fitted into the memory budget",
+    "start": "what is launched at the start of the graph is waited for too soon",
+    "choice": "launched where the order has it, although an earlier launch was possible",
+    "nothing": "rounding",
+}
+"""What each cause is, for people."""
+ROUNDING = 1e-9
+"""Relative to the step: stall time below this comes from adding up floating-point numbers."""
+
+
+class Cause(Struct, frozen=True, forbid_unknown_fields=True):
+    """One cause and what it costs.
+
+    Attributes:
+        name: ``tail``, or what blocked the collectives (:data:`overlap_sched.scheduler.driver.Holder`).
+        exposed_us: Stall that it causes.
+        collectives: How many collectives it makes compute wait for.
+    """
+
+    name: str
+    exposed_us: float
+    collectives: int
+
+
+def causes(schedule: Schedule) -> tuple[Cause, ...]:
+    """The causes that cost anything, the most expensive first; they add up to the exposed time of the step."""
+    return causes_of(schedule.problem, replay(schedule.problem, schedule.order), schedule.decisions)
+
+
+def causes_of(problem: Problem, timeline: Replay, decisions: Sequence[Decision]) -> tuple[Cause, ...]:
+    """The same of any order: its replay, and the records of its collectives."""
+    last_us, found = last_compute_us(problem, timeline), defaultdict[str, list[float]](list)
+    for decision in decisions:
+        for name, us in stalls_by_cause(problem, timeline, decision, last_us).items():
+            found[name].append(us)
+    least_us = ROUNDING * timeline.step_us
+    made = (Cause(name, sum(all_us), sum(us > least_us for us in all_us)) for name, all_us in found.items())
+    return tuple(sorted((one for one in made if one.exposed_us > 0), key=lambda one: (-one.exposed_us, one.name)))
+
+
+def stalls_by_cause(problem: Problem, timeline: Replay, decision: Decision, last_us: float) -> dict[str, float]:
+    """Return the stalls of one collective in microseconds, by cause; ``last_us`` is :func:`last_compute_us`."""
+    found: dict[str, float] = {}
+    for w in problem.waits.get(decision.collective, ()):
+        name = TAIL if timeline.at_us[w] >= last_us else decision.held_by
+        found[name] = found.get(name, 0.0) + timeline.stall_us[w]
+    return found
+
+
+def last_compute_us(problem: Problem, timeline: Replay) -> float:
+    """When the last compute node that takes time has run: a stall from then on is the tail."""
+    computing = (v for v, node in enumerate(problem.nodes) if node.kind is Kind.COMPUTE and node.time_us)
+    return max((timeline.finish_us[v] for v in computing), default=0.0)
+
+
+def causes_text(found: tuple[Cause, ...]) -> str:
+    """One line per cause; rounding is left out."""
+    rows = [
+        (duration(cause.exposed_us), f"{cause.collectives:,}", WORDS.get(cause.name, cause.name))
+        for cause in found
+        if cause.collectives
+    ]
+    title = "Exposed time by cause, and of how many collectives:" if rows else "Nothing is exposed."
+    return "\n".join([title, *align_rows(rows)])
 
 
 def contention_line(contention: Contention) -> str:
@@ -126,28 +198,28 @@ def settings_for(problem: Problem, options: Options | None = None) -> AllocatorS
 
 
 def reserved_for(
-    problem: Problem, order: Order, settings: AllocatorSettings | None, original: Problem | None = None
+    problem: Problem, order: Order, options: Options | None = None, original: Problem | None = None
 ) -> Reserved | None:
-    """Replay the original order and a new one; ``None`` without settings.
+    """Replay the original order and a new one; ``None`` where none is replayed.
 
     Args:
         problem: Of the new order.
         order: The new one.
-        settings: Of the allocator.
+        options: Say which allocator is replayed; ``None``: the defaults.
         original: Whose order is the original one; ``None``: the same problem (else it was rewritten).
     """
+    settings, was = settings_for(problem, options), original or problem
     if settings is None:
         return None
-    was = original or problem
-    orders = {(id(was), was.original_order): was, (id(problem), order): problem}
-    bytes_of = {key: replay_allocator(of, key[1], settings).reserved_bytes for key, of in orders.items()}
-    return Reserved(bytes_of[id(was), was.original_order], bytes_of[id(problem), order], settings)
+    before = after = replay_allocator(problem, order, settings).reserved_bytes
+    if was is not problem or order != was.original_order:
+        before = replay_allocator(was, was.original_order, settings).reserved_bytes
+    return Reserved(before, after, settings)
 
 
 def reserved_of(schedule: Schedule, original: Problem | None = None) -> Reserved | None:
     """The same of a schedule, with the allocator of its options."""
-    settings = settings_for(schedule.problem, schedule.options)
-    return reserved_for(schedule.problem, schedule.order, settings, original)
+    return reserved_for(schedule.problem, schedule.order, schedule.options, original)
 
 
 def reserved_rows(found: Reserved | None, limit_bytes: int | None = None) -> Sequence[tuple[str, ...]]:

@@ -43,8 +43,6 @@ from overlap_sched.transform.rewrites import Fission
 from overlap_sched.transform.search import Refuses, refuse_nothing
 
 _DUMP_SUFFIXES = (".py", ".txt", ".log")
-_PARTS, _REGIONS, _FISSIONS = (2,), 4, 2
-"""Sub-graphs of a dump that run in parts: in how many, how many are looked at, and how many of those are tried."""
 _GUESSES = {
     "unknown_op": "an operator that is not known: kept in its place, with everything around it",
     "unknown_communication": "an operator that takes a process group: taken for communication that blocks",
@@ -457,7 +455,7 @@ def _load_dump(source: Input, tell: Callable[[str], None]) -> Loaded:
     model = Roofline(device) if cluster is None else model_of(cluster)
     alike = alike_of(dump.gm) if source.prices_anew else None
     rerun = rerunnable(dump.gm) if source.prices_anew else None
-    fissions = tuple(fission_candidates(lifted, parts=_PARTS, effort=_REGIONS)[:_FISSIONS]) if source.fissions else ()
+    fissions = tuple(fission_candidates(lifted)) if source.fissions else ()
     batches = (*batch_fissions(lifted), *expert_fissions(lifted)) if source.batches else ()
     return Loaded(
         lifted.problem,

@@ -8,9 +8,7 @@ from overlap_sched.problem import Kind, Node, Problem
 from overlap_sched.transform.buckets import host_times
 from overlap_sched.transform.rewrites import (
     Bucket,
-    Fission,
     Keep,
-    Offload,
     Recompute,
     Regather,
     Rewrite,
@@ -62,8 +60,8 @@ def _record(
     before, after = problems
     gone, made = list[Node](), list[Node]()
     match rewrite:
-        case Bucket() | Fission():
-            gone = [old[name] for name in getattr(rewrite, "members", getattr(rewrite, "nodes", ())) if name in old]
+        case Bucket():
+            gone = [old[name] for name in rewrite.members if name in old]
             made = [new[name] for name in _made(names, rewrite.name)]
         case Keep():
             gone = [old[rewrite.again]]
@@ -71,10 +69,8 @@ def _record(
             made = [new[name] for name in _made(names, rewrite.name)]
         case Recompute():
             made = [new[rewrite.new_name(name)] for name in rewrite.nodes]
-        case Offload():
-            made = [new[rewrite.name], new[rewrite.back]]
     stream_us = _us(gone, Kind.COLLECTIVE) - _us(made, Kind.COLLECTIVE)
-    saved_us = sum(host_us.get(node.name, 0.0) for node in gone)
+    saved_us = sum((host_us.get(node.name, 0.0) for node in gone), 0.0)
     compute_us = _us(made, Kind.COMPUTE) - _us(gone, Kind.COMPUTE) - saved_us
     largest = max((_allocated(before, node) for node in gone), default=0)
     allocated = sum(_allocated(after, node) for node in made if not node.name.endswith("_copy"))
@@ -84,7 +80,7 @@ def _record(
 
 
 def _us(nodes: Sequence[Node], kind: Kind) -> float:
-    return sum(node.time_us for node in nodes if node.kind is kind)
+    return sum((node.time_us for node in nodes if node.kind is kind), 0.0)
 
 
 def _made(names: Sequence[str], name: str) -> list[str]:

@@ -27,13 +27,6 @@ def test_slots_never_overlap() -> None:
     assert link.slots(10, 0.0, 60.0) == (10.0, 50.0)
 
 
-def test_two_streams_do_not_disturb_each_other() -> None:
-    link = LinkTime(HostLink("a byte per us", 1e6, 0.0, streams=2), 100.0)
-    link.take(10, 0.0, 20.0)
-    assert link.slots(10, 0.0, 30.0) == (10.0, 10.0) or link.slots(10, 0.0, 30.0) is None
-    assert link.slots(10, 5.0, 40.0) == (10.0, 30.0)
-
-
 def chain() -> Problem:
     """A value of 64 MiB of one of 64 MiB that nobody else uses; both made from x, then a long computation."""
     node, kind = Node, Kind

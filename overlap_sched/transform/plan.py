@@ -356,7 +356,7 @@ def refused(problem: Problem, alike: Alike | None, wanted: Wanted, refuses: Refu
         kinds = dict.fromkeys(types[name] for name in names if name in types)
         if len(kinds) > 1:
             sentences.append(
-                f"{op} of group {group!r} comes as {', '.join(kinds)}: a bucket has one type and reduction."
+                f"{op} of group {group!r} comes as {', '.join(kinds)}: a bucket has one type and one reduction."
             )
     return tuple(sentences)
 

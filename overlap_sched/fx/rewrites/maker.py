@@ -232,10 +232,10 @@ class GraphMaker(GraphDraft):
     def _transfer(self, new: New[fx.Node], op: str, args: tuple[Any, ...], gives: FakeTensor) -> fx.Node:
         """``torch.ops.ao`` on CUDA devices, a plain copy or nothing elsewhere."""
         if new.like.meta["val"].device.type == "cuda":
-            return self.call_giving(new, getattr(_offload_operators(), op).default, args, gives)
+            return self.call(new, getattr(_offload_operators(), op).default, args, value=gives)
         if op == "wait_tensor":
-            return self.call_giving(new, _ATEN.alias.default, args[:1], gives)
-        return self.call_giving(new, _ATEN._to_copy.default, args[:1], gives, {"device": gives.device})
+            return self.call(new, _ATEN.alias.default, args[:1], value=gives)
+        return self.call(new, _ATEN._to_copy.default, args[:1], {"device": gives.device}, gives)
 
     def repeat(self, new: New[fx.Node], made: Mapping[fx.Node, fx.Node]) -> fx.Node:
         args, kwargs = fx.node.map_arg((new.like.args, new.like.kwargs), lambda one: made.get(one, one))

@@ -77,12 +77,6 @@ def test_without_room_only_as_much_is_kept_as_fits() -> None:
     check_promises(tight, found)
 
 
-def test_nothing_is_kept_that_is_hidden_anyway() -> None:
-    hidden = whole_step([16] * 6, 4000.0, temporary_bytes=4000)
-    found = plan(hidden, PRICES, KEEP)
-    assert found.trials == ()
-
-
 def test_buckets_are_of_what_is_still_gathered() -> None:
     found = plan(ROOM, PRICES, Options(rewrites=("bucket", "keep"), headroom="100%"))
     gone = {one.again for one in found.rewrites if isinstance(one, Keep)}
@@ -179,14 +173,6 @@ def test_where_a_gather_comes_again_behind_the_longest_gap() -> None:
     assert gaps(at["wait1f"], late=False)[2].rewrite == Regather("gather2f", ("backward2",))  # one node between
 
 
-def test_memory_that_refuses_launches_is_freed_by_gathering_again() -> None:
-    """A large weight is held through forward; its room lets the others be gathered ahead."""
-    held = whole_step([400, 16, 16, 16, 16, 400], 60.0, again=False)
-    without, found = (plan(held, PRICES, Options(rewrites=kinds)) for kinds in ((), ("regather",)))
-    check_promises(held, found)
-    assert found.schedule.scheduled.step_us <= without.schedule.scheduled.step_us
-
-
 @given(whole_steps())
 @examples(40)
 def test_an_order_of_what_was_rewritten_comes_back(problem: Problem) -> None:
@@ -196,17 +182,6 @@ def test_an_order_of_what_was_rewritten_comes_back(problem: Problem) -> None:
     assert violation(problem, order) is None
     again = apply(problem, keeps, PRICES, order=order)
     assert again.names(again.original_order) == after.names(after.original_order)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("headroom", [0, 64, 400])
-def test_more_kinds_make_no_step_longer(headroom: int) -> None:
-    tight = whole_step([16, 48, 16, 16], 4.0)
-    steps = {
-        kinds: plan(tight, PRICES, Options(rewrites=kinds, headroom=headroom)).schedule.scheduled.step_us
-        for kinds in (("keep",), ("bucket",), ("bucket", "keep"))
-    }
-    assert steps["bucket", "keep"] <= min(steps.values()) * (1 + 1e-9)
 
 
 def test_buckets_are_tried_with_what_is_kept_and_without() -> None:

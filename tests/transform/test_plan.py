@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched import Group, Kind, Node, Options, Problem, Storage, schedule
+from overlap_sched import Group, Kind, Node, Options, Problem, Storage
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import together, violation
@@ -148,11 +148,6 @@ def test_collectives_of_what_is_deferred_keep_their_own_stream() -> None:
     assert found.schedule.scheduled.step_us <= 50 + max(60, 6 * 12 + 12)
 
 
-def test_what_cannot_go_together_is_deferred_all_the_same() -> None:
-    problem = ending_late(6, "all_to_all_single", compute_us=20.0)
-    assert plan(problem, PRICES, replace(BUCKETS, headroom="200%", strict=True)).rewrites == ()
-
-
 def test_once_a_step_is_good_enough_nothing_more_is_tried() -> None:
     found = plan(ending_late(200), PRICES, replace(BUCKETS, headroom="200%", effort=1))
     assert found.schedule.scheduled.step_us <= 1.015 * sum(found.schedule.problem.compute_us)
@@ -163,15 +158,6 @@ def test_nothing_is_rewritten_where_compute_hides_everything() -> None:
     found = plan(sharded([[1]] * 6, compute_us=5000.0), PRICES, ALL)
     assert found.rewrites == found.trials == ()
     assert found.schedule is found.without
-
-
-@pytest.mark.slow
-def test_only_what_is_asked_for_is_used() -> None:
-    kinds = {type(one) for one in plan(BOUND, PRICES, replace(BUCKETS, headroom="100%")).rewrites}
-    assert kinds == {Bucket}
-    kinds = {type(one) for one in plan(BOUND, PRICES, Options(rewrites=("stream",), headroom="100%")).rewrites}
-    assert kinds == {Stream}
-    assert plan(BOUND, PRICES, Options(rewrites=())).rewrites == ()
 
 
 def test_by_default_gathers_go_together_without_copies() -> None:
@@ -193,14 +179,6 @@ def test_only_the_forms_that_a_backend_has() -> None:
 def test_types_that_differ_stay_apart() -> None:
     types = {BOUND.nodes[v].name: f"type{v}" for v in BOUND.collectives}
     assert plan(BOUND, PRICES, BUCKETS, types).rewrites == ()
-
-
-@pytest.mark.slow
-def test_the_budget_is_that_of_the_graph_as_it_was() -> None:
-    found = plan(BOUND, PRICES, ALL)
-    original = max(peak_by_definition(BOUND, list(BOUND.original_order)))
-    assert found.schedule.scheduled.peak_bytes <= original == found.schedule.budget_bytes
-    assert found.schedule.original.peak_bytes == original
 
 
 def test_the_best_is_scheduled_again_from_its_own_order() -> None:
@@ -243,13 +221,6 @@ def test_a_plan_runs_in_the_memory_limit_where_the_order_without_rewrites_does(p
     found = plan(problem, PRICES, replace(ALL, memory_limit="105%", allocator="plain"))
     assert found.without.short_bytes == 0
     assert found.schedule.short_bytes == 0
-
-
-def test_without_anything_to_rewrite_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "_search", None)
-    assert plan(BOUND, PRICES, Options(rewrites=())).schedule.order == schedule(BOUND).order
-    monkeypatch.setattr(planning, "schedule", None)
-    assert plan_of_rewrites(BOUND, PRICES, Options(rewrites=())) is None
 
 
 def test_a_plan_of_rewrites_alone_is_the_same_or_none() -> None:

@@ -22,7 +22,6 @@ from tests.support.fx_graphs import RANKS, random_order
 from tests.support.rewrite_graphs import by_name
 from tests.support.routed_graphs import CHOSEN, TOKENS, WIDTH, check_alike, run, shapes, step, trace
 
-pytestmark = pytest.mark.slow
 READ = torch.ops.aten._local_scalar_dense.default
 WIDE, NARROW = range(2)
 
@@ -33,7 +32,7 @@ def fissioned(parts: int, which: int) -> tuple[fx.GraphModule, Fission]:
     return gm, expert_fissions(lift(gm), (parts,))[which]
 
 
-@pytest.mark.parametrize("seed", [0, 1, at_night(2), at_night(3)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), at_night(2), at_night(3)])
 def test_random_layers(seed: int) -> None:
     """Any numbers of experts, of those that a token goes to, of tokens and of parts: down to one token in a part."""
     rng = random.Random(seed)
@@ -79,6 +78,7 @@ def _is_far(earlier: str, taken: dict[str, set[str]], later: str) -> bool:
     return earlier in seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hinted", [False, True])
 @pytest.mark.parametrize(("parts", "which"), [(2, WIDE), at_night(2, NARROW), (4, WIDE)])
 def test_the_problem_of_the_rewritten_graph_is_the_rewritten_problem(parts: int, which: int, hinted: bool) -> None:
@@ -102,6 +102,7 @@ def balance(gm: fx.GraphModule) -> None:
         size.node.shape_env.var_to_hint_override[size.node.expr] = TOKENS * CHOSEN // RANKS
 
 
+@pytest.mark.slow
 def test_each_part_has_symbols_of_its_own() -> None:
     gm, one = fissioned(2, WIDE)
     whole = {node.name: node.meta["val"] for node in gm.graph.find_nodes(op="call_function", target=READ)}
@@ -123,6 +124,7 @@ def test_each_part_has_symbols_of_its_own() -> None:
         assert sent.meta["val"].shape == (sum(node.meta["val"] for node in rows), WIDTH)
 
 
+@pytest.mark.slow
 def test_fit_graph_runs_experts_in_parts() -> None:
     gm = trace(step)
     before = lift(gm).problem

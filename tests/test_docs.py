@@ -18,7 +18,7 @@ import pytest
 from overlap_sched import EXAMPLE, write_problem
 from overlap_sched.cli.command import COMMANDS, command_parser
 from overlap_sched.problem import Kind
-from tests.cli.test_dump import DUMP
+from tests.support.inputs import DUMP
 from tests.support.ranks import free_port
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,6 @@ from overlap_sched.distributed.calibration import (
     Division,
     Grid,
     WantedCollective,
-    Wishes,
     calls_in_grid,
     machine_on,
     measure,
@@ -34,8 +33,8 @@ def measured_model(world: World, dtype: torch.dtype) -> TableModel:
     collectives = [
         WantedCollective(kind, Division(world.size), size) for kind in _KINDS for size in _SIZES if world.size > 1
     ]
-    wishes = Wishes(tuple(collectives), tuple(calls_in_grid(_GRID, dtype, world.device)))
-    tables, _ = measure(machine_on(world.device), wishes, lambda text: None)
+    kernels = calls_in_grid(_GRID, dtype, world.device)
+    tables, _ = measure(machine_on(world.device), collectives, kernels, lambda text: None)
     cluster = cluster_from_tables(world.device.type, world.size, tables, "")
     link = Link(cluster.inside.latency_us, cluster.inside.bytes_per_s)
     return TableModel(tables, Roofline(cluster.device, Network(link, link)), on_host=world.device.type == "cpu")

@@ -1,21 +1,22 @@
 """``overlap-sched calibrate``: its options, and what it does. Measuring needs torch and processes by torchrun."""
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
+from itertools import product, starmap
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from overlap_sched.cli.flags import Flag
+from overlap_sched.cli.flags import Flag, whole_number
 from overlap_sched.cli.input import Input, is_dump, load, torch_for
 from overlap_sched.cost.cluster import cluster_from_tables, cluster_text
+from overlap_sched.cost.table import KINDS
 from overlap_sched.errors import DumpGroupError
 from overlap_sched.problem.sizes import size_bytes
 from overlap_sched.report.files import write_file
 from overlap_sched.report.words.graph import calibration_text
 
 if TYPE_CHECKING:
-    from overlap_sched.distributed.calibration import Machine, Wishes
+    from overlap_sched.distributed.calibration import KernelCall, Machine, WantedCollective
     from overlap_sched.fx import Lifted
     from overlap_sched.problem import Problem
 
@@ -26,19 +27,16 @@ _SMALLEST = 2**12
 
 def _group(text: str) -> tuple[int, int]:
     """``8`` or ``8/4``."""
-    size, slash, stride = text.partition("/")
-    if not all(number.isdecimal() and 0 < int(number) < 2**31 for number in (size, stride if slash else "1")):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not SIZE or SIZE/STRIDE: write 8, or 4/8")
-    return int(size), int(stride) if slash else 1
+    size, _, stride = text.partition("/")
+    return whole_number(size, 1, 2**31 - 1), whole_number(stride if "/" in text else "1", 1, 2**31 - 1)
 
 
 def _sizes(text: str) -> tuple[int, int]:
     """``4KiB..64MiB``."""
-    smallest, dots, largest = text.partition("..")
-    found = [size_bytes(part, 0) if part and "%" not in part else None for part in (smallest, largest)]
-    if not dots or not found[0] or not found[1] or found[0] > found[1]:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not FROM..TO: write 4KiB..64MiB")
-    return found[0], found[1]
+    smallest, largest = (size_bytes(part.replace("%", "?"), 0) or 0 for part in text.split(".."))
+    if not 0 < smallest <= largest:
+        raise ValueError(text)
+    return smallest, largest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +48,10 @@ class CalibrateCommand:
     graph: Annotated[tuple[str, ...], Flag(file="in")] = ()
     """PROBLEM_OR_DUMP: measure the matrix products and the attention of this dump, and the collectives of this dump or
     problem file whose groups fit, instead of a grid of shapes; can be repeated"""
-    group: Annotated[tuple[tuple[int, int], ...], Flag(_group)] = ()
+    group: Annotated[tuple[tuple[int, int], ...], Flag(_group, "SIZE or SIZE/STRIDE: write 8, or 4/8")] = ()
     """SIZE[/STRIDE]: measure collectives in groups of SIZE ranks that are STRIDE apart (default stride: 1); can be
     repeated (default: all ranks, those of each machine, one of each machine)"""
-    bytes: Annotated[tuple[int, int] | None, Flag(_sizes)] = None
+    bytes: Annotated[tuple[int, int] | None, Flag(_sizes, "FROM..TO: write 4KiB..64MiB")] = None
     """FROM..TO: sizes of collectives, in steps of 4 (default: 4KiB..64MiB on a CPU, 4KiB..1GiB on GPUs)"""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """of the grid's matrix products"""
@@ -61,14 +59,14 @@ class CalibrateCommand:
     """what is measured (default: a GPU for each process with NCCL, else the CPU with gloo)"""
 
 
-def run(command: CalibrateCommand, tell: Callable[[str], object]) -> tuple[str | tuple[str], int]:
+def run_calibrate(command: CalibrateCommand, tell: Callable[[str], object]) -> tuple[str | tuple[str], int]:
     """Measure; what to print, on rank 0: the others print nothing (``""``)."""
     with torch_for("calibrate needs torch: pip install 'overlap_sched[torch]' ."):
         import torch
 
         from overlap_sched.distributed.calibration import join_ranks, measure
     with join_ranks(command.device) as here:
-        tables, failed = measure(here, wishes_of(command, here, tell), tell)
+        tables, failed = measure(here, *requests_of(command, here, tell), tell)
         if here.rank:
             return "", 0
         source = f"calibrate, {date.today()}, torch {torch.__version__}, {here.size} ranks"
@@ -77,8 +75,10 @@ def run(command: CalibrateCommand, tell: Callable[[str], object]) -> tuple[str |
         return (calibration_text(tables, failed, command.out),), 0
 
 
-def wishes_of(command: CalibrateCommand, here: "Machine", tell: Callable[[str], object]) -> "Wishes":
-    """Return what is to be measured; the same on every rank."""
+def requests_of(
+    command: CalibrateCommand, here: "Machine", tell: Callable[[str], object]
+) -> "tuple[list[WantedCollective], list[KernelCall]]":
+    """Return the collectives and kernels to measure; the same on every rank."""
     import torch
 
     from overlap_sched.distributed import calibration
@@ -99,7 +99,9 @@ def wishes_of(command: CalibrateCommand, here: "Machine", tell: Callable[[str], 
         grid = grid._replace(matmuls=(), attentions=())
     calls += calibration.calls_in_grid(grid, getattr(torch, command.dtype), here.device)
     smallest, largest = command.bytes or (_SMALLEST, _LARGEST[here.device.type])
-    return calibration.combine_wishes(divisions, calibration.sizes_between(smallest, largest), calls, more)
+    sizes = calibration.sizes_between(smallest, largest)
+    grid_of = starmap(calibration.WantedCollective, product(KINDS, divisions, sizes))
+    return [*grid_of, *more], calls
 
 
 def _graph(path: str) -> "tuple[Problem, Lifted | None]":

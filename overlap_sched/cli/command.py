@@ -1,7 +1,7 @@
 """The command ``overlap-sched``: which commands there are, how one is run, and what becomes of its errors.
 
 Each command is a module with a dataclass of its arguments (:mod:`overlap_sched.cli.flags`), which refuses what cannot
-be before anything is read, and a function ``run``. Whatever is wrong is an :class:`OverlapSchedError`: one line on
+be before anything is read, and a function that runs it. Whatever is wrong is an :class:`OverlapSchedError`: one line on
 standard error, and the exit code.
 """
 
@@ -11,12 +11,11 @@ import platform
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from overlap_sched import __version__
@@ -43,6 +42,7 @@ GONE_COMMANDS = {
     "whatif": "ask `overlap-sched sweep GRAPH --vary network=0.25..4`",
 }
 """Commands that there were once, and what to do instead."""
+_MODULES = {"explain": "plan", "report": "plan"}
 FINE, FELL_BACK, BAD_INPUT, BUG, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 70, 130, 141
 
 
@@ -58,12 +58,9 @@ def _main(arguments: list[str]) -> int:
     try:
         with _one_line_warnings():
             return _run(_command_of(arguments), arguments[1:])
-    except VerificationError as error:
-        _complain(f"error: {error}")
-        return FELL_BACK
     except OverlapSchedError as error:
         _complain(f"error: {error}")
-        return BAD_INPUT
+        return FELL_BACK if isinstance(error, VerificationError) else BAD_INPUT
     except OSError as error:
         with suppress(OSError):  # Python flushes standard output once more at exit: let that succeed
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -80,16 +77,11 @@ def _main(arguments: list[str]) -> int:
         return BUG
 
 
-class _Version(argparse.Action):
-    """Print what is installed, and stop; looked up only when asked for."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
-        torch = None
-        with suppress(PackageNotFoundError):
-            torch = version("torch")
-        with_torch = f"torch {torch}" if torch else "without torch"
-        print(f"overlap-sched {__version__} (Python {platform.python_version()}, {with_torch})")
-        parser.exit()
+def _versions() -> str:
+    torch = "without torch"
+    with suppress(PackageNotFoundError):
+        torch = f"torch {version('torch')}"
+    return f"overlap-sched {__version__} (Python {platform.python_version()}, {torch})"
 
 
 def _command_of(arguments: Sequence[str]) -> str:
@@ -103,7 +95,7 @@ def _command_of(arguments: Sequence[str]) -> str:
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the versions of what is installed, and stop")
+    parser.add_argument("--version", action="version", version=_versions(), help="print what is installed, and stop")
     parser.add_argument("command", choices=tuple(COMMANDS), metavar="COMMAND", help="COMMAND --help lists its options")
     if arguments and arguments[0] in GONE_COMMANDS:
         parser.error(f"{arguments[0]} is no command any more: {GONE_COMMANDS[arguments[0]]}.")
@@ -113,7 +105,7 @@ def _command_of(arguments: Sequence[str]) -> str:
 def command_parser(name: str) -> Parser:
     """Return the parser of one command's arguments."""
     if name not in ("schema", "demo"):
-        return parser_of(_module_of(name)[1], name, COMMANDS[name])
+        return parser_of(_implementation(name)[0], name, COMMANDS[name])
     parser = Parser(prog=f"overlap-sched {name}", description=COMMANDS[name])
     if name == "schema":
         from overlap_sched.report.answers import ANSWERS
@@ -122,10 +114,10 @@ def command_parser(name: str) -> Parser:
     return parser
 
 
-def _module_of(name: str) -> tuple[ModuleType, type]:
-    """The module of a command, and the dataclass of its arguments: ``PlanCommand`` in ``plan``."""
-    module = import_module(f"overlap_sched.cli.{name}")
-    return module, getattr(module, f"{name.title()}Command")
+def _implementation(name: str) -> tuple[type, Callable[..., tuple[Any, int]]]:
+    """The dataclass of a command's arguments, and what runs it: ``PlanCommand`` and ``run_plan`` in ``plan``."""
+    module = import_module(f"overlap_sched.cli.{_MODULES.get(name, name)}")
+    return getattr(module, f"{name.title()}Command"), getattr(module, f"run_{name}")
 
 
 def _run(name: str, arguments: Sequence[str]) -> int:
@@ -136,8 +128,11 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         return FINE
     if name == "demo":
         command_parser(name).parse_args(arguments)
-        return _demo()
-    module, dataclass = _module_of(name)
+        done = _main(["plan", str(DEMO)])
+        print(f"\nOn a page: overlap-sched report {DEMO} --html demo.html")
+        print("Of a dump of your own: overlap-sched plan --help", flush=True)
+        return done
+    dataclass, run = _implementation(name)
     asked: Any = parse(dataclass, name, COMMANDS[name], arguments)
     check_files(asked)
     from overlap_sched.report.progress import progress
@@ -145,18 +140,10 @@ def _run(name: str, arguments: Sequence[str]) -> int:
 
     first_rank = os.environ.get("RANK", "0") == "0"  # the one that speaks, of `calibrate` under torchrun
     with progress() if first_rank else nullcontext(lambda text: None) as tell:
-        printed, code = module.run(asked, tell)
+        printed, code = run(asked, tell)
     if printed:
         print(printed if isinstance(printed, str) else shown(*printed), flush=True)
     return int(code)
-
-
-def _demo() -> int:
-    """Plan a graph that comes with the package, and say what else may be asked of it."""
-    done = _main(["plan", str(DEMO)])
-    print(f"\nOn a page: overlap-sched report {DEMO} --html demo.html")
-    print("Of a dump of your own: overlap-sched plan --help", flush=True)
-    return done
 
 
 def _complain(text: str) -> None:

@@ -6,19 +6,18 @@ from typing import Annotated, Literal
 
 from rich.console import RenderableType
 
-from overlap_sched.cli.flags import Flag, limit_bytes, shortened
-from overlap_sched.cli.input import Input, read_input
-from overlap_sched.cli.plan import save_rewritten, times_of
+from overlap_sched.cli.flags import Flag, limit_bytes, read_names, shortened
+from overlap_sched.cli.input import Input, Wants, read_input
+from overlap_sched.cli.plan import prices_of, save_rewritten
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, UnreachableError
-from overlap_sched.fit import Fit, fit
+from overlap_sched.fit import fit
 from overlap_sched.fit.planner import KINDS
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.report.answers import as_json, fit_answer
 from overlap_sched.report.files import write_order
-from overlap_sched.report.page import write_page
-from overlap_sched.report.page_data import extras_of_fit
+from overlap_sched.report.page import extras_of_fit, write_page
 from overlap_sched.report.units import duration, size
 from overlap_sched.report.words.rewrites import answer_line, points_table, rewrites_table
 from overlap_sched.transform.host import PCIE_4, PCIE_5, HostLink
@@ -31,6 +30,21 @@ DEFAULT = (*KINDS, FISSION)
 """What is done without ``--kinds``: results stay equal to the last bit."""
 ALL = (*DEFAULT, BATCH)
 """What ``--kinds`` may name."""
+_PERCENT = "percent of the best order's step, 0% to 100%: 5%"
+
+
+def _percent(text: str) -> float:
+    """``5%``: 0.05."""
+    number = float(text.strip().removesuffix("%"))
+    if not text.strip().endswith("%") or not 0 <= number <= 100:
+        raise ValueError(text)
+    return number / 100
+
+
+def _host_bytes(text: str) -> int:
+    if text.strip().endswith("%"):
+        raise OptionsError(f"{shortened(text)!r} is not a size with a unit: 64GiB")
+    return limit_bytes("--host-memory", text, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +55,9 @@ class FitCommand(Input):
     """BACKWARD_DUMP: the dump of the backward graph, where the first is that of its forward graph: both are one step"""
     memory_limit: Annotated[str | None, Flag(group="question!")] = None
     """SIZE: look for the shortest step within so much memory: 40GiB, 24GB, or 60% of the original peak"""
-    max_slowdown: Annotated[str | None, Flag(group="question!")] = None
+    max_slowdown: Annotated[float | None, Flag(_percent, _PERCENT, group="question!")] = None
     """PERCENT: look for the lowest peak at which the step is at most so much longer than the best order: 5%"""
-    host_memory: str | None = None
+    host_memory: Annotated[int | None, Flag(_host_bytes)] = None
     """SIZE: use at most so much pinned host memory: 64GiB (default: as much as helps; 0: none)"""
     host_link: Literal["pcie5", "pcie4"] = "pcie5"
     """the link between device and host (default: pcie5, 51.2 GB/s in each direction; pcie4: 25.6)"""
@@ -66,56 +80,15 @@ class FitCommand(Input):
         super().__post_init__()
         if self.memory_limit is not None:
             limit_bytes("--memory-limit", self.memory_limit, 0)
-        _slowdown(self.max_slowdown)
-        _host_bytes(self.host_memory)
-        if unknown := next((name for name in self.kinds_named if name not in ALL), None):
-            raise OptionsError(f"--kinds has {unknown!r}; known are {', '.join(ALL)}.")
+        read_names(self.kinds, ALL, "--kinds: ")
         if self.effort not in (0, 1, 2):
             raise OptionsError(f"--effort is {self.effort}; it is 0, 1 or 2.")
 
-    @property
-    def kinds_named(self) -> list[str]:
-        """The kinds of rewrites, one by one."""
-        return [name.strip() for name in self.kinds.split(",")] if self.kinds.strip() else []
 
-    @property
-    def prices_anew(self) -> bool:
-        """Values that are made again have no prices in a file."""
-        return True
-
-    @property
-    def fissions(self) -> bool:
-        """True where sub-graphs of a dump may run in parts."""
-        return FISSION in self.kinds_named
-
-    @property
-    def batches(self) -> bool:
-        """True where a dump may run in parts along its batch, or along experts' tokens."""
-        return BATCH in self.kinds_named
-
-
-def _slowdown(text: str | None) -> float | None:
-    """``5%``: 0.05."""
-    if text is None:
-        return None
-    digits = text.strip().removesuffix("%").strip()
-    number = digits.replace(".", "", 1)
-    if text.strip().endswith("%") and number.isascii() and number.isdigit() and float(digits) <= 100:
-        return float(digits) / 100
-    raise OptionsError(f"--max-slowdown is {shortened(text)!r}; write percent of the best order's step: 5%.")
-
-
-def _host_bytes(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if text.strip().endswith("%"):
-        raise OptionsError(f"{'--host-memory'} is {shortened(text)!r}; write a size with a unit: 64GiB.")
-    return limit_bytes("--host-memory", text, 0)
-
-
-def run(command: FitCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
+def run_fit(command: FitCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
     """Search, write the files asked for; what to print, and the exit code. The graph saved is the rewritten one."""
-    loaded = read_input(command, tell, saves=False)
+    kinds = read_names(command.kinds, ALL)
+    loaded = read_input(command, tell, Wants(True, FISSION in kinds, BATCH in kinds), saves=False)
     problem = loaded.problem
     tell(f"fitting {len(problem.nodes):,} nodes")
     found = fit(
@@ -123,52 +96,43 @@ def run(command: FitCommand, tell: Callable[[str], None]) -> tuple[str | tuple[R
         Prices(loaded.model or Roofline(), command.comm_scale, host=LINKS[command.host_link]),
         Options(strict=command.strict),
         memory_limit=command.memory_limit,
-        max_slowdown=_slowdown(command.max_slowdown),
-        kinds=[kind for kind in command.kinds_named if kind in KINDS],
+        max_slowdown=command.max_slowdown,
+        kinds=[kind for kind in kinds if kind in KINDS],
         rerun=loaded.rerun,
-        host_limit_bytes=_host_bytes(command.host_memory),
+        host_limit_bytes=command.host_memory,
         extra=loaded.fissions,
         fissions=loaded.batches,
         effort=command.effort,
         tell=tell,
     )
-    if not found.live_bytes_fit:
-        raise UnreachableError(_unreachable(found))
+    best = found.best
+    if not found.live_bytes_fit and found.limit_bytes is not None:
+        raise UnreachableError(
+            f"{best.problem.name!r} does not fit into {size(found.limit_bytes)}: the lowest peak found is "
+            f"{size(best.peak_bytes)}, at a step of {duration(best.step_us)}. {_remedy(found.original.problem)}"
+        )
     if command.out:
-        tell(f"writing {command.out}")
-        write_order(command.out, found.best.problem, found.best.order)
+        write_order(command.out, best.problem, best.order)
     if command.html:
         tell(f"writing {command.html}")
         schedule, extras = extras_of_fit(found)
-        write_page(
-            schedule, command.html, extras=replace(extras, command=command.given, times=times_of(command, loaded))
-        )
-    save_rewritten(command, command.out, found.best.problem, bool(found.best.rewrites), tell)
+        extras = replace(extras, command=command.given, prices=prices_of(command, loaded))
+        write_page(schedule, command.html, extras)
+    save_rewritten(command, command.out, best.problem, bool(best.rewrites), tell)
     code = 1 if found.fell_back is not None else 0 if found.fits else 4
     if command.json:
         return as_json(fit_answer(found)), code
-    tables = (rewrites_table(found),) if found.best.rewrites else ()
+    tables = (rewrites_table(found), "") if best.rewrites else ()
     return (*tables, points_table(found), answer_line(found)), code
 
 
-def _unreachable(found: Fit) -> str:
-    name, best = found.best.problem.name, found.best
-    assert found.limit_bytes is not None
-    return (
-        f"{name!r} does not fit into {size(found.limit_bytes)}: the lowest peak found is {size(best.peak_bytes)}, "
-        f"at a step of {duration(best.step_us)}. {_half(found.original.problem)}"
-    )
-
-
-def _half(problem: Problem) -> str:
+def _remedy(problem: Problem) -> str:
     """Say what to do: where the graph is one half of a step, that is the cause (names are AOTAutograd's)."""
     inputs = [node.name for node in problem.nodes if node.kind is Kind.INPUT]
-    parameters = any(name.startswith("primals_") for name in inputs)
-    gradients = any(name.startswith("tangents_") for name in inputs)
-    given = any(not name.startswith(("primals_", "tangents_")) for name in inputs)
+    parameters, gradients = (any(name.startswith(start) for name in inputs) for start in ("primals_", "tangents_"))
     if parameters and not gradients:
         half = "This is a forward graph alone: activations that it saves are its results, and live to its end"
-    elif gradients and given:
+    elif gradients and not all(name.startswith(("primals_", "tangents_")) for name in inputs):
         half = "This is a backward graph alone: activations that forward has saved are its inputs, there from the start"
     else:
         return "Allow more, more host memory or more kinds, shard over more ranks, or take a smaller batch."

@@ -10,11 +10,10 @@ import inspect
 import os
 import re
 import shlex
-import stat
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from pathlib import Path
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -28,7 +27,9 @@ NO_DIFF = "compare the figures of two `overlap-sched plan --json` with jq, which
 GONE_FLAGS = {
     **GONE,
     "fail_if": f"{NO_DIFF}.",
+    "solver": "--exact solves by CP-SAT.",
     "frontier": "ask `overlap-sched sweep GRAPH --vary headroom=0..2GiB`.",
+    "left_out": "plan with --rewrites and without, and compare the steps.",
 }
 SCHEDULING = (
     "headroom", "memory_limit", "budget", "base", "preserve_collective_order", "concurrent_groups", "effort",
@@ -58,7 +59,8 @@ class Flag:
     """How a field is written, where its type does not say it.
 
     Attributes:
-        read: Reads the text of a value.
+        read: Reads the text of a value; a ``ValueError``: it is none.
+        form: What such a text is: ``NAME=SIZE``.
         name: Of the flag, where it is not the field's.
         const: What the flag means without a value.
         positional: A value without a name.
@@ -68,6 +70,7 @@ class Flag:
     """
 
     read: Callable[[str], Any] | None = None
+    form: str = ""
     name: str = ""
     const: Any = None
     positional: bool = False
@@ -76,16 +79,31 @@ class Flag:
     file: Literal["", "in", "out"] = ""
 
 
-def read_rewrites(text: str) -> tuple[str, ...]:
-    """Read kinds of rewrites, joined by commas."""
-    names, known = tuple(name.strip() for name in text.split(",")) if text else (), get_args(RewriteKind)
+def read_names(text: str, known: Sequence[str], said: str = "") -> tuple[str, ...]:
+    """Read names of what is known, joined by commas."""
+    names = tuple(name.strip() for name in text.split(",")) if text.strip() else ()
     if unknown := next((name for name in names if name not in known), None):
-        near = close_to(unknown, known)
-        raise OptionsError(f"--rewrites has {unknown!r}; known are {', '.join(known)}.{near}")
+        raise OptionsError(f"{said}{unknown!r} is not one of {', '.join(known)}.{close_to(unknown, known)}")
     return names
 
 
-_NO_FLAG, _MANY = Flag(), Flag(many=True)
+def refuse(*rules: tuple[object, str]) -> None:
+    """Raise an :class:`OptionsError` with the message of the first rule that is broken."""
+    for broken, message in rules:
+        if broken:
+            raise OptionsError(message)
+
+
+def whole_number(text: str, least: int = 1, most: int = 2**63 - 1) -> int:
+    """Read a number; a ``ValueError``: it is none, too small or too large."""
+    if not text.isdecimal() or len(text) > 100 or not least <= int(text) <= most:
+        raise ValueError(text)
+    return int(text)
+
+
+_REWRITES = get_args(RewriteKind)
+_FLAG_OF = {"pins": Flag(many=True), "rewrites": Flag(lambda text: read_names(text, _REWRITES))}
+"""Of options that are not written as their types say."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -132,27 +150,28 @@ def parser_of(command: type, name: str, summary: str) -> Parser:
     )
     exclusive: dict[str, Any] = {}
     owners = [owner for owner in command.__mro__ if is_dataclass(owner)]
+    defaults = {field.name: field.default for field in fields(command)}
     for owner in reversed(owners):
-        for field, (_, flag) in _flags_of(owner, inherited=False):
-            if isinstance(flag, Flag) and flag.positional:
-                optional = command.__dataclass_fields__[field].default is not MISSING  # type: ignore[attr-defined]
-                metavar, told = _HELP.fullmatch(_texts(owner)[field]).groups()  # type: ignore[union-attr]
-                parser.add_argument(field, nargs="?" if optional else None, metavar=metavar, help=told)
+        for field, (hint, flag) in _flags_of(owner, inherited=False):
+            if hint is not Options and flag.positional:
+                _add(parser, field, hint, defaults[field], _texts(owner)[field], flag)
     for owner in owners:
-        title = (owner.__doc__ or "").partition("\n")[0].rstrip(".").lower()
-        section = parser if owner is command else parser.add_argument_group(title)
+        section: Any = parser
+        if owner is not command:
+            section = parser.add_argument_group((owner.__doc__ or "").partition("\n")[0].rstrip(".").lower())
         texts = _texts(owner)
         for field, (hint, flag) in _flags_of(owner, inherited=False):
             if hint is Options:
                 for option, (its, default, text) in _options_of(flag).items():
-                    _add(section, option, its, default, text, _MANY if option == "pins" else _NO_FLAG)
+                    _add(section, option, its, default, text, _FLAG_OF.get(option, Flag()))
             elif field in texts and not flag.positional:
                 into = section
                 if flag.group:
-                    if flag.group not in exclusive:
-                        exclusive[flag.group] = section.add_mutually_exclusive_group(required=flag.group.endswith("!"))
-                    into = exclusive[flag.group]
-                _add(into, field, hint, command.__dataclass_fields__[field].default, texts[field], flag)  # type: ignore[attr-defined]
+                    into = exclusive.get(flag.group) or section.add_mutually_exclusive_group(
+                        required=flag.group.endswith("!")
+                    )
+                    exclusive[flag.group] = into
+                _add(into, field, hint, defaults[field], texts[field], flag)
     return parser
 
 
@@ -165,8 +184,6 @@ def parse(command: type[Command], name: str, summary: str, arguments: Sequence[s
     read["given"] = shlex.join(("overlap-sched", name, *arguments))
     for field, (hint, flag) in _flags_of(command):
         if hint is Options:
-            if "rewrites" in flag:
-                read["rewrites"] = read_rewrites(read["rewrites"])
             try:
                 read[field] = Options(**{option: read[option] for option in flag})
             except OptionsError as error:
@@ -174,20 +191,15 @@ def parse(command: type[Command], name: str, summary: str, arguments: Sequence[s
     return command(**{field.name: read[field.name] for field in fields(command) if field.name in read})  # type: ignore[arg-type]
 
 
-def _flags_of(command: type, *, inherited: bool = True) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Each field, its type, and what is beside that."""
+def _flags_of(command: type, *, inherited: bool = True) -> list[tuple[str, tuple[Any, Any]]]:
+    """Each field, its type, and what is beside that in ``Annotated``: a flag, or which options are flags."""
     hints = get_type_hints(command, None, None, True)
     names = [field.name for field in fields(command)] if inherited else inspect.get_annotations(command)
-    return ((name, _split(hints[name])) for name in names)
+    parts = ((name, hints[name]) for name in names)
+    return [(name, get_args(of)[:2] if get_origin(of) is Annotated else (of, Flag())) for name, of in parts]  # type: ignore[misc]
 
 
-def _split(hint: Any) -> tuple[Any, Any]:
-    """A type, and what is beside it in ``Annotated``: a flag, or which options are flags."""
-    if get_origin(hint) is Annotated:
-        return get_args(hint)[:2]
-    return hint, _NO_FLAG
-
-
+@cache
 def _texts(owner: type) -> dict[str, str]:
     """The text below each field of a class."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
@@ -202,17 +214,16 @@ def _texts(owner: type) -> dict[str, str]:
     }
 
 
-def _options_of(names: Sequence[str]) -> dict[str, tuple[Any, Any, str]]:
+@cache
+def _options_of(names: tuple[str, ...]) -> dict[str, tuple[Any, Any, str]]:
     """Type, default and first sentence of options."""
     texts = dict(_ATTRIBUTE.findall(inspect.cleandoc(Options.__doc__ or "")))
-    hints, default = get_type_hints(Options), Options(rewrites=())
-    found = {}
+    texts["rewrites"] = f"kinds of rewrites, joined by commas: {', '.join(_REWRITES)}"
+    hints, default, found = {**get_type_hints(Options), "rewrites": str}, Options(rewrites=()), {}
     for name in names:
-        known = f"kinds of rewrites, joined by commas: {', '.join(get_args(RewriteKind))}"
-        plain = known if name == "rewrites" else re.sub(r" \(:mod:`.*?`\)", "", " ".join(texts[name].split()))
+        plain = re.sub(r" \(:mod:`.*?`\)", "", " ".join(texts[name].split()))
         plain = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`|``(.*?)``", r"\1\2", plain)
-        hint = str if name == "rewrites" else hints[name]
-        found[name] = (hint, "" if name == "rewrites" else getattr(default, name), plain[0].lower() + plain[1:])
+        found[name] = (hints[name], getattr(default, name), plain[0].lower() + plain[1:])
     return found
 
 
@@ -220,63 +231,77 @@ def _add(section: Any, field: str, hint: Any, default: Any, text: str, flag: Fla
     metavar, told = _HELP.fullmatch(text).groups()  # type: ignore[union-attr]
     of = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     kind = str if str in of else next(one for one in of if one is not NoneType)
-    required = default is MISSING
     if default not in (MISSING, None, False, (), "", 0) and "default" not in told:
         told += f" (default: {default})"
     more: dict[str, Any] = {"help": told.replace("%", "%%")}
+    if flag.positional:
+        section.add_argument(field, nargs=None if default is MISSING else "?", metavar=metavar, **more)
+        return
+    more |= {"dest": field, "required": default is MISSING, "default": default}
     if kind is bool:
         more["action"] = "store_true"
     else:
         if get_origin(hint) is tuple:
             more |= {"action": "extend", "nargs": "+"} if flag.many else {"action": "append"}
-            kind, default = get_args(kind)[0], [] if required else list(default)
+            kind, more["default"] = get_args(kind)[0], [] if default is MISSING else list(default)
         choices = get_args(kind) if get_origin(kind) is Literal else None
-        more |= {"choices": choices} if choices else {"type": flag.read or kind, "metavar": metavar}
+        more |= {"choices": choices} if choices else {"type": _reader(flag) or kind, "metavar": metavar}
         if flag.const is not None:
             more |= {"nargs": "?", "const": flag.const}
-    name = flag.name or f"--{field.replace('_', '-')}"
-    section.add_argument(name, dest=field, required=required, default=default, **more)
+    section.add_argument(_name_of(field, flag), **more)
+
+
+def _reader(flag: Flag) -> Callable[[str], Any] | None:
+    def read(text: str) -> Any:
+        try:
+            return flag.read(text)  # type: ignore[misc]
+        except ValueError as error:
+            said = str(error) if isinstance(error, OptionsError) else f"{shortened(text)!r} is not {flag.form}"
+            raise argparse.ArgumentTypeError(said) from None
+
+    return flag.read and read
+
+
+def _name_of(field: str, flag: Flag) -> str:
+    return "the input" if flag.positional else flag.name or f"--{field.replace('_', '-')}"
 
 
 def check_files(command: Any) -> None:
     """Find out before the work is done that a result could not be written, or would destroy something."""
-    files: dict[str, list[tuple[str, str]]] = {"in": [], "out": []}
-    for field, (hint, flag) in _flags_of(type(command)):
-        if hint is not Options and flag.file and (value := getattr(command, field)) is not None:
-            name = "the input" if flag.positional else flag.name or f"--{field.replace('_', '-')}"
-            files[flag.file] += [(name, path) for path in (value if isinstance(value, tuple) else (value,))]
-    for at, (option, path) in enumerate(files["out"]):
-        if not path:
-            raise OptionsError(f"{option}: the name of the file is empty. Name a file, or leave {option} out.")
-        for what, read in files["in"]:
-            if _same_file(path, read):
-                raise OptionsError(f"{option} {path}: would overwrite {what}, {read}. Name another file to write to.")
-        for other, taken in files["out"][:at]:
-            if _same_file(path, taken):
-                raise OptionsError(
-                    f"{option} {path}: would overwrite what {other} {taken} writes. Give each a file of its own."
-                )
+    seen: list[tuple[str, str]] = []
+    files = [(_name_of(field, flag), flag.file, getattr(command, field))
+             for field, (hint, flag) in _flags_of(type(command)) if hint is not Options and flag.file]  # fmt: skip
+    for option, file, value in sorted(files, key=lambda each: each[1]):  # those read, then those written
+        for path in value if isinstance(value, tuple) else [] if value is None else [value]:
+            if file == "out":
+                if not path:
+                    raise OptionsError(f"{option}: the name of the file is empty. Name a file, or leave {option} out.")
+                for other, taken in seen:
+                    if _same_file(path, taken):
+                        raise OptionsError(f"{option} {path}: would overwrite {other}, {taken}. Name another file.")
+                _check_output(option, path)
+            seen.append((option, path))
+
+
+def _check_output(option: str, path: str) -> None:
     from overlap_sched.report.files import check_writable
 
-    for option, path in files["out"]:
-        check_writable(path)
-        if option == "--plot":
-            from overlap_sched.report.pictures import check_plot
+    check_writable(path)
+    if option == "--plot":
+        from overlap_sched.report.pictures import check_plot
 
-            check_plot(path)
+        check_plot(path)
 
 
 def _same_file(one: str, other: str) -> bool:
     """Tell whether two paths lead to one file, also through links. What is no plain file (a terminal) may be shared."""
     try:
-        paths = [Path(os.path.realpath(nameable(path))) for path in (one, other)]
+        a, b = (os.path.realpath(nameable(path)) for path in (one, other))
     except OSError:  # no file at all
         return False
-    try:
-        found = [path.stat() for path in paths]
-    except OSError:  # at least one is not there
-        return paths[0] == paths[1]
-    return stat.S_ISREG(found[0].st_mode) and os.path.samestat(*found)
+    if os.path.exists(a) and os.path.exists(b):
+        return os.path.isfile(a) and os.path.samefile(a, b)
+    return a == b
 
 
 def limit_bytes(option: str, text: str, original_peak_bytes: int) -> int:

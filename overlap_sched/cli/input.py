@@ -3,18 +3,18 @@
 Only a dump imports torch, and only when there is one.
 """
 
-import argparse
 import gzip
 import importlib
 import math
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
-from overlap_sched.cli.flags import Flag, shortened
+from overlap_sched.cli.flags import Flag, refuse, whole_number
 from overlap_sched.cost import FREE, H100, CostModel, Price, Roofline, device_named
 from overlap_sched.cost.cluster import ASSUMED, Cluster, MeshDimension, read_cluster
 from overlap_sched.cost.collectives import model_of
@@ -24,7 +24,7 @@ from overlap_sched.cost.profile import Profile, RankTrace, apply_profile, read_t
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemError
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, MemoryModel, Problem
-from overlap_sched.problem.contention import NO_CONTENTION, Contention
+from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.file import (
     DEFAULT_LIMITS,
     GZIP,
@@ -39,6 +39,7 @@ from overlap_sched.problem.sizes import size_bytes
 from overlap_sched.report.files import write_file
 from overlap_sched.report.table import complain, shown
 from overlap_sched.report.words.graph import profile_notes, profile_table
+from overlap_sched.scheduler.driver import no_collection
 from overlap_sched.transform.rewrites import Fission
 from overlap_sched.transform.search import Refuses, refuse_nothing
 
@@ -62,7 +63,7 @@ EVERY_KIND = ""
 _NAMED = 8
 """So many modules are named in an error."""
 _MAX_RANKS = 2**31 - 1
-_MAX_SIZE = 2**63 - 1
+_GROUP = "NAME=SIZE or NAME=RANK,RANK,..."
 
 
 def _group(text: str) -> tuple[str, int | tuple[int, ...] | str]:
@@ -70,57 +71,55 @@ def _group(text: str) -> tuple[str, int | tuple[int, ...] | str]:
     name, _, given = text.rpartition("=")
     if name and given and not given[0].isdigit() and "," not in given:
         return name, given
-    numbers = given.split(",")
-    if not name or not all(map(_is_number, numbers)) or any(int(number) > _MAX_RANKS for number in numbers):
-        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not NAME=SIZE or NAME=RANK,RANK,...")
-    return name, int(given) if len(numbers) == 1 else tuple(map(int, numbers))
+    ranks = tuple(whole_number(number, 0, _MAX_RANKS) for number in given.split(","))
+    return name or whole_number(name), ranks[0] if len(ranks) == 1 else ranks
 
 
 def _mesh(text: str) -> tuple[MeshDimension, ...]:
     """``fsdp=8,tp=8``."""
-    found = []
+    found = {}
     for part in text.split(","):
-        name, _, size = part.partition("=")
-        if not name.strip() or not _is_number(size.strip()) or not 1 <= int(size) <= _MAX_RANKS:
-            raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not NAME=SIZE,NAME=SIZE,...")
-        found.append(MeshDimension(name.strip(), int(size)))
-    if len({dimension.name for dimension in found}) != len(found):
-        raise argparse.ArgumentTypeError(f"{shortened(text)!r} names a dimension twice")
-    return tuple(found)
+        name, _, size = (word.strip() for word in part.partition("="))
+        if not name or name in found:
+            raise ValueError(text)
+        found[name] = MeshDimension(name, whole_number(size, 1, _MAX_RANKS))
+    return tuple(found.values())
 
 
 def _size(text: str) -> tuple[str, int]:
     """``u0=4096``."""
     name, _, number = text.rpartition("=")
-    if not name or not _is_number(number) or int(number) > _MAX_SIZE:
-        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not NAME=N")
-    return name, int(number)
-
-
-def _is_number(text: str) -> bool:
-    return text.isdecimal() and len(text) <= 100
+    return name or whole_number(name), whole_number(number, 0)
 
 
 def _bytes(text: str) -> int:
-    found = None if "%" in text else size_bytes(text, 0)
-    if not found:
-        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not a size: write 500MB or 2GiB")
-    return found
+    return size_bytes(text.replace("%", "?"), 0) or whole_number("")
 
 
-def _positive(text: str) -> int:
-    if not _is_number(text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{shortened(text)!r} is not a whole number of 1 or more")
-    return int(text)
+def _slowdown(text: str) -> tuple[str, float]:
+    """``all_gather=1.1``, or ``1.1`` for every kind."""
+    kind, equals, number = (part.strip() for part in text.rpartition("="))
+    if (equals and not kind) or not 1.0 <= float(number) < math.inf:
+        raise ValueError(text)
+    return kind, float(number)
+
+
+def _link(text: str) -> tuple[tuple[str, str], ...]:
+    """``rail=fsdp,ep``: of each group its link."""
+    link, _, named = (part.strip() for part in text.partition("="))
+    groups = [group.strip() for group in named.split(",")]
+    if not link or not all(groups):
+        raise ValueError(text)
+    return tuple((group, link) for group in groups)
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputLimits:
     """Limits of the input."""
 
-    max_input_bytes: Annotated[int, Flag(_bytes)] = DEFAULT_LIMITS.input_bytes
+    max_input_bytes: Annotated[int, Flag(_bytes, "a size: write 500MB or 2GiB")] = DEFAULT_LIMITS.input_bytes
     """SIZE: refuse a file that is larger once decompressed"""
-    max_nodes: Annotated[int, Flag(_positive)] = DEFAULT_LIMITS.nodes
+    max_nodes: Annotated[int, Flag(whole_number, "a whole number of 1 or more")] = DEFAULT_LIMITS.nodes
     """N: refuse a graph with more nodes; each part of a split or an unbind counts as one"""
 
     @property
@@ -141,10 +140,10 @@ class Input(InputLimits):
     """PROBLEM_OR_DUMP: a problem file (.json, .json.gz) or a torch graph dump (.py, .txt, .log, plain or .gz)"""
     comm_scale: float = 1.0
     """X: multiply the time of every collective by X"""
-    slowdown: tuple[str, ...] = ()
+    slowdown: Annotated[tuple[tuple[str, float], ...], Flag(_slowdown, "KIND=FACTOR nor FACTOR (from 1 on)")] = ()
     """KIND=FACTOR: compute takes FACTOR times as long while a collective is in flight whose operator begins with KIND
     (all_gather=1.1); FACTOR alone applies to every kind; can be repeated"""
-    link: tuple[str, ...] = ()
+    link: Annotated[tuple[tuple[tuple[str, str], ...], ...], Flag(_link, "LINK=GROUP,GROUP")] = ()
     """LINK=GROUP,GROUP: these process groups share a network link: while collectives of k of them are in flight, each
     takes k times as long (rail=0,513); can be repeated"""
     profile: Annotated[tuple[str, ...], Flag(many=True, file="in")] = ()
@@ -153,13 +152,13 @@ class Input(InputLimits):
     memory_model: MemoryModel | None = None
     """how memory is counted: as NCCL and torch's allocator hold it (runtime, the default), or as torch's MemoryTracker
     counts it; a problem file names its own, and asking for the other is an error"""
-    group: Annotated[tuple[tuple[str, int | tuple[int, ...] | str], ...], Flag(_group)] = ()
+    group: Annotated[tuple[tuple[str, int | tuple[int, ...] | str], ...], Flag(_group, _GROUP)] = ()
     """NAME=SIZE: of a dump, the number of ranks of a process group, its ranks (NAME=0,8,16,24), or the dimension of the
     mesh that it is (NAME=tp, or neighbours: NAME=fsdp+tp); can be repeated"""
-    size: Annotated[tuple[tuple[str, int], ...], Flag(_size)] = ()
+    size: Annotated[tuple[tuple[str, int], ...], Flag(_size, "NAME=N")] = ()
     """NAME=N: of a dump, the value of a data-dependent size, by its symbol (u0=4096) or by the node that reads it;
     can be repeated"""
-    graph: Annotated[int | None, Flag(_positive)] = None
+    graph: Annotated[int | None, Flag(whole_number, "a whole number of 1 or more")] = None
     """N: of a dump, read the N-th of several graphs in the file, as logs of TORCH_LOGS hold them (default: the first
     that calls ATen's operators; a note lists all)"""
     packages: Annotated[tuple[str, ...], Flag(name="--import")] = ()
@@ -172,7 +171,7 @@ class Input(InputLimits):
     cluster: str | None = None
     """FILE_OR_NAME: price a dump for this cluster: a cluster file (TOML), or the name of one that is shipped (default:
     that of the device, dgx-h100; none with --profile)"""
-    mesh: Annotated[tuple[MeshDimension, ...] | None, Flag(_mesh)] = None
+    mesh: Annotated[tuple[MeshDimension, ...] | None, Flag(_mesh, "NAME=SIZE,NAME=SIZE,...")] = None
     """NAME=SIZE,...: the dimensions of its device mesh, outermost first (fsdp=8,tp=8): where groups are whose ranks are
     not known"""
     no_contention: bool = False
@@ -186,41 +185,46 @@ class Input(InputLimits):
     backward: str | None = None  # of a dump of a forward graph, that of its backward graph: both are read as one step
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.comm_scale) or self.comm_scale < 0:
-            raise OptionsError(f"--comm-scale is {self.comm_scale}; it is a factor, 0 or more.")
-        if self.cluster is not None and self.device is not None:
-            raise OptionsError(
-                f"--device {self.device}: cluster {self.cluster} has its own device. Leave one of the two out, or "
-                "write a cluster file with another device."
-            )
-        if self.redact and self.save_problem is None:
-            raise OptionsError("--redact changes what --save-problem writes: give --save-problem OUT.json, too.")
+        refuse(
+            (not 0 <= self.comm_scale < math.inf, f"--comm-scale is {self.comm_scale}; it is a factor, 0 or more."),
+            (self.cluster is not None and self.device is not None,
+             f"--device {self.device}: cluster {self.cluster} has its own device. Leave one of the two out, or write a "
+             "cluster file with another device."),
+            (self.redact and self.save_problem is None,
+             "--redact changes what --save-problem writes: give --save-problem OUT.json, too."),
+        )  # fmt: skip
         _ = self.contention
 
     @property
     def contention(self) -> Contention:
         """The contention of ``--slowdown`` and ``--link``: it replaces the file's, key by key."""
-        return Contention(_slowdown(self.slowdown), _links(self.link))
-
-    @property
-    def fissions(self) -> bool:
-        """True where sub-graphs of a dump may run in parts."""
-        return False
-
-    @property
-    def batches(self) -> bool:
-        """True where a dump may run in parts along its batch, or along experts' tokens."""
-        return False
-
-    @property
-    def prices_anew(self) -> bool:
-        """True where the command prices the collectives of a problem file, too, for the cluster."""
-        return False
+        links = tuple(pair for pairs in self.link for pair in pairs)
+        for option, pairs in (("--slowdown", self.slowdown), ("--link", links)):
+            if twice := [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]:
+                raise OptionsError(f"{option}: {twice[0] or 'every kind'!r} is given twice. Give it once.")
+        return Contention(dict(self.slowdown), dict(links))
 
     def cluster_or(self, otherwise: str) -> Cluster:
         """Return the cluster named, or else the shipped one of that name, with the mesh given."""
         cluster = read_cluster(self.cluster or otherwise)
         return replace(cluster, mesh=self.mesh) if self.mesh else cluster
+
+
+class Wants(NamedTuple):
+    """What a command needs of a graph beyond its nodes.
+
+    Attributes:
+        rewrites: Prices of new nodes, and what a dump says of rewrites.
+        fissions: Of a dump, sub-graphs that may run in parts.
+        batches: Of a dump, the graph in parts along its batch, and along experts' tokens.
+    """
+
+    rewrites: bool = False
+    fissions: bool = False
+    batches: bool = False
+
+
+NOTHING = Wants()
 
 
 @dataclass(frozen=True)
@@ -265,23 +269,20 @@ def options_for(source: Input, options: Options, problem: Problem) -> Options:
         nothing_there = one.pin.rule.startswith("not ") and not one.anchors
         if not one.nodes or nothing_there:
             what = f"nothing computes in {one.pin.of}" if nothing_there else "it is about no node"
-            raise OptionsError(f"--pins {one.pin.text!r}: {what} of {problem.name}. {_to_pin(problem)}")
+            operators = sorted({problem.nodes[v].op for v in problem.collectives})
+            modules = sorted({node.module for node in problem.nodes if node.module})
+            named = f"{', '.join(modules[:_NAMED])}{', ...' * (len(modules) > _NAMED)}" or "none"
+            raise OptionsError(
+                f"--pins {one.pin.text!r}: {what} of {problem.name}. Its collectives are "
+                f"{', '.join(operators) or 'none'}. Its modules are {named}."
+            )
     return asked
 
 
-def _to_pin(problem: Problem) -> str:
-    """Say what pins can name in a graph."""
-    operators = sorted({problem.nodes[v].op for v in problem.collectives})
-    modules = sorted({node.module for node in problem.nodes if node.module})
-    named = f"Its modules are {', '.join(modules[:_NAMED])}" if modules else "Its nodes have no modules"
-    more = f" and {len(modules) - _NAMED:,} more" if len(modules) > _NAMED else ""
-    return f"Its collectives are {', '.join(operators) or 'none'}. {named}{more}."
-
-
-def read_input(source: Input, tell: Callable[[str], None], *, saves: bool = True) -> Loaded:
+def read_input(source: Input, tell: Callable[[str], None], wants: Wants = NOTHING, *, saves: bool = True) -> Loaded:
     """Read the input, and save it if ``saves``; notes on how it was read go to standard error."""
     tell(f"reading {source.problem}")
-    loaded = load(source, tell)
+    loaded = load(source, tell, wants)
     for note in loaded.notes:
         complain(f"note: {note}")
     if loaded.profile is not None:
@@ -299,34 +300,28 @@ def save(source: Input, problem: Problem, tell: Callable[[str], None]) -> None:
         write_file(source.save_problem, problem_bytes(made, gzipped=source.save_problem.endswith(".gz")))
 
 
-def load(source: Input, tell: Callable[[str], None]) -> Loaded:
+def load(source: Input, tell: Callable[[str], None], wants: Wants = NOTHING) -> Loaded:
     """Read a problem, whatever it comes as; ``tell`` hears what is being done."""
-    loaded = _load_dump(source, tell) if is_dump(source.problem) else _load_problem(source, tell)
+    loaded = (_load_dump if is_dump(source.problem) else _load_problem)(source, tell, wants)
     scale = {Kind.COLLECTIVE: source.comm_scale}
     nodes = [node._replace(time_us=node.time_us * scale.get(node.kind, 1.0)) for node in loaded.problem.nodes]
     problem = loaded.problem if source.comm_scale == 1.0 else replace(loaded.problem, nodes=tuple(nodes))
-    problem = with_contention(problem, source.contention, source.problem)
+    problem = _with_contention(problem, source.contention, source.problem)
+    prices = tuple(price._replace(time_us=v.time_us) for price, v in zip(loaded.prices, problem.nodes, strict=True))
     asked = question_step(problem)
-    prices = [price._replace(time_us=v.time_us) for price, v in zip(loaded.prices, problem.nodes, strict=True)]
-    notes = (*loaded.notes, *notes_on(problem, source.contention), *([] if asked is None else [asked]))
-    return replace(loaded, problem=problem, prices=tuple(prices), notes=notes)
+    notes = (*loaded.notes, *_notes_on(problem, source.contention), *([] if asked is None else [asked]))
+    return replace(loaded, problem=problem, prices=prices, notes=notes)
 
 
-def _load_problem(source: Input, tell: Callable[[str], None]) -> Loaded:
-    if source.backward is not None:
+def _load_problem(source: Input, tell: Callable[[str], None], wants: Wants) -> Loaded:
+    of_dumps = {"group": "--group", "size": "--size", "graph": "--graph", "packages": "--import", "device": "--device",
+                "fusion": "--fusion", "backward": "the backward graph"}  # fmt: skip
+    if not wants.rewrites:
+        of_dumps |= {"cluster": "--cluster", "mesh": "--mesh", "no_contention": "--no-contention"}
+    if given := [name for field, name in of_dumps.items() if getattr(source, field)]:
         raise OptionsError(
-            f"{source.problem} is a problem file: only dumps are joined. Give one problem file, or the dumps of a "
-            "forward graph and of its backward graph."
-        )
-    if (source.cluster is not None or source.mesh or source.no_contention) and not source.prices_anew:
-        raise OptionsError(
-            f"{source.problem} is a problem file: it has its own times. Leave --cluster, --mesh and --no-contention "
-            "out, or vary one: `overlap-sched sweep --vary network=...` prices its collectives anew."
-        )
-    if source.group or source.device or source.fusion or source.size or source.packages or source.graph:
-        raise OptionsError(
-            f"{source.problem} is a problem file: it has its own groups, sizes and times. "
-            "Leave --group, --size, --graph, --import, --device and --fusion out."
+            f"{source.problem} is a problem file: it is whole, and has its own groups, sizes and times. Leave "
+            f"{', '.join(given)} out. `overlap-sched sweep --vary network=...` prices its collectives anew."
         )
     problem = read_problem(source.problem, limits=source.limits)
     prices = [Price(node.time_us, "file") if node.time_us else FREE for node in problem.nodes]
@@ -339,11 +334,8 @@ def _load_problem(source: Input, tell: Callable[[str], None]) -> Loaded:
 
 
 def _traces(source: Input, tell: Callable[[str], None]) -> list[RankTrace]:
-    traces = []
-    for path in source.profile:
-        tell(f"reading {path}")
-        traces += read_traces([path], source.limits)
-    return traces
+    tell(f"reading {' '.join(source.profile)}")
+    return read_traces(source.profile, source.limits)
 
 
 def is_dump(path: str) -> bool:
@@ -352,16 +344,13 @@ def is_dump(path: str) -> bool:
     A problem starts with ``{``, compressed or not.
     """
     name = path.lower().removesuffix(".gz")
-    if name.endswith(".json"):
-        return False
-    head = _head(path)
-    if head.lstrip().startswith(b"{"):
+    if name.endswith(".json") or _head(path).lstrip().startswith(b"{"):
         return False
     if name.endswith(_DUMP_SUFFIXES):
         return True
     raise ProblemError(
         f"{path}: is neither a problem file (JSON, plain or gzipped) nor named like a graph dump "
-        f"({', '.join(_DUMP_SUFFIXES[:-1])} or {_DUMP_SUFFIXES[-1]}). Check the path or rename it."
+        f"({', '.join(_DUMP_SUFFIXES)}). Check the path or rename it."
     )
 
 
@@ -369,11 +358,9 @@ def _head(path: str) -> bytes:
     """The first bytes, uncompressed; empty where a gzip stream is broken (its reader will say how)."""
     try:
         with open(nameable(path), "rb") as plain:
-            head = plain.read(64)
-        if head[:2] != GZIP:
-            return head
-        with gzip.open(path) as unpacked:
-            return unpacked.read(64)
+            if plain.peek(2)[:2] != GZIP:
+                return plain.read(64)
+            return gzip.GzipFile(fileobj=plain).read(64)
     except (EOFError, gzip.BadGzipFile, zlib.error):
         return b""
     except OSError as error:
@@ -391,7 +378,8 @@ def torch_for(message: str) -> Iterator[None]:
         raise MissingExtraError(message) from None
 
 
-def _load_dump(source: Input, tell: Callable[[str], None]) -> Loaded:
+@no_collection()
+def _load_dump(source: Input, tell: Callable[[str], None], wants: Wants) -> Loaded:
     with torch_for(f"{source.problem} is a graph dump, and reading it needs torch: pip install 'overlap_sched[torch]'"):
         from overlap_sched.dump import load_dump, sizes_to_give
         from overlap_sched.fx import lift
@@ -408,11 +396,11 @@ def _load_dump(source: Input, tell: Callable[[str], None]) -> Loaded:
         try:
             importlib.import_module(package)
         except (Exception, SystemExit) as error:  # it may fail in any way, and none of them is ours
-            why = "importing it ends the program (sys.exit)"
-            if not isinstance(error, SystemExit):
-                why = f"it cannot be imported ({' '.join(str(error).split()) or type(error).__name__})"
+            ends = isinstance(error, SystemExit)
+            why = "it ends the program (sys.exit)" if ends else " ".join(str(error).split()) or type(error).__name__
             raise OptionsError(
-                f"--import {package}: {why}. Name the module that registers the operators, and install it here."
+                f"--import {package}: it cannot be imported ({why}). Name the module that registers the operators, "
+                "and install it here."
             ) from None
     mesh = source.mesh or (() if cluster is None else cluster.mesh)
     groups = {name: ranks_along(mesh, value) if isinstance(value, str) else value for name, value in source.group}
@@ -426,20 +414,18 @@ def _load_dump(source: Input, tell: Callable[[str], None]) -> Loaded:
         progress=lambda done, total: tell(f"reading {source.problem}: {done:,} of {total:,} nodes"),
     )
     tell("lifting the graph")
-    fusion = source.fusion or "inductor"
+    fusion, model = source.fusion or "inductor", Roofline(device) if cluster is None else model_of(cluster)
     lifted = lift(
         dump.gm,
         name=dump.name,
         memory_model=source.memory_model or "runtime",
-        model=Roofline(device) if cluster is None else None,
+        model=model if cluster is None else None,
         cluster=cluster,
         mesh=source.mesh or (),
         contention=not source.no_contention,
         fusion=fusion,
     )
-    profile = None
-    if source.profile:
-        lifted, profile = lifted_with_profile(lifted, _traces(source, tell))
+    lifted, profile = lifted_with_profile(lifted, _traces(source, tell)) if source.profile else (lifted, None)
     notes = [*filter(None, [dump.choice]), *dump.notes, *sizes_to_give(dump.guessed)]
     notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
     notes += [placement.assumed for placement in lifted.placements.values() if placement.assumed]
@@ -451,87 +437,38 @@ def _load_dump(source: Input, tell: Callable[[str], None]) -> Loaded:
             f"{cluster.ranks_per_node} ranks per node{slowed}; say otherwise with --cluster FILE_OR_NAME"
         )
     on = device if cluster is None else cluster.device
-    priced_for = {"device": on.name, "cluster": None if cluster is None else cluster.name, "fusion": fusion}
-    model = Roofline(device) if cluster is None else model_of(cluster)
-    alike = alike_of(dump.gm) if source.prices_anew else None
-    rerun = rerunnable(dump.gm) if source.prices_anew else None
-    fissions = tuple(fission_candidates(lifted)) if source.fissions else ()
-    batches = (*batch_fissions(lifted), *expert_fissions(lifted)) if source.batches else ()
-    return Loaded(
+    loaded = Loaded(
         lifted.problem,
         lifted.prices,
         tuple(notes),
         profile,
-        priced_for,
+        {"device": on.name, "cluster": None if cluster is None else cluster.name, "fusion": fusion},
         model,
-        alike,
-        refusals_in(lifted) if source.prices_anew else refuse_nothing,
-        rerun,
-        fissions,
-        batches,
-        on.memory_bytes,
+        fissions=tuple(fission_candidates(lifted)) if wants.fissions else (),
+        batches=(*batch_fissions(lifted), *expert_fissions(lifted)) if wants.batches else (),
+        device_bytes=on.memory_bytes,
     )
+    if not wants.rewrites:
+        return loaded
+    return replace(loaded, alike=alike_of(dump.gm), refuses=refusals_in(lifted), rerun=rerunnable(dump.gm))
 
 
-def with_contention(problem: Problem, given: Contention, path: str) -> Problem:
+def _with_contention(problem: Problem, given: Contention, path: str) -> Problem:
     """The problem, read from ``path``, with the contention given in place of its own."""
-    if given == NO_CONTENTION:
-        return problem
     for group, link in given.links.items():
         if group not in problem.groups:
-            there = (
-                f"its groups are {', '.join(map(repr, sorted(problem.groups)))}" if problem.groups else "it has none"
-            )
+            groups = ", ".join(map(repr, sorted(problem.groups))) or "none"
             raise OptionsError(
-                f"--link {link}={group}: {path} has no process group {group!r}; {there}. "
-                "Correct the name, or leave it out."
+                f"--link {link}={group}: {path} has no process group {group!r}; its groups are {groups}."
             )
     own = problem.contention
     slowdown, links = {**own.slowdown, **given.slowdown}, {**own.links, **given.links}
-    return replace(problem, contention=replace(own, slowdown=slowdown, links=links))
+    return replace(problem, contention=replace(own, slowdown=slowdown, links=links)) if given != own else problem
 
 
-def notes_on(problem: Problem, given: Contention) -> tuple[str, ...]:
+def _notes_on(problem: Problem, given: Contention) -> Iterator[str]:
     """Kinds given of which the problem has no collective: perhaps misspelt."""
     ops = sorted({problem.nodes[v].op for v in problem.collectives} - {""})
-    there = f"its collectives are {', '.join(ops)}" if ops else "it has none with a named operator"
-    return tuple(
-        f"--slowdown {kind}={factor:.15g}: no collective of this problem begins with {kind!r}; {there}"
-        for kind, factor in given.slowdown.items()
-        if kind != EVERY_KIND and not any(op.startswith(kind) for op in ops)
-    )
-
-
-def _slowdown(texts: Sequence[str]) -> dict[str, float]:
-    factors: dict[str, float] = {}
-    for text in texts:
-        kind, equals, number = (part.strip() for part in text.rpartition("="))
-        try:
-            factor = float(number)
-        except ValueError:
-            factor = math.nan
-        if not 1.0 <= factor < math.inf or (equals and not kind):
-            raise OptionsError(
-                f"--slowdown {text}: is not KIND=FACTOR, nor FACTOR for every kind. A factor is a finite number, 1 or "
-                "more: all_gather=1.1, where compute takes a tenth longer beside an all_gather."
-            )
-        if kind in factors:
-            of = repr(kind) if kind else "every kind"
-            raise OptionsError(f"--slowdown {text}: {of} has a factor already, {factors[kind]:.15g}. Give it once.")
-        factors[kind] = factor
-    return factors
-
-
-def _links(texts: Sequence[str]) -> dict[str, str]:
-    link_of: dict[str, str] = {}
-    for text in texts:
-        link, _, named = (part.strip() for part in text.partition("="))
-        for group in map(str.strip, named.split(",")):
-            if not link or not group:
-                raise OptionsError(f"--link {text}: is not LINK=GROUP,GROUP. Write --link rail=fsdp,ep.")
-            if group in link_of:
-                raise OptionsError(
-                    f"--link {text}: group {group!r} is on link {link_of[group]!r} already. Name it once."
-                )
-            link_of[group] = link
-    return link_of
+    for kind in given.slowdown:
+        if not any(op.startswith(kind) for op in ops or [""]):
+            yield f"--slowdown {kind}: no collective begins with {kind!r}; there are {', '.join(ops) or 'none'}"

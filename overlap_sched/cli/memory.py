@@ -4,14 +4,13 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from rich.console import RenderableType
 from rich.table import Table
 
-from overlap_sched.cli.flags import Flag, limit_bytes
+from overlap_sched.cli.flags import Flag, limit_bytes, refuse
 from overlap_sched.cli.input import Input, read_input
-from overlap_sched.errors import OptionsError
 from overlap_sched.judge.validate import peak_memory
 from overlap_sched.peak_memory.addresses import AddressPlan, plan_addresses
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
@@ -25,12 +24,11 @@ from overlap_sched.report.files import write_file, write_order
 from overlap_sched.report.table import captioned_table, complain
 from overlap_sched.report.units import change, printable, size
 from overlap_sched.report.words.graph import peak_text
-from overlap_sched.report.words.schedule import Reserved, reserved_for, reserved_rows, settings_for
+from overlap_sched.report.words.schedule import Reserved, reserved_for, reserved_rows
 
 FORMAT = "overlap-addresses/1"
 MAX_EFFORT = 30
 MAX_ALIGN_BYTES = 2**40
-_LIMIT = "--limit"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +42,6 @@ class MemoryCommand(Input):
     that it followed"""
     exact: bool = False
     """if the search cannot prove its order optimal, solve an integer program (pip install 'overlap_sched[exact]')"""
-    solver: Literal["cp-sat", "highs"] = "cp-sat"
-    """solver of --exact"""
     time_limit: float = 60.0
     """S: seconds that the solver of --exact may take"""
     limit: str | None = None
@@ -65,20 +61,18 @@ class MemoryCommand(Input):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.limit is not None and not self.exact:
-            raise OptionsError("--limit asks for a proof or an order: give --exact, too.")
         if self.limit is not None:
-            limit_bytes(_LIMIT, self.limit, 0)
-        if self.effort > MAX_EFFORT:
-            shown = show_number(self.effort)
-            raise OptionsError(f"--effort is {shown}; each unit doubles the work: {MAX_EFFORT} at most.")
-        if self.align > MAX_ALIGN_BYTES:
-            raise OptionsError(f"--align is {show_number(self.align)}; it is a number of bytes, 1 to 2**40.")
-        if not self.time_limit < math.inf:
-            raise OptionsError(f"--time-limit is {self.time_limit}; it is a finite number of seconds above 0.")
+            limit_bytes("--limit", self.limit, 0)
+        effort, align = show_number(self.effort), show_number(self.align)
+        refuse(
+            (self.limit and not self.exact, "--limit asks for a proof or an order: give --exact, too."),
+            (self.effort > MAX_EFFORT, f"--effort is {effort}; each doubles the work: at most {MAX_EFFORT}."),
+            (self.align > MAX_ALIGN_BYTES, f"--align is {align}; it is a number of bytes, 1 to 2**40."),
+            (not self.time_limit < math.inf, f"--time-limit is {self.time_limit}; it is finite, and above 0."),
+        )
 
 
-def run(command: MemoryCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
+def run_memory(command: MemoryCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
     """Plan, write the files asked for; what is to be printed: JSON, or a table and text."""
     problem = read_input(command, tell).problem
     if command.slowdown or command.link:
@@ -89,8 +83,7 @@ def run(command: MemoryCommand, tell: Callable[[str], None]) -> tuple[str | tupl
         plan = exact_order(
             problem,
             command.preserve_collective_order,
-            limit_bytes=None if command.limit is None else limit_bytes(_LIMIT, command.limit, original),
-            solver=command.solver,
+            limit_bytes=None if command.limit is None else limit_bytes("--limit", command.limit, original),
             time_limit_s=command.time_limit,
             effort=command.effort,
         )
@@ -108,7 +101,7 @@ def run(command: MemoryCommand, tell: Callable[[str], None]) -> tuple[str | tupl
 
         tell(f"drawing {command.plot}")
         plot_memory(plan, command.plot)
-    reserved = reserved_for(problem, plan.order, settings_for(problem))
+    reserved = reserved_for(problem, plan.order)
     if command.json:
         return as_json(memory_answer(plan, addresses, reserved)), 0
     table = _table(plan, addresses, reserved)
@@ -116,39 +109,28 @@ def run(command: MemoryCommand, tell: Callable[[str], None]) -> tuple[str | tupl
 
 
 def _addresses_json(problem: Problem, plan: AddressPlan) -> bytes:
-    data = {
-        "format": FORMAT,
-        "name": problem.name,
-        "arena_bytes": plan.arena_bytes,
-        "align_bytes": plan.align_bytes,
-        "storages": [
-            {
-                "made_by": problem.nodes[problem.maker[s]].name,
-                "storage": s,
-                "bytes": problem.storages[s].bytes,
-                "offset": at,
-            }
-            for s, at in sorted(plan.offsets.items())
-        ],
-    }
-    return (json.dumps(data, separators=(",", ":")) + "\n").encode()
+    nodes, maker, made = problem.nodes, problem.maker, problem.storages
+    storages = [
+        {"made_by": nodes[maker[s]].name, "storage": s, "bytes": made[s].bytes, "offset": at}
+        for s, at in sorted(plan.offsets.items())
+    ]
+    data = {"format": FORMAT, "name": problem.name, "arena_bytes": plan.arena_bytes, "align_bytes": plan.align_bytes}
+    return (json.dumps(data | {"storages": storages}, separators=(",", ":")) + "\n").encode()
 
 
 def _table(plan: MemoryPlan, addresses: AddressPlan | None, reserved: Reserved | None) -> Table:
     problem = plan.problem
     proven = "optimal: no order has a lower peak" if plan.optimal else f"at most {100 * plan.gap:.2f} % above the best"
-    table = captioned_table(
+    peak = (plan.original_bytes, plan.peak_bytes)
+    rows = [("peak", *map(size, peak), change(*peak), size(plan.bound_bytes)), *reserved_rows(reserved)]
+    if addresses is not None:
+        rows.append(("one arena", "", size(addresses.arena_bytes), "", size(addresses.peak_bytes)))
+        rows.append(("fragmentation", "", f"{100 * addresses.fragmentation:.2f} %"))
+    return captioned_table(
         f"{printable(problem.name)}: {len(problem.nodes):,} nodes",
         f"Simulated, in the {problem.memory_model} memory model. Order by {plan.found_by}; {proven}. "
         "Reserved: a replay of torch's CUDA caching allocator.",
         ("original", "new", "change", "bound"),
-        first="",
+        "",
+        rows,
     )
-    peak = (plan.original_bytes, plan.peak_bytes)
-    table.add_row("peak", *map(size, peak), change(*peak), size(plan.bound_bytes))
-    for row in reserved_rows(reserved):
-        table.add_row(*row)
-    if addresses is not None:
-        table.add_row("one arena", "", size(addresses.arena_bytes), "", size(addresses.peak_bytes))
-        table.add_row("fragmentation", "", f"{100 * addresses.fragmentation:.2f} %")
-    return table

@@ -7,41 +7,21 @@ from typing import Annotated, NamedTuple
 
 from rich.console import RenderableType
 
-from overlap_sched.cli.flags import Flag
+from overlap_sched.cli.flags import Flag, refuse
 from overlap_sched.cli.input import Input, InputLimits, is_dump, load
 from overlap_sched.errors import OptionsError, PipelineError
 from overlap_sched.options import Options
+from overlap_sched.pipeline import compare
 from overlap_sched.pipeline.best import FOUND, FoundPipeline, find_pipeline
-from overlap_sched.pipeline.compare import (
-    UNCHANGED,
-    ChangedJob,
-    PlannedPipeline,
-    changes,
-    compare_schedules,
-    left_bytes,
-    named,
-    named_schedules,
-    plan_pipeline,
-    read_axes,
-    with_room,
-)
 from overlap_sched.pipeline.csv_file import CsvFormat, schedule_csv
 from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.job_file import read_job
 from overlap_sched.problem import Order, Problem
+from overlap_sched.report import pipeline as report
 from overlap_sched.report.answers import as_json, pipeline_answer
 from overlap_sched.report.files import write_file
-from overlap_sched.report.pipeline_page import cut_words, pipeline_page
 from overlap_sched.report.units import count, printable
-from overlap_sched.report.words.pipeline import (
-    found_line,
-    graphs_table,
-    lack_words,
-    peaks_table,
-    schedules_table,
-    varied_table,
-)
 from overlap_sched.scheduler.driver import schedule
 
 LEFT = "left"
@@ -81,49 +61,45 @@ class PipelineCommand(InputLimits):
     given: str = ""
 
     def __post_init__(self) -> None:
-        if self.schedule and not self.csv:
-            near = f"Did you mean --schedules {self.schedule}, which compares?"
-            raise OptionsError(f"--schedule is the one that --csv OUT.csv writes: give --csv, too. {near}")
-        if bool(self.csv) != bool(self.schedule):
-            raise OptionsError("--csv writes one schedule: give both --csv OUT.csv and --schedule NAME.")
-        if self.find is not None and self.find < 1:
-            raise OptionsError(f"--find {self.find}: an effort is 1 or more.")
-        if self.schedule == FOUND and self.find is None:
-            raise OptionsError(f"--schedule {FOUND} is what --find finds: give --find, too.")
+        near = f" Did you mean --schedules {self.schedule}, which compares?" if self.schedule else ""
+        refuse(
+            (bool(self.csv) != bool(self.schedule),
+             f"--csv writes one schedule: give both --csv OUT.csv and --schedule NAME.{near}"),
+            (self.find is not None and self.find < 1, f"--find {self.find}: an effort is 1 or more."),
+            (self.schedule == FOUND and self.find is None,
+             f"--schedule {FOUND} is what --find finds: give --find, too."),
+        )  # fmt: skip
         if self.order_graphs not in (None, LEFT):
             Options(headroom=self.order_graphs or "")
         for name in (*_split(self.schedules), *_split("" if self.schedule == FOUND else self.schedule)):
-            named(name)
-        read_axes(self.vary)
+            compare.named(name)
+        compare.read_axes(self.vary)
 
 
-def run(command: PipelineCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
+def run_pipeline(command: PipelineCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
     """Plan the schedules; what to print: JSON, or tables and notes."""
-    plans = _Plans(command, tell)
-    one = plans.of(UNCHANGED)
+    plan = _planner(command, tell)
+    one = plan(compare.UNCHANGED)
     if one.found is None:
         if not command.vary:
             _check_fits(one, command.find is not None)
         if command.schedule == FOUND:
             raise PipelineError(f"{one.job.name}: nothing was found that fits. Raise memory_limit, or --find's effort.")
-    varied = [(change, plans.of(change).planned) for change in changes(read_axes(command.vary))]
+    varied = [(change, plan(change).planned) for change in compare.changes(compare.read_axes(command.vary))]
     if command.csv:
-        tell(f"writing {command.csv}")
-        _write_csv(command, one)
+        _write_csv(command.csv, command, one)
     if command.html:
-        tell(f"writing {command.html}")
-        page = pipeline_page(printable(one.job.name), one.planned, printable(command.given))
+        page = report.pipeline_page(printable(one.job.name), one.planned, printable(command.given))
         write_file(command.html, page.encode())
     if command.json:
         return as_json(pipeline_answer(one.job, one.planned, one.cannot, one.found, one.graphs, varied)), 0
-    short = [(plan.name, lack) for plan in one.planned if (lack := plan.shortage) is not None]
-    lacking = [f"{name} does not fit: {lack_words(lack)}." for name, lack in short]
-    notes = [] if one.found is None else [found_line(one.found)]
+    lacking = [f"{name} does not fit: {report.lack_words(lack)}." for name, lack in _short(one).items()]
+    notes = [] if one.found is None else [report.found_line(one.found)]
     notes += [f"{name}: {why}" for name, why in one.cannot.items()]
-    notes += [f"{plan.name}: {cut_words(plan)}." for plan in one.named if len(set(plan.cut)) > 1]
-    tables: list[RenderableType] = [graphs_table(one.graphs), ""] if command.order_graphs is not None else []
-    tables += [schedules_table(one.job, one.planned), "", peaks_table(one.planned)] if one.planned else []
-    tables += ["", varied_table(varied)] if varied else []
+    notes += [f"{of.name}: {report.cut_words(of)}." for of in one.named if len(set(of.cut)) > 1]
+    tables: list[RenderableType] = [report.graphs_table(one.graphs), ""] if command.order_graphs is not None else []
+    tables += [report.schedules_table(one.job, one.planned), "", report.peaks_table(one.planned)] if one.planned else []
+    tables += ["", report.varied_table(varied)] if varied else []
     return (*tables, *("\n" + "\n".join(lines) for lines in (lacking, notes) if lines)), 0
 
 
@@ -132,97 +108,90 @@ class _Planned(NamedTuple):
 
     job: PipelineJob
     graphs: JobGraphs
-    named: tuple[PlannedPipeline, ...]
+    named: tuple[compare.PlannedPipeline, ...]
     cannot: Mapping[str, str]
     found: FoundPipeline | None
 
     @property
-    def planned(self) -> tuple[PlannedPipeline, ...]:
+    def planned(self) -> tuple[compare.PlannedPipeline, ...]:
         """All that there are."""
         return self.named if self.found is None else (*self.named, self.found.plan)
 
 
-class _Plans:
-    """The job of a file, as it is and changed, with its graphs ordered in one headroom or another; read once each."""
+def _planner(command: PipelineCommand, tell: Callable[[str], None]) -> Callable[[compare.ChangedJob], _Planned]:
+    """Return what plans the job as it is and changed; graphs and jobs are read once for each headroom."""
 
-    def __init__(self, command: PipelineCommand, tell: Callable[[str], None]) -> None:
-        self._command, self._tell = command, tell
-        self._read, self._graphs, self._job = cache(self._read_graph), cache(self._ordered), cache(self._read_job)
+    @cache
+    def read_graph(source: GraphSource) -> Problem:
+        tell(f"reading {source.path}")
+        limits = {"max_input_bytes": command.max_input_bytes, "max_nodes": command.max_nodes}
+        of_dump = {"cluster": source.cluster, "group": source.groups} if is_dump(str(source.path)) else {}
+        return load(Input(problem=str(source.path), **limits, **of_dump), tell).problem  # type: ignore[arg-type]
 
-    def of(self, change: ChangedJob) -> _Planned:
-        """Plan what was asked for."""
-        command, tell = self._command, self._tell
-        in_what_is_left = command.order_graphs == LEFT
-        headroom = 0 if in_what_is_left else command.order_graphs
-        job, graphs = self._job(change, headroom), self._graphs(headroom)
-        if command.order_graphs is not None and not graphs.graphs:
-            raise OptionsError(
-                f"--order-graphs: {command.job} names no graph. Give its blocks a problem, or leave it out."
-            )
-        wanted = [named(name) for name in _split(command.schedules)] or list(named_schedules(job))
-        tell(f"planning {count(len(wanted), 'schedule')}")
-        planned, cannot = compare_schedules(job, wanted)
-        found = None if command.find is None else find_pipeline(job, command.find, tell)
-        if in_what_is_left:
-            again = partial(self._job, change)
-            planned = tuple(with_room(one, again, partial(plan_pipeline, of=named(one.name))) for one in planned)
-            found = None if found is None else self._found_with_room(found, again)
-        return _Planned(job, graphs, planned, cannot, found)
-
-    def _found_with_room(self, found: FoundPipeline, job_with: Callable[[int], PipelineJob]) -> FoundPipeline:
-        """Search again with graphs ordered in what was left; the shorter of both."""
-        room = left_bytes(found.plan)
-        more = find_pipeline(job_with(room), self._command.find or 1, self._tell) if room else None
-        if more is None:
-            return found
-        best = min(found, more, key=lambda one: one.plan.replay.step_us)
-        return replace(
-            best, bound_us=min(found.bound_us, more.bound_us), any_cut_us=min(found.any_cut_us, more.any_cut_us)
-        )
-
-    def _read_job(self, change: ChangedJob, headroom: int | str | None) -> PipelineJob:
-        self._tell(f"reading {self._command.job}")
-        graphs = self._graphs(headroom)
-        job = read_job(self._command.job, graphs, self._command.limits, change.instead)
-        return graphs.with_pairs(change.linked(job), self._tell)
-
-    def _ordered(self, headroom: int | str | None) -> JobGraphs:
+    @cache
+    def graphs_in(headroom: int | str | None) -> JobGraphs:
         def order(problem: Problem) -> Order:
-            self._tell(f"ordering {problem.name}")
+            tell(f"ordering {problem.name}")
             return schedule(problem, Options(headroom=headroom or 0)).order
 
-        return JobGraphs(self._read, None if headroom is None else order)
+        return JobGraphs(read_graph, None if headroom is None else order)
 
-    def _read_graph(self, source: GraphSource) -> Problem:
-        self._tell(f"reading {source.path}")
-        path = str(source.path)
-        limits = {"max_input_bytes": self._command.max_input_bytes, "max_nodes": self._command.max_nodes}
-        of_dump = {"cluster": source.cluster, "group": source.groups} if is_dump(path) else {}
-        return load(Input(problem=path, **limits, **of_dump), self._tell).problem  # type: ignore[arg-type]
+    @cache
+    def job_in(change: compare.ChangedJob, headroom: int | str | None) -> PipelineJob:
+        job = read_job(command.job, graphs_in(headroom), command.limits, change.instead)
+        return graphs_in(headroom).with_pairs(change.linked(job), tell)
+
+    def search(job: PipelineJob) -> FoundPipeline | None:
+        return None if command.find is None else find_pipeline(job, command.find, tell)
+
+    def plan(change: compare.ChangedJob) -> _Planned:
+        headroom = 0 if command.order_graphs == LEFT else command.order_graphs
+        job, graphs = job_in(change, headroom), graphs_in(headroom)
+        if command.order_graphs is not None and not graphs.graphs:
+            raise OptionsError(f"--order-graphs: {command.job} names no graph. Give its blocks a problem.")
+        wanted = [compare.named(name) for name in _split(command.schedules)] or list(compare.named_schedules(job))
+        tell(f"planning {count(len(wanted), 'schedule')}")
+        planned, cannot = compare.compare_schedules(job, wanted)
+        found = search(job)
+        if command.order_graphs == LEFT:
+            again = partial(job_in, change)
+            planned = tuple(
+                compare.with_room(one, again, partial(compare.plan_pipeline, of=compare.named(one.name)))
+                for one in planned
+            )
+            more = search(again(room)) if found is not None and (room := compare.left_bytes(found.plan)) else None
+            if found is not None and more is not None:  # graphs ordered in what was left: the shorter of both
+                best = min(found, more, key=lambda one: one.plan.replay.step_us)
+                bounds = {key: min(getattr(found, key), getattr(more, key)) for key in ("bound_us", "any_cut_us")}
+                found = replace(best, **bounds)
+        return _Planned(job, graphs, planned, cannot, found)
+
+    return plan
 
 
 def _split(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
-def _write_csv(command: PipelineCommand, one: _Planned) -> None:
+def _write_csv(path: str, command: PipelineCommand, one: _Planned) -> None:
     chosen = next((plan for plan in one.planned if plan.name == command.schedule), None)
-    chosen = chosen or plan_pipeline(one.job, named(command.schedule))
+    chosen = chosen or compare.plan_pipeline(one.job, compare.named(command.schedule))
     if chosen.shortage is not None:
-        raise PipelineError(f"{one.job.name}: {chosen.name} does not fit: {lack_words(chosen.shortage)}.")
-    text = schedule_csv(chosen.job, chosen.schedule, chosen.replay, command.csv_format)
-    write_file(command.csv or "", text.encode())
+        raise PipelineError(f"{one.job.name}: {chosen.name} does not fit: {report.lack_words(chosen.shortage)}.")
+    write_file(path, schedule_csv(chosen.job, chosen.schedule, chosen.replay, command.csv_format).encode())
+
+
+def _short(one: _Planned) -> dict[str, compare.RankShortage]:
+    return {plan.name: plan.shortage for plan in one.planned if plan.shortage is not None}
 
 
 def _check_fits(one: _Planned, searched: bool) -> None:
-    short = {plan.name: plan.shortage for plan in one.planned if plan.shortage is not None}
-    if one.planned and len(short) == len(one.planned):
+    if one.planned and len(short := _short(one)) == len(one.planned):
         name, lack = min(short.items(), key=lambda each: each[1].bytes)
         recomputes = any(stage.recomputed is not None for stage in one.job.stages)
         tried = ", recomputed or not" if recomputes and searched else ""
-        more = "more ranks or smaller micro-batches"
-        more += ", or --find, which recomputes stages" if recomputes and not searched else ""
+        more = ", or --find, which recomputes stages" if recomputes and not searched else ""
         raise PipelineError(
-            f"{one.job.name}: no schedule was found that fits{tried}. With {name}, the nearest, {lack_words(lack)}. "
-            f"Raise memory_limit, or take {more}."
+            f"{one.job.name}: no schedule was found that fits{tried}. With {name}, the nearest, "
+            f"{report.lack_words(lack)}. Raise memory_limit, or take more ranks or smaller micro-batches{more}."
         )

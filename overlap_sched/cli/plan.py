@@ -1,42 +1,53 @@
-"""``overlap-sched plan``: find an order; and what ``explain`` and ``report`` share with it."""
+"""``overlap-sched plan``, ``explain`` and ``report``: find an order; say why it is so; write a page."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated
 
-from msgspec import UNSET
 from rich.console import RenderableType
 
-from overlap_sched.cli.flags import SCHEDULING, Flag, in_flags
-from overlap_sched.cli.input import Input, Loaded, options_for, read_input, save
+from overlap_sched.cli.flags import SCHEDULING, Flag, in_flags, refuse
+from overlap_sched.cli.input import Input, Loaded, Wants, options_for, read_input, save
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.validate import read_order
 from overlap_sched.options import Options
+from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.problem import Problem
-from overlap_sched.report import summary, write_trace
-from overlap_sched.report.answers import PriceSource, as_json, plan_answer
+from overlap_sched.report import explanation, summary, write_trace
+from overlap_sched.report.answers import (
+    CostsAnswer,
+    NodeCost,
+    PriceSource,
+    as_json,
+    costs_answer,
+    explain_answer,
+    plan_answer,
+)
 from overlap_sched.report.files import write_order
 from overlap_sched.report.memory_snapshot import write_memory_snapshot
+from overlap_sched.report.page import ExtraOrder, Extras, write_page
 from overlap_sched.report.progress import told_stages
-from overlap_sched.report.table import complain
-from overlap_sched.report.trace_measured import read_measured_steps
-from overlap_sched.report.units import count
-from overlap_sched.report.words.rewrites import left_text, rewrites_text
+from overlap_sched.report.table import align_rows, complain
+from overlap_sched.report.trace import read_measured_steps
+from overlap_sched.report.units import count, duration, printable, size
+from overlap_sched.report.words.graph import peak_text
+from overlap_sched.report.words.rewrites import rewrites_text
 from overlap_sched.report.words.schedule import (
     pins_text,
+    reserved_lines,
     reserved_of,
     reserved_rows,
     short_text,
     together_text,
+    with_contention_line,
 )
 from overlap_sched.scheduler.driver import Schedule, schedule, schedule_of
-from overlap_sched.transform.plan import Left, Plan, left_out, plan
+from overlap_sched.transform.plan import Plan, plan
 from overlap_sched.transform.prices import Prices, on_cluster
 
 CLUSTER = "dgx-h100"
 """That problem files are priced for where rewrites are asked for and no cluster is named."""
-LEFT_OUT = 12
-"""So many rewrites are left out, one after the other, where ``--left-out`` names no number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,28 +57,16 @@ class Rewriting(Input):
     options: Annotated[Options, (*SCHEDULING, "rewrites")]
     order: Annotated[str | None, Flag(file="in")] = None
     """ORDER.json: take this order, as `plan --out` wrote it or another tool did, instead of searching for one"""
-    left_out: Annotated[int, Flag(const=LEFT_OUT)] = 0
-    """N: with --rewrites: also the step without each of the N rewrites that take most off their stream (12 where no
-    number is given); one run of the scheduler each"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.options.rewrites and self.profile:
-            raise OptionsError(
-                "--rewrites: merged collectives are in no trace, so that measured and predicted times do not compare. "
-                "Leave --profile out."
-            )
-        if self.order and self.options.rewrites:
-            raise OptionsError("--order is one of the graph as it is, --rewrites changes it. Leave out one of the two.")
-        if self.left_out < 0:
-            raise OptionsError(f"--left-out is {self.left_out}; it is a number of rewrites, 1 or more.")
-        if self.left_out and not self.options.rewrites:
-            raise OptionsError("--left-out leaves out rewrites: give --rewrites bucket, too.")
-
-    @property
-    def prices_anew(self) -> bool:
-        """Plan collectives are in no file."""
-        return bool(self.options.rewrites)
+        refuse(
+            (self.options.rewrites and self.profile,
+             "--rewrites: merged collectives are in no trace, so that measured and predicted times do not compare. "
+             "Leave --profile out."),
+            (self.options.rewrites and self.order,
+             "--order is one of the graph as it is, --rewrites changes it. Leave out one of the two."),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,22 +96,25 @@ class PlanCommand(Rewriting):
 
 def scheduled(command: Rewriting, tell: Callable[[str], None]) -> tuple[Loaded, Schedule, Plan | None]:
     """Read the input and schedule it; with ``--rewrites`` also the plan that the schedule is of."""
-    loaded = read_input(command, tell, saves=not command.options.rewrites)
-    wanted, many = options_for(command, command.options, loaded.problem), f"{len(loaded.problem.nodes):,} nodes"
+    rewrites = bool(command.options.rewrites)
+    loaded = read_input(command, tell, Wants(rewrites), saves=not rewrites)
+    problem, doing = loaded.problem, f"scheduling {len(loaded.problem.nodes):,} nodes"
+    wanted = options_for(command, command.options, problem)
     if command.order:
-        return loaded, schedule_of(loaded.problem, read_order(command.order, loaded.problem), wanted), None
-    if not command.options.rewrites:
-        tell(f"scheduling {many}")
-        return loaded, schedule(loaded.problem, wanted, stages=told_stages(tell, f"scheduling {many}")), None
-    tell(f"scheduling {many}, with rewrites")
-    problem, prices = _priced(command, loaded)
-    made = plan(problem, prices, wanted, loaded.alike, refuses=loaded.refuses)
-    if loaded.model is None:
+        return loaded, schedule_of(problem, read_order(command.order, problem), wanted), None
+    tell(doing)
+    if not rewrites:
+        return loaded, schedule(problem, wanted, stages=told_stages(tell, doing)), None
+    if loaded.model is not None:
+        prices = Prices(loaded.model, command.comm_scale)
+    else:
+        problem, prices = on_cluster(problem, command.cluster_or(CLUSTER), command.comm_scale)
         complain(
             f"note: the collectives of {command.problem} are priced anew for {command.cluster or CLUSTER}, those of "
             "the original order, too: rewritten ones have no times in the file, and compare with no others. --cluster "
             "FILE_OR_NAME says otherwise; without --rewrites the file's own times count"
         )
+    made = plan(problem, prices, wanted, loaded.alike, refuses=loaded.refuses)
     save_rewritten(command, getattr(command, "out", None), made.schedule.problem, bool(made.rewrites), tell)
     return loaded, made.schedule, made
 
@@ -131,37 +133,19 @@ def fell_back(result: Schedule, made: Plan | None) -> bool:
     return (result.fell_back if made is None else made.fell_back or made.without.fell_back) is not None
 
 
-def left_of(command: Rewriting, loaded: Loaded, made: Plan, tell: Callable[[str], None]) -> tuple[Left, ...]:
-    """The step without each of the rewrites that ``--left-out`` asks for; nothing without it."""
-    if not command.left_out:
-        return ()
-    tell("leaving out one rewrite after the other")
-    return left_out(made, _priced(command, loaded)[1], loaded.alike, command.left_out)
+def prices_of(command: Input, loaded: Loaded, *, rewrites: bool = False) -> PriceSource:
+    """Say where the times come from; ``rewrites``: were the collectives of a problem file priced anew?"""
+    anew = {"cluster": command.cluster or CLUSTER} if rewrites else {}
+    source, priced = ("problem file", anew) if loaded.priced_for is None else ("dump", loaded.priced_for)
+    return PriceSource(source, command.comm_scale, len(command.profile), **priced)  # type: ignore[arg-type]
 
 
-def times_of(command: Input, loaded: Loaded, *, rewrites: bool = False) -> str:
-    """Say for a page where its times come from; ``rewrites``: were the collectives of a problem file priced anew?"""
-    if loaded.priced_for is None:
-        anew = f", collectives predicted for {command.cluster or CLUSTER}" if rewrites else ""
-        return f"of the problem file{anew}"
-    measured = f", {count(len(command.profile), 'trace')} of a profiler where they have them" if command.profile else ""
-    return f"predicted for {loaded.priced_for['cluster'] or loaded.priced_for['device']}{measured}"
-
-
-def _priced(command: Input, loaded: Loaded) -> tuple[Problem, Prices]:
-    """The problem, and prices of new nodes: by the model that has priced it, or for the cluster."""
-    if loaded.model is not None:
-        return loaded.problem, Prices(loaded.model, command.comm_scale)
-    return on_cluster(loaded.problem, command.cluster_or(CLUSTER), command.comm_scale)
-
-
-def run(command: PlanCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
+def run_plan(command: PlanCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
     """Schedule, write the files asked for; what to print, and the exit code."""
     real = read_measured_steps(command.merge, command.limits) if command.merge else ()
     loaded, result, made = scheduled(command, tell)
     original = None if made is None else made.without.problem
     if command.out:
-        tell(f"writing {command.out}")
         write_order(command.out, result.problem, result.order)
     if command.plot:
         from overlap_sched.report.pictures import plot_schedule
@@ -176,21 +160,118 @@ def run(command: PlanCommand, tell: Callable[[str], None]) -> tuple[str | tuple[
         write_memory_snapshot(result, command.memory_snapshot, original)
     reserved = reserved_of(result, original)
     code = 1 if fell_back(result, made) else 4 if result.short_bytes else 0
-    left = () if made is None else left_of(command, loaded, made, tell)
     tell("computing the lower bound")
     if command.json:
-        asked = left if command.left_out else UNSET
-        return as_json(plan_answer(result, made, reserved, prices_of(command, loaded), asked)), code
+        return as_json(plan_answer(result, made, reserved, prices_of(command, loaded, rewrites=made is not None))), code
     device_bytes = result.memory_limit_bytes or loaded.device_bytes or None
     table, short = summary(result, reserved_rows(reserved, device_bytes)), in_flags(short_text(result))
-    if made is not None:
-        parts = (short, table, rewrites_text(made), left_text(left), together_text(result))
-        return tuple(filter(None, parts)), code
-    kept = "" if result.fell_back is None else f"The original order was kept: {result.fell_back}"
-    return tuple(filter(None, (short, table, kept, pins_text(result), together_text(result)))), code
+    if made is None:
+        kept = "" if result.fell_back is None else f"The original order was kept: {result.fell_back}"
+        more = (kept, pins_text(result))
+    else:
+        more = (rewrites_text(made),)
+    return tuple(filter(None, (short, table, *more, together_text(result)))), code
 
 
-def prices_of(command: Input, loaded: Loaded) -> PriceSource:
-    """Where the times come from, for ``--json``."""
-    source: Literal["problem file", "dump"] = "problem file" if loaded.priced_for is None else "dump"
-    return PriceSource(source, command.comm_scale, len(command.profile), **(loaded.priced_for or {}))  # type: ignore[arg-type]
+TOP = 10
+_FLOPS_UNITS = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
+_BOUNDS = {"flops": "arithmetic", "bytes": "memory", "kernel": "kernel launch"}
+"""Limits in words; the others are words already."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainCommand(Rewriting):
+    """Say why the step is exposed."""
+
+    collective: Annotated[str | None, Flag(positional=True)] = None
+    """COLLECTIVE: explain only this collective, by the name of its node"""
+    top: Annotated[int | None, Flag(group="which")] = None
+    """N: explain the N most exposed collectives, after the totals by cause (default: 10; 0: only the totals)"""
+    all: Annotated[bool, Flag(group="which")] = False
+    """explain every collective, the most exposed first"""
+    peak: Annotated[bool, Flag(group="instead")] = False
+    """explain instead what is live at the memory peak, and why"""
+    costs: Annotated[bool, Flag(group="instead")] = False
+    """list instead what every node costs, the longest first: its time, where that comes from, what bounds it; --top and
+    --all count nodes"""
+    json: bool = False
+    """print the same as one JSON object (`overlap-sched schema explain`, with --costs: `schema costs`)"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        listed, one = self.top is not None or self.all, self.collective is not None
+        given, what = "--peak" if self.peak else "--costs", "nodes" if self.costs else "collectives"
+        refuse(
+            (self.options.rewrites and (self.peak or self.costs),
+             f"{given} explains the graph as it is, --rewrites changes it. Leave out one of the two."),
+            ((self.top or 0) < 0, f"--top is {self.top}; it is a number of {what}, 0 or more."),
+            (self.costs and one, "--costs lists nodes by their times, and one collective is named. Leave out one."),
+            (one and listed, "--top and --all list several collectives, but one is named. Leave out one."),
+            (self.peak and (self.json or one or listed),
+             "--peak explains memory, not collectives. Leave out COLLECTIVE, --top, --all and --json."),
+        )  # fmt: skip
+
+
+def run_explain(command: ExplainCommand, tell: Callable[[str], None]) -> tuple[str | tuple[str, ...], int]:
+    """Schedule, unless costs are asked for; what to print, and the exit code."""
+    top = None if command.all else TOP if command.top is None else command.top
+    if command.costs:
+        loaded = read_input(command, tell)
+        found = costs_answer(loaded.problem, loaded.prices, top)
+        return as_json(found) if command.json else (_costs_text(found),), 0
+    _, result, made = scheduled(command, tell)
+    code = int(fell_back(result, made))
+    if command.peak:
+        lines = [peak_text(explain_peak(result.problem, result.order)), *reserved_lines(reserved_of(result))]
+        return (with_contention_line("\n".join(lines), result.problem.contention),), code
+    if command.json:
+        return as_json(explain_answer(result, command.collective, top)), code
+    told: tuple[str, ...] = (explanation(result, command.collective, top),)
+    return (told if made is None else (*told, rewrites_text(made))), code
+
+
+def _costs_text(found: CostsAnswer) -> str:
+    """Totals by source, then a line per node."""
+    said = f"{printable(found.name)}: {count(found.nodes, 'node')}, compute {duration(found.compute_us)}, collectives"
+    sources = [
+        (one.kind, one.source, duration(one.time_us), f"{one.percent:.1f} %", f"in {one.nodes:,}")
+        for one in found.sources
+    ]
+    head = ("time", "source", "bound by", "flops", "bytes", "node")
+    longest = ["longest:", *align_rows([head, *map(_costs_row, found.costs)])] if found.costs else []
+    return "\n".join([f"{said} {duration(found.collective_us)} (predicted)", *align_rows(sources), *longest])
+
+
+def _costs_row(one: NodeCost) -> tuple[str, ...]:
+    what = f"{printable(one.name)} ({printable(one.op)}"
+    what += "" if one.group is None else f" on group {printable(one.group)}"
+    what += ")" if one.part_of is None else f"), part of the kernel of {printable(one.part_of)}"
+    scale, unit = next(((s, u) for s, u in _FLOPS_UNITS if one.flops >= s), (1.0, "FLOP"))
+    flops = "-" if not one.flops else f"{one.flops / scale:,.1f} {unit}" if scale > 1 else f"{one.flops} {unit}"
+    bound = "-" if one.bound is None else _BOUNDS.get(one.bound, one.bound)
+    return duration(one.time_us), one.source, bound, flops, size(one.bytes), what
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportCommand(Rewriting):
+    """Write a page."""
+
+    html: Annotated[str, Flag(file="out")]
+    """OUT.html: write one HTML file that loads nothing: figures, streams and memory in time, before and after, and why
+    each collective is where it is"""
+    beside: Annotated[str | None, Flag(file="in")] = None
+    """ORDER.json: also another order of the graph, a JSON list of node names: torch's (`scripts/torch_order.py`), or
+    what `plan --out` wrote"""
+    given: str = ""
+
+
+def run_report(command: ReportCommand, tell: Callable[[str], None]) -> tuple[tuple[str], int]:
+    """Schedule, write the page; what to print, and the exit code."""
+    loaded, result, made = scheduled(command, tell)
+    original, beside = result.problem if made is None else made.without.problem, None
+    if command.beside is not None:
+        beside = ExtraOrder(Path(command.beside).name.removesuffix(".json"), read_order(command.beside, original))
+    tell(f"writing {command.html}")
+    prices = prices_of(command, loaded, rewrites=made is not None)
+    write_page(result, command.html, Extras(made, beside, command=command.given, prices=prices))
+    return (f"{command.html}: written; open it in a browser",), int(fell_back(result, made))

@@ -5,7 +5,7 @@ also offered the orders of its neighbours with as much memory or less: more head
 does a faster network.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Annotated
@@ -13,10 +13,10 @@ from typing import Annotated
 import numpy as np
 from rich.console import RenderableType
 
-from overlap_sched.cli.flags import SCHEDULING, Flag
-from overlap_sched.cli.input import Input, options_for, read_input
+from overlap_sched.cli.flags import SCHEDULING, Flag, refuse
+from overlap_sched.cli.input import Input, Wants, options_for, read_input
 from overlap_sched.cost import H100
-from overlap_sched.cost.cluster import ASSUMED
+from overlap_sched.cost.cluster import ASSUMED, Cluster
 from overlap_sched.cost.repricing import MACHINE, on_machine
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.replay import replay
@@ -49,11 +49,11 @@ def _read_vary(texts: Sequence[str], peak_bytes: int) -> dict[str, tuple[float, 
             return parse_size(f"--vary {name}", text, peak_bytes, "a size with a unit (2GiB) or percent (5%)")
         return float(text.removesuffix("%")) / 100 if name == "noise" and text.endswith("%") else float(text)
 
-    vary = read_axes(texts, AXES, ("ranks",), _EXAMPLE, MAX_POINTS, read, ("headroom", "noise"))
+    if any(text.partition("=")[0].strip() == "ranks" for text in texts):
+        raise OptionsError("--vary ranks: a graph holds for its ranks. Give graphs that were traced for other ones.")
+    vary = read_axes(texts, AXES, (), _EXAMPLE, MAX_POINTS, read, ("headroom", "noise"))
     whole = {name: tuple(dict.fromkeys(float(int(value)) for value in vary[name])) for name in MEMORY if name in vary}
     vary |= whole  # halves of a size may be no whole bytes
-    if min(vary.get("ranks", (2,))) < 2:
-        raise OptionsError("--vary ranks: they are 2 or more.")
     if max(vary.get("noise", (0,))) > 1:
         raise OptionsError("--vary noise: it is 100% at most (30%: errors of about 30 %).")
     return vary
@@ -67,7 +67,7 @@ class SweepCommand(Input):
     vary: Annotated[tuple[str, ...], Flag(many=True)]
     """WHAT=VALUES: what to vary: FIRST..LAST in powers of two, or A,B,C; all combinations are scheduled. headroom,
     memory_limit: sizes or percent of the original peak (0..2GiB); network, inside, compute: factors on a speed
-    (0.25..4); ranks: of the largest process group that shards parameters (64,256); noise: errors of the durations, for
+    (0.25..4); noise: errors of the durations, for
     which each order is replayed (0..30%)"""
     plot: Annotated[str | None, Flag(file="out")] = None
     """OUT.png: draw the step over what is varied first (.png, .svg, .pdf)"""
@@ -76,25 +76,26 @@ class SweepCommand(Input):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in _read_vary(self.vary, 2**40):
-            if name in MEMORY and getattr(self.options, name) not in (None, 0, "0"):
-                raise OptionsError(f"--{name.replace('_', '-')} and --vary {name}: give one of them.")
-        if self.prices_anew and self.comm_scale != 1.0:
-            raise OptionsError("--comm-scale: collectives are priced anew. Give --vary network=FACTOR instead.")
-        if self.prices_anew:
-            self.cluster_or(ASSUMED[H100.name])
+        twice = [name for name in _read_vary(self.vary, 2**40) if name in MEMORY and getattr(self.options, name)]
+        refuse(
+            (twice and getattr(self.options, twice[0]) != "0", f"--vary and its own flag give {' and '.join(twice)}: "
+             "give one of them."),
+            (self.cluster_priced_for is not None and self.comm_scale != 1.0,
+             "--comm-scale: collectives are priced anew. Give --vary network=FACTOR instead."),
+        )  # fmt: skip
 
     @property
-    def prices_anew(self) -> bool:
-        """Other machines have other prices."""
-        return any(text.partition("=")[0].strip() in MACHINE for text in self.vary)
+    def cluster_priced_for(self) -> Cluster | None:
+        """Other machines have other prices; ``None``: none is asked for."""
+        anew = any(text.partition("=")[0].strip() in MACHINE for text in self.vary)
+        return self.cluster_or(ASSUMED[H100.name]) if anew else None
 
 
-def run(command: SweepCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
+def run_sweep(command: SweepCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
     """Schedule each combination; what to print: JSON, or a table."""
-    problem = read_input(command, tell).problem
+    cluster = command.cluster_priced_for
+    problem = read_input(command, tell, Wants(rewrites=cluster is not None)).problem
     vary = _read_vary(command.vary, max(measure(problem, problem.original_order).profile))
-    cluster = command.cluster_or(ASSUMED[H100.name]) if command.prices_anew else None
 
     def priced(varied: Mapping[str, float]) -> Problem:
         machine = {name: value for name, value in varied.items() if name in MACHINE}
@@ -102,7 +103,8 @@ def run(command: SweepCommand, tell: Callable[[str], None]) -> tuple[str | tuple
 
     points = sweep(priced, vary, options_for(command, command.options, problem), tell)
     name = None if cluster is None else cluster.name
-    found = SweepAnswer(problem.name, problem.memory_model, contention_figures(problem.contention), name, points)
+    contention, model = contention_figures(problem.contention), problem.memory_model
+    found = SweepAnswer(name=problem.name, memory_model=model, contention=contention, cluster=name, points=points)
     if command.plot:
         tell(f"drawing {command.plot}")
         _plot(found, command.plot)
@@ -118,15 +120,16 @@ def sweep(
     """Schedule each combination, in the order given, the last name varying fastest.
 
     Args:
-        priced: The problem at the speeds and ranks of a combination.
+        priced: The problem at the speeds of a combination.
         vary: Per name of :data:`AXES` its values.
         options: What else is asked for.
         tell: Hears what is being done.
     """
     scheduled = tuple(name for name in vary if name != "noise")
     found: dict[tuple[float, ...], Schedule] = {}
-    for values in product(*(vary[name] for name in scheduled)):
-        tell(f"scheduling {len(found) + 1} of {np.prod([len(vary[name]) for name in scheduled], dtype=int)}")
+    combined = list(product(*(vary[name] for name in scheduled)))
+    for values in combined:
+        tell(f"scheduling {len(found) + 1} of {len(combined)}")
         varied = dict(zip(scheduled, values, strict=True))
         memory = {name: int(value) for name, value in varied.items() if name in MEMORY}
         found[values] = schedule(priced(varied), replace(options, **memory))  # type: ignore[arg-type]
@@ -137,35 +140,26 @@ def sweep(
         varied = dict(zip(vary, values, strict=True))
         made, noise = found[tuple(varied[name] for name in scheduled)], varied.get("noise")
         before, after = (
-            SweptOrder(
-                side.step_us, side.exposed_us, side.peak_bytes, *noisy.get((id(made.problem), order, noise), NONE)
-            )
-            for side, order in ((made.original, made.problem.original_order), (made.scheduled, made.order))
+            SweptOrder(of.step_us, of.exposed_us, of.peak_bytes, *noisy.get((id(made.problem), order, noise), NONE))
+            for of, order in ((made.original, made.problem.original_order), (made.scheduled, made.order))
         )
-        bound_us, fell_back = made.lower_bound_us, made.fell_back is not None
-        gap = gap_percent(made.scheduled.step_us, bound_us)
-        given = {name: int(value) if value == int(value) else value for name, value in varied.items()}
+        bound_us, given = made.lower_bound_us, {name: int(at) if at == int(at) else at for name, at in varied.items()}
+        gap, fell_back = gap_percent(after.step_us, bound_us), made.fell_back is not None
         points.append(SweepPoint(given, before, after, bound_us, gap, made.short_bytes, fell_back))
     return tuple(points)
 
 
 def _carry_orders_over(found: dict[tuple[float, ...], Schedule], vary: Mapping[str, Sequence[float]]) -> None:
-    """Give each point the order of a neighbour that is better there, until none is; ranks apart: another graph."""
-    axes = [sorted(values) for values in vary.values()]
-
-    def neighbours(values: tuple[float, ...]) -> Iterator[tuple[float, ...]]:
-        for k, (name, axis) in enumerate(zip(vary, axes, strict=True)):
-            at = axis.index(values[k])
-            for i in (at - 1, *(() if name in MEMORY else (at + 1,))):
-                if name != "ranks" and 0 <= i < len(axis):
-                    yield (*values[:k], axis[i], *values[k + 1 :])
-
-    changed = True
+    """Give each point the order of a neighbour that is better there, until none is."""
+    axes, changed = {name: sorted(values) for name, values in vary.items()}, True
     while changed:
         changed = False
-        for values in found:
-            for neighbour in neighbours(values):
-                if (better := _with_order_of(found[values], found[neighbour])) is not None:
+        for values, (k, name) in product(found, enumerate(vary)):
+            axis = axes[name]
+            at = axis.index(values[k])
+            for other in (*axis[max(at - 1, 0) : at], *(() if name in MEMORY else axis[at + 1 : at + 2])):
+                better = _with_order_of(found[values], found[(*values[:k], other, *values[k + 1 :])])
+                if better is not None:
                     found[values], changed = better, True
 
 
@@ -175,13 +169,10 @@ def _with_order_of(found: Schedule, other: Schedule) -> Schedule | None:
     runs = not other.short_bytes or (same_device and other.short_bytes <= found.short_bytes)
     if other.order == found.order or not runs:
         return None
-    problem, measured = found.problem, measure(found.problem, other.order)
-    if not found.short_bytes and measured.timeline.step_us >= found.scheduled.step_us * (1 - SAME_STEP):
+    problem, asked, measured = found.problem, found.options, measure(found.problem, other.order)
+    better = measured.timeline.step_us < found.scheduled.step_us * (1 - SAME_STEP)
+    if not (other.short_bytes < found.short_bytes if found.short_bytes else better):
         return None
-    if found.short_bytes and other.short_bytes >= found.short_bytes:
-        return None
-    original = measure(problem, problem.original_order)
-    asked = found.options
     promise = Promise(
         found.base_bytes,
         found.headroom_bytes,
@@ -190,7 +181,7 @@ def _with_order_of(found: Schedule, other: Schedule) -> Schedule | None:
         asked.concurrent_groups,
         asked.pins,
     )
-    if broken_promise(problem, original, measured, promise) is not None:
+    if broken_promise(problem, measure(problem, problem.original_order), measured, promise) is not None:
         return None
     figures = figures_of(problem, measured)
     return replace(found, order=other.order, scheduled=figures, decisions=(), short_bytes=other.short_bytes)
@@ -208,56 +199,43 @@ def _replay_with_noise(
     for at, (noise, problem) in enumerate(product(noises, problems.values()), 1):
         tell(f"replaying {at} of {len(noises) * len(problems)}")
         orders = {problem.original_order, *(made.order for made in found if made.problem is problem)}
-        steps: dict[Order, list[float]] = {order: [] for order in orders}
-        random = np.random.default_rng(0)
+        steps, random = {order: list[float]() for order in orders}, np.random.default_rng(0)
         for _ in range(DRAWS if noise else 1):
             factors = np.exp(noise * random.standard_normal(len(problem.nodes)) - noise**2 / 2).tolist()
-            nodes = tuple(
-                node._replace(time_us=node.time_us * factor) if node.time_us else node
-                for node, factor in zip(problem.nodes, factors, strict=True)
-            )
-            wrong = replace(problem, nodes=nodes)
+            times = zip(problem.nodes, factors, strict=True)
+            wrong = replace(problem, nodes=tuple(node._replace(time_us=node.time_us * by) for node, by in times))
             for order in orders:
                 steps[order].append(replay(wrong, order).step_us)
-        for order in orders:
-            median_us, p95_us = np.quantile(steps[order], (0.5, 0.95)).tolist()
-            quantiles[id(problem), order, noise] = median_us, p95_us
+        for order, of in steps.items():
+            quantiles[id(problem), order, noise] = tuple(np.quantile(of, (0.5, 0.95)).tolist())
     return quantiles
 
 
 def _table(found: SweepAnswer, problem: Problem) -> RenderableType:
     names, noisy = list(found.points[0].varied), "noise" in found.points[0].varied
-    on = "" if found.cluster is None else f" on {printable(found.cluster)}, collectives priced anew"
-    about = f" Noise: median and 95th percentile of {DRAWS} replays with wrong durations." if noisy else ""
-    table = captioned_table(
-        title=f"{printable(found.name)}{on}",
-        caption=with_contention_line(
-            "Simulated: the original order -> ours. Exposed and peak: of ours. Gap: above the lower bound of any "
-            f"order.{about}",
-            problem.contention,
-        ),
-        numbers=(*names, "step", "exposed", "peak", "gap", *(("median", "p95") if noisy else ())),
-    )
+    rows = []
     for point in found.points:
         before, after = point.original, point.scheduled
-        noise = [
-            from_to(duration(one or 0.0), duration(two or 0.0))
-            for one, two in ((before.median_us, after.median_us), (before.p95_us, after.p95_us))
-        ]
-        table.add_row(
-            *(value_text(name, value) for name, value in point.varied.items()),
-            from_to(duration(before.step_us), duration(after.step_us)),
-            duration(after.exposed_us),
-            size(after.peak_bytes) + (" (too large)" if point.short_bytes else ""),
-            f"{point.gap_percent:.2f} %",
-            *(noise if noisy else ()),
-        )
-    return table
+        noise = ((before.median_us, after.median_us), (before.p95_us, after.p95_us)) if noisy else ()
+        pairs = ((before.step_us, after.step_us), *noise)
+        step, *more = (from_to(duration(one or 0.0), duration(two or 0.0)) for one, two in pairs)
+        peak = size(after.peak_bytes) + (" (too large)" if point.short_bytes else "")
+        values = [value_text(name, value) for name, value in point.varied.items()]
+        rows.append([*values, step, duration(after.exposed_us), peak, f"{point.gap_percent:.2f} %", *more])
+    on = "" if found.cluster is None else f" on {printable(found.cluster)}, collectives priced anew"
+    about = f" Noise: median and 95th percentile of {DRAWS} replays with wrong durations." if noisy else ""
+    caption = "Simulated: the original order -> ours. Exposed and peak: of ours. Gap: above any order's bound."
+    return captioned_table(
+        f"{printable(found.name)}{on}",
+        with_contention_line(caption + about, problem.contention),
+        (*names, "step", "exposed", "peak", "gap", *(("median", "p95") if noisy else ())),
+        rows=rows,
+    )
 
 
 def _plot(found: SweepAnswer, path: str) -> None:
     """Draw the step over what is varied first; a set of curves for each combination of the others."""
-    from overlap_sched.report.pictures import StepCurve, plot_steps
+    from overlap_sched.report.pictures import plot_steps
 
     first, *others = found.points[0].varied
     last = max(point.varied[first] for point in found.points)
@@ -268,15 +246,16 @@ def _plot(found: SweepAnswer, path: str) -> None:
         series.setdefault(label, []).append(point)
     curves = []
     for k, (label, points) in enumerate(series.items()):
-        lines = [
+        x = [point.varied[first] / per for point in points]
+        for what, colour, style, steps_us in (
             ("original order", BEFORE, "--", [point.original.step_us for point in points]),
             ("our order", AFTER, "-", [point.scheduled.step_us for point in points]),
             ("lower bound", LIMIT, ":", [point.lower_bound_us for point in points]),
-        ]
-        late = [point.scheduled.p95_us for point in points if point.scheduled.p95_us is not None]
-        x, fade = [point.varied[first] / per for point in points], 1.0 - 0.7 * k / len(series)
-        for what, colour, style, steps_us in [*lines, *([("95 % of replays", AFTER, "-.", late)] if late else [])]:
-            curves.append(StepCurve(f"{what}{label}", colour, style, fade, x, steps_us))
+            ("95 % of replays", AFTER, "-.", [point.scheduled.p95_us for point in points]),
+        ):
+            if None not in steps_us:
+                look = {"color": colour, "linestyle": style, "alpha": 1.0 - 0.7 * k / len(series)}
+                curves.append((x, steps_us, {"label": what + label, **look}))
     title = printable(found.name if found.cluster is None else f"{found.name} on {found.cluster}")
     plot_steps(curves, title, f"{first} ({unit})", path, powers=first in MACHINE)
 
@@ -285,4 +264,4 @@ def value_text(name: str, value: float) -> str:
     """A value of an axis as people read it."""
     if name in MEMORY:
         return size(int(value))
-    return f"{100 * value:g} %" if name == "noise" else f"{value:g}" if name == "ranks" else f"x{value:g}"
+    return f"{100 * value:g} %" if name == "noise" else f"x{value:g}"

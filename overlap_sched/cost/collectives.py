@@ -23,7 +23,6 @@ from overlap_sched.cost.model import (
     Collective,
     Compute,
     Device,
-    ExplainingModel,
     Price,
     PricedModel,
     Roofline,
@@ -323,7 +322,7 @@ def nodes_of(cluster: Cluster, group: Group) -> int:
     return group.nodes or max(2, -(-group.size // cluster.ranks_per_node))
 
 
-def model_of(cluster: Cluster) -> ExplainingModel:
+def model_of(cluster: Cluster) -> PricedModel:
     """The cost model of a cluster: what was measured goes before all else.
 
     In one machine without GPUs (fabric ``memory``) the thread that computes launches collectives, too.

@@ -20,11 +20,12 @@ join at that time, the most shared bytes first. Not followed: reductions that ar
 order to fit.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from overlap_sched.cost.model import Compute, Price, Pricer, Source
+from overlap_sched.cost.model import Compute, CostModel, Price, Source, price_of
 
 
 class Read(NamedTuple):
@@ -142,15 +143,18 @@ class _Formula(NamedTuple):
 
 def find_loop_nests(steps: Sequence[FusionStep | None], rules: FusionRules) -> list[LoopNest]:
     """The loop nests of a graph, in its order."""
-    readers, needed = _readers(steps)
+    readers = Counter(read.value for step in steps if step is not None for read in step.reads)
+    needed = {read.value for step in steps if step is not None and step.kind == "opaque" for read in step.reads}
     nests: list[LoopNest] = []
     formulas: dict[int, _Formula] = {}
     for v, step in enumerate(steps):
         if step is None:
             continue
-        formula = _formula(step, steps, formulas)
+        formula = _formula(step, formulas)
         pointwise = step.kind == "pointwise" or (step.kind == "reduction" and step.reduced < rules.unrolled)
-        if pointwise and not (v in needed or step.stored) and not _too_much(formula, readers[v], rules):
+        stored = step.stored or step.kept or v in needed or len(formula.reads) > rules.reads or formula.ops > rules.ops
+        reused = len(formula.reads) > rules.reads_of_reused or (rules.store_slow and formula.slow)
+        if pointwise and not stored and not (readers[v] > 1 and reused):
             formulas[v] = formula
             continue
         space = None if step.kind == "opaque" else (step.points, 1 if pointwise else step.reduced)
@@ -159,54 +163,23 @@ def find_loop_nests(steps: Sequence[FusionStep | None], rules: FusionRules) -> l
     return nests
 
 
-def _readers(steps: Sequence[FusionStep | None]) -> tuple[list[int], set[int]]:
-    """Per step how many read it, and the steps that must be stored, whatever they cost."""
-    readers = [0] * len(steps)
-    needed: set[int] = set()
-    for v, step in enumerate(steps):
-        if step is None:
-            continue
-        for read in step.reads:
-            readers[read.value] += 1
-        if step.kept:
-            needed.add(v)
-        if step.kind == "opaque":
-            needed.update([read.value for read in step.reads])
-    return readers, needed
-
-
-def _formula(step: FusionStep, steps: Sequence[FusionStep | None], formulas: dict[int, _Formula]) -> _Formula:
+def _formula(step: FusionStep, formulas: Mapping[int, _Formula]) -> _Formula:
     """Return what it takes to compute a step from stored values."""
     reads: dict[tuple[int, int], Read] = {}
     ops, slow, after = step.ops, step.slow, step.after
     for read in step.reads:
         inlined = formulas.get(read.value)
-        if inlined is None:
-            ops += 1
-            _add(reads, read)
-            continue
-        ops += inlined.ops
-        slow = slow or inlined.slow
-        after += inlined.after
-        for source in inlined.reads.values():
-            if read.bytes < read.whole:  # a part of an inlined step needs that part of what it reads
+        ops += 1 if inlined is None else inlined.ops
+        if inlined is not None:
+            slow, after = slow or inlined.slow, after + inlined.after
+        for source in [read] if inlined is None else inlined.reads.values():
+            if inlined is not None and read.bytes < read.whole:  # a part of it needs that part of what it reads
                 source = source._replace(bytes=source.bytes * read.bytes // read.whole)
-            _add(reads, source if read.aligned else source._replace(aligned=False))
+            source = source._replace(aligned=source.aligned and read.aligned)
+            known = reads.get((source.value, source.window))
+            if known is None or known.bytes < source.bytes:
+                reads[source.value, source.window] = source
     return _Formula(reads, ops, slow, after)
-
-
-def _add(reads: dict[tuple[int, int], Read], read: Read) -> None:
-    key = (read.value, read.window)
-    known = reads.get(key)
-    if known is None or known.bytes < read.bytes:
-        reads[key] = read
-
-
-def _too_much(formula: _Formula, readers: int, rules: FusionRules) -> bool:
-    """Tell whether a step is stored because computing it again is too much."""
-    if len(formula.reads) > rules.reads or formula.ops > rules.ops:
-        return True
-    return readers > 1 and (len(formula.reads) > rules.reads_of_reused or (rules.store_slow and formula.slow))
 
 
 FAR = 64
@@ -218,95 +191,69 @@ _MATRIX_ELEMENTS, _MATRIX_ROWS, _MATRIX_COLUMNS = 5 * 2**20, 4096, 16 * 1024
 """When a matrix is reduced both ways at once (``scheduler.py: MixOrderReduction.can_fuse``)."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Kernel:
     """Loop nests that have been merged. Sets of loop nests are bits of a number.
 
     Attributes:
         space, inner: Of its loops; those of its reduction, if it has one.
-        first, last: Indices of its loop nests. size: how many they are.
         members: As bits. before: all that must run before it, as bits.
         direct: Loop nests that it reads or comes after.
     """
 
     space: tuple[int, int] | None
     inner: bool
-    first: int
-    last: int
     members: int
     before: int
     direct: list[int]
-    size: int = 1
 
-
-@dataclass(slots=True)
-class _Merging:
-    rules: FusionRules
-    kernels: list[_Kernel] = field(default_factory=list)
-    """Per loop nest its kernel: one object for all that are merged."""
-
-    def add(self, nest: LoopNest, direct: list[int]) -> None:
-        """One more loop nest, as a kernel of its own."""
-        k, before = len(self.kernels), 0
-        for d in direct:
-            kernel = self.kernels[d]
-            before |= kernel.before | kernel.members
-        self.kernels.append(_Kernel(nest.space, nest.inner, k, k, 1 << k, before, direct))
-
-    def merge(self, one: _Kernel, two: _Kernel) -> bool:
-        """Make one kernel of two, if that may be; whether it was done."""
-        first, last = min(one.first, two.first), max(one.last, two.last)
-        if one.size + two.size > self.rules.size or last - first > FAR:
-            return False
-        joint = _joint(one, two, self.rules)
-        if joint is None or self._between(one, two) or self._between(two, one):
-            return False
-        self._join(one, two, joint)
-        return True
-
-    def _between(self, early: _Kernel, late: _Kernel) -> bool:
-        """Does a path lead from one to the other through a third?"""
-        for d in late.direct:
-            kernel = self.kernels[d]
-            if kernel is not early and kernel is not late and kernel.before & early.members:
-                return True
-        return False
-
-    def _join(self, one: _Kernel, two: _Kernel, joint: tuple[tuple[int, int], bool]) -> None:
-        """Merge ``two`` into ``one``; whatever comes after one of them now comes after both."""
-        one.space, one.inner = joint
-        one.first, one.last = min(one.first, two.first), max(one.last, two.last)
-        one.members |= two.members
-        one.before = (one.before | two.before) & ~one.members
-        one.direct = [d for d in (*one.direct, *two.direct) if not one.members >> d & 1]
-        one.size += two.size
-        kernels = self.kernels
-        for k in range(one.first, one.last + 1):
-            if kernels[k] is two:
-                kernels[k] = one
-        both = one.before | one.members
-        for k in range(one.first + 1, len(kernels)):
-            if kernels[k].before & one.members and kernels[k] is not one:
-                kernels[k].before |= both
+    @property
+    def first(self) -> int:
+        """Index of its first loop nest."""
+        return (self.members & -self.members).bit_length() - 1
 
 
 def merge_nests(nests: Sequence[LoopNest], rules: FusionRules) -> list[int]:
     """Per loop nest the index of the first one of its kernel."""
-    merging = _Merging(rules)
+    kernels: list[_Kernel] = []
     index = {nest.step: k for k, nest in enumerate(nests)}
     last_reader: dict[tuple[int, int], int] = {}
     for k, nest in enumerate(nests):
-        direct = {index[read.value]: None for read in nest.reads if read.value in index}
-        direct.update((index[u], None) for u in nest.after if u in index)
-        merging.add(nest, list(direct))
-        if nest.space is None:
-            continue
-        for other in _candidates(nest, index, last_reader):
-            mine, theirs = merging.kernels[k], merging.kernels[other]
-            if mine is not theirs and theirs.space is not None:
-                merging.merge(theirs, mine)
-        last_reader.update(((read.value, read.window), k) for read in nest.reads)
-    return [kernel.first for kernel in merging.kernels]
+        before, values = 0, (*(read.value for read in nest.reads), *nest.after)
+        direct = list(dict.fromkeys(index[value] for value in values if value in index))
+        for d in direct:
+            before |= kernels[d].before | kernels[d].members
+        kernels.append(_Kernel(nest.space, nest.inner, 1 << k, before, direct))
+        for other in _candidates(nest, index, last_reader) if nest.space else ():
+            _merge(kernels, kernels[other], kernels[k], rules)
+        if nest.space:
+            last_reader.update(((read.value, read.window), k) for read in nest.reads)
+    return [kernel.first for kernel in kernels]
+
+
+def _merge(kernels: list[_Kernel], one: _Kernel, two: _Kernel, rules: FusionRules) -> None:
+    """Make one kernel of two, if that may be: whatever comes after one of them then comes after both."""
+    members, first = one.members | two.members, min(one.first, two.first)
+    if one is two or members.bit_count() > rules.size or members.bit_length() - 1 - first > FAR:
+        return
+    joint = _joint(one, two, rules)
+    if joint is None or _path_between(kernels, one, two) or _path_between(kernels, two, one):
+        return
+    one.space, one.inner = joint
+    one.members, one.before = members, (one.before | two.before) & ~members
+    one.direct = [d for d in (*one.direct, *two.direct) if not members >> d & 1]
+    for k in range(first, len(kernels)):
+        kernel = kernels[k]
+        if kernel is two:
+            kernels[k] = one
+        elif kernel is not one and kernel.before & members:
+            kernel.before |= one.before | members
+
+
+def _path_between(kernels: Sequence[_Kernel], early: _Kernel, late: _Kernel) -> bool:
+    """Tell whether a path leads from one to the other through a third."""
+    others = (kernels[d] for d in late.direct)
+    return any(one is not early and one is not late and one.before & early.members for one in others)
 
 
 def _candidates(nest: LoopNest, index: dict[int, int], last_reader: dict[tuple[int, int], int]) -> Iterator[int]:
@@ -321,9 +268,7 @@ def _candidates(nest: LoopNest, index: dict[int, int], last_reader: dict[tuple[i
                 crooked.add(maker)
         if reader is not None and read.bytes >= LEAST_BYTES:
             shared[reader] = shared.get(reader, 0) + read.bytes
-    for other in sorted(shared, key=lambda o: (-shared[o], -o)):
-        if other not in crooked:
-            yield other
+    yield from (other for other in sorted(shared, key=lambda o: (-shared[o], -o)) if other not in crooked)
 
 
 def _joint(one: _Kernel, two: _Kernel, rules: FusionRules) -> tuple[tuple[int, int], bool] | None:
@@ -332,25 +277,19 @@ def _joint(one: _Kernel, two: _Kernel, rules: FusionRules) -> tuple[tuple[int, i
         return None
     if one.space == two.space:
         return (one.space, one.inner) if one.space[1] == 1 or one.inner == two.inner else None
-    if one.space[1] > 1 and two.space[1] > 1:
-        return _both_ways(one, two) if rules.both_ways else None
-    reduction, pointwise = (one, two) if one.space[1] > 1 else (two, one)
-    if reduction.space is None or pointwise.space is None or reduction.space[1] == 1:
+    (points, reduced), (others, others_reduced) = one.space, two.space
+    if reduced > 1 and others_reduced > 1:  # a reduction along rows with one along columns, neither needs the other
+        rows, (high, wide) = (one, one.space) if one.inner else (two, two.space)
+        large = high * wide >= _MATRIX_ELEMENTS and high >= max(2 * wide, _MATRIX_ROWS) and wide <= _MATRIX_COLUMNS
+        apart = one.inner != two.inner and not (one.before & two.members or two.before & one.members)
+        crossed = {one.space, two.space} == {(high, wide), (wide, high)}
+        return ((high, wide), rows.inner) if rules.both_ways and crossed and large and apart else None
+    if reduced == others_reduced:
         return None
-    (points, reduced), (elements, _) = reduction.space, pointwise.space
+    reduction, elements = (one, others) if reduced > 1 else (two, points)
+    points, reduced = (points, reduced) if reduced > 1 else (others, others_reduced)
     fits = elements == points or (reduction.inner and elements == points * reduced)
-    return (reduction.space, reduction.inner) if fits else None
-
-
-def _both_ways(one: _Kernel, two: _Kernel) -> tuple[tuple[int, int], bool] | None:
-    """A reduction along rows with one along columns of the same matrix, where neither needs the other."""
-    rows, columns = (one, two) if one.inner else (two, one)
-    if rows.space is None or columns.space is None or not rows.inner or columns.inner:
-        return None
-    high, wide = rows.space
-    large = high * wide >= _MATRIX_ELEMENTS and high >= max(2 * wide, _MATRIX_ROWS) and wide <= _MATRIX_COLUMNS
-    apart = not (one.before & two.members or two.before & one.members)
-    return (rows.space, True) if columns.space == (wide, high) and large and apart else None
+    return ((points, reduced), reduction.inner) if fits else None
 
 
 class KernelShare(NamedTuple):
@@ -426,7 +365,11 @@ def _follow_readers(steps: Sequence[FusionStep | None], parts: list[KernelShare 
 
 
 def shared_prices(
-    parts: Sequence[KernelShare | None], names: Sequence[str], ops: Sequence[str], flops: Sequence[int], pricer: Pricer
+    parts: Sequence[KernelShare | None],
+    names: Sequence[str],
+    ops: Sequence[str],
+    flops: Sequence[int],
+    model: CostModel,
 ) -> dict[int, Price]:
     """The prices of all nodes that are in kernels.
 
@@ -444,7 +387,7 @@ def shared_prices(
         shares = [part.bytes for v in nodes if (part := parts[v]) is not None]
         total = sum(shares)
         op = "+".join(dict.fromkeys([ops[v] for v in nodes]))
-        whole = pricer.compute(Compute(op, sum([flops[v] for v in nodes]), total))
+        whole = price_of(model, Compute(op, sum([flops[v] for v in nodes]), total))
         if len(nodes) > 1:
             source: Source = "fusion" if whole.source == "roofline" else whole.source
             whole = whole._replace(source=source, part_of=names[kernel])

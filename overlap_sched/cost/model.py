@@ -171,17 +171,6 @@ class CostModel(Protocol):
 
 
 @runtime_checkable
-class ExplainingModel(CostModel, Protocol):
-    """A cost model that can also say where a time comes from and what limits it: same facts, same times."""
-
-    def compute_price(self, work: Compute) -> Price:
-        """:meth:`CostModel.compute_us`, explained."""
-
-    def collective_price(self, work: Collective) -> Price:
-        """:meth:`CostModel.collective_us`, explained."""
-
-
-@runtime_checkable
 class LaunchingModel(CostModel, Protocol):
     """A cost model that knows what starting a collective takes of the stream that computes."""
 
@@ -198,15 +187,15 @@ class FinishingModel(LaunchingModel, Protocol):
 
 
 class PricedModel(ABC):
-    """A cost model whose prices say it all: its times are theirs."""
+    """A cost model that can also say where a time comes from and what limits it: its times are those of its prices."""
 
     @abstractmethod
     def compute_price(self, work: Compute) -> Price:
-        """See :class:`ExplainingModel`."""
+        """Price on the compute stream."""
 
     @abstractmethod
     def collective_price(self, work: Collective) -> Price:
-        """See :class:`ExplainingModel`."""
+        """Price on the group's communication stream."""
 
     def compute_us(self, work: Compute) -> float:
         """The time of its price."""
@@ -217,26 +206,19 @@ class PricedModel(ABC):
         return self.collective_price(work).time_us
 
 
-class Pricer:
-    """Prices by any cost model: its own where it explains itself, else its times as the user's.
+def price_of(model: CostModel, work: Compute | Collective) -> Price:
+    """Price by any cost model: its own where it explains itself, else its times as the user's.
 
     ``compute_us`` and ``collective_us`` decide. An explanation of another time than theirs is not one (a subclass that
     has its own ``compute_us`` inherits the explanation of its parent's), and the price is the user's then, too.
+
+    Raises:
+        CostError: The model gives no time.
     """
-
-    def __init__(self, model: CostModel) -> None:
-        self._model = model
-        self._explaining = model if isinstance(model, ExplainingModel) else None
-
-    def compute(self, work: Compute) -> Price:
-        """Price on the compute stream."""
-        us = ask_model(self._model.compute_us, work)
-        return _explained(us, None if self._explaining is None else self._explaining.compute_price(work))
-
-    def collective(self, work: Collective) -> Price:
-        """Price on the group's communication stream."""
-        us = ask_model(self._model.collective_us, work)
-        return _explained(us, None if self._explaining is None else self._explaining.collective_price(work))
+    what = "compute" if isinstance(work, Compute) else "collective"
+    us, explain = ask_model(getattr(model, f"{what}_us"), work), getattr(model, f"{what}_price", None)
+    price = None if explain is None else explain(work)
+    return price if price is not None and price.time_us == us else Price(us, "user")
 
 
 def ask_model(times: Callable[[Any], Any], work: Any, read: Callable[[Any], Any] = float) -> Any:
@@ -252,10 +234,6 @@ def ask_model(times: Callable[[Any], Any], work: Any, read: Callable[[Any], Any]
     except Exception as error:
         name = getattr(times, "__qualname__", "the cost model")
         raise CostError(f"{name} raised {type(error).__name__}: {error}, of {work}. Return microseconds.") from error
-
-
-def _explained(us: float, price: Price | None) -> Price:
-    return price if price is not None and price.time_us == us else Price(us, "user")
 
 
 @dataclass(frozen=True)
@@ -298,26 +276,15 @@ def check_model(model: Any) -> None:
         OptionsError: The name of a device, a class, or something else without the methods of
             :class:`overlap_sched.cost.CostModel`.
     """
-    if model is None:
+    methods = ("compute_us", "collective_us")
+    fits = all(callable(getattr(model, name, None)) for name in methods)
+    if model is None or (fits and not isinstance(model, type)):
         return
-    if not isinstance(model, type) and all(callable(getattr(model, name, None)) for name in _METHODS):
-        return
+    devices = {name.lower(): name for name in ("cpu", *(device.name for device in DEVICES))}
+    meant = f"{model.__name__}()" if fits else ""
+    if isinstance(model, str) and model.lower() in devices:
+        meant = f"Roofline(device_named({devices[model.lower()]!r})), from overlap_sched.cost"
     raise OptionsError(
-        f"model is {model!r}; it is an object with compute_us and collective_us, such as overlap_sched.cost.Roofline()."
-        f"{_meant(model)}"
+        f"model is {model!r}; it is an object with {' and '.join(methods)}, such as overlap_sched.cost.Roofline()."
+        f"{f' Did you mean {meant}?' if meant else ''}"
     )
-
-
-_METHODS = ("compute_us", "collective_us")
-
-
-def _meant(model: Any) -> str:
-    if isinstance(model, type):
-        return f" Did you mean {model.__name__}()?" if all(hasattr(model, name) for name in _METHODS) else ""
-    if not isinstance(model, str):
-        return ""
-    try:
-        device = device_named(model)
-    except OptionsError:
-        return ""
-    return f" Did you mean Roofline(device_named({device.name!r})), from overlap_sched.cost?"

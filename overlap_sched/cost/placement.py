@@ -12,6 +12,8 @@ collectives have no other collective and only a short path of compute on their o
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 from overlap_sched.cost.cluster import Cluster, MeshDimension
@@ -85,14 +87,20 @@ def place(groups: Mapping[str, Facts], on: Nodes) -> dict[str, Placement]:
 def _placed(name: str, facts: Facts, on: Nodes, strides: Mapping[str, int]) -> Placement:
     size = facts.size
     if facts.ranks:
-        _check_ranks(name, facts, on)
+        known = math.prod(d.size for d in on.mesh) if on.mesh else on.ranks_per_node if on.single else math.inf
+        if max(facts.ranks) >= known:
+            raise CostError(
+                f"process group {name!r} has rank {max(facts.ranks)}, but the {'mesh' if on.mesh else 'cluster'} has "
+                f"ranks 0 to {known - 1}. Correct --group or --mesh, or choose a larger cluster (--cluster)."
+            )
         return _on(size, len({rank // on.ranks_per_node for rank in facts.ranks}))
     if on.single or size == 1:
         return _on(size, 1)
     if on.mesh:
         return _in_mesh(name, facts, on)
     nodes = _spanned(size, strides[name], on.ranks_per_node)
-    return _on(size, nodes, _assumption(name, size, nodes, strides[name], on))
+    said = f"process group {name!r} ({size} ranks): its ranks are not known, assumed {_where(size, nodes)}"
+    return _on(size, nodes, f"{said}; say otherwise with --group {name}=RANK,RANK,... or --mesh NAME=SIZE,...")
 
 
 def _on(size: int, nodes: int, assumed: str = "") -> Placement:
@@ -104,20 +112,6 @@ def _spanned(size: int, stride: int, ranks_per_node: int) -> int:
     if stride >= ranks_per_node and stride % ranks_per_node == 0:
         return size
     return (size - 1) * stride // ranks_per_node + 1 if stride <= ranks_per_node else size
-
-
-def _check_ranks(name: str, facts: Facts, on: Nodes) -> None:
-    world = math.prod(dimension.size for dimension in on.mesh)
-    if on.mesh and max(facts.ranks) >= world:
-        raise CostError(
-            f"process group {name!r} has rank {max(facts.ranks)}, but the mesh has ranks 0 to {world - 1}. "
-            "Correct --group or the mesh."
-        )
-    if on.single and max(facts.ranks) >= on.ranks_per_node:
-        raise CostError(
-            f"process group {name!r} has rank {max(facts.ranks)}, but the cluster is one node of ranks 0 to "
-            f"{on.ranks_per_node - 1}. Correct --group, or choose a cluster with several nodes (--cluster)."
-        )
 
 
 def ranks_along(mesh: Sequence[MeshDimension], dimension: str) -> tuple[int, ...]:
@@ -150,58 +144,28 @@ def _in_mesh(name: str, facts: Facts, on: Nodes) -> Placement:
     short = sorted(fits, key=lambda run: (fits[run][1] - fits[run][0], fits[run][0]))
     like = [run for run in short if run.count("+") == short[0].count("+")]
     chosen = like[0] if facts.shards else like[-1]
-    stride = math.prod(d.size for d in on.mesh[fits[chosen][1] :])
-    nodes = _spanned(facts.size, stride, on.ranks_per_node)
-    if len(fits) == 1:
-        return _on(facts.size, nodes)
-    return _on(
-        facts.size,
-        nodes,
+    nodes = _spanned(facts.size, math.prod(d.size for d in on.mesh[fits[chosen][1] :]), on.ranks_per_node)
+    said = (
         f"process group {name!r} ({facts.size} ranks) may be {' or '.join(fits)} of the mesh: taken as {chosen}, "
-        f"{_where(facts.size, nodes)}; say otherwise with --group {name}=DIMENSION",
+        f"{_where(facts.size, nodes)}; say otherwise with --group {name}=DIMENSION"
     )
+    return _on(facts.size, nodes, said if len(fits) > 1 else "")
 
 
 def _strides(groups: Mapping[str, Facts]) -> dict[str, int]:
     """Per group the distance of its ranks, taking groups for dimensions of a mesh, innermost first."""
-    inwards = [(facts.shards, -_number(name, k), name) for k, (name, facts) in enumerate(groups.items())]
-    order = [name for _, _, name in sorted(inwards)]
-    dimensions = [name for name in order if not _flattened(name, order, groups)]
-    strides, stride = {}, 1
-    for name in dimensions:
-        strides[name] = stride
-        stride *= groups[name].size
+    # torch names groups by a counter; others keep their order of first use
+    numbers = {name: int(name) if name.isdecimal() and len(name) < 19 else k for k, name in enumerate(groups)}
+    order = sorted(groups, key=lambda name: (groups[name].shards, -numbers[name], name))
+    strides, stride = dict.fromkeys(order, 1), 1
     for name in order:
-        strides.setdefault(name, 1)
+        others = [groups[other].size for other in order if other != name]
+        products = zip(accumulate(others, mul), others, strict=True)
+        if not any(
+            count and size > 1 and product == groups[name].size for count, (product, size) in enumerate(products)
+        ):
+            strides[name], stride = stride, stride * groups[name].size  # else it is neighbours together, flattened
     return strides
-
-
-def _number(name: str, otherwise: int) -> int:
-    """Torch names groups by a counter; others keep their order of first use."""
-    return int(name) if name.isdecimal() and len(name) < 19 else otherwise
-
-
-def _flattened(name: str, order: Sequence[str], groups: Mapping[str, Facts]) -> bool:
-    """Tell whether a group is as large as two or more neighbours together, from the innermost on."""
-    others, size = [other for other in order if other != name], 1
-    for count, other in enumerate(others, 1):
-        size *= groups[other].size
-        if count > 1 and size == groups[name].size and groups[other].size > 1:
-            return True
-    return False
-
-
-def _assumption(name: str, size: int, nodes: int, stride: int, on: Nodes) -> str:
-    if nodes == 1:
-        reason = "nothing says that they are not neighbours" if stride == 1 else "the groups inside it leave room"
-    elif stride > 1:
-        reason = f"groups inside it take {stride} neighbouring ranks"
-    else:
-        reason = f"taken as neighbours, {on.ranks_per_node} to a node"
-    return (
-        f"process group {name!r} ({size} ranks): its ranks are not known, assumed {_where(size, nodes)} ({reason}); "
-        f"say otherwise with --group {name}=RANK,RANK,... or --mesh NAME=SIZE,..."
-    )
 
 
 def _where(size: int, nodes: int) -> str:
@@ -236,8 +200,8 @@ def sharding_groups(steps: Sequence[DataflowNode]) -> set[str]:
     for v, step in enumerate(steps):
         if step.group:
             depths = [before[u] for u in step.inputs] if "gather" in step.op else [after[u] for u in users[v]]
-            moves = "gather" in step.op or "reduce" in step.op
-            outer.setdefault(step.group, []).append(moves and max(depths, default=0) <= SHORT)
+            short = ("gather" in step.op or "reduce" in step.op) and max(depths, default=0) <= SHORT
+            outer.setdefault(step.group, []).append(short)
     return {group for group, found in outer.items() if 2 * sum(found) >= len(found)}
 
 

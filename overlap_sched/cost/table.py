@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
-from overlap_sched.cost.model import FREE, Collective, Compute, ExplainingModel, Price, PricedModel, Roofline
+from overlap_sched.cost.model import FREE, Collective, Compute, Price, PricedModel, Roofline
 from overlap_sched.errors import CostError, OverlapSchedWarning
 
 K = TypeVar("K", bound=Hashable)
@@ -176,7 +176,7 @@ class TableModel(PricedModel):
     """
 
     tables: Tables
-    otherwise: ExplainingModel = field(default_factory=Roofline)
+    otherwise: PricedModel = field(default_factory=Roofline)
     on_host: bool = False
     name: str = "measured"
     beyond: Counter[str] = field(default_factory=Counter, compare=False, repr=False)

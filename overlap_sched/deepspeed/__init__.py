@@ -9,9 +9,6 @@ DeepCompile writes gathers, releases and reductions into the graphs that torch c
 ``wait_allgather``, ``release_param``, ``reduce_grad``, ``end_backward``). Our pass reorders such a graph, as all ranks
 agree, or leaves it as it was.
 
-- :mod:`~overlap_sched.deepspeed.graph_pass`: the pass, its contract, and how it is registered.
-- :mod:`~overlap_sched.deepspeed.graph_pass`: what DeepCompile's operators give, which its graphs do not say.
-
 What each operator does is in :mod:`overlap_sched.fx.catalogue`. DeepSpeed (0.19.8 is the one that we know) is imported
 by :func:`register` alone.
 """

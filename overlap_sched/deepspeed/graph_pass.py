@@ -8,7 +8,7 @@ DeepCompile's ``prefetch`` moves the same gathers, by its own rule: a schedule h
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -34,8 +34,6 @@ REQUIRES = "z3_gather_release"
 """What ``zero3_compile`` provides (``deepspeed.compile.passes.contract.CAP_Z3_GATHER_RELEASE``)."""
 COMPETING = "prefetch"
 """DeepCompile's own pass that moves gathers."""
-HOW = ("cost", "model", "ranks_per_node", "cluster", "timeout_s")
-"""What may be given besides options."""
 GROUP = SHARED["dc"]
 _UNMEASURED = "deepcompile_profile_incomplete"
 """In a node's metadata where DeepCompile could not measure the whole graph (``profilers/graph_profile.py``)."""
@@ -53,7 +51,7 @@ def register(options: Options | None = None, **how: Any) -> None:
     Raises:
         OptionsError: There is no such argument, it cannot have this value, or there is no DeepCompile here.
     """
-    check_names("register", "", how, HOW)
+    check_names("register", "", how, ("cost", "model", "ranks_per_node", "cluster", "timeout_s"))
     settings = current_settings() or Settings()
     settings = replace(settings, options=options or settings.options, stage="deepspeed", notes=(), **how)
     try:
@@ -63,10 +61,8 @@ def register(options: Options | None = None, **how: Any) -> None:
         raise OptionsError(
             f"there is no DeepCompile with contracts of passes here ({error}). pip install 'deepspeed>=0.19.8'."
         ) from error
-    needs, not_with = frozenset({REQUIRES}), frozenset({COMPETING})
-    register_compile_pass(
-        NAME, partial(order_pass, settings=settings), contract(requires=needs, conflicts_with=not_with)
-    )
+    needs = contract(requires=frozenset({REQUIRES}), conflicts_with=frozenset({COMPETING}))
+    register_compile_pass(NAME, partial(order_pass, settings=settings), needs)
 
 
 def order_pass(
@@ -95,14 +91,11 @@ def order_pass(
     if ranks:
         settings = replace(settings, ranks=ranks)
         gm.meta[GROUPS_KEY] = {GROUP: (len(ranks), ranks)}
-    if settings.cost is None and _is_measured(gm.graph):
+    nodes = list(gm.graph.nodes)
+    if settings.cost is None and any(map(measured, nodes)) and not any(_UNMEASURED in node.meta for node in nodes):
         settings = replace(settings, cost=measured)
     try:
-        with ExitStack() as values:
-            try:
-                values.enter_context(zero3_values(gm.graph))
-            except Exception as error:  # the other ranks wait for what this one shows: it goes on
-                warn("overlap_sched does not know what DeepCompile's operators give", error)
+        with zero3_values(gm.graph):
             schedule_fx(gm, settings, "backward" if bwd else "forward")
     finally:
         gm.meta.pop(GROUPS_KEY, None)
@@ -122,11 +115,6 @@ def measured(node: fx.Node) -> float | None:
 
 
 measured.source = "profile"  # type: ignore[attr-defined]
-
-
-def _is_measured(graph: fx.Graph) -> bool:
-    nodes = list(graph.nodes)
-    return any(map(measured, nodes)) and not any(_UNMEASURED in node.meta for node in nodes)
 
 
 def _ranks_of(group: Any) -> tuple[int, ...]:
@@ -151,29 +139,31 @@ def _ranks_of(group: Any) -> tuple[int, ...]:
 
 
 VAL = "val"
-_MISSING = object()
 
 
 @contextmanager
 def zero3_values(graph: fx.Graph) -> Iterator[None]:
-    """Give the nodes of a graph of ZeRO-3 their true values inside the block, and back what they had behind it."""
-    kept = [(node, node.meta.get(VAL, _MISSING)) for node in graph.nodes]
+    """Give the nodes of a graph of ZeRO-3 their true values inside the block, and back what they had behind it.
+
+    Warns where that fails.
+    """
+    kept = [(node, {VAL: node.meta[VAL]} if VAL in node.meta else {}) for node in graph.nodes]
     try:
-        _give(graph)
+        try:
+            _give(graph)
+        except Exception as error:  # the other ranks wait for what this one shows: it goes on
+            warn("overlap_sched does not know what DeepCompile's operators give", error)
         yield
     finally:
         for node, val in kept:
-            if val is _MISSING:
-                node.meta.pop(VAL, None)
-            else:
-                node.meta[VAL] = val
+            node.meta.pop(VAL, None)
+            node.meta.update(val)
 
 
 def called(node: fx.Node) -> str:
     """Return which of DeepCompile's operators a node calls: ``"allgather_param"``; ``""``: none."""
-    target = node.target
-    is_one = node.op == "call_function" and isinstance(target, OpOverload) and target.namespace == "dc"
-    return target.overloadpacket.__name__ if is_one else ""
+    is_one = isinstance(node.target, OpOverload) and node.target.namespace == "dc"
+    return node.target.overloadpacket.__name__ if is_one else ""
 
 
 def _give(graph: fx.Graph) -> None:
@@ -183,14 +173,12 @@ def _give(graph: fx.Graph) -> None:
             name, of = called(node), node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
             if of is None:
                 continue
-            if name == "allgather_param":
-                like = next((one.meta[VAL] for one in (node, of) if isinstance(one.meta.get(VAL), torch.Tensor)), None)
-                if like is None:  # how large it is nobody knows: what is read of it says so
-                    continue
-                node.meta[VAL] = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-                if of.op == "placeholder":
-                    of.meta[VAL] = torch.empty(0, dtype=like.dtype, device=like.device)
-            elif name in ("wait_allgather", "release_param") and VAL in of.meta:
+            tensors = [one.meta[VAL] for one in (node, of) if isinstance(one.meta.get(VAL), torch.Tensor)]
+            if name in ("wait_allgather", "release_param") and VAL in of.meta:
                 node.meta[VAL] = of.meta[VAL]
-            elif name == "reduce_grad" and isinstance(of.meta.get(VAL), torch.Tensor):
-                node.meta[VAL] = torch.empty(0, dtype=of.meta[VAL].dtype, device=of.meta[VAL].device)
+            elif name == "reduce_grad" and tensors:
+                node.meta[VAL] = tensors[-1].new_empty(0)
+            elif name == "allgather_param" and tensors:  # else nobody knows how large it is: what is read of it says so
+                node.meta[VAL] = tensors[0].new_empty(tensors[0].shape)
+                if of.op == "placeholder":
+                    of.meta[VAL] = tensors[0].new_empty(0)

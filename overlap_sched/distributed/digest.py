@@ -10,9 +10,13 @@ links are the groups that share them.
 
 import hashlib
 import json
+import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from typing import Any, Self
+
+import msgspec
 
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
@@ -29,8 +33,21 @@ WAITS_KEPT = f"{LAUNCHES_KEPT}and waits: "
 """The same where no wait passes a launch that stood before it either."""
 
 
+class StoreText:
+    """A dataclass that ranks leave for each other in the store, as one line of JSON."""
+
+    def to_json(self) -> str:
+        """Return what :meth:`from_json` reads."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what :meth:`to_json` wrote."""
+        return msgspec.json.decode(text, type=cls)
+
+
 @dataclass(frozen=True)
-class Digest:
+class Digest(StoreText):
     """SHA-256 of each part, in hexadecimal; options as they are.
 
     Attributes:
@@ -70,15 +87,6 @@ class Digest:
         """The same for two digests that differ at most in what is for people: 16 hexadecimal digits."""
         return _sha256((*(getattr(self, part) for part in PARTS), self.key, self.launches, self.failure))[:16]
 
-    def to_json(self) -> str:
-        """One line of text; :meth:`from_json` reads it. What is stored for the others, or next to a cached graph."""
-        return _canonical(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "Digest":
-        """Read what :meth:`to_json` wrote."""
-        return cls(**json.loads(text))
-
 
 def digest_of(problem: Problem, options: Options, order: Sequence[int]) -> Digest:
     """The digest of an order that was made from a problem and options; linear in their size.
@@ -99,7 +107,8 @@ def digest_of(problem: Problem, options: Options, order: Sequence[int]) -> Diges
         operators=_sha256([skeleton, list(groups.values()), problem.memory_model]),
         sizes=_sha256([sizes, problem.storages]),
         options=options_text(options),
-        costs=_sha256([_floats(node.time_us for node in problem.nodes), *_contention(problem.contention, number)]),
+        # 40 is 40.0, and -0.0 is 0.0
+        costs=_sha256([[float(n.time_us) + 0.0 for n in problem.nodes], *_contention(problem.contention, number)]),
         order=_sha256(list(order)),
         key=_sha256(skeleton),
         launches=launches_of([(node.op, group, *groups[group]) for node in used for group in launched_on(node)]),
@@ -143,35 +152,22 @@ def _contention(contention: Contention, number: Mapping[str, int]) -> tuple[dict
     return slowdown, [groups for groups in groups_of.values() if len(groups) > 1]
 
 
-def _floats(times: Iterable[float]) -> list[float]:
-    """As floats: 40 is 40.0, and -0.0 is 0.0."""
-    return [float(time) + 0.0 for time in times]
-
-
 def _sha256(value: Any) -> str:
     return hashlib.sha256(_canonical(value).encode()).hexdigest()
 
 
 def _canonical(value: Any) -> str:
     """JSON with sorted keys and no spaces; floats as the shortest text that reads back to the same bits."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)
+    plain = operator.methodcaller("item")  # NumPy's integers, which ``json`` does not know
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=plain)
 
 
-def _plain(value: Any) -> Any:
-    """NumPy's integers, which ``json`` does not know."""
-    return value.item()
-
-
-SHOWN_GRAPHS = 2
 SHOWN_RANGES = 8
 """So many runs of ranks are written out; thousands of ranks would hide the message."""
-SHOWN_VALUE = 60
-"""So many letters of an option."""
 
 Sides = tuple[tuple[int, ...], ...]
 """Ranks that are alike stand together; the largest side first."""
 
-_NAMES = {"sizes": "tensor sizes"}
 _REPAIR = {
     "options": "Give overlap_sched the same options on every rank.",
     "costs": "Let all ranks take measured times from rank 0 (overlap_sched.distributed.broadcast_costs).",
@@ -187,7 +183,7 @@ _NOT_ALIKE = (
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(StoreText):
     """What was decided for one graph: written once, by whoever decided first, and followed by every rank.
 
     Attributes:
@@ -222,18 +218,6 @@ class Verdict:
         """Tell whether the ranks differ in something that somebody can repair: not in what they compile."""
         return any(part in _REPAIR for part in self.differs)
 
-    def to_json(self) -> str:
-        """Return what goes into the store."""
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> "Verdict":
-        """Read what :meth:`to_json` wrote."""
-        read = json.loads(text)
-        differs = {part: tuple(map(tuple, sides)) for part, sides in read["differs"].items()}
-        lists = {name: tuple(read[name]) for name in ("missing", "shown")}
-        return cls(**{**read, "differs": differs, **lists})
-
 
 def judge(digests: Mapping[int, Digest]) -> Verdict:
     """The verdict on the digests of all ranks; a pure function of them."""
@@ -242,11 +226,12 @@ def judge(digests: Mapping[int, Digest]) -> Verdict:
     differs = differences(shown)
     if not differs and not failed:
         return Verdict(agreed=True, shown=_identities(digests))
-    named = {"options": _options(shown)} if "options" in differs else {}
-    parts = [f"{_NAMES.get(part, part)}: {named.get(part) or _sides(sides)}" for part, sides in differs.items()]
-    if "operators" in differs:
-        parts[0] += _graphs(shown, differs["operators"])
-    said = [f"the ranks differ in {'; '.join(parts)}"] if parts else []
+    parts = {part.replace("sizes", "tensor sizes"): _sides(sides) for part, sides in differs.items()}
+    if "operators" in parts:
+        parts["operators"] += _graphs(shown, differs["operators"])
+    if "options" in parts:
+        parts["options"] = _options(shown) or parts["options"]
+    said = [f"the ranks differ in {'; '.join(map(': '.join, parts.items()))}"] if parts else []
     if failed:
         said.append(f"{ranks_text(failed)} could not schedule this graph ({digests[failed[0]].failure})")
     return _not_agreed("; ".join(said), digests, differs)
@@ -263,38 +248,26 @@ def elsewhere(digests: Mapping[int, Digest]) -> Verdict:
     return _not_agreed("the ranks compile this graph in different orders", digests, {})
 
 
-def as_before(earlier: Verdict, missing: Sequence[int]) -> Verdict:
-    """An earlier verdict on the same digest, without having heard of the missing ranks."""
-    return replace(earlier, missing=tuple(missing), as_before=True)
-
-
 def absent(
     missing: Sequence[int], digests: Mapping[int, Digest], name: str, waited_s: float, limit_s: float
 ) -> Verdict:
-    """The verdict when some ranks did not come within what was waited (seconds), and others did."""
+    """The verdict when some ranks did not come within what was waited (seconds), or came and left again.
+
+    ``missing`` have shown nothing, or, where all have shown a digest, are not waiting any more.
+    """
     less = f" (instead of {limit_s:g} s, as not all ranks came the last time)" if waited_s < limit_s else ""
-    reason = (
-        f"{ranks_text(missing)} did not publish an order for graph {name!r} within {waited_s:g} s{less}. "
-        "Such a rank died, compiles other graphs, is slower than that, or has compiled the graph already: see "
-        "docs/agreement.md."
-    )
+    if set(missing) <= digests.keys():
+        reason = (
+            f"{ranks_text(missing)} no longer waited for the others {waited_s:g} s{less} after publishing an order for "
+            f"graph {name!r}: died, or lost the connection to the store of the process group."
+        )
+    else:
+        reason = (
+            f"{ranks_text(missing)} did not publish an order for graph {name!r} within {waited_s:g} s{less}. Such a "
+            "rank died, compiles other graphs, is slower than that, or has compiled the graph already: see "
+            "docs/agreement.md."
+        )
     return Verdict(agreed=False, reason=reason, missing=tuple(missing), shown=_identities(digests))
-
-
-def gone(ranks: Sequence[int], digests: Mapping[int, Digest], name: str, limit_s: float) -> Verdict:
-    """The verdict when some ranks came, but were not waiting any more at the limit (seconds)."""
-    was, they = ("was", "It") if len(ranks) == 1 else ("were", "They")
-    reason = (
-        f"{ranks_text(ranks)} {was} no longer waiting for the others {limit_s:g} s after publishing an order for graph "
-        f"{name!r}. {they} died, or lost the connection to the store of the process group."
-    )
-    return Verdict(agreed=False, reason=reason, missing=tuple(ranks), shown=_identities(digests))
-
-
-def failed(mine: Digest, rank: int, fault: Exception) -> Verdict:
-    """The verdict when a rank failed while it was agreeing."""
-    reason = f"rank {rank} failed while the ranks were agreeing: {type(fault).__name__}: {fault}"
-    return Verdict(agreed=False, reason=reason, shown=(mine.identity,))
 
 
 def differences(digests: Mapping[int, Digest]) -> dict[str, Sides]:
@@ -311,14 +284,10 @@ def differences(digests: Mapping[int, Digest]) -> dict[str, Sides]:
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """``rank 3``, or ``ranks 0-2, 5``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    shown = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs[:SHOWN_RANGES])
-    left = sum(b - a + 1 for a, b in runs[SHOWN_RANGES:])
+    found = groupby(enumerate(sorted(ranks)), key=lambda placed: placed[1] - placed[0])
+    runs = [[rank for _, rank in run] for _, run in found]
+    shown = ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:SHOWN_RANGES])
+    left = sum(map(len, runs[SHOWN_RANGES:]))
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{f' and {left} more' if left else ''}"
 
 
@@ -348,7 +317,7 @@ def _identities(digests: Mapping[int, Digest]) -> tuple[str, ...]:
 
 def _graphs(digests: Mapping[int, Digest], sides: Sides) -> str:
     """Say what the first rank of each side compiles, where it has another name or another number of nodes."""
-    firsts = {side[0]: digests[side[0]] for side in sides[:SHOWN_GRAPHS]}
+    firsts = {side[0]: digests[side[0]] for side in sides[:2]}
     if len({(digest.name, digest.nodes) for digest in firsts.values()}) == 1:
         return ""
     told = (f"rank {rank} compiles {digest.name!r} of {digest.nodes} nodes" for rank, digest in firsts.items())
@@ -364,7 +333,7 @@ def _options(digests: Mapping[int, Digest]) -> str:
     told = []
     for name in sorted(set().union(*given.values())):
         default = getattr(Options(), name, None)
-        values = {rank: json.dumps(options.get(name, default))[:SHOWN_VALUE] for rank, options in given.items()}
+        values = {rank: json.dumps(options.get(name, default))[:60] for rank, options in given.items()}
         sides = _sides_of(values)[:SHOWN_RANGES]
         if len(sides) > 1:
             told.append(f"{name} is {' and '.join(f'{values[side[0]]} on {ranks_text(side)}' for side in sides)}")

@@ -15,25 +15,19 @@ What has been shown under a key stays. A rank that compiles its graph again alon
 """
 
 import base64
-import hashlib
 import json
 import math
 import time
 import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from overlap_sched.distributed.agreement import (
-    TIMEOUT_S,
-    Membership,
-    limits_of,
-    members_of,
-    prefix_of,
-    run_steps,
-)
+import msgspec
+
+from overlap_sched.distributed.agreement import TIMEOUT_S, Clock, Membership, run_steps, short_hash
 from overlap_sched.distributed.digest import Digest, Verdict
-from overlap_sched.distributed.protocol import StoreCall
+from overlap_sched.distributed.protocol import StoreCall, wait_for
 from overlap_sched.errors import AgreementError
 from overlap_sched.scheduler.restrictions import Proposal
 
@@ -93,10 +87,7 @@ def negotiate(
     planned: Planned,
     membership: Membership | None,
     timeout_s: float = TIMEOUT_S,
-    *,
-    ranks: Sequence[int] | None = None,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], object] = time.sleep,
+    clock: Clock = time,
 ) -> LaunchChoice:
     """Choose a launch sequence with all other ranks that have the same verdict.
 
@@ -105,11 +96,9 @@ def negotiate(
         mine: The order that this rank would run alone.
         kept_us: The step of this rank where all keep their launches (microseconds).
         planned: Plans with the proposals of others.
-        membership: This rank among the others; ``None``: it is alone.
+        membership: This rank among those that must agree; ``None``: it is alone.
         timeout_s: How long to wait for the others, each time (seconds).
-        ranks: Who must agree.
-        clock: Seconds; tests give their own.
-        sleep: Waits some seconds; tests give their own.
+        clock: Tells the time and sleeps.
 
     Raises:
         AgreementError: Not all ranks came within the limit.
@@ -117,10 +106,8 @@ def negotiate(
     """
     if membership is None:
         return LaunchChoice()
-    members = members_of(membership, ranks)
-    steps = negotiation_steps(verdict, membership.rank, members, mine, kept_us, planned)
-    prefix, limits = prefix_of(membership, members), limits_of(timeout_s)
-    choice: LaunchChoice = run_steps(steps, membership.store, prefix, limits, clock, sleep)
+    steps = negotiation_steps(verdict, membership.rank, membership.members, mine, kept_us, planned)
+    choice: LaunchChoice = run_steps(steps, membership.store, membership.prefix, timeout_s, clock)
     return choice
 
 
@@ -130,44 +117,33 @@ def negotiation_steps(
     """The steps of one rank, as :func:`negotiate` runs them on the store; a fault is for the caller to see."""
     key, proposers = _key(verdict), proposers_of(verdict)
     if rank in proposers:
-        yield StoreCall("compare_set", (f"{key}/proposal/{rank}", "", _text(mine)))
+        text = base64.b85encode(zlib.compress(msgspec.json.encode(mine))).decode()
+        yield StoreCall("compare_set", (f"{key}/proposal/{rank}", "", text))
     shown = yield from _all_of(f"{key}/proposal", proposers)
-    proposals = {r: _proposal(text) for r, text in shown.items()}
+    decoded = [msgspec.json.decode(zlib.decompress(base64.b85decode(text)), type=Proposal) for text in shown]
+    proposals = dict(zip(proposers, decoded, strict=True))
     steps = [kept_us, *map(planned(proposals).__getitem__, proposers)]
     yield StoreCall("compare_set", (f"{key}/steps/{rank}", "", json.dumps(steps)))
     every = yield from _all_of(f"{key}/steps", ranks)
-    slowest = [max(column) for column in zip(*map(json.loads, every.values()), strict=True)]
+    slowest = [max(column) for column in zip(*map(json.loads, every), strict=True)]
     best = min(range(len(slowest)), key=slowest.__getitem__)  # of equals the first: launches kept
     if best == 0 or math.isinf(slowest[best]):
         return LaunchChoice()
     return LaunchChoice(proposers[best - 1], proposals[proposers[best - 1]])
 
 
-def _all_of(key: str, ranks: Sequence[int]) -> Generator[StoreCall, Any, dict[int, str]]:
+def _all_of(key: str, ranks: Sequence[int]) -> Generator[StoreCall, Any, list[str]]:
     """Return what each of some ranks has shown under a key, once all have.
 
     Raises:
         AgreementError: That took longer than the limit.
     """
-    keys = [f"{key}/{r}" for r in ranks]
-    while not (yield StoreCall("check", (keys,))):
-        if (yield StoreCall("pause", (False, keys))):
-            raise AgreementError(f"not all ranks have shown their {key.rsplit('/', 1)[1]} in time")
-    found = {}
-    for r, one in zip(ranks, keys, strict=True):
-        found[r] = yield StoreCall("get", (one,))
+    found = yield from wait_for([f"{key}/{r}" for r in ranks])
+    if found is None:
+        raise AgreementError(f"not all ranks have shown their {key.rsplit('/', 1)[1]} in time")
     return found
 
 
 def _key(verdict: Verdict) -> str:
     """Ranks with one verdict meet under it."""
-    return f"negotiation/{hashlib.sha256(' '.join(sorted(verdict.shown)).encode()).hexdigest()[:16]}"
-
-
-def _text(proposal: Proposal) -> str:
-    return base64.b85encode(zlib.compress(json.dumps(asdict(proposal)).encode())).decode()
-
-
-def _proposal(text: str) -> Proposal:
-    read = json.loads(zlib.decompress(base64.b85decode(text)))
-    return Proposal(tuple(read["calls"]), tuple(read["launches"]), tuple(read["order"]))
+    return f"negotiation/{short_hash(' '.join(sorted(verdict.shown)))}"

@@ -32,17 +32,20 @@ has a verdict from an earlier round, that verdict stands (``as_before``); whoeve
 It then does not guess: it writes the verdict "original" where there is none yet (or waits once more, where its digest
 has a verdict from an earlier round), and follows what is recorded. Only if that fails too does a rank go on without
 knowing; and since "agreed" is only written where every rank stands, or has been agreed on before, that leaves no doubt
-unless it failed while it stood, or at a graph that it asks about again (:class:`InDoubtError`).
+unless it failed while it stood, or at a graph that it asks about again (:class:`StoreFailedError`).
 
 **All stand waiting, but at different graphs.** Then nobody would come before the limit. The last one who comes to
 stand sees it and decides, at once: as before where that is known; if it is nowhere, "original" for all those graphs.
 """
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from overlap_sched.distributed.digest import Digest, Verdict, absent, as_before, elsewhere, failed, gone, judge
+from overlap_sched.distributed.digest import Digest, Verdict, absent, elsewhere, judge
+
+ABSENT_SHARE = 0.1
+"""Part of the limit that is waited while a rank found missing has not come back: the full limit is paid once."""
 
 
 class StoreCall(NamedTuple):
@@ -56,20 +59,25 @@ class StoreCall(NamedTuple):
     args: tuple[Any, ...] = ()
 
 
-class NotShownError(Exception):
-    """The store failed before the others could count on this rank: they keep the original order as it does."""
-
-
-class InDoubtError(Exception):
-    """The store failed while the others could count on this rank: they may have agreed without its knowing.
+class StoreFailedError(Exception):
+    """The store failed for good.
 
     Attributes:
-        before: What was decided on this digest in an earlier round; ``None``: nothing.
+        verdict: What this rank does.
+        in_doubt: The others could count on this rank: they may have agreed without its knowing. Else they keep the
+            original order as it does.
     """
 
-    def __init__(self, reason: str, before: Verdict | None) -> None:
+    def __init__(self, fault: Exception, before: Verdict | None, in_doubt: bool) -> None:
+        unknown = ", so this rank does not know what the others decided" if in_doubt else ""
+        reason = (
+            f"the store of the process group failed ({type(fault).__name__}: {fault}){unknown}. "
+            "Is the process that serves the store (rank 0, or torchrun) still running?"
+        )
         super().__init__(reason)
-        self.before = before
+        # the others go by it too, unless one of them differs this time
+        self.verdict = before if before is not None and before.agreed else Verdict(False, reason)
+        self.in_doubt = in_doubt
 
 
 Steps = Generator[StoreCall, Any, Verdict]
@@ -77,7 +85,7 @@ Steps = Generator[StoreCall, Any, Verdict]
 
 @dataclass
 class _Call:
-    """One rank's way through one agreement; the first six are as for :func:`agreement_steps`.
+    """One rank's way through one agreement; the first five are as for :func:`agreement_steps`.
 
     Attributes:
         text: What it posts: like no other call of any rank.
@@ -91,20 +99,12 @@ class _Call:
     rank: int
     ranks: Sequence[int]
     limit_s: float
-    short_limit_s: float
     stands: bool = False
     again: bool = False
     before: Verdict | None = None
 
 
-def agreement_steps(
-    mine: Digest,
-    name: str,
-    rank: int,
-    ranks: Sequence[int],
-    limit_s: float,
-    short_limit_s: float,
-) -> Steps:
+def agreement_steps(mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: float) -> Steps:
     """The steps of one rank; returns the verdict that all ranks have, whatever fails on the way.
 
     Args:
@@ -112,21 +112,28 @@ def agreement_steps(
         name: Of this call: without a space, another one each time that this rank asks.
         rank: This rank.
         ranks: All who must agree, this one included; the same on each of them.
-        limit_s: Time limit, for the message only (seconds).
-        short_limit_s: The one that holds where somebody may well not come: after a rank was found missing, and where
-            the digest has been decided on before.
+        limit_s: Time limit, for the message only (seconds). A part of it holds where somebody may well not come: after
+            a rank was found missing, and where the digest has been decided on before.
     """
-    call = _Call(mine, f"{name} {mine.to_json()}", rank, ranks, limit_s, short_limit_s)
+    call = _Call(mine, f"{name} {mine.to_json()}", rank, ranks, limit_s)
     try:
         return (yield from _settled(call))
     except Exception as fault:  # torch's stores raise several types, none of them public
         try:
             return (yield from _settled(call, fault))
         except Exception as again:
-            reason = f"{type(again).__name__}: {again}"
-            if call.stands or call.again:
-                raise InDoubtError(reason, call.before) from fault
-            raise NotShownError(reason) from fault
+            raise StoreFailedError(again, call.before, in_doubt=call.stands or call.again) from fault
+
+
+def wait_for(keys: Sequence[str]) -> Generator[StoreCall, Any, list[str] | None]:
+    """Return what is under each of some keys, once all are there; ``None``: not within the limit."""
+    while not (yield StoreCall("check", (list(keys),))):
+        if (yield StoreCall("pause", (False, list(keys)))):
+            return None
+    found = []
+    for key in keys:
+        found.append((yield StoreCall("get", (key,))))
+    return found
 
 
 def _settled(call: _Call, fault: Exception | None = None) -> Steps:
@@ -138,8 +145,11 @@ def _settled(call: _Call, fault: Exception | None = None) -> Steps:
             call.before = yield from _before(call.mine, number)
             if fault is None or call.before is not None:
                 verdict = yield from _waited_for(call, round_key, passed_over)
-            else:
-                verdict = yield from _given_up(call, round_key, fault)
+            else:  # what is recorded, or else "original"; a count of waiting ranks that stays too high does no harm
+                reason = f"rank {call.rank} failed while the ranks were agreeing: {type(fault).__name__}: {fault}"
+                verdict = yield from _record(round_key, Verdict(False, reason, shown=(call.mine.identity,)))
+                if call.stands:
+                    yield StoreCall("set", (f"at/{call.rank}", ""))
             if not (verdict.as_before and call.rank in verdict.missing):
                 return verdict
             passed_over = True
@@ -148,48 +158,36 @@ def _settled(call: _Call, fault: Exception | None = None) -> Steps:
 
 def _waited_for(call: _Call, round_key: str, passed_over: bool) -> Steps:
     """The verdict of a round, once there is one."""
-    if not (yield _has_verdict(round_key)):
-        short = (yield from _someone_was_absent(call.rank)) or passed_over or call.before is not None
-        call.stands = True
-        yield StoreCall("set", (f"at/{call.rank}", round_key))
-        if (yield StoreCall("add", ("waiting", 1))) >= len(call.ranks):
-            yield from _decide_if_all_wait(call.ranks)
-        while not (yield _has_verdict(round_key)):
-            if (yield StoreCall("pause", (short,))):
-                yield from _decide_at_the_limit(call, round_key, short)
-        yield StoreCall("set", (f"at/{call.rank}", ""))
-        yield StoreCall("add", ("waiting", -1))
-    return (yield from _verdict(round_key))
-
-
-def _given_up(call: _Call, round_key: str, fault: Exception) -> Steps:
-    """Return what is recorded, or else "original"; a count of waiting ranks that stays too high does no harm."""
-    verdict = failed(call.mine, call.rank, fault)
-    recorded = yield StoreCall("compare_set", (f"{round_key}/verdict", "", verdict.to_json()))
-    if call.stands:
-        yield StoreCall("set", (f"at/{call.rank}", ""))
-    return Verdict.from_json(recorded)
+    if (verdict := (yield from _verdict(round_key))) is not None:
+        return verdict
+    short = (yield from _someone_was_absent(call.rank)) or passed_over or call.before is not None
+    call.stands = True
+    yield StoreCall("set", (f"at/{call.rank}", round_key))
+    if (yield StoreCall("add", ("waiting", 1))) >= len(call.ranks):
+        yield from _decide_if_all_wait(call.ranks)
+    while (verdict := (yield from _verdict(round_key))) is None:
+        if (yield StoreCall("pause", (short,))):
+            yield from _decide_at_the_limit(call, round_key, call.limit_s * ABSENT_SHARE if short else call.limit_s)
+    yield StoreCall("set", (f"at/{call.rank}", ""))
+    yield StoreCall("add", ("waiting", -1))
+    return verdict
 
 
 def _before(mine: Digest, number: int) -> Generator[StoreCall, Any, Verdict | None]:
     """Return the last decision on a digest before a round of its key, whoever had posted it; ``None``: nothing."""
     for earlier in reversed(range(number)):
-        round_key = f"{mine.key}/{earlier}"
-        if (yield _has_verdict(round_key)):
-            verdict = yield from _verdict(round_key)
-            if mine.identity in verdict.shown:
-                return verdict
+        verdict = yield from _verdict(f"{mine.key}/{earlier}")
+        if verdict is not None and mine.identity in verdict.shown:
+            return verdict
     return None
 
 
 def _someone_was_absent(rank: int) -> Generator[StoreCall, Any, bool]:
     """Tell whether another rank is known to be missing; this rank is here, and takes itself off that list."""
-    if not (yield StoreCall("check", (["absent"],))):
-        return False
-    listed = [int(r) for r in (yield StoreCall("get", ("absent",))).split(",") if r]
-    others = [r for r in listed if r != rank]
-    if len(others) < len(listed):
-        yield StoreCall("set", ("absent", ",".join(map(str, others))))
+    listed = (yield from _read("absent")).split(",")
+    others = [r for r in listed if r not in ("", str(rank))]
+    if str(rank) in listed:
+        yield StoreCall("set", ("absent", ",".join(others)))
     return bool(others)
 
 
@@ -197,30 +195,29 @@ def _decide_if_all_wait(ranks: Sequence[int]) -> Generator[StoreCall, Any, None]
     """If every rank stands at a graph without verdict: decide, from what was posted there."""
     round_keys: dict[int, str] = {}
     for r in ranks:
-        round_keys[r] = yield from _stands_at(r)
+        round_keys[r] = yield from _read(f"at/{r}")
     different = list(dict.fromkeys(round_keys.values()))
     for round_key in different:  # who stands where all is decided is about to go on, and will come to stand again
-        if not round_key or (yield _has_verdict(round_key)):
+        if not round_key or (yield from _verdict(round_key)) is not None:
             return
-    shown = [f"{round_keys[r]}/{r}" for r in ranks]
-    if not (yield StoreCall("check", (shown,))):  # a store waits, and long, for a key that is not there
-        return
     digests = {}
-    for r, key in zip(ranks, shown, strict=True):
-        digests[r] = yield from _digest(key)
+    for r in ranks:
+        digests[r] = yield from _digest(f"{round_keys[r]}/{r}")
+    if None in digests.values():
+        return
     verdicts = {}
     for round_key in different:
         here = {r: digests[r] for r in ranks if round_keys[r] == round_key}
         before = yield from _before_all(here, round_key)
         if before is not None:
-            verdicts[round_key] = as_before(before, [r for r in ranks if r not in here])
+            verdicts[round_key] = _stands(before, [r for r in ranks if r not in here])
     if not verdicts:
         verdict = judge(digests)
         if len(different) > 1 and verdict.agreed:  # in different rounds: they have not met before
             verdict = elsewhere(digests)
         verdicts = dict.fromkeys(different, verdict)
     for round_key, verdict in verdicts.items():
-        yield StoreCall("compare_set", (f"{round_key}/verdict", "", verdict.to_json()))
+        yield from _record(round_key, verdict)
 
 
 def _before_all(digests: Mapping[int, Digest], round_key: str) -> Generator[StoreCall, Any, Verdict | None]:
@@ -231,48 +228,51 @@ def _before_all(digests: Mapping[int, Digest], round_key: str) -> Generator[Stor
     return (yield from _before(first, int(round_key.rsplit("/", 1)[1])))
 
 
-def _decide_at_the_limit(call: _Call, round_key: str, short: bool) -> Generator[StoreCall, Any, None]:
-    waited_s = call.short_limit_s if short else call.limit_s
-    digests, missing = {}, []
+def _decide_at_the_limit(call: _Call, round_key: str, waited_s: float) -> Generator[StoreCall, Any, None]:
+    posted = {}
     for r in call.ranks:
-        if (yield StoreCall("check", ([f"{round_key}/{r}"],))):
-            digests[r] = yield from _digest(f"{round_key}/{r}")
-        else:
-            missing.append(r)
+        posted[r] = yield from _digest(f"{round_key}/{r}")
+    digests = {r: digest for r, digest in posted.items() if digest is not None}
+    missing = [r for r in call.ranks if r not in digests]
     before = yield from _before_all(digests, round_key)
-    if before is not None:
-        verdict = as_before(before, missing)
-    else:
-        name, limit_s = call.mine.name, call.limit_s
-        verdict = absent(missing, digests, name, waited_s, limit_s) if missing else judge(digests)
-    if verdict.agreed and before is None:
-        away = []
-        for r in call.ranks:
-            if (yield from _stands_at(r)) != round_key:
+    verdict = judge(digests) if before is None else _stands(before, missing)
+    if before is None:
+        away = list(missing)
+        for r in () if missing or not verdict.agreed else call.ranks:
+            if (
+                yield from _read(f"at/{r}")
+            ) != round_key:  # it has shown a digest, and may never learn what comes of it
                 away.append(r)
-        if away:  # they have shown a digest, and may never learn what comes of it
-            verdict = gone(away, digests, call.mine.name, waited_s)
-    written = yield StoreCall("compare_set", (f"{round_key}/verdict", "", verdict.to_json()))
-    if missing and written == verdict.to_json():
+        if away:
+            verdict = absent(away, digests, call.mine.name, waited_s, call.limit_s)
+    written = yield from _record(round_key, verdict)
+    if missing and written == verdict:
         yield StoreCall("set", ("absent", ",".join(map(str, missing))))
 
 
-def _stands_at(rank: int) -> Generator[StoreCall, Any, str]:
-    """The ``<key>/<round>`` at which a rank stands waiting; empty if it does not."""
-    known = yield StoreCall("check", ([f"at/{rank}"],))
-    round_key: str = (yield StoreCall("get", (f"at/{rank}",))) if known else ""
-    return round_key
+def _stands(earlier: Verdict, missing: Sequence[int]) -> Verdict:
+    """An earlier verdict on the same digest, without having heard of the missing ranks."""
+    return replace(earlier, missing=tuple(missing), as_before=True)
 
 
-def _digest(key: str) -> Generator[StoreCall, Any, Digest]:
-    """Return what a rank has posted; it is there."""
-    return Digest.from_json((yield StoreCall("get", (key,))).split(" ", 1)[1])
+def _read(key: str) -> Generator[StoreCall, Any, str]:
+    """Read a key; ``""``: nothing is there. A store waits, and long, for a key that is not there."""
+    text: str = (yield StoreCall("get", (key,))) if (yield StoreCall("check", ([key],))) else ""
+    return text
 
 
-def _has_verdict(round_key: str) -> StoreCall:
-    return StoreCall("check", ([f"{round_key}/verdict"],))
+def _digest(key: str) -> Generator[StoreCall, Any, Any]:
+    """Return what a rank has posted; ``None``: nothing yet."""
+    text = yield from _read(key)
+    return Digest.from_json(text.split(" ", 1)[1]) if text else None
 
 
-def _verdict(round_key: str) -> Steps:
-    """The recorded one; it is there."""
-    return Verdict.from_json((yield StoreCall("get", (f"{round_key}/verdict",))))
+def _verdict(round_key: str) -> Generator[StoreCall, Any, Verdict | None]:
+    """The recorded one; ``None``: none yet."""
+    text = yield from _read(f"{round_key}/verdict")
+    return Verdict.from_json(text) if text else None
+
+
+def _record(round_key: str, verdict: Verdict) -> Steps:
+    """Record a verdict where there is none; returns what is recorded."""
+    return Verdict.from_json((yield StoreCall("compare_set", (f"{round_key}/verdict", "", verdict.to_json()))))

@@ -15,12 +15,12 @@ The search for two ways to cut one stream that differ follows Sardinas and Patte
 code can be read in one way only: what one way is ahead of the other is always the end of one entry.
 """
 
-import json
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any
 
+from overlap_sched.distributed.digest import StoreText
 from overlap_sched.distributed.protocol import StoreCall
 
 Launch = str
@@ -31,7 +31,7 @@ LaunchOrder = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(StoreText):
     """What one rank writes into the log.
 
     Attributes:
@@ -53,16 +53,6 @@ class Entry:
     def moves(self) -> bool:
         """Not the original sequence."""
         return self.sequence != tuple(range(len(self.launches)))
-
-    def to_json(self) -> str:
-        """Return what goes into the store."""
-        return json.dumps([self.launches, self.sequence, self.together, self.rewritten, self.again])
-
-    @classmethod
-    def from_json(cls, text: str) -> "Entry":
-        """Read what :meth:`to_json` wrote."""
-        launches, sequence, *rest = json.loads(text)
-        return cls(tuple(launches), tuple(sequence), *rest)
 
     def splits_at(self, place: int) -> bool:
         """Tell whether all launches before a place are launched before all others."""

@@ -7,6 +7,9 @@ the line is written; from then on nothing runs per step.
 import logging
 import sys
 import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,13 +40,21 @@ class Uncompiled:
 
     def __init__(self) -> None:
         self.counts = True
-        self._steps: dict[str, int] = {}
+        self._steps = Counter[str]()
+        self._first: Callable[[], object] = lambda: None
 
     def step(self, kind: str) -> None:
         """A step has run; of several kinds the first to get there speaks. Never raises."""
-        self._steps[kind] = self._steps.get(kind, 0) + 1
+        self._steps[kind] += 1
         if self._steps[kind] >= STEPS:
             self.tell()
+
+    def forward(self, module: Any) -> None:
+        """A sharded module runs forward: a step for each further forward of the first one."""
+        if self._first() is module:
+            self.step("forward")
+        elif self._first() is None:
+            self._first = weakref.ref(module)
 
     def tell(self) -> None:
         """Say it, where it is so."""

@@ -21,26 +21,25 @@ from functools import cache
 from typing import Any, NoReturn
 
 import torch
-import torch._higher_order_ops.flex_attention  # registers its operators
-import torch._higher_order_ops.triton_kernel_wrap
 from torch import fx
 
 from overlap_sched.errors import DumpError
 
-# where ops of torch itself are registered that are not there after `import torch`
 _REGISTERING_MODULES = {
-    "prims": "torch._inductor.inductor_prims",
-    "_c10d_functional": "torch.distributed._functional_collectives",
-    "_c10d_functional_autograd": "torch.distributed._functional_collectives",
-    "bucketing": "torch._inductor.fx_passes.bucketing",
-    "fsdp": "torch.distributed.fsdp._fully_shard._fsdp_collectives",
-    "symm_mem": "torch.distributed._symmetric_memory",
-    "_dtensor": "torch.distributed.tensor._collective_utils",
-    "inductor": "torch._inductor.inductor_prims",
-    "quantized_decomposed": "torch.ao.quantization.fx._decomposed",
-    "streams": "torch._dynamo.variables.streams",
-    "rngprims": "torch._prims.rng_prims",
+    "higher_order": ["torch._higher_order_ops.triton_kernel_wrap", "torch._inductor.fx_passes.control_dependencies"],
+    "prims": ["torch._inductor.inductor_prims"],
+    "_c10d_functional": ["torch.distributed._functional_collectives"],
+    "_c10d_functional_autograd": ["torch.distributed._functional_collectives"],
+    "bucketing": ["torch._inductor.fx_passes.bucketing"],
+    "fsdp": ["torch.distributed.fsdp._fully_shard._fsdp_collectives"],
+    "symm_mem": ["torch.distributed._symmetric_memory"],
+    "_dtensor": ["torch.distributed.tensor._collective_utils"],
+    "inductor": ["torch._inductor.inductor_prims"],
+    "quantized_decomposed": ["torch.ao.quantization.fx._decomposed"],
+    "streams": ["torch._dynamo.variables.streams"],
+    "rngprims": ["torch._prims.rng_prims"],
 }
+"""Where operators of torch itself are registered that are not there after `import torch`."""
 _SCHEMAS = {
     ("_c10d_functional", "wait_tensors"): "wait_tensors(Tensor[] tensors) -> Tensor[]",  # torch 2.15
     ("vllm", "all_reduce"): "vllm_all_reduce(Tensor tensor, str group_name) -> Tensor",
@@ -66,24 +65,24 @@ class UnknownOp:
 
 def operator_named(parts: Sequence[str]) -> Any:
     """The operator called ``torch.ops.`` and these parts, or an :class:`UnknownOp`."""
-    if parts[0] == "higher_order":
-        found = getattr(torch.ops.higher_order, parts[1], None) if len(parts) == 2 else None
-        found = found if isinstance(found, torch._ops.HigherOrderOperator) else None
-    else:
-        found = _in_torch(*parts) or stand_in(*parts)
+    found = _in_torch(*parts)
+    for module in _REGISTERING_MODULES.get(parts[0], ()) if found is None else ():
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+            found = found or _in_torch(*parts)
+    found = found or stand_in(*parts)
     return UnknownOp(".".join(parts)) if found is None else found
 
 
 def _in_torch(namespace: str, name: str, overload: str | None = None) -> Any:
-    """An operator of the dispatcher, or None.
+    """An operator of the dispatcher, or a higher-order one, or None.
 
     Operators that only TorchScript's interpreter has (``aten::save`` writes files) are not operators here: fake
     tensors do not guard them.
     """
-    if namespace in _REGISTERING_MODULES:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(_REGISTERING_MODULES[namespace])
     packet = getattr(getattr(torch.ops, namespace, None), name, None)
+    if namespace == "higher_order" and overload is None and isinstance(packet, torch._ops.HigherOrderOperator):
+        return packet
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return None
     overloads = packet.overloads() if overload is None else [overload]
@@ -124,7 +123,7 @@ _CONSTANTS: Mapping[str, Any] = {
     if isinstance(value, torch.dtype | torch.layout | torch.memory_format | torch.qscheme)
 }
 _NAMES: Mapping[str, Any] = {"inf": math.inf, "nan": math.nan, "NoneType": type(None)}
-ARITHMETIC: Mapping[type[ast.AST], Callable[..., Any]] = {
+_ARITHMETIC: Mapping[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -132,7 +131,10 @@ ARITHMETIC: Mapping[type[ast.AST], Callable[..., Any]] = {
     ast.Div: operator.truediv,
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
 }
+"""Done with numbers where they are read."""
 _SIZE_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "slice": slice,
     "torch.Size": torch.Size,
@@ -147,11 +149,6 @@ _SIZE_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "PowByNatural": operator.pow,
 }
 """As torch's printer of sizes (sympy) calls them."""
-_OF_NUMBERS: Mapping[type[ast.AST], Callable[..., Any]] = {
-    **ARITHMETIC,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-}
 _DEVICE = re.compile(r"[a-z]+(?::(\d{1,3}))?$")
 _DEEPEST, _WIDTH = 200, 100
 _LARGEST_EXPONENT = 64
@@ -171,6 +168,7 @@ class Literals:
         self.path = path
         self.names = names
         self.name_of = name_of
+        self._operators: dict[str, Any] = {}
 
     def read(self, expr: ast.expr, depth: int = 0) -> Any:
         """The value of `expr`."""
@@ -178,25 +176,31 @@ class Literals:
             self.fail(expr, "this expression is nested too deeply")
         deeper = depth + 1
         match expr:
-            case ast.Constant():
-                return expr.value
-            case ast.Name():
-                return self._name(expr)
+            case ast.Constant(value):
+                return value
+            case ast.Name(name):
+                for known in (self.names, _NAMES):
+                    if name in known:
+                        return known[name]
+                value = None if self.name_of is None else self.name_of(name)
+                return self.fail(expr, f"the name {name!r} is not defined before this line") if value is None else value
             case ast.Tuple(items):
                 return tuple([self.read(item, deeper) for item in items])
             case ast.List(items):
                 return [self.read(item, deeper) for item in items]
-            case ast.Dict() if all(isinstance(key, ast.Constant) for key in expr.keys):
-                return {
-                    self.read(k, deeper): self.read(v, deeper) for k, v in zip(expr.keys, expr.values, strict=True) if k
-                }
-            case ast.Slice():
-                parts = (expr.lower, expr.upper, expr.step)
-                return slice(*(None if part is None else self.read(part, deeper) for part in parts))
-            case ast.UnaryOp() | ast.BinOp():
-                return self._arithmetic(expr, deeper)
-            case ast.Attribute():
-                return self._dotted(expr)
+            case ast.Dict(keys, values) if all(isinstance(key, ast.Constant) for key in keys):
+                return {self.read(k, deeper): self.read(v, deeper) for k, v in zip(keys, values, strict=True) if k}
+            case ast.Slice(lower, upper, step):
+                return slice(*(None if part is None else self.read(part, deeper) for part in (lower, upper, step)))
+            case ast.UnaryOp(op, operand):
+                return self._arithmetic(expr, op, [self.read(operand, deeper)])
+            case ast.BinOp(left, op, right):
+                return self._arithmetic(expr, op, [self.read(left, deeper), self.read(right, deeper)])
+            case ast.Attribute() if (name := dotted(expr) or "").startswith("torch."):
+                if name.startswith("torch.ops."):
+                    return self.operator(expr, name)
+                if (constant := _CONSTANTS.get(name.removeprefix("torch."))) is not None:
+                    return constant
             case ast.Call():
                 return self._call(expr, deeper)
         self.fail(expr)
@@ -209,19 +213,8 @@ class Literals:
             "Write the dump again with torch, or take this statement out."
         )
 
-    def _name(self, expr: ast.Name) -> Any:
-        if expr.id in self.names:
-            return self.names[expr.id]
-        if expr.id in _NAMES:
-            return _NAMES[expr.id]
-        if self.name_of is not None and (value := self.name_of(expr.id)) is not None:
-            return value
-        self.fail(expr, f"the name {expr.id!r} is not defined before this line")
-
-    def _arithmetic(self, expr: ast.UnaryOp | ast.BinOp, depth: int) -> Any:
-        operands = [expr.operand] if isinstance(expr, ast.UnaryOp) else [expr.left, expr.right]
-        values = [self.read(operand, depth) for operand in operands]
-        function = _OF_NUMBERS.get(type(expr.op))
+    def _arithmetic(self, expr: ast.expr, kind: ast.AST, values: Sequence[Any]) -> Any:
+        function = _ARITHMETIC.get(type(kind))
         numbers = all(isinstance(value, int | float | complex) for value in values)
         if not numbers or function is None or (function is operator.pow and not _computable(*values)):
             self.fail(expr)
@@ -230,30 +223,14 @@ class Literals:
         except (ArithmeticError, TypeError) as error:
             self.fail(expr, f"this cannot be computed ({error})")
 
-    def _dotted(self, expr: ast.Attribute) -> Any:
-        name = dotted(expr)
-        if name is None or not name.startswith("torch."):
-            self.fail(expr)
-        if name.startswith("torch.ops."):
-            return self.operator(expr, name)
-        constant = _CONSTANTS.get(name.removeprefix("torch."))
-        if constant is None:
-            self.fail(expr)
-        return constant
-
     def operator(self, where: ast.AST, name: str) -> Any:
         """The operator called `name` (``torch.ops.aten.mm.default``), or an ``UnknownOp``."""
-        parts = name.split(".")[2:]
-        if not 2 <= len(parts) <= 3 or any(part.startswith("__") and part.endswith("__") for part in parts[:2]):
-            self.fail(where, "this is not an operator")
-        return operator_named(parts)
-
-    def device(self, where: ast.AST, value: Any) -> torch.device:
-        """A device given as one, or by its name (``cuda:0``)."""
-        try:
-            return device_named(value)
-        except (RuntimeError, TypeError):
-            self.fail(where, "this device is not understood")
+        if name not in self._operators:
+            parts = name.split(".")[2:]
+            if not 2 <= len(parts) <= 3 or any(part.startswith("__") and part.endswith("__") for part in parts[:2]):
+                self.fail(where, "this is not an operator")
+            self._operators[name] = operator_named(parts)
+        return self._operators[name]
 
     def _call(self, expr: ast.Call, depth: int) -> Any:
         args = [self.read(arg, depth) for arg in expr.args]
@@ -314,27 +291,22 @@ def shorten(where: ast.AST) -> str:
 
 
 _OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
-    **ARITHMETIC,
+    **_ARITHMETIC,
     **{ast.LShift: operator.lshift, ast.RShift: operator.rshift, ast.MatMult: operator.matmul},
-    **{ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor},
-    **{ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert},
+    **{ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.Invert: operator.invert},
     **{ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.Gt: operator.gt},
     **{ast.LtE: operator.le, ast.GtE: operator.ge},
 }
-_COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.gt, operator.le, operator.ge)
 
 
 def _functions() -> dict[str, Callable[..., Any]]:
     """Plain functions that appear in graphs with symbolic sizes, by the names that torch prints."""
     found: dict[str, Callable[..., Any]] = {one.__name__: one for one in (max, min, abs, int, float, bool)}
     for name in ("sym_max", "sym_min", "sym_not", "sym_ite", "sym_float", "sym_int", "sym_sum", "_sym_sqrt"):
-        if hasattr(torch, name):
-            found[f"torch.{name}"] = getattr(torch, name)
+        found[f"torch.{name}"] = getattr(torch, name)
     for name in ("floor", "ceil", "trunc", "sqrt"):
         found[f"math.{name}"] = found[f"math_{name}"] = getattr(math, name)
-    others: tuple[Callable[..., Any], ...] = (operator.not_, operator.truth, operator.index, operator.getitem)
-    named = [function for function in (*_OPERATORS.values(), *others) if function not in _COMPARISONS]
-    for function in named:
+    for function in (*_OPERATORS.values(), operator.not_, operator.truth, operator.index, operator.getitem):
         for prefix in ("_operator.", "_operator_", "operator."):
             found[prefix + function.__name__] = function
     return found
@@ -380,64 +352,43 @@ def build_graph(path: str, forward: ast.FunctionDef) -> ParsedGraph:
     Raises:
         DumpError: A statement is not one that torch prints for a graph.
     """
-    return _GraphBuilder(path, forward).build()
+    return _GraphBuilder(path, forward).parsed
 
 
-class _GraphBuilder:
+class _GraphBuilder(Literals):
     def __init__(self, path: str, forward: ast.FunctionDef) -> None:
-        self.forward = forward
-        self.parsed = ParsedGraph(path, fx.Graph())
         self.nodes: dict[str, fx.Node] = {}
-        self.literals = Literals(path, self.nodes)
-
-    def build(self) -> ParsedGraph:
-        arguments = self.forward.args
-        if arguments.vararg or arguments.kwarg or arguments.kwonlyargs or arguments.posonlyargs:
-            self.literals.fail(
-                arguments.vararg or arguments.kwarg or self.forward, "the arguments of forward have stars"
-            )
-        flattened = self._flattened()
-        for argument in flattened or arguments.args[1:]:
-            self._placeholder(argument)
-        for statement in self.forward.body:
+        super().__init__(path, self.nodes)
+        self.parsed = ParsedGraph(path, fx.Graph())
+        arguments = forward.args
+        if stars := arguments.vararg or arguments.kwarg or [*arguments.kwonlyargs, *arguments.posonlyargs]:
+            self.fail(stars if isinstance(stars, ast.arg) else forward, "the arguments of forward have stars")
+        for argument in _flattened(forward) or arguments.args[1:]:
+            name = argument.arg if isinstance(argument, ast.arg) else argument.id
+            self._name(self.parsed.graph.create_node("placeholder", name, name=name), name, argument)
+            self._annotate(name, getattr(argument, "annotation", None))
+        for statement in forward.body:
             try:
                 self._statement(statement)
             except (TypeError, ValueError, RuntimeError, AttributeError) as error:
                 if isinstance(error, DumpError):
                     raise
-                self.literals.fail(statement, f"this makes no node ({str(error).splitlines()[0]})")
+                self.fail(statement, f"this makes no node ({str(error).splitlines()[0]})")
         if not self.parsed.graph.nodes or next(iter(reversed(self.parsed.graph.nodes))).op != "output":
-            self.literals.fail(self.forward.body[-1], "the graph ends without `return`; was the file cut short?")
-        return self.parsed
-
-    def _flattened(self) -> list[ast.Name]:
-        """The leaves of ``a, b, = fx_pytree.tree_flatten_spec([x, y], self._in_spec)`` in joint graphs."""
-        for statement in self.forward.body:
-            if isinstance(statement, ast.Assign) and _is_call(statement.value, "fx_pytree.tree_flatten_spec"):
-                target = statement.targets[0]
-                names = target.elts if isinstance(target, ast.Tuple) else [target]
-                return [name for name in names if isinstance(name, ast.Name)]
-            if not isinstance(statement, ast.AnnAssign):
-                break
-        return []
-
-    def _placeholder(self, argument: ast.arg | ast.Name) -> None:
-        name = argument.arg if isinstance(argument, ast.arg) else argument.id
-        self._name(self.parsed.graph.create_node("placeholder", name, name=name), name, argument)
-        self._annotate(name, getattr(argument, "annotation", None))
+            self.fail(forward.body[-1], "the graph ends without `return`; was the file cut short?")
 
     def _annotate(self, name: str, annotation: ast.expr | None) -> None:
         if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
             self.parsed.annotations[name] = annotation.value
 
-    def _name(self, node: fx.Node, name: str, where: ast.AST, statement: ast.stmt | None = None) -> None:
+    def _name(self, node: fx.Node, name: str, where: ast.stmt | ast.arg | ast.Name) -> None:
         if name in self.nodes:
-            self.literals.fail(where, f"{name!r} is already the name of a node")
+            self.fail(where, f"{name!r} is already the name of a node")
         node.name = name
         self.nodes[name] = node
-        self.parsed.lines[name] = getattr(where, "lineno", 0)
-        if statement is not None:
-            self.parsed.text[name] = statement
+        self.parsed.lines[name] = where.lineno
+        if isinstance(where, ast.stmt):
+            self.parsed.text[name] = where
 
     def _statement(self, statement: ast.stmt) -> None:
         match statement:
@@ -446,73 +397,69 @@ class _GraphBuilder:
             case ast.Assign(value=value) if _is_call(value, "fx_pytree.tree_flatten_spec"):
                 return
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                self._define(name, value, statement)
+                self._name(self._define(name, value), name, statement)
             case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=ast.expr() as value):
-                self._define(name, value, statement)
+                self._name(self._define(name, value), name, statement)
                 self._annotate(name, annotation)
             case ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Constant(str()) as annotation, value=None):
                 self._annotate(name, annotation)  # of an input that is unpacked further down
-            case ast.Return():
-                self._output(statement)
+            case ast.Return(value):
+                if isinstance(value, ast.Call) and _is_call(value, "pytree.tree_unflatten"):
+                    value = value.args[0]
+                self._name(self.parsed.graph.output(value and self.read(value)), "output", statement)
             case ast.Expr(value=ast.Constant()) | ast.Pass():
                 return  # a string in the body: a comment
             case _:
-                self.literals.fail(statement)
+                self.fail(statement)
 
-    def _define(self, name: str, value: ast.expr, statement: ast.stmt) -> None:
-        attribute = dotted(value) or ""
-        if (source := self.nodes.get(attribute)) and source.op == "placeholder":
-            # ``arg_1 = arg`` right after the signature: the node has another name than the argument
-            if source.name in self.parsed.annotations:
-                self.parsed.annotations[name] = self.parsed.annotations[source.name]
-            self._name(source, name, statement)
-        elif attribute.startswith("self."):
-            node = self.parsed.graph.create_node("get_attr", attribute.removeprefix("self."))
-            self._name(node, name, statement, statement)
-        else:
-            self._name(self._call(value), name, statement, statement)
-
-    def _call(self, value: ast.expr) -> fx.Node:
-        read = self.literals.read
+    def _define(self, name: str, value: ast.expr) -> fx.Node:
+        """The node that a statement makes, or renames."""
+        graph = self.parsed.graph
         match value:
-            case ast.Call():
+            case ast.Name(id=argument) if argument in self.nodes and self.nodes[argument].op == "placeholder":
+                # ``arg_1 = arg`` right after the signature: the node has another name than the argument
+                source = self.nodes[argument]
+                if source.name in self.parsed.annotations:
+                    self.parsed.annotations[name] = self.parsed.annotations[source.name]
+                return source
+            case ast.Attribute() if (attribute := dotted(value) or "").startswith("self."):
+                return graph.create_node("get_attr", attribute.removeprefix("self."))
+            case ast.Call(args=args, keywords=keywords):
                 target = self._target(value)
-                args = tuple([read(arg) for arg in value.args])
-                if any(keyword.arg is None for keyword in value.keywords):
-                    self.literals.fail(value, "a call with `**` is not understood")
-                kwargs = {str(keyword.arg): read(keyword.value) for keyword in value.keywords}
-                return self._function(target, args, kwargs)
+                if any(keyword.arg is None for keyword in keywords):
+                    self.fail(value, "a call with `**` is not understood")
+                given = tuple([self.read(arg) for arg in args])
+                named = {str(keyword.arg): self.read(keyword.value) for keyword in keywords}
+                return graph.create_node("call_function", target, given, named)
             case ast.Subscript(source, at):
-                return self._function(operator.getitem, (read(source), read(at)))
+                return graph.create_node("call_function", operator.getitem, (self.read(source), self.read(at)))
             case ast.UnaryOp(op, operand) if type(op) in _OPERATORS:
-                return self._function(_OPERATORS[type(op)], (read(operand),))
+                return graph.create_node("call_function", _OPERATORS[type(op)], (self.read(operand),))
             case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]) if type(op) in _OPERATORS:
-                return self._function(_OPERATORS[type(op)], (read(left), read(right)))
-        self.literals.fail(value)
+                return graph.create_node("call_function", _OPERATORS[type(op)], (self.read(left), self.read(right)))
+        self.fail(value)
 
     def _target(self, call: ast.Call) -> Callable[..., Any]:
-        name = dotted(call.func)
-        if name is not None and name.startswith("torch.ops."):
-            found: Callable[..., Any] = self.literals.operator(call.func, name)
+        name = dotted(call.func) or ""
+        if name.startswith("torch.ops."):
+            found: Callable[..., Any] = self.operator(call.func, name)
             if isinstance(found, torch._ops.OpOverloadPacket) and len(found.overloads()) == 1:
                 return getattr(found, found.overloads()[0])  # printed without its only overload
             return found
-        known = _FUNCTIONS.get(name or "") or MODES.get(name or "")
-        if known is None:
-            self.literals.fail(call, "this call is not of an operator of torch.ops")
-        return known
+        known = _FUNCTIONS.get(name) or MODES.get(name)
+        return known or self.fail(call, "this call is not of an operator of torch.ops")
 
-    def _function(
-        self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
-    ) -> fx.Node:
-        return self.parsed.graph.create_node("call_function", target, args, kwargs or {})
 
-    def _output(self, statement: ast.Return) -> None:
-        value = statement.value
-        if isinstance(value, ast.Call) and _is_call(value, "pytree.tree_unflatten"):
-            value = value.args[0]
-        result = None if value is None else self.literals.read(value)
-        self._name(self.parsed.graph.output(result), "output", statement, statement)
+def _flattened(forward: ast.FunctionDef) -> list[ast.Name]:
+    """The leaves of ``a, b, = fx_pytree.tree_flatten_spec([x, y], self._in_spec)`` in joint graphs."""
+    for statement in forward.body:
+        if isinstance(statement, ast.Assign) and _is_call(statement.value, "fx_pytree.tree_flatten_spec"):
+            target = statement.targets[0]
+            names = target.elts if isinstance(target, ast.Tuple) else [target]
+            return [name for name in names if isinstance(name, ast.Name)]
+        if not isinstance(statement, ast.AnnAssign):
+            break
+    return []
 
 
 def _is_call(value: ast.expr | None, name: str) -> bool:

@@ -6,7 +6,8 @@ process group is ever initialised: a few fake kernels ask for a group by name, a
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -53,13 +54,50 @@ def written_groups(path: str, literal: Any) -> dict[str, DumpGroup]:
     return found
 
 
+class GroupUse(NamedTuple):
+    """A call that names a group: the size that it says, and whether its fake kernel looks the name up."""
+
+    parsed: ParsedGraph
+    node: fx.Node
+    name: str
+    size: int | None
+    looks_up: bool
+
+
+def group_uses(graphs: Iterable[ParsedGraph]) -> list[GroupUse]:
+    """Each group that a call names."""
+    found = []
+    for parsed, node in ((one, node) for one in graphs for node in one.graph.nodes if node.op == "call_function"):
+        call: Sequence[Any] = (node.target, *node.args)  # with_effects and the like carry an operator and its arguments
+        at = next((i for i, one in enumerate(call) if isinstance(one, torch._ops.OpOverload)), None)
+        if at is None or not (named := _naming(call[at])):
+            continue
+        by_name = arguments_of(call[at], call[at + 1 :], node.kwargs)
+        size = by_name.get("group_size", by_name.get("world_size"))
+        if not isinstance(size, int):
+            splits = by_name.get("output_split_sizes") or by_name.get("input_split_sizes")
+            size = len(splits) if isinstance(splits, list | tuple) and splits else None
+        names = [by_name.get(name) for name in named]
+        names = [one.target if isinstance(one, fx.Node) and one.op == "get_attr" else one for one in names]
+        looks_up = at > 0 or call[at].namespace != "_c10d_functional"
+        found += [GroupUse(parsed, node, name, size, looks_up) for name in names if isinstance(name, str) and name]
+    return found
+
+
+@cache
+def _naming(op: torch._ops.OpOverload) -> list[str]:
+    """The arguments of an operator that name a group."""
+    return [argument.name for argument in op._schema.arguments if names_a_group(argument)]
+
+
 def resolve_groups(
-    graphs: Sequence[ParsedGraph],
+    path: str,
+    uses: Sequence[GroupUse],
     given: Mapping[str, DumpGroup],
     written: Mapping[str, DumpGroup],
     notes: dict[str, None],
 ) -> dict[str, DumpGroup]:
-    """Size of every group that a collective of the graphs names, in the order of first use.
+    """Size of every group that a collective names, in the order of first use.
 
     A group whose size is not known is taken to be as large as the largest one named, which is noted.
 
@@ -68,60 +106,40 @@ def resolve_groups(
         DumpGroupError: Two sources disagree, or no size is known for any group.
     """
     found: dict[str, DumpGroup] = {}
-    first_use: dict[str, str] = {}
-    for parsed, node in ((one, node) for one in graphs for node in one.graph.nodes):
-        for name, size in named_groups(node):
-            first_use.setdefault(name, parsed.place(node))
-            if size is not None and not 1 <= size <= MAX_RANKS:
-                raise DumpGroupError(
-                    f"{parsed.place(node)}: group {name!r} has {show_number(size)} ranks here; it has 1 to "
-                    f"{MAX_RANKS}. Was the line edited?"
-                )
-            known = given.get(name) or written.get(name) or found.get(name)
-            if known is not None and size is not None and known.size != size:
-                written_there = "in setup_fake_process_groups" if name in written else "in another collective"
-                where = "as given by the caller" if name in given else written_there
-                raise DumpGroupError(
-                    f"{parsed.place(node)}: group {name!r} has {size} ranks here, but {known.size} elsewhere "
-                    f"({where}). Give groups={{{name!r}: {size}}}, or leave it out."
-                )
-            if known is not None or size is not None:
-                found[name] = known or DumpGroup(size or 0)
+    for parsed, node, name, size, _ in uses:
+        if size is not None and not 1 <= size <= MAX_RANKS:
+            raise DumpGroupError(
+                f"{parsed.place(node)}: group {name!r} has {show_number(size)} ranks here; it has 1 to {MAX_RANKS}. "
+                "Was the line edited?"
+            )
+        known = given.get(name) or written.get(name) or found.get(name)
+        if known is not None and size is not None and known.size != size:
+            written_there = "in setup_fake_process_groups" if name in written else "in another collective"
+            where = "as given by the caller" if name in given else written_there
+            raise DumpGroupError(
+                f"{parsed.place(node)}: group {name!r} has {size} ranks here, but {known.size} elsewhere ({where}). "
+                f"Give groups={{{name!r}: {size}}}, or leave it out."
+            )
+        if known is not None or size is not None:
+            found[name] = known or DumpGroup(size or 0)
     for name, group in given.items():
-        if name not in (there := {**first_use, **written}):
+        if name not in (there := dict.fromkeys([*(use.name for use in uses), *written])):
             names = f"Its groups are {', '.join(map(repr, there))}" if there else "It names no group"
             raise DumpError(
-                f"{graphs[0].path}: process group {name!r} is given (--group {name}={group.size} on the command line), "
+                f"{path}: process group {name!r} is given (--group {name}={group.size} on the command line), "
                 f"but the dump does not name it. {names}. Correct the name, or leave it out."
             )
-    sizes = [group.size for group in (*found.values(), *given.values(), *written.values())]
-    for name, place in first_use.items():
+    largest = max([group.size for group in (*found.values(), *given.values(), *written.values())], default=0)
+    for parsed, node, name, *_ in uses:
+        if name not in found and not largest:
+            raise DumpGroupError(
+                f"{parsed.place(node)}: the size of process group {name!r} is not known. "
+                f"Give it: groups={{{name!r}: 64}} for 64 ranks (--group {name}=64 on the command line)."
+            )
         if name not in found:
-            if not sizes:
-                raise DumpGroupError(
-                    f"{place}: the size of process group {name!r} is not known. "
-                    f"Give it: groups={{{name!r}: 64}} for 64 ranks (--group {name}=64 on the command line)."
-                )
-            found[name] = DumpGroup(max(sizes))
-            notes[f"process group {name!r}: size not known, taken as {max(sizes)}, the largest one named"] = None
-    return {name: found[name] for name in first_use}
-
-
-def named_groups(node: fx.Node) -> list[tuple[str, int | None]]:
-    """The groups that a call names, each with its size where the call has it."""
-    call: Sequence[Any] = (node.target, *node.args)  # with_effects and the like carry an operator and its arguments
-    at = next((i for i, one in enumerate(call) if isinstance(one, torch._ops.OpOverload)), None)
-    if node.op != "call_function" or at is None:
-        return []
-    operator, *arguments = call[at:]
-    by_name = arguments_of(operator, arguments, node.kwargs)
-    size = by_name.get("group_size", by_name.get("world_size"))
-    if not isinstance(size, int):
-        splits = by_name.get("output_split_sizes") or by_name.get("input_split_sizes")
-        size = len(splits) if isinstance(splits, list | tuple) and splits else None
-    named = [by_name.get(argument.name) for argument in operator._schema.arguments if names_a_group(argument)]
-    names = [value.target if isinstance(value, fx.Node) and value.op == "get_attr" else value for value in named]
-    return [(name, size) for name in names if isinstance(name, str) and name]
+            found[name] = DumpGroup(largest)
+            notes[f"process group {name!r}: size not known, taken as {largest}, the largest one named"] = None
+    return {name: found[name] for _, _, name, *_ in uses}
 
 
 def collective_result(op: Any, args: Sequence[Any], groups: Mapping[str, DumpGroup]) -> Any:

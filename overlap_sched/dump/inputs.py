@@ -20,15 +20,15 @@ import operator
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import sympy
 import torch
 from torch import fx
 
-from overlap_sched.dump.graph import Literals, ParsedGraph, dotted
-from overlap_sched.dump.source import Attribute, DumpSource
+from overlap_sched.dump.graph import Literals, ParsedGraph, device_named, dotted
+from overlap_sched.dump.source import Attribute
 from overlap_sched.dump.values import fake_tensor
 from overlap_sched.errors import DumpError
 from overlap_sched.fx.sizes import Interval, SizeLimits
@@ -39,52 +39,37 @@ _SYMBOL = re.compile(r"^[A-Za-z]+_?\d+$")
 
 @dataclass(frozen=True)
 class TensorInput:
-    """A tensor on a storage; sizes are expressions until symbols have values."""
+    """A tensor on a storage of so many bytes on a device; sizes are expressions until symbols have values."""
 
     line: int
-    storage: str
     shape: ast.expr
     stride: ast.expr | None
     offset: ast.expr | None
     dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class StorageInput:
-    """A storage of so many bytes on a device."""
-
-    line: int
+    storage: str
     nbytes: ast.expr
     device: torch.device
+    names: tuple[str, ...]
+    """Of the symbols in its sizes."""
 
 
 @dataclass(frozen=True)
 class SizeInput:
-    """An integer; `value` is None where torch knew no hint, `symbol` is its name where it has one."""
+    """A number; `value` is None where torch knew no hint, `symbol` is its name where it has one."""
 
-    line: int
     value: int | float | None
     symbol: str | None
 
 
-@dataclass(frozen=True)
-class NoInput:
-    """Something without a tensor: a constant filtered out, a generator, an opaque object."""
-
-    line: int
-    kind: str
-
-
-Input = TensorInput | SizeInput | NoInput
+Input = TensorInput | SizeInput | None
+"""None: without a tensor, as a constant that is filtered out, or a generator."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs in the order of the placeholders, the storages by their name in the file, and sizes set by hand."""
+    """The inputs in the order of the placeholders, and sizes set by hand (``u8 = u9 = 512``)."""
 
-    path: str
     inputs: Sequence[Input]
-    storages: Mapping[str, StorageInput]
     symbols: Mapping[str, int]
 
 
@@ -93,75 +78,75 @@ def read_inputs(path: str, statements: Sequence[ast.stmt]) -> Inputs:
 
     Raises:
         DumpError: A statement is none of reader.storage, tensor, symint, const, unsupported, generator,
-            opaque, and no size set by hand (``u8 = u9 = 512``).
+            opaque, and no size set by hand.
     """
     symbols: dict[str, int] = {}
-    literals = Literals(path, symbols)
+    storages: dict[str, tuple[ast.expr, torch.device]] = {}
     inputs: list[Input] = []
-    storages: dict[str, StorageInput] = {}
+    literals = Literals(path, symbols)
     for statement in statements:
         match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call) if _method(call) == "storage":
-                storages[name] = _storage(literals, call)
+            case ast.Assign(targets=[ast.Name(name)], value=ast.Call(args=args, keywords=keywords) as call) if (
+                dotted(call.func) == "reader.storage"
+            ):
+                device = literals.read(_keyword(keywords, "device") or ast.Constant("cpu"))
+                try:
+                    _, nbytes = args
+                    storages[name] = nbytes, device_named(device)
+                except (RuntimeError, TypeError, ValueError):
+                    literals.fail(call, "not a hash, a number of bytes and a device")
             case ast.Assign(targets=targets, value=value) if all(isinstance(t, ast.Name) for t in targets):
                 size = literals.read(value)
                 if type(size) is not int:
-                    literals.fail(statement, "this statement of load_args is not understood")
+                    literals.fail(statement, _NOT_UNDERSTOOD)
                 symbols.update({target.id: size for target in targets if isinstance(target, ast.Name)})
             case ast.Expr(value=ast.Call() as call):
-                inputs.append(_input(literals, call))
+                inputs.append(_input(literals, call, storages))
             case ast.Expr(value=ast.Constant()) | ast.Pass():
                 pass  # what torch says of an input that it cannot write, as a string
             case ast.If(test=ast.Call(func=ast.Name(id="hasattr"))):
                 pass  # torch's fix-up of the values of repeat_interleave's input
             case _:
-                literals.fail(statement, "this statement of load_args is not understood")
-    return Inputs(path, inputs, storages, symbols)
+                literals.fail(statement, _NOT_UNDERSTOOD)
+    return Inputs(inputs, symbols)
 
 
-def _method(call: ast.Call) -> str | None:
-    name = dotted(call.func)
-    return name.removeprefix("reader.") if name is not None and name.startswith("reader.") else None
+_NOT_UNDERSTOOD = "this statement of load_args is not understood"
 
 
-def _storage(literals: Literals, call: ast.Call) -> StorageInput:
-    keywords = {keyword.arg: keyword.value for keyword in call.keywords}
-    device = literals.read(keywords["device"]) if "device" in keywords else "cpu"
-    if len(call.args) != 2:
-        literals.fail(call, "reader.storage takes a hash, a number of bytes and a device")
-    return StorageInput(call.lineno, call.args[1], literals.device(call, device))
+def _keyword(keywords: Sequence[ast.keyword], name: str) -> ast.expr | None:
+    return next((keyword.value for keyword in keywords if keyword.arg == name), None)
 
 
-def _input(literals: Literals, call: ast.Call) -> Input:
-    keywords = {keyword.arg: keyword.value for keyword in call.keywords}
-    match _method(call), call.args:
-        case "tensor", [ast.Name(id=storage), shape, *stride]:
-            dtype = literals.read(keywords["dtype"]) if "dtype" in keywords else torch.float32
-            if len(stride) > 1 or not isinstance(dtype, torch.dtype):
+def _input(literals: Literals, call: ast.Call, storages: Mapping[str, tuple[ast.expr, torch.device]]) -> Input:
+    match dotted(call.func), call.args:
+        case "reader.tensor", [ast.Name(id=storage), shape, *strides]:
+            dtype = literals.read(_keyword(call.keywords, "dtype") or ast.parse("torch.float32", mode="eval").body)
+            if len(strides) > 1 or not isinstance(dtype, torch.dtype):
                 literals.fail(call, "reader.tensor takes a storage, a shape, strides and a dtype")
-            offset = keywords.get("storage_offset")
-            return TensorInput(call.lineno, storage, shape, stride[0] if stride else None, offset, dtype)
-        case "symint", [value]:
-            expression = literals.read(keywords["expr"]) if "expr" in keywords else None
+            if storage not in storages:
+                literals.fail(call, f"its storage {storage!r} is not defined before it")
+            stride, offset = next(iter(strides), None), _keyword(call.keywords, "storage_offset")
+            sizes = [part for part in (shape, stride, offset) if part is not None]
+            names = tuple([n.id for part in sizes for n in ast.walk(part) if isinstance(n, ast.Name)])
+            return TensorInput(call.lineno, shape, stride, offset, dtype, storage, *storages[storage], names)
+        case "reader.symint", [value]:
+            expression = literals.read(_keyword(call.keywords, "expr") or ast.Constant(None))
+            symbol = value.id if isinstance(value, ast.Name) else expression
             hint = None if isinstance(value, ast.Name) else literals.read(value)
-            if not (hint is None or isinstance(hint, int | float)) or not isinstance(expression, str | None):
+            if not (hint is None or isinstance(hint, int | float)) or not isinstance(symbol, str | None):
                 literals.fail(call, "reader.symint takes a number")
-            return SizeInput(call.lineno, hint, value.id if isinstance(value, ast.Name) else expression)
-        case ("const" | "unsupported" | "generator" | "opaque") as kind, _:
-            return NoInput(call.lineno, kind)
-    literals.fail(call, "this statement of load_args is not understood")
-
-
-def _names(item: Input | None) -> list[str]:
-    """The names in the sizes of a tensor."""
-    parts = [item.shape, item.stride, item.offset] if isinstance(item, TensorInput) else []
-    return [n.id for part in parts if part for n in ast.walk(part) if isinstance(n, ast.Name)]
+            return SizeInput(hint, symbol)
+        case (("reader.const" | "reader.unsupported" | "reader.generator" | "reader.opaque"), _):
+            return None
+    literals.fail(call, _NOT_UNDERSTOOD)
 
 
 class InputMaker:
     """Makes the value of each input: fake tensors that share storages as the file says, and integers.
 
     Args:
+        path: The file, for messages.
         inputs: What the file says.
         symbols: Values of symbols by name, from the file and from the caller.
         default: Called with the name of a symbol without a value; gives one, and may note it.
@@ -170,41 +155,43 @@ class InputMaker:
         matched: Symbols that the file does not define, by the integers among the inputs, in order.
     """
 
-    def __init__(self, inputs: Inputs, symbols: Mapping[str, int], default: Callable[[str], int]) -> None:
-        self._inputs = inputs
+    def __init__(self, path: str, inputs: Inputs, symbols: Mapping[str, int], default: Callable[[str], int]) -> None:
+        self._path = path
         self._symbols = {**inputs.symbols, **symbols}
         for item in inputs.inputs:
             if isinstance(item, SizeInput) and isinstance(item.value, int) and item.symbol is not None:
                 self._symbols.setdefault(item.symbol, item.value)
-        self.matched = self._matched()
+        self.matched: dict[str, int] = {}
+        integers: deque[int] = deque()  # up to torch 2.11 without their symbols, in front of the first tensor with them
+        for item in inputs.inputs:
+            if isinstance(item, SizeInput) and item.symbol is None and type(item.value) is int:
+                integers.append(item.value)
+            for name in item.names if isinstance(item, TensorInput) else ():
+                if integers and _BACKED.match(name) and name not in {**self._symbols, **self.matched}:
+                    self.matched[name] = integers.popleft()
         self._symbols.update(self.matched)
         self._default = default
         self._storages: dict[str, torch.UntypedStorage] = {}
-        self._literals = Literals(inputs.path, {}, self._size_of)
+        self._literals = Literals(path, {}, self._size_of)
 
-    def _matched(self) -> dict[str, int]:
-        """Up to torch 2.11 an integer is written without its symbol, in front of the first tensor that has it."""
-        integers: deque[int] = deque()
-        found: dict[str, int] = {}
-        for item in self._inputs.inputs:
-            if isinstance(item, SizeInput) and item.symbol is None and type(item.value) is int:
-                integers.append(item.value)
-            for name in _names(item):
-                if integers and _BACKED.match(name) and name not in self._symbols and name not in found:
-                    found[name] = integers.popleft()
-        return found
-
-    def unknown(self, item: Input | None) -> bool:
+    def unknown(self, item: Input) -> bool:
         """Tell whether making `item` needs a symbol without a value."""
-        if isinstance(item, SizeInput):
-            return item.value is None and self._symbols.get(item.symbol or "") is None
-        return any(_SYMBOL.match(name) and name not in self._symbols for name in _names(item))
+        match item:
+            case SizeInput(value, symbol):
+                return value is None and self._symbols.get(symbol or "") is None
+            case TensorInput(names=names):
+                return any(_SYMBOL.match(name) and name not in self._symbols for name in names)
+        return False
 
     def make(self, item: Input, name: str) -> Any:
         """Make the value for the placeholder `name`, under the fake mode."""
         match item:
-            case SizeInput():
-                return self._size(item, name)
+            case SizeInput(value, symbol):
+                given = self._symbols.get(name, self._symbols.get(symbol or "", value))
+                if given is not None:  # by the caller, whatever the file says
+                    return given
+                computed = None if symbol is None else self.size_of(symbol)
+                return self._default(name) if computed is None else computed
             case TensorInput():
                 return self._tensor(item, name)
         return None
@@ -222,49 +209,25 @@ class InputMaker:
             return self._symbols[name]
         return self._default(name) if _SYMBOL.match(name) else None
 
-    def _size(self, item: SizeInput, name: str) -> int | float:
-        given = self._symbols.get(name, self._symbols.get(item.symbol or ""))
-        if given is not None:  # by the caller, whatever the file says
-            return given
-        if item.value is not None:
-            return item.value
-        value = None if item.symbol is None else self.size_of(item.symbol)
-        return self._default(name) if value is None else value
-
     def _tensor(self, item: TensorInput, name: str) -> torch.Tensor:
-        where = f"{self._inputs.path}, line {item.line}: input {name!r}"
-        storage = self._inputs.storages.get(item.storage)
-        if storage is None:
-            raise DumpError(f"{where}: its storage {item.storage!r} is not defined before it. Was a line taken out?")
         read = self._literals.read
-        shape, stride, nbytes = (
-            read(item.shape),
-            None if item.stride is None else read(item.stride),
-            read(storage.nbytes),
-        )
+        shape, nbytes = read(item.shape), read(item.nbytes)
         offset = 0 if item.offset is None else read(item.offset)
+        stride = None if item.stride is None else read(item.stride)
         try:
-            if min([0, offset, *shape, *(stride or ())]) < 0:
+            if min([nbytes, offset, *shape, *(stride or ())]) < 0:
                 raise ValueError("negative")
-            if stride is None:
-                stride = torch.empty(shape, device="meta").stride()
-            if item.storage not in self._storages and offset == 0:
-                made = fake_tensor(shape, stride, item.dtype, storage.device)
-                if made.untyped_storage().nbytes() == nbytes:
-                    self._storages[item.storage] = made.untyped_storage()
-                    return made
             if item.storage not in self._storages:
-                made = torch.empty(nbytes, dtype=torch.uint8, device=storage.device)
-                self._storages[item.storage] = made.untyped_storage()
-            made = torch.empty(0, dtype=item.dtype, device=storage.device)
-            made.set_(self._storages[item.storage], offset, shape, stride)
-            if made.untyped_storage().nbytes() != nbytes:  # one that the job has freed: set_ makes room
-                made.untyped_storage().resize_(nbytes)
+                self._storages[item.storage] = torch.UntypedStorage(nbytes, device="meta")
+            storage = self._storages[item.storage]
+            made = fake_tensor(shape, stride, item.dtype, item.device, storage, offset)
+            if storage.nbytes() != nbytes:  # one that the job has freed: the tensor has made room
+                storage.resize_(nbytes)
             return made
         except (RuntimeError, TypeError, ValueError) as error:
             raise DumpError(
-                f"{where}: shape {shape}, strides {stride} and offset {offset} do not fit its storage of {nbytes} "
-                f"bytes ({str(error).splitlines()[0]}). Was the line edited?"
+                f"{self._path}, line {item.line}: input {name!r}: shape {shape}, strides {stride} and offset {offset} "
+                f"do not fit its storage of {nbytes} bytes ({str(error).splitlines()[0]}). Was the line edited?"
             ) from None
 
 
@@ -306,8 +269,7 @@ def make_attribute(path: str, value: ast.expr) -> torch.Tensor:
     literals = Literals(path, {"Ellipsis": ...})
     match value:
         case ast.Call(ast.Attribute(value=inner, attr="to"), [device]):
-            made = make_attribute(path, inner)
-            return torch.empty_like(made, device=literals.device(value, literals.read(device)))
+            return torch.empty_like(make_attribute(path, inner), device=device_named(literals.read(device)))
         case ast.Call(func, [inner]) if dotted(func) in ("torch.nn.Parameter", "Parameter"):
             return make_attribute(path, inner)
         case ast.Call(func):
@@ -316,7 +278,7 @@ def make_attribute(path: str, value: ast.expr) -> torch.Tensor:
             shape, dtype = _described(dotted(func) or "", args, kwargs)
             dtype = kwargs["dtype"] if isinstance(kwargs.get("dtype"), torch.dtype) else dtype
             if shape is not None:
-                return torch.empty(shape, dtype=dtype, device=literals.device(value, kwargs.get("device", "cpu")))
+                return torch.empty(shape, dtype=dtype, device=device_named(kwargs.get("device", "cpu")))
     literals.fail(value, "this constant is not understood")
 
 
@@ -396,12 +358,13 @@ def _rows_given(node: fx.Node) -> Any:
     return shape[0] if isinstance(shape, list | tuple) and shape else None
 
 
-def without_hints(inputs: Inputs, of: Mapping[fx.Node, Input], splits: Collection[fx.Node]) -> Inputs:
+def without_hints(inputs: Inputs, placeholders: Sequence[fx.Node], splits: Collection[fx.Node]) -> Inputs:
     """The inputs as if the file said nothing of data-dependent sizes: symbols ``u0``, and ``splits`` of all_to_alls."""
-    sizes = [(node, item) for node, item in of.items() if isinstance(item, SizeInput)]
-    forgotten = {id(item): item for node, item in sizes if node in splits or is_unbacked(item.symbol or "")}
-    kept = [replace(forgotten[id(one)], value=None) if id(one) in forgotten else one for one in inputs.inputs]
-    return replace(inputs, inputs=kept, symbols=backed(inputs.symbols))
+    kept: list[Input] = []
+    for node, item in zip(placeholders, inputs.inputs, strict=False):
+        forgotten = isinstance(item, SizeInput) and (node in splits or is_unbacked(item.symbol or ""))
+        kept.append(SizeInput(None, item.symbol) if forgotten and isinstance(item, SizeInput) else item)
+    return Inputs(kept, backed(inputs.symbols))
 
 
 def backed(symbols: Mapping[str, int]) -> dict[str, int]:
@@ -539,15 +502,14 @@ _MOST_LISTED = 20
 _SUGGESTED = 4
 
 
-def symbols_of(source: DumpSource, graphs: Sequence[ParsedGraph]) -> list[str]:
+def symbols_of(symbols: Mapping[str, int], inputs: Inputs, graphs: Iterable[ParsedGraph]) -> list[str]:
     """The symbols of a dump by which a size could be given."""
-    found = dict.fromkeys(source.symbols)
-    for part in (part for statement in source.load_args for part in ast.walk(statement)):
-        if isinstance(part, ast.Name) and not part.id.startswith(("reader", "buf")):
-            if _SYMBOL_IN_TEXT.fullmatch(part.id) or isinstance(part.ctx, ast.Store):
-                found[part.id] = None
-        elif isinstance(part, ast.keyword) and part.arg == "expr" and isinstance(part.value, ast.Constant):
-            found.update(dict.fromkeys(_SYMBOL_IN_TEXT.findall(str(part.value.value))))
+    found = dict.fromkeys([*symbols, *inputs.symbols])
+    for item in inputs.inputs:
+        if isinstance(item, TensorInput):
+            found.update(dict.fromkeys(filter(_SYMBOL.match, item.names)))
+        elif item is not None:
+            found.update(dict.fromkeys(_SYMBOL_IN_TEXT.findall(item.symbol or "")))
     for text in (text for parsed in graphs for text in parsed.annotations.values()):
         found.update(dict.fromkeys(_SYMBOL_IN_TEXT.findall(text[max(text.find("["), 0) :])))  # not bf16 and its like
     return list(found)

@@ -9,6 +9,7 @@ operators, nodes; ``inputs``: ``load_args``, constants, sizes; ``groups``: proce
 value from fake kernels (``values``). This module puts these together, and chooses the values of data-dependent sizes.
 """
 
+import ast
 import contextlib
 import math
 import warnings
@@ -21,13 +22,14 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from overlap_sched.dump.graph import Literals, ParsedGraph, build_graph, shorten
-from overlap_sched.dump.groups import DumpGroup, given_groups, named_groups, resolve_groups, stand_ins, written_groups
+from overlap_sched.dump.graph import Literals, build_graph, shorten
+from overlap_sched.dump.groups import DumpGroup, given_groups, group_uses, resolve_groups, stand_ins, written_groups
 from overlap_sched.dump.inputs import (
     Asserted,
     Contradiction,
+    Input,
     InputMaker,
     SizeInput,
     Within,
@@ -51,11 +53,11 @@ from overlap_sched.dump.values import (
     MisfitError,
     Opaque,
     Results,
-    ValueCount,
     Values,
     annotated,
     depends_on_symbols,
     fake_execution,
+    tensors_in,
 )
 from overlap_sched.errors import DumpError
 from overlap_sched.fx.calls import GROUPS_KEY
@@ -64,11 +66,8 @@ from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
 from overlap_sched.report.words.graph import AssumedSize
 from overlap_sched.scheduler.driver import no_collection
 
-NO_SHAPES = (
-    "nodes without a shape, as str(graph) prints none: they have no memory and their times mean nothing; take what "
-    "gm.print_readable(include_stride=True, include_device=True) prints"
-)
 _MOST_TRIES = 8
+_CPU = torch.device("cpu")
 _aten = torch.ops.aten
 _ALIKE = (_aten.lift_fresh_copy.default, _aten.lift_fresh.default, _aten.clone.default, _aten.detach.default)
 """They give what they take: of a constant that torch has not written, the shape is printed with them."""
@@ -78,125 +77,134 @@ class SizeNotKnownYetError(Exception):
     """A size was asked for while it is being computed."""
 
 
-class Loader:
-    """One attempt at a file.
+class ParsedDump:
+    """A file and what it says, before any value is chosen.
 
     Args:
         source: Its parts.
         given: Process groups that the caller gives.
         sizes: Sizes that the caller gives, by symbol or node.
+
+    Attributes:
+        asked_by_name: Groups that fake kernels look up.
+        inputs: What ``load_args`` says, one for each of the placeholders; none where only annotations describe them.
+        symbols: Of data-dependent sizes.
+        modules: Submodules with a body.
+        notes: What was guessed.
+    """
+
+    def __init__(self, source: DumpSource, given: Mapping[str, DumpGroup], sizes: Mapping[str, int]) -> None:
+        path = self.path = source.path
+        self.sizes, self.hints = sizes, source.symbols
+        self.parsed = build_graph(path, source.forward)
+        self.nodes = list(self.parsed.graph.nodes)
+        bodies = {name: build_graph(path, forward) for name, forward in source.submodules.items()}
+        self.graphs = [self.parsed, *bodies.values()]
+        self.notes: dict[str, None] = {}
+        literal = None if source.groups is None else Literals(path, {}).read(source.groups)
+        uses = group_uses(self.graphs)
+        self.groups = resolve_groups(path, uses, given, written_groups(path, literal), self.notes)
+        self.asked_by_name = {use.name: self.groups[use.name] for use in uses if use.looks_up}
+        self.attributes = read_attributes(path, source.attributes)
+        self.inputs = read_inputs(path, source.load_args)
+        names = symbols_of(source.symbols, self.inputs, self.graphs)
+        check_sizes(path, sizes, names, [node.name for one in self.graphs for node in one.graph.nodes])
+        self.symbols = [name for name in names if is_unbacked(name)]
+        self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
+        annotated_only = not source.load_args and any(n.name in self.parsed.annotations for n in self.placeholders)
+        if not annotated_only and len(self.inputs.inputs) != len(self.placeholders):
+            raise DumpError(
+                f"{path}: forward takes {len(self.placeholders)} inputs but load_args describes "
+                f"{len(self.inputs.inputs)}. Was the file cut short, or edited by hand?"
+            )
+        self.modules = {}
+        for name, body in bodies.items():
+            unknown = {str(node.target): Opaque() for node in body.graph.nodes if node.op == "get_attr"}
+            self.modules[name] = fx.GraphModule(unknown, body.graph, class_name=name)
+
+
+class Attempt(Values):
+    """Values of all nodes, with one choice of data-dependent sizes.
+
+    Args:
+        dump: The file.
+        results: Runs operators, and knows those of other attempts.
+        limits: How many values the graph may have.
         default: The value of other data-dependent sizes; None: the split of the first all_to_all whose rows are known,
             if spread evenly, else 8192.
         strict: Raise :class:`overlap_sched.dump.values.MisfitError` where such a size does not fit.
-        limits: How many values the graph may have.
         balanced: Leave out what the file says of data-dependent sizes, because it contradicts itself.
         within: Which of the sizes that the graph asserts to take.
-        results: Runs operators, and knows those of other attempts.
+
+    Attributes:
+        guessed: Sizes that were, by symbol or node.
     """
 
     def __init__(
         self,
-        source: DumpSource,
-        given: Mapping[str, DumpGroup],
-        sizes: Mapping[str, int],
+        dump: ParsedDump,
         results: Results,
+        limits: Limits = DEFAULT_LIMITS,
+        *,
         default: int | None = None,
         strict: bool = False,
-        limits: Limits = DEFAULT_LIMITS,
         balanced: bool = False,
         within: Within = "middle",
     ) -> None:
-        self.source = source
-        self._running = ValueCount(limits.nodes), results
-        self.notes: dict[str, None] = {}
-        self.parsed = build_graph(source.path, source.forward)
-        self.nodes = list(self.parsed.graph.nodes)
-        literal = None if source.groups is None else Literals(source.path, {}).read(source.groups)
-        self._bodies = {name: build_graph(source.path, forward) for name, forward in source.submodules.items()}
-        graphs = [self.parsed, *self._bodies.values()]
-        self.groups = resolve_groups(graphs, given, written_groups(source.path, literal), self.notes)
-        named = [(node, name) for parsed in graphs for node in parsed.graph.nodes for name, _ in named_groups(node)]
-        self.asked_by_name = {name: self.groups[name] for node, name in named if not _is_functional(node.target)}
-        self._sizes = dict(sizes)
+        super().__init__(dump.graphs, dump.groups, results, limits.nodes, strict)
+        self.dump = dump
         self.guessed: dict[str, int] = {}
+        self._sizes = dict(dump.sizes)
         self._default, self._within = default, within
         self._evenly = default is not None
-        self._strict = strict
         self._sizing = False
-        names = symbols_of(source, graphs)
-        check_sizes(source.path, sizes, names, [node.name for one in graphs for node in one.graph.nodes])
-        self._attribute_values = read_attributes(source.path, source.attributes)
         self._attributes: dict[str, Any] = {}
-        inputs = read_inputs(source.path, source.load_args)
-        symbols = source.symbols
         self._splits: dict[str, int] = {}
+        inputs, hints = dump.inputs, dump.hints
         if balanced:
-            splits = splits_of(self.nodes)
+            splits = splits_of(dump.nodes)
             self._splits = {node.name: count for node, count in splits.items()}
-            inputs = without_hints(inputs, self._match_inputs(inputs.inputs), splits)
-            symbols = backed(symbols)
-        self.symbols = [name for name in names if is_unbacked(name)]
-        self._maker = InputMaker(inputs, {**symbols, **sizes}, self._default_symbol)
+            inputs, hints = without_hints(inputs, dump.placeholders, splits), backed(hints)
+        self._maker = InputMaker(dump.path, inputs, {**hints, **dump.sizes}, self._default_symbol)
+        self._inputs: dict[fx.Node, Input] = dict(zip(dump.placeholders, inputs.inputs, strict=False))
+        self.notes.update(dump.notes)
         if self._maker.matched:
             note = "symbols that the file does not define, taken from the integers among its inputs, in order"
-            self.notes.setdefault(note)
-        self._inputs = self._match_inputs(inputs.inputs)
-        self.values = self._values_of(self.parsed, self._placeholder, self._attribute)
-
-    def _values_of(
-        self, parsed: ParsedGraph, placeholder: Callable[[fx.Node], Any], attribute: Callable[[fx.Node], Any]
-    ) -> Values:
-        sizes = (self._size, self._maker.size_of)
-        run = partial(Values, parsed, placeholder, attribute, self._run_body, *sizes)
-        return run(self.groups, self.notes, self._strict, *self._running)
-
-    def _match_inputs(self, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
-        placeholders = [node for node in self.nodes if node.op == "placeholder"]
-        if not self.source.shapes:
-            return {}
-        if not self.source.load_args and any(node.name in self.parsed.annotations for node in placeholders):
-            return {}  # one that has no annotation is no tensor: a device mesh, for example
-        if len(inputs) != len(placeholders):
-            raise DumpError(
-                f"{self.source.path}: forward takes {len(placeholders)} inputs but load_args describes {len(inputs)}. "
-                "Was the file cut short, or edited by hand?"
-            )
-        return dict(zip(placeholders, inputs, strict=True))
+            self.notes[note] = None
 
     def run(self, progress: Callable[[int, int], None] | None, *, whole: bool = True) -> None:
         """Give every node its value; not ``whole``: up to the first all_to_all whose splits do not add to its rows."""
-        if not self.source.shapes:
-            self.values.note(NO_SHAPES)
-            return
-        for i, node in enumerate(self.nodes, 1):
-            self.values.evaluate(node)
-            if not whole and contradictions([node], self.values.of.get):
+        for i, node in enumerate(self.dump.nodes, 1):
+            self.evaluate(node)
+            if not whole and contradictions([node], self.of.get):
                 return
             if progress is not None and i % 500 == 0:
-                progress(i, len(self.nodes))
+                progress(i, len(self.dump.nodes))
 
     def graph_module(self) -> fx.GraphModule:
-        """The graph with its attributes."""
-        return fx.GraphModule(self._attributes, self.parsed.graph, class_name="Repro")
+        """The graph with its attributes and its values; its code is made when it is asked for."""
+        self.write_meta()
+        return _LazyGraphModule(self._attributes, self.dump.parsed.graph, class_name="Repro")
 
     def contradictions(self) -> list[Contradiction]:
         """Each all_to_all whose splits do not add to its rows."""
-        return contradictions(self.nodes, self.values.of.get)
+        return contradictions(self.dump.nodes, self.of.get)
 
     def note_contradiction(self, first: Contradiction, *, repaired: bool) -> None:
         """Say what was contradictory, and whether another size was taken for all; it is the same for all splits."""
-        self.values.note(note_on(first, self._default_size() if repaired else None, self.symbols))
+        self.notes[note_on(first, self._default_size() if repaired else None, self.dump.symbols)] = None
 
     def other_sizes(self, misfit: Sequence[int]) -> list[int]:
         """Sizes to try where the default does not fit: what the inputs of an all_to_all may have been split from.
 
         ``misfit``: sizes seen at the node that the default does not fit: one of them is right, perhaps.
         """
-        ranks = [len(node.args[2]) for node in uneven(self.nodes)]
+        ranks = [len(node.args[2]) for node in uneven(self.dump.nodes)]
         among = Counter(ranks).most_common(1)[0][0] if ranks else 1
         rows: Counter[int] = Counter()
-        for node, value in self.values.of.items():
-            if node.op == "placeholder" and not self._maker.unknown(self._inputs.get(node)):
+        for node in self.dump.placeholders:
+            if node in self.of and not self._maker.unknown(self._inputs.get(node)):
+                value = self.of[node]
                 shape = list(value.shape) if isinstance(value, torch.Tensor) else [value]
                 sizes = [n for n in shape if type(n) is int]
                 rows.update([*sizes, math.prod(sizes[:2])])
@@ -204,68 +212,60 @@ class Loader:
         parts = [n // among for n in likely if n >= among and n % among == 0]
         return [size for size in dict.fromkeys(parts) if size != self._default][:_MOST_TRIES]
 
-    def _placeholder(self, node: fx.Node) -> Any:
+    def placeholder(self, node: fx.Node) -> Any:
+        """The value of an input."""
         if node in self._inputs:
             if self._maker.unknown(self._inputs[node]):
-                self.values.mark_guessed(node)
+                self.guessed_nodes.add(node)
             return self._maker.make(self._inputs[node], node.name)
-        text = self.parsed.annotations.get(node.name)
-        if text is None:
+        text = self.dump.parsed.annotations.get(node.name)
+        if text is None:  # no tensor: a device mesh, for example
             return None
         if depends_on_symbols(text):
-            self.values.mark_guessed(node)
-        value = annotated(text, torch.device("cpu"), self._maker.size_of)
+            self.guessed_nodes.add(node)
+        value = annotated(text, _CPU, self.printed_size)
         if value is None:
-            raise DumpError(f"{self.parsed.place(node)}: the annotation {text!r} does not describe a tensor or a size.")
+            place = self.dump.parsed.place(node)
+            raise DumpError(f"{place}: the annotation {text!r} does not describe a tensor or a size.")
         if isinstance(value, torch.Tensor):
-            self.values.note("inputs whose storage the file does not say, each taken to have its own")
+            self.notes["inputs whose storage the file does not say, each taken to have its own"] = None
         return value
 
-    def _attribute(self, node: fx.Node) -> Any:
+    def attribute(self, node: fx.Node) -> Any:
+        """The value of a constant or a submodule."""
         name = str(node.target)
         if name not in self._attributes:
             self._attributes[name] = self._make_attribute(node, name)
         return self._attributes[name]
 
     def _make_attribute(self, node: fx.Node, name: str) -> Any:
-        if name in self._bodies:
-            graph = self._bodies[name].graph
-            unknown = {str(inner.target): Opaque() for inner in graph.nodes if inner.op == "get_attr"}
-            return fx.GraphModule(unknown, graph, class_name=name)
-        value = self._attribute_values.get(name)
-        if value is not None:
-            try:
-                return make_attribute(self.source.path, value)
-            except (RuntimeError, TypeError, ValueError) as error:
-                if isinstance(error, DumpError):
-                    raise
-                raise DumpError(
-                    f"{self.source.path}, line {value.lineno}: self.{name} is no tensor "
-                    f"({str(error).splitlines()[0]}): `{shorten(value)}`. Write the dump again with torch."
-                ) from None
-        if name in self.groups:
+        if name in self.dump.modules:
+            return self.dump.modules[name]
+        if (value := self.dump.attributes.get(name)) is not None:
+            return self._constant(name, value)
+        if name in self.dump.groups:
             return name
+        annotations = self.dump.parsed.annotations
         alike = [user.name for user in node.users if user.target in _ALIKE]
-        for text in filter(None, map(self.parsed.annotations.get, [node.name, *alike])):
-            printed = annotated(text, torch.device("cpu"), self._maker.size_of)
-            if printed is not None:
-                return printed
-        return Opaque()
+        printed = [annotated(annotations[n], _CPU, self.printed_size) for n in [node.name, *alike] if n in annotations]
+        return next((one for one in printed if one is not None), Opaque())
 
-    def _run_body(self, module: Any, operands: Sequence[Any]) -> Any:
-        """Run the printed body of a submodule; None where there is none."""
-        graph = module.graph if isinstance(module, fx.GraphModule) else None
-        parsed = next((body for body in self._bodies.values() if body.graph is graph), None)
-        if parsed is None:
-            return None
-        given = iter(operands)
-        values = self._values_of(parsed, lambda _: next(given, None), lambda _: Opaque())
-        result = None
-        for node in parsed.graph.nodes:
-            result = values.evaluate(node)
-        return tuple(result) if isinstance(result, list) else result
+    def _constant(self, name: str, value: ast.expr) -> torch.Tensor:
+        try:
+            return make_attribute(self.dump.path, value)
+        except (RuntimeError, TypeError, ValueError) as error:
+            if isinstance(error, DumpError):
+                raise
+            raise DumpError(
+                f"{self.dump.path}, line {value.lineno}: self.{name} is no tensor "
+                f"({str(error).splitlines()[0]}): `{shorten(value)}`. Write the dump again with torch."
+            ) from None
 
-    def _size(self, node: fx.Node) -> int:
+    def printed_size(self, text: str) -> int | None:
+        """The value of a size in an annotation."""
+        return self._maker.size_of(text)
+
+    def size(self, node: fx.Node) -> int:
         """The value of a data-dependent size at `node`."""
         if node.name in self._sizes:
             return self._sizes[node.name]
@@ -281,7 +281,7 @@ class Loader:
 
     @cached_property
     def _asserted(self) -> Asserted:
-        return Asserted(self.nodes, self._number, self._sizes, self._within)
+        return Asserted(self.dump.nodes, self._number, self._sizes, self._within)
 
     def _number(self, node: fx.Node) -> int | str:
         """A size among the inputs, or of one of them; where the file does not say it, its symbol, or the node."""
@@ -289,16 +289,15 @@ class Loader:
         item = self._inputs.get(source)
         if self._maker.unknown(item):
             return (item.symbol if isinstance(item, SizeInput) else None) or node.name
-        value = self.values.evaluate(source)
+        value = self.evaluate(source)
         if source is not node:
             value = value.shape[node.args[1]] if isinstance(value, torch.Tensor) else None
         return value if type(value) is int else node.name
 
     def bytes(self) -> int:
         """Count the bytes of all values, each storage once."""
-        tensors = [leaf for leaf in tree_leaves(list(self.values.of.values())) if isinstance(leaf, torch.Tensor)]
-        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
-        return sum(storage.nbytes() for storage in storages.values())
+        storages = [tensor.untyped_storage() for tensor in tensors_in(self.of)]
+        return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
     def _default_symbol(self, symbol: str) -> int:
         if symbol in self._sizes:
@@ -306,7 +305,7 @@ class Loader:
         default = self._default_size() * self._splits.get(symbol, 1)
         size = self._asserted.size(symbol, default, balanced=self._evenly or symbol in self._splits)
         self._sizes[symbol] = self.guessed[symbol] = size
-        self.values.note(f"data-dependent sizes, taken as {size}")
+        self.notes[f"data-dependent sizes, taken as {size}"] = None
         return size
 
     def _default_size(self) -> int:
@@ -314,7 +313,7 @@ class Loader:
             raise SizeNotKnownYetError
         if self._default is None:
             self._sizing = True
-            split = balanced_split(self.nodes, self._rows)
+            split = balanced_split(self.dump.nodes, self._rows)
             self._default = FALLBACK_SIZE if split is None else split
             self._evenly = split is not None
             self._sizing = False
@@ -324,17 +323,16 @@ class Loader:
         """Rows of a node's value, or None where they are data-dependent."""
         before, pending = {node}, [node]
         while pending:
-            for source in pending.pop().all_input_nodes:
-                if source not in before:
-                    before.add(source)
-                    pending.append(source)
+            new = {*pending.pop().all_input_nodes} - before
+            before |= new
+            pending += new
         try:
-            for ancestor in self.parsed.graph.nodes:
+            for ancestor in self.dump.nodes:
                 if ancestor in before:
-                    self.values.evaluate(ancestor)
+                    self.evaluate(ancestor)
         except (SizeNotKnownYetError, DumpError):
             return None
-        value = self.values.of[node]
+        value = self.of[node]
         return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else None
 
 
@@ -392,61 +390,60 @@ def load_dump(
         DumpError: One of its subclasses, with file, line, what is not understood, and how to repair it.
         InputTooLargeError: The file or the graph is larger than the limits.
     """
-    source = read_source(path, limits, graph)
-    if backward is not None:
-        source = one_step(source, read_source(backward, limits))
-    name = Path(path).name.split(".")[0]
-    given = given_groups(groups)
-    make = partial(Loader, source, given, sizes or {}, Results(), limits=limits)
-    first = make(strict=True)
-    with warnings.catch_warnings(), no_collection(), stand_ins(first.asked_by_name), fake_execution():
-        warnings.simplefilter("ignore")  # what fake kernels say of the dump's own graph
-        loader = _run(first, make, progress, whole=False)
-        if found := loader.contradictions():
-            anew = partial(make, balanced=True)
-            balanced = _run(anew(strict=True), anew, progress, whole=False)
-            if left := balanced.contradictions():  # compare all of them
-                loader, balanced = (_run(other(strict=True), other, progress) for other in (make, anew))
-                found, left = loader.contradictions(), balanced.contradictions()
-            repaired = len(left) < len(found)
-            loader = balanced if repaired else loader
-            loader.note_contradiction(found[0], repaired=repaired)
-        elif loader.chooses:
-            others = [_run(make(strict=True, within=within), make, None) for within in ("least", "most")]
-            loader = max([loader, *others], key=Loader.bytes)
-        gm = loader.graph_module()
-    gm.meta[GROUPS_KEY] = dict(loader.groups)
-    gm.meta[SIZES_KEY] = tuple(AssumedSize(name, "", size, False) for name, size in loader.guessed.items())
+    with no_collection():
+        source = read_source(path, limits, graph)
+        if backward is not None:
+            source = one_step(source, read_source(backward, limits))
+        dump = ParsedDump(source, given_groups(groups), sizes or {})
+        make = partial(Attempt, dump, Results(), limits)
+        with warnings.catch_warnings(), stand_ins(dump.asked_by_name), fake_execution():
+            warnings.simplefilter("ignore")  # what fake kernels say of the dump's own graph
+            loaded = _load(make, progress)
+            gm = loaded.graph_module()
+    gm.meta[GROUPS_KEY] = dict(dump.groups)
+    gm.meta[SIZES_KEY] = tuple(AssumedSize(name, "", size, False) for name, size in loaded.guessed.items())
     choice = (
         f"{len(source.graphs):,} graphs are in the file, graph {source.chosen} was read; --graph N (in Python graph=N) "
         f"takes another: {listed(source.graphs)}"
     )
     several = choice if len(source.graphs) > 1 else ""
-    return Dump(gm, name, loader.groups, tuple(sorted(loader.notes)), loader.guessed, several)
+    return Dump(gm, Path(path).name.split(".")[0], dump.groups, tuple(sorted(loaded.notes)), loaded.guessed, several)
 
 
-def _is_functional(target: Any) -> bool:
-    """Tell whether a fake kernel never looks its group up by name."""
-    return isinstance(target, torch._ops.OpOverload) and target.namespace == "_c10d_functional"
+def _load(make: Callable[..., Attempt], progress: Callable[[int, int], None] | None) -> Attempt:
+    """The attempt whose sizes contradict each other least; of those that the graph asserts, with most bytes."""
+    attempt = _run(make, progress, whole=False)
+    if found := attempt.contradictions():
+        anew = partial(make, balanced=True)
+        balanced = _run(anew, progress, whole=False)
+        if left := balanced.contradictions():  # compare all of them
+            attempt, balanced = (_run(other, progress) for other in (make, anew))
+            found, left = attempt.contradictions(), balanced.contradictions()
+        repaired = len(left) < len(found)
+        attempt = balanced if repaired else attempt
+        attempt.note_contradiction(found[0], repaired=repaired)
+    elif attempt.chooses:
+        others = [_run(partial(make, within=within), None) for within in ("least", "most")]
+        attempt = max([attempt, *others], key=Attempt.bytes)
+    return attempt
 
 
-def _run(
-    loader: Loader, make: Callable[..., Loader], progress: Callable[[int, int], None] | None, *, whole: bool = True
-) -> Loader:
-    """Run a loader, or one with the first other value of data-dependent sizes with which every node fits.
+def _run(make: Callable[..., Attempt], progress: Callable[[int, int], None] | None, *, whole: bool = True) -> Attempt:
+    """Run an attempt, or one with the first other value of data-dependent sizes with which every node fits.
 
     Not ``whole``: up to the first sizes that contradict each other.
     """
+    attempt = make(strict=True)
     try:
-        loader.run(progress, whole=whole)
-        return loader
+        attempt.run(progress, whole=whole)
+        return attempt
     except MisfitError as error:
-        others = loader.other_sizes(error.sizes)
+        others = attempt.other_sizes(error.sizes)
     for size in others:
         with contextlib.suppress(MisfitError):
             other = make(default=size, strict=True)
             other.run(progress, whole=whole)
             return other
-    loader = make()
-    loader.run(progress)
-    return loader
+    attempt = make()
+    attempt.run(progress)
+    return attempt

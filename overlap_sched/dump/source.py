@@ -1,5 +1,6 @@
-"""The text of a dump, however it was saved: gzipped, coloured, logged.
+"""Cut a torch graph dump (``fx_graph_runnable``) into its parts, as text, without running any of it.
 
+It may be gzipped, coloured, or logged.
 A line that torch logs begins with its rank, time, process and origin::
 
     [rank0]:V1126 10:00:00.000000 17 torch/_functorch/aot.py:5] [0/0] [__aot_graphs] class GraphModule(torch.nn.Module):
@@ -7,24 +8,12 @@ A line that torch logs begins with its rank, time, process and origin::
 Ranks of one job write into one file, line by line. Each graph is given with the lines of its process alone, where they
 are in the file, so that errors name its lines.
 
-A graph as ``str(graph)`` prints it, one node a line, as the function that torch would print of it.
-
-    graph():
-        %x : [num_users=1] = placeholder[target=x]
-        %relu : [num_users=1] = call_function[target=torch.ops.aten.relu.default](args = (%x,), kwargs = {})
-        return (relu,)
-
-It has no shapes, and text in it has no quotes: ``0`` may be a group. What is no node, number, type or device is text.
-
-Cut a torch graph dump (``fx_graph_runnable``) into its parts, as text, without running any of it.
-
 Implements the layout that ``torch._dynamo.repro.after_aot.generate_compiler_repro_string`` and
 ``torch._dynamo.debug_utils.NNModuleToString`` write, torch 2.3 to 2.13: hints of symbols, a preamble (environment,
 configuration, Triton kernels), ``class Repro`` with ``__init__`` and ``forward``, ``load_args(reader)``, and a main
 block that may name process groups. The preamble is not read: it may hold anything, also text that is not Python.
 Graphs that torch prints for reading (``GraphModule.print_readable``: ``class GraphModule``, shapes and devices in
-annotations, bodies of subgraphs, no ``load_args``) are cut up the same way, and so are those in logs
-(:mod:`overlap_sched.dump.source`) and lists of nodes (:mod:`overlap_sched.dump.source`).
+annotations, bodies of subgraphs, no ``load_args``) are cut up the same way, and so are those in logs.
 
 Two dumps as one step: a forward graph, and the backward graph that uses what it saves.
 
@@ -44,8 +33,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
+from typing import Any
 
 from overlap_sched.errors import DumpError
 from overlap_sched.problem.file import DEFAULT_LIMITS, DamagedError, Limits, read_bytes
@@ -60,8 +50,7 @@ _PREFIX = re.compile(
 _TITLE = re.compile(r"^ *===== *(.+?) *=====")
 _CLASS = re.compile(r"^(?: ?\S.*\s)?class +([^\s(]+)\(torch\.nn\.Module\):\s*$")
 """torch logs the file of a class in front of it."""
-_NODES = re.compile(r"^ ?graph\(.*\):\s*$")
-"""How ``str(graph)`` begins."""
+_FORWARD, _HEAD = "    def forward(", "class {}(torch.nn.Module):"
 _OVERLOAD = re.compile(r"torch\.ops\.\w+\.\w+\.\w+[(\]]")
 _LISTED = 20
 
@@ -73,34 +62,22 @@ class GraphText:
     Attributes:
         title: What torch calls it: ``"Forward graph 0"``; else the name of its class.
         rank: That wrote it; ``None``: the file does not say.
-        numbers: The indices of its lines.
-        texts: Its lines.
-        of: How many lines the file has.
+        lines: By their indices in the file, from the first on.
     """
 
     title: str
     rank: int | None
-    numbers: Sequence[int]
-    texts: Sequence[str]
-    of: int
+    lines: Mapping[int, str]
 
     @property
     def start(self) -> int:
         """The index of its first line."""
-        return self.numbers[0]
-
-    @property
-    def lines(self) -> list[str]:
-        """All lines of the file, those empty that are not of this graph."""
-        lines = [""] * self.of
-        for number, text in zip(self.numbers, self.texts, strict=True):
-            lines[number] = text
-        return lines
+        return next(iter(self.lines))
 
     @property
     def lowered(self) -> bool:
         """Tell whether it calls operators with their overloads, as AOTAutograd's graphs do and Dynamo's do not."""
-        return any(_OVERLOAD.search(line) for line in self.texts)
+        return any(map(_OVERLOAD.search, self.lines.values()))
 
     def __str__(self) -> str:
         """``Forward graph 0 (rank 0, line 133)``."""
@@ -138,15 +115,14 @@ def read_lines(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> list[str]:
 def graphs_in(lines: Sequence[str]) -> list[GraphText]:
     """The graphs that are printed to be read, in the order of the file."""
     found = []
-    for rank, numbers, texts in _streams(lines):
-        starts = [i for i in range(len(texts)) if _starts(texts, i)]
-        for start, end in zip(starts, [*starts, len(texts)][1:], strict=True):
-            begins = _CLASS.match(texts[start])
-            head = f"class {begins[1]}(torch.nn.Module):" if begins else texts[start]
+    for rank, own in _streams(lines):
+        numbers, texts = list(own), list(own.values())
+        begins = [(i, _CLASS.match(text)) for i, text in enumerate(texts)]
+        starts = [(i, match[1]) for i, match in begins if match and "".join(texts[i + 1 : i + 2]).startswith(_FORWARD)]
+        for (start, name), (end, _) in pairwise([*starts, (len(texts), "")]):
             titled = _TITLE.match(texts[start - 1]) if start else None
-            title = titled[1] if titled else begins[1] if begins else "graph"
-            own = [head, *texts[start + 1 : end]]
-            found.append(GraphText(title, rank, numbers[start:end], own, len(lines)))
+            graph = {**dict(zip(numbers[start:end], texts[start:end], strict=True)), numbers[start]: _HEAD.format(name)}
+            found.append(GraphText(titled[1] if titled else name, rank, graph))
     return sorted(found, key=lambda graph: graph.start)
 
 
@@ -156,91 +132,15 @@ def listed(graphs: Sequence[GraphText]) -> str:
     return shown + (f" and {len(graphs) - _LISTED:,} more" if len(graphs) > _LISTED else "")
 
 
-def _streams(lines: Sequence[str]) -> list[tuple[int | None, list[int], list[str]]]:
-    """Per process its rank, its lines without their prefixes, and where they are; one for all where none has any."""
-    streams: dict[tuple[str | None, str], tuple[list[int], list[str]]] = {}
+def _streams(lines: Sequence[str]) -> list[tuple[int | None, dict[int, str]]]:
+    """Per process its rank and its lines by index, without their prefixes; one for all where none has any."""
+    streams: dict[tuple[str | None, str], dict[int, str]] = {}
     for i, line in enumerate(lines):
-        match = _PREFIX.match(line)
-        if match is not None:
-            numbers, texts = streams.setdefault((match["rank"], match["process"]), ([], []))
-            numbers.append(i)
-            texts.append(line[match.end() :])
+        if match := _PREFIX.match(line):
+            streams.setdefault((match["rank"], match["process"]), {})[i] = line[match.end() :]
     if not streams:
-        return [(None, list(range(len(lines))), list(lines))]
-    return [(None if rank is None else int(rank), *both) for (rank, _), both in streams.items()]
-
-
-def _starts(texts: Sequence[str], i: int) -> bool:
-    if _NODES.match(texts[i]):
-        return i + 1 < len(texts) and texts[i + 1].lstrip().startswith("%")
-    follows = texts[i + 1] if i + 1 < len(texts) else ""
-    return bool(_CLASS.match(texts[i])) and follows.startswith("    def forward(")
-
-
-_NODE = re.compile(
-    r"^\s*%(?P<name>\w+) : .*?\[(?:num_users|#users)=\d+\] = (?P<op>\w+)\[target=(?P<target>[^\]]+)\]"
-    r"(?:\(args = (?P<args>.*), kwargs = \{(?P<kwargs>.*)\}\))?"
-)
-_DEVICE = re.compile(r"^(cpu|cuda|meta|xpu|hpu|mps|npu|privateuseone)(?::(\d+))?$")
-_PLAIN = re.compile(r"^(?:-?\d+(?:\.\d*)?(?:e[+-]?\d+)?|None|True|False|torch\.\w+|-?inf|nan|slice\(.*\)|Ellipsis)$")
-_GROUP = re.compile(r"^torch\.ops\._(?:c10d_functional|dtensor)\b")
-_OPEN, _CLOSE = "([{", ")]}"
-
-
-def as_function(lines: Sequence[str], start: int) -> list[str]:
-    """The lines as those of a function ``forward``, indented as in a class, each where it was."""
-    written, inputs = [""] * len(lines), []
-    for i in range(start + 1, len(lines)):
-        match = _NODE.match(lines[i])
-        if match is not None and match["op"] == "placeholder":
-            inputs.append(match["name"])
-        elif match is not None:
-            written[i] = f"        {match['name']} = {_value(match)}"
-        elif lines[i].strip():
-            written[i] = f"        {lines[i].strip()}"
-        if lines[i].strip().startswith("return"):
-            break
-    written[start] = f"    def forward({', '.join(['self', *inputs])}):"
-    return written
-
-
-def _value(match: re.Match[str]) -> str:
-    target = match["target"]
-    if match["op"] == "get_attr":
-        return f"self.{target}"
-    if match["op"] != "call_function":
-        return f"{match['op']}({target!r})"  # refused where it is read, with its line
-    args = [_argument(part) for part in _parts(match["args"].strip()[1:-1])]
-    if _GROUP.match(target) and args and args[-1].lstrip("-").isdigit() and "wait" not in target:
-        args[-1] = repr(args[-1])
-    named = [part.partition(":") for part in _parts(match["kwargs"])]
-    kwargs = [f"{name.strip()} = {_argument(value)}" for name, _, value in named]
-    return f"{target}({', '.join([*args, *kwargs])})"
-
-
-def _parts(text: str) -> list[str]:
-    """Split a text at the commas outside of brackets."""
-    found, depth, start = [], 0, 0
-    for i, letter in enumerate(text):
-        depth += (letter in _OPEN) - (letter in _CLOSE)
-        if letter == "," and not depth:
-            found.append(text[start:i].strip())
-            start = i + 1
-    return [part for part in [*found, text[start:].strip()] if part]
-
-
-def _argument(text: str) -> str:
-    text = text.strip()
-    device = _DEVICE.match(text)
-    if text.startswith("%"):
-        return text[1:]
-    if text[:1] in ("(", "[") and text[-1:] in (")", "]"):
-        inner = [_argument(part) for part in _parts(text[1:-1])]
-        closing = ",)" if text[0] == "(" and len(inner) == 1 else text[-1]
-        return f"{text[0]}{', '.join(inner)}{closing}"
-    if device is not None:
-        return f"device(type={device[1]!r}{f', index={device[2]}' if device[2] else ''})"
-    return text if _PLAIN.match(text) else repr(text)
+        return [(None, dict(enumerate(lines)))]
+    return [(None if rank is None else int(rank), own) for (rank, _), own in streams.items()]
 
 
 _SYMBOL_HINT = re.compile(r"^((?:[A-Za-z_]\w* *= *)+)(-?\d+)\s*$")
@@ -270,7 +170,6 @@ class DumpSource:
         submodules: ``forward`` of the classes nested in ``Repro``, by name.
         load_args: The statements of ``load_args(reader)``; empty where the file has none.
         symbols: Integer hints of symbolic sizes (``s0 = 8`` before ``load_args``).
-        shapes: Whether the file says any: ``str(graph)`` does not.
         chosen: The number of the graph, from 1.
         graphs: All graphs in the file.
         groups: The expression given to ``setup_fake_process_groups``, or else returned by ``get_pg_config``, if any.
@@ -283,7 +182,6 @@ class DumpSource:
     load_args: Sequence[ast.stmt]
     symbols: Mapping[str, int]
     groups: ast.expr | None
-    shapes: bool = True
     chosen: int = 1
     graphs: Sequence[GraphText] = ()
 
@@ -305,15 +203,13 @@ def read_source(path: str | Path, limits: Limits = DEFAULT_LIMITS, graph: int | 
     name = str(path)
     runnable = _last(lines, r"^def load_args\(") is not None and _last(lines, r"^class Repro\b") is not None
     graphs = [] if runnable else graphs_in(lines)
-    chosen = _chosen(name, graphs, graph)
-    start: int | None
+    chosen = graph or next((i for i, text in enumerate(graphs, 1) if text.lowered), 1)
+    if not 1 <= chosen <= max(len(graphs), 1):
+        there = f"its graphs are {listed(graphs)}" if len(graphs) > 1 else "it has one graph"
+        raise DumpError(f"{name}: there is no graph {graph}: {there}.")
     if graphs:
-        text = graphs[chosen - 1]
-        lines, start = text.lines, text.start
-        if not text.texts[0].startswith("class"):
-            return _of_nodes(name, text, chosen, graphs)
-    else:
-        start = _last(lines, r"^class Repro\b")
+        lines = [graphs[chosen - 1].lines.get(i, "") for i in range(len(lines))]
+    start = graphs[chosen - 1].start if graphs else _last(lines, r"^class Repro\b")
     if start is None:
         if any(line.startswith("\tclass Repro") for line in lines):
             raise DumpError(
@@ -324,7 +220,8 @@ def read_source(path: str | Path, limits: Limits = DEFAULT_LIMITS, graph: int | 
         raise DumpError(
             f"{name}: there is no `class Repro` in it, so it is not a dump that torch wrote "
             f"(it starts with {written[:80]!r}). Take `fx_graph_runnable` from tlparse (`fx_graph_readable` where "
-            "torch made none), or write one with torch._dynamo.repro.after_aot.save_graph_repro."
+            "torch made none), write one with torch._dynamo.repro.after_aot.save_graph_repro, or print a graph with "
+            "gm.print_readable(include_stride=True, include_device=True); str(graph) has no shapes."
         )
     forward = _first(lines, r"^    def forward\(", start)
     if forward is None:
@@ -336,34 +233,14 @@ def read_source(path: str | Path, limits: Limits = DEFAULT_LIMITS, graph: int | 
     return DumpSource(
         path=name,
         attributes=_attributes(name, lines, start, forward),
-        forward=_function(name, lines, forward, end, indent=4),
+        forward=_function(name, lines, forward, indent=4),
         submodules=_submodules(name, lines, start, forward, end),
-        load_args=()
-        if loader is None
-        else _function(name, lines, loader, _block_end(lines, loader, indent=0), indent=0).body,
+        load_args=() if loader is None else _function(name, lines, loader, indent=0).body,
         symbols=_symbols(lines[: start if loader is None else loader]),
         groups=_groups(name, lines, end),
         chosen=chosen,
         graphs=graphs,
     )
-
-
-def _chosen(name: str, graphs: Sequence[GraphText], graph: int | None) -> int:
-    """The number of the graph to read."""
-    if graph is None:
-        return next((i for i, text in enumerate(graphs, 1) if text.lowered), 1)
-    there = max(len(graphs), 1)
-    if not 1 <= graph <= there:
-        one = "its graphs are" if there > 1 else "it has one graph"
-        raise DumpError(f"{name}: there is no graph {graph}: {one}{f' {listed(graphs)}' if there > 1 else ''}.")
-    return graph
-
-
-def _of_nodes(name: str, text: GraphText, chosen: int, graphs: Sequence[GraphText]) -> DumpSource:
-    """The source of a graph that is a list of nodes, without shapes."""
-    lines = as_function(text.lines, text.start)
-    forward = _function(name, lines, text.start, len(lines), indent=4)
-    return DumpSource(name, (), forward, {}, (), {}, None, shapes=False, chosen=chosen, graphs=graphs)
 
 
 def _first(lines: Sequence[str], pattern: str, start: int) -> int | None:
@@ -385,15 +262,13 @@ def _block_end(lines: Sequence[str], start: int, indent: int) -> int:
 
 def _parse(path: str, lines: Sequence[str], start: int, end: int, indent: int) -> list[ast.stmt]:
     """Parse lines [start, end) with `indent` columns taken off; line numbers are those of the file."""
-    text = "\n".join(line[indent:] for line in lines[start:end])
+    text = "\n" * start + "\n".join(line[indent:] for line in lines[start:end])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the dump's own strings, such as invalid escapes
         try:
-            tree = ast.parse(text)
-            ast.increment_lineno(tree, start)
-            return tree.body
+            return ast.parse(text).body
         except SyntaxError as error:
-            line, reason = start + (error.lineno or 1), error.msg
+            line, reason = error.lineno or start + 1, error.msg
         except (ValueError, RecursionError, MemoryError) as error:
             line, reason = start + 1, str(error) or type(error).__name__
     shown = lines[line - 1].strip()[:80] if line <= len(lines) else ""
@@ -402,10 +277,10 @@ def _parse(path: str, lines: Sequence[str], start: int, end: int, indent: int) -
     )
 
 
-def _function(path: str, lines: Sequence[str], start: int, end: int, indent: int) -> ast.FunctionDef:
-    body = _parse(path, lines, start, end, indent)
-    if len(body) == 1 and isinstance(body[0], ast.FunctionDef):
-        return body[0]
+def _function(path: str, lines: Sequence[str], start: int, indent: int) -> ast.FunctionDef:
+    match _parse(path, lines, start, _block_end(lines, start, indent), indent):
+        case [ast.FunctionDef() as function]:
+            return function
     raise DumpError(f"{path}, line {start + 1}: expected one function here: {lines[start].strip()[:80]!r}.")
 
 
@@ -436,7 +311,7 @@ def _submodules(path: str, lines: Sequence[str], start: int, forward: int, end: 
         match = _NESTED_CLASS.match(lines[i])
         inner = _first(lines[:limit], r"^        def forward\(", i) if match else None
         if match and inner is not None:
-            found[match[1]] = _function(path, lines, inner, _block_end(lines, inner, indent=8), indent=8)
+            found[match[1]] = _function(path, lines, inner, indent=8)
     return found
 
 
@@ -462,7 +337,7 @@ def _groups(path: str, lines: Sequence[str], start: int) -> ast.expr | None:
     function = _first(lines, _GROUPS_FUNCTION, start)
     if function is None:
         return None
-    last = _function(path, lines, function, _block_end(lines, function, indent=0), indent=0).body[-1]
+    last = _function(path, lines, function, indent=0).body[-1]
     return last.value if isinstance(last, ast.Return) and isinstance(last.value, ast.Dict) else None
 
 
@@ -475,30 +350,41 @@ def one_step(forward: DumpSource, backward: DumpSource) -> DumpSource:
     Raises:
         DumpError: They do not belong together: backward's inputs are not what forward saves.
     """
-    inputs, results = _inputs(forward), _results(forward)
-    names = [ast.unparse(result) for result in results]
-    saved = _saved(forward, backward, names)
-    renamed = _free([*_inputs(backward), *_defined(backward.forward)], [*inputs, *_defined(forward.forward)])
-    own = _free(_storages(backward), _storages(forward))
-    inside = _free(_attributes_of(backward), _attributes_of(forward))
-    rename = _Rename({**renamed, **saved, **own}, inside)
+    inputs, results = _inputs(backward), _results(forward)
+    saving = [ast.unparse(result) for result in results]
+    saved = _saved(forward, backward, saving)
+    taken, own = _names(forward), _names(backward)
+    renamed, used = dict(saved), taken | own
+    for name in sorted((taken & own) - saved.keys()):
+        renamed[name] = next(new for k in count(1) if (new := name + "_backward" * k) not in used)
+        used.add(renamed[name])
+    rename = _Rename(renamed)
+    kept = [k for k, name in enumerate(inputs) if name not in saved]
     body, head = rename.all(backward.forward.body), deepcopy(forward.forward)
-    kept = [k for k, name in enumerate(_inputs(backward)) if name not in saved]
-    head.args.args += [rename.argument(backward.forward.args.args[1 + k]) for k in kept]
+    head.args.args += rename.all([backward.forward.args.args[1 + k] for k in kept])
     last = body.pop()
-    assert isinstance(last, ast.Return)
-    dropped = {len(names) - 1 - names[::-1].index(name) for name in saved.values() if name in names}
+    dropped = {len(saving) - 1 - saving[::-1].index(name) for name in saved.values() if name in saving}
     left = [result for k, result in enumerate(results) if k not in dropped]
-    both = ast.copy_location(ast.Tuple([*left, *_elements(last.value)], ast.Load()), last)
-    head.body = [*head.body[:-1], *body, ast.copy_location(ast.Return(both), last)]
+    value = ast.copy_location(ast.Tuple([*left, *_elements(last)], ast.Load()), last)
+    head.body = [*head.body[:-1], *body, ast.copy_location(ast.Return(value), last)]
+    attributes = [
+        Attribute(
+            one.line, one.statement and rename.visit(deepcopy(one.statement)), rename.names.get(one.name, one.name)
+        )
+        for one in backward.attributes
+    ]
+    groups = forward.groups or backward.groups
+    if isinstance(groups, ast.Dict) and groups is forward.groups and isinstance(backward.groups, ast.Dict):
+        names, sizes = [*groups.keys, *backward.groups.keys], [*groups.values, *backward.groups.values]
+        groups = ast.copy_location(ast.Dict(names, sizes), forward.groups)
     return replace(
         forward,
         forward=head,
-        attributes=[*forward.attributes, *map(rename.attribute, backward.attributes)],
-        submodules={**forward.submodules, **{inside.get(name, name): f for name, f in backward.submodules.items()}},
+        attributes=[*forward.attributes, *attributes],
+        submodules={**forward.submodules, **{rename.names.get(n, n): f for n, f in backward.submodules.items()}},
         load_args=[*forward.load_args, *rename.all(_arguments(backward.load_args, kept))],
         symbols={**backward.symbols, **forward.symbols},
-        groups=_join_groups(forward.groups, backward.groups),
+        groups=groups,
     )
 
 
@@ -527,90 +413,55 @@ def _inputs(source: DumpSource) -> list[str]:
 
 
 def _results(source: DumpSource) -> list[ast.expr]:
-    last = source.forward.body[-1]
-    return _elements(last.value) if isinstance(last, ast.Return) else []
+    return _elements(source.forward.body[-1])
 
 
-def _elements(value: ast.expr | None) -> list[ast.expr]:
+def _elements(statement: ast.stmt) -> list[ast.expr]:
+    value = statement.value if isinstance(statement, ast.Return) else None
     return list(value.elts) if isinstance(value, ast.Tuple | ast.List) else [] if value is None else [value]
 
 
-def _defined(function: ast.FunctionDef) -> list[str]:
-    return [part.id for part in ast.walk(function) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
-
-
-def _storages(source: DumpSource) -> list[str]:
-    """Names of ``load_args``' own: storages, not sizes, which both files mean alike."""
-    return [
-        target.id
-        for statement in source.load_args
-        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call)
-        for target in statement.targets
-        if isinstance(target, ast.Name)
-    ]
-
-
-def _attributes_of(source: DumpSource) -> list[str]:
-    return [*(one.name for one in source.attributes if one.name is not None), *source.submodules]
-
-
-def _free(names: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
-    """Per name itself, or another one where it is taken."""
-    before, used, found = set(taken), {*taken, *names}, dict[str, str]()
-    for name in dict.fromkeys(names):
-        found[name] = name
-        while found[name] in before or (found[name] != name and found[name] in used):
-            found[name] += "_backward"
-        used.add(found[name])
-    return found
+def _names(source: DumpSource) -> set[str]:
+    """Names of inputs, values, storages and attributes; not of sizes, which both files mean alike."""
+    loads = [one for one in source.load_args if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call)]
+    parts = [part for one in (source.forward, *loads) for part in ast.walk(one) if isinstance(part, ast.Name)]
+    stored = {part.id for part in parts if isinstance(part.ctx, ast.Store)}
+    attributes = {one.name for one in source.attributes if one.name is not None}
+    return stored | attributes | {*_inputs(source), *source.submodules}
 
 
 def _arguments(statements: Sequence[ast.stmt], kept: Sequence[int]) -> list[ast.stmt]:
     """``load_args`` without the calls for inputs that are not kept: each call of its own is for one input, in turn."""
-    found, at = [], 0
-    for statement in statements:
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-            at += 1
-            if at - 1 not in kept:
-                continue
-        found.append(statement)
-    return found
-
-
-def _join_groups(first: ast.expr | None, second: ast.expr | None) -> ast.expr | None:
-    if isinstance(first, ast.Dict) and isinstance(second, ast.Dict):
-        return ast.copy_location(ast.Dict([*first.keys, *second.keys], [*first.values, *second.values]), first)
-    return second if first is None else first
+    calls = count()
+    return [
+        one
+        for one in statements
+        if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)) or next(calls) in kept
+    ]
 
 
 class _Rename(ast.NodeTransformer):
     """Values, storages, and attributes of ``self`` under other names."""
 
-    def __init__(self, names: Mapping[str, str], attributes: Mapping[str, str]) -> None:
-        self._names, self._attributes = names, attributes
+    def __init__(self, names: Mapping[str | None, str]) -> None:
+        self.names = names
 
-    def all(self, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """Copies of statements."""
-        return [self.visit(deepcopy(statement)) for statement in statements]
-
-    def argument(self, argument: ast.arg) -> ast.arg:
-        """A copy of one argument of a function."""
-        copied = deepcopy(argument)
-        copied.arg = self._names.get(argument.arg, argument.arg)
-        return copied
-
-    def attribute(self, one: Attribute) -> Attribute:
-        """Return an attribute that ``__init__`` sets."""
-        statement = None if one.statement is None else self.visit(deepcopy(one.statement))
-        return replace(one, statement=statement, name=self._attributes.get(one.name or "", one.name))
+    def all(self, parts: Sequence[Any]) -> list[Any]:
+        """Renamed copies."""
+        return [self.visit(deepcopy(part)) for part in parts]
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
         """A value or a storage."""
-        node.id = self._names.get(node.id, node.id)
+        node.id = self.names.get(node.id, node.id)
+        return node
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        """An input."""
+        node.arg = self.names.get(node.arg, node.arg)
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         """``self.x``; what else has a dot is no value's."""
         if isinstance(node.value, ast.Name) and node.value.id == "self":
-            node.attr = self._attributes.get(node.attr, node.attr)
+            node.attr = self.names.get(node.attr, node.attr)
         return node

@@ -1,15 +1,4 @@
-"""How many values a dump may make: a short one can ask for ten million parts, or run one body again and again.
-
-Result shapes of higher-order operators, from their tensors alone: their bodies and kernels are not in a dump.
-
-Shapes of ``flex_attention`` and its backward follow the fake implementations in
-``torch._higher_order_ops.flex_attention``, torch 2.13; a Triton kernel's results look like the tensors passed.
-
-Shapes where fake execution has none: printed annotations, data-dependent sizes, and results that depend on them.
-
-Where nothing helps: why, and what to do about it, in words.
-
-Give every node of a parsed graph its value, by running torch's fake kernels on it.
+"""Give every node of a parsed graph its value, by running torch's fake kernels on it.
 
 Tensors are fake and on the devices of the dump, so that each operator picks the same path as in the job; where this
 build has no such device, an operator that asks for it in Python is run once more on aliases of its inputs that claim
@@ -21,17 +10,18 @@ import logging
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._dtype_abbrs import dtype_abbrs
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map, tree_structure
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from overlap_sched.dump.graph import MODES, ParsedGraph, UnknownOp, device_named
 from overlap_sched.dump.groups import DumpGroup, collective_result
@@ -46,17 +36,6 @@ _PARTS: Mapping[str, Callable[[int, int], int]] = {
     **dict.fromkeys(("tensor_split", "hsplit", "vsplit", "dsplit"), lambda _, sections: sections),
 }
 """How many parts an operator makes of a dimension of some length, by its number."""
-
-
-@dataclass
-class ValueCount:
-    """Values of a graph so far, and their limit: a short dump can ask for ten million, or run one body again and again.
-
-    Each part of a list of results counts as one.
-    """
-
-    limit: int
-    value: int = 0
 
 
 def parts_made(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
@@ -218,10 +197,8 @@ def annotated(text: str, device: torch.device, size_of: Callable[[str], int | No
     stride = None if match[3] is None else _sizes(match[3], size_of)
     if shape is None or (stride is not None and len(stride) != len(shape)):
         return None
-    stride = torch.empty(shape, device="meta").stride() if stride is None else stride
     try:
-        where = device_named(match[4]) if match[4] else device
-        return torch.empty_strided(shape, stride, dtype=_DTYPES[match[1]], device=where)
+        return fake_tensor(shape, stride, _DTYPES[match[1]], device_named(match[4]) if match[4] else device)
     except RuntimeError:
         return None
 
@@ -268,7 +245,7 @@ def concrete(value: Any, target: Any, inputs: Sequence[torch.Tensor], size_of: C
         shape = [min(size, most) if isinstance(n, torch.SymInt) else n for n in item.shape]
         return torch.empty(shape, dtype=item.dtype, device=item.device)
 
-    return torch.utils._pytree.tree_map(one, value)
+    return one(value) if isinstance(value, torch.Tensor) else tree_map(one, value)
 
 
 def result_like(target: Any, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
@@ -356,46 +333,54 @@ class MisfitError(Exception):
         self.sizes = sizes
 
 
-@dataclass(eq=False)
 class Values:
-    """Values of nodes by node, computed on demand.
+    """Values of the nodes of a dump, computed on demand. Subclasses say what is an input, a constant, and a size.
+
+    Args:
+        graphs: The graph, and those that it runs.
+        groups: Their process groups.
+        results: Runs operators.
+        limit: Of the number of values: a short dump can ask for ten million, or run one body again and again. Each part
+            of a list of results counts as one.
+        strict: Raise MisfitError where the value of a data-dependent size does not fit.
 
     Attributes:
-        parsed: The graph.
-        placeholder: Gives the value of a placeholder.
-        attribute: Gives the value of a get_attr node.
-        submodule: Gives the graph of a submodule's body, or None.
-        size: The value to assume for a data-dependent size.
-        printed_size: The value of a size in an annotation, or None.
-        groups: The process groups of the graph.
-        notes: What was guessed; added to.
-        strict: Raise MisfitError where the value of a data-dependent size does not fit.
-        count: Counts the values.
-        results: Runs operators.
         of: Values that are known.
+        notes: What was guessed.
     """
 
-    parsed: ParsedGraph
-    placeholder: Callable[[fx.Node], Any]
-    attribute: Callable[[fx.Node], Any]
-    submodule: Callable[[Any, Sequence[Any]], Any]
-    size: Callable[[fx.Node], int]
-    printed_size: Callable[[str], int | None]
-    groups: Mapping[str, DumpGroup]
-    notes: dict[str, None]
-    strict: bool
-    count: ValueCount
-    results: "Results"
-    of: dict[fx.Node, Any] = field(default_factory=dict)
-    _guessed: set[fx.Node] = field(default_factory=set)
+    def __init__(
+        self,
+        graphs: Iterable[ParsedGraph],
+        groups: Mapping[str, DumpGroup],
+        results: "Results",
+        limit: int,
+        strict: bool,
+    ) -> None:
+        self._parsed = {parsed.graph: parsed for parsed in graphs}
+        self._main = next(iter(self._parsed))
+        self._groups, self._results, self._strict = groups, results, strict
+        self._limit, self._count = limit, 0
+        self.of: dict[fx.Node, Any] = {}
+        self.notes: dict[str, None] = {}
+        self.guessed_nodes: set[fx.Node] = set()
+        self._before: dict[fx.Node, torch.Tensor] = {}
 
-    def note(self, text: str) -> None:
-        """Note something that was guessed."""
-        self.notes[text] = None
+    def placeholder(self, node: fx.Node) -> Any:
+        """The value of an input."""
+        raise NotImplementedError
 
-    def mark_guessed(self, node: fx.Node) -> None:
-        """Its sizes are not known but taken."""
-        self._guessed.add(node)
+    def attribute(self, node: fx.Node) -> Any:
+        """The value of a constant or a submodule."""
+        raise NotImplementedError
+
+    def size(self, node: fx.Node) -> int:
+        """The value to assume for a data-dependent size."""
+        raise NotImplementedError
+
+    def printed_size(self, text: str) -> int | None:
+        """The value of a size in an annotation, or None."""
+        raise NotImplementedError
 
     def evaluate(self, node: fx.Node) -> Any:
         """The value of a node whose inputs have theirs."""
@@ -405,7 +390,7 @@ class Values:
             case "placeholder":
                 value = self.placeholder(node)
             case "get_attr":
-                value = self.attribute(node)
+                value = self.attribute(node) if node.graph is self._main else Opaque()
             case "output":
                 value = fx.node.map_arg(node.args[0], self.of.__getitem__)
             case _:
@@ -413,22 +398,40 @@ class Values:
         self.of[node] = value
         made = len(value) if isinstance(value, list | tuple) else 1
         self._check_count(node, made, "with this node")
-        self.count.value += made
-        if node.op != "output" and not isinstance(value, torch.nn.Module):
-            node.meta["val"] = value
+        self._count += made
         return value
+
+    def write_meta(self) -> None:
+        """Put the values into ``meta["val"]`` of the nodes; of what an operator changes in place, those before."""
+        for node, value in {**self.of, **self._before}.items():
+            if node.op != "output" and not isinstance(value, torch.nn.Module):
+                node.meta["val"] = value
+
+    def _run_body(self, module: Any, operands: Sequence[Any]) -> Any:
+        """Run the printed body of a submodule; None where there is none."""
+        if not isinstance(module, fx.GraphModule):
+            return None
+        given, result = iter(operands), None
+        for node in module.graph.nodes:
+            self.of.pop(node, None)
+            if node.op == "placeholder":
+                self.of[node] = next(given, None)
+            result = self.evaluate(node)
+        return tuple(result) if isinstance(result, list) else result
 
     def _call(self, node: fx.Node) -> Any:
         if node.target in _CHECKS or node.target in MODES.values():
             return None
-        if any(source in self._guessed for source in node.all_input_nodes):
-            self._guessed.add(node)
+        if not self.guessed_nodes.isdisjoint(node.all_input_nodes):
+            self.guessed_nodes.add(node)
         args = fx.node.map_arg(node.args, self.of.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, self.of.__getitem__)
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if torch.Tag.inplace_view in getattr(node.target, "tags", ()):
-            self._keep_metadata(node)
-        reason = None
+        tensors = tensors_in(args, kwargs)
+        if torch.Tag.inplace_view in getattr(node.target, "tags", ()):  # the sizes of its argument change
+            for source in node.all_input_nodes:
+                if isinstance(self.of[source], torch.Tensor):
+                    self._before.setdefault(source, self.of[source].detach())
+        reason, parsed = None, self._parsed[node.graph]
         parts = parts_made(node.target, args, kwargs)
         self._check_count(node, parts, f"its result has {parts:,} parts; with them")
         try:
@@ -437,45 +440,40 @@ class Values:
             raise
         except Exception as error:  # a fake kernel may raise anything; all of it becomes one message
             value, reason = NotImplemented, str(error).strip().splitlines()[:1]
-        text = self.parsed.annotations.get(node.name)
+        text = parsed.annotations.get(node.name)
         fixed = text is not None and not depends_on_symbols(text)
-        if reason is not None and self.strict and node in self._guessed and not fixed:
+        if reason is not None and self._strict and node in self.guessed_nodes and not fixed:
             raise MisfitError([n for tensor in tensors for n in tensor.shape])
         if text is not None and fixed and _may_change(node.target) and contradicts(text, value):
             value = self._printed(node, tensors)
-            self.note("results whose shape is another in this torch: taken from the printed annotation")
+            self.notes.setdefault("results whose shape is another in this torch: taken from the printed annotation")
         if value is NotImplemented:
             value = self._guess(node, args, tensors, reason[0] if reason else missing(node))
         return concrete(value, node.target, tensors, lambda: self._data_dependent(node))
 
     def _data_dependent(self, node: fx.Node) -> int:
-        self._guessed.add(node)
+        self.guessed_nodes.add(node)
         size = self.size(node)
-        self.note(f"data-dependent sizes, taken as {size}")
+        self.notes.setdefault(f"data-dependent sizes, taken as {size}")
         return size
 
     def _check_count(self, node: fx.Node, more: int, what: str) -> None:
-        if self.count.value + more > self.count.limit:
+        if self._count + more > self._limit:
+            place = self._parsed[node.graph].place(node)
             raise InputTooLargeError(
-                f"{self.parsed.place(node)}: {what} the graph has more than {self.count.limit:,} nodes, which is the "
-                "limit. Raise the limit (--max-nodes on the command line) if the graph is meant to be that large."
+                f"{place}: {what} the graph has more than {self._limit:,} nodes, which is the limit. "
+                "Raise the limit (--max-nodes on the command line) if the graph is meant to be that large."
             )
-
-    def _keep_metadata(self, node: fx.Node) -> None:
-        """The operator changes the sizes of its argument: what was seen of it before stays as it was."""
-        for source in node.all_input_nodes:
-            if isinstance(value := self.of[source], torch.Tensor):
-                source.meta["val"] = value.detach()
 
     def _run(self, target: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:
         if isinstance(target, UnknownOp):
             return NotImplemented
         if isinstance(target, torch._ops.HigherOrderOperator):
-            return hop_result(target._name, args, kwargs, self.submodule)
-        if (result := collective_result(target, args, self.groups)) is not NotImplemented:
+            return hop_result(target._name, args, kwargs, self._run_body)
+        if (result := collective_result(target, args, self._groups)) is not NotImplemented:
             return result
         if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
-            return self.results.run(target, args, kwargs, tensors)
+            return self._results.run(target, args, kwargs, tensors)
         if target is not operator.getitem and any(isinstance(leaf, str) for leaf in tree_leaves((args, kwargs))):
             raise TypeError("an operator on text")
         if target in (operator.mul, operator.add) and any(isinstance(arg, list | tuple) for arg in args):
@@ -491,24 +489,24 @@ class Values:
         """A value from what is printed, or for a node that depends on a guessed size, from its inputs."""
         value = self._printed(node, tensors)
         if value is not None:
-            self.note("results whose shape was taken from the printed annotation")
+            self.notes.setdefault("results whose shape was taken from the printed annotation")
             return value
         if not node.users and operator_missing(node) is not None:
             return None  # as of what writes its arguments alone (``fsdp.set_`` of torch 2.5)
-        if node in self._guessed:
+        if node in self.guessed_nodes:
             with contextlib.suppress(RuntimeError, TypeError, ValueError):
                 value = result_like(node.target, args, tensors)
         if value is not None:
-            self.note("results that did not fit a data-dependent size: shaped like their largest input")
+            self.notes.setdefault("results that did not fit a data-dependent size: shaped like their largest input")
             return value
         raise DumpError(
-            f"{self.parsed.place(node)}: the shape of its result cannot be found: {reason.rstrip('.')}. "
+            f"{self._parsed[node.graph].place(node)}: the shape of its result cannot be found: {reason.rstrip('.')}. "
             + suggest_repair(node, [one for one in node.all_input_nodes if isinstance(self.of[one], Opaque)])
         )
 
     def _printed(self, node: fx.Node, tensors: Sequence[torch.Tensor]) -> Any:
         def one(item: fx.Node) -> Any:
-            text = self.parsed.annotations.get(item.name)
+            text = self._parsed[node.graph].annotations.get(item.name)
             return None if text is None else annotated(text, device, self.printed_size)
 
         device = tensors[0].device if tensors else _CPU
@@ -528,81 +526,112 @@ def _may_change(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prims")
 
 
-class _New(NamedTuple):
-    """A tensor that has a storage of its own, without a gap."""
+class _Tensor(NamedTuple):
+    """How to make a tensor: ``source`` is the tensor among an operator's whose storage it looks at, or None."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    offset: int
+    source: int | None
 
 
 class Results:
     """Runs operators; one that was run on tensors of the same shapes, strides, dtypes and devices is not run again.
 
-    Layers repeat: of ten operators nine are like one before. Kept is only what ATen's schemas call new, and what is.
+    Layers repeat: of ten operators nine are like one before. Kept are single tensors, new ones and views.
     """
 
     def __init__(self) -> None:
-        self._known: dict[Any, _New] = {}
+        self._known: dict[Any, _Tensor] = {}
 
     def run(self, target: Any, args: Any, kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
         """Call an operator under the fake mode."""
-        key = _likeness(target, args, kwargs)
-        if key in self._known:
-            return fake_tensor(*self._known[key])
-        value = run_operator(target, args, kwargs, tensors)
-        new = None if key is None else _as_new(value, tensors)
-        if new is not None:
-            self._known[key] = new
-        return value
+        key = (target, _likeness(args), _likeness(kwargs)) if _is_pure(target) else None
+        try:
+            *like, offset, source = self._known[key]
+        except (KeyError, TypeError):  # not seen before, or an argument without a hash
+            value = run_operator(target, args, kwargs, tensors)
+            made = None if key is None else _described(value, tensors)
+            if made is not None:
+                with contextlib.suppress(TypeError):
+                    self._known[key] = made
+            return value
+        return fake_tensor(*like, None if source is None else tensors[source].untyped_storage(), offset)
 
 
-def _likeness(target: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """The key of an operator's result; ``None``: the result may be something else than new tensors."""
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
-        return None
-    schema = target._schema
-    if any(item.alias_info is not None for item in (*schema.arguments, *schema.returns)):
-        return None
-
-    def strides(tensor: torch.Tensor) -> tuple[int, ...]:
-        return tensor.stride() if tensor.layout is torch.strided else ()
-
-    def one(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return leaf.layout, leaf.shape, leaf.dtype, leaf.device, leaf.is_conj(), leaf.is_neg(), strides(leaf)
-        return type(leaf), leaf
-
-    key = (target, *map(one, tree_leaves(args)), tree_structure(args), *map(one, tree_leaves(kwargs)), tuple(kwargs))
-    with contextlib.suppress(TypeError):  # an argument without a hash
-        hash(key)
-        return key
+@cache
+def _is_pure(target: Any) -> bool:
+    """Tell whether an operator writes none of its arguments, nor what only it knows."""
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims", "_c10d_functional"):
+        return False
+    infos = [item.alias_info for item in (*target._schema.arguments, *target._schema.returns)]
+    return not any(info is not None and info.is_write for info in infos)
 
 
-def _as_new(value: Any, tensors: Sequence[torch.Tensor]) -> _New | None:
-    """How to make a result anew; ``None``: it is a view, has a gap, or is no single tensor."""
+def _likeness(value: Any) -> Any:
+    """What of an argument decides how the result looks."""
+    if isinstance(value, torch.Tensor):
+        strides = (value.stride(), value.storage_offset()) if value.layout is torch.strided else value.layout
+        return value.shape, strides, value.dtype, value.device, value.is_conj(), value.is_neg()
+    if isinstance(value, list | tuple):
+        return type(value), *map(_likeness, value)
+    if isinstance(value, dict):
+        return tuple(value), *map(_likeness, value.values())
+    return type(value), value
+
+
+def _described(value: Any, tensors: Sequence[torch.Tensor]) -> _Tensor | None:
+    """How to make a result anew; ``None``: it has a gap, or is no single plain tensor."""
     if not isinstance(value, FakeTensor) or value.layout is not torch.strided or value.constant is not None:
         return None
-    if any(type(n) is not int for n in (*value.shape, *value.stride())):
+    offset = value.storage_offset()
+    if any(type(n) is not int for n in (*value.shape, *value.stride(), offset)) or value.is_conj() or value.is_neg():
         return None
-    new = _New(tuple(value.shape), value.stride(), value.dtype, value.device)
-    storage = value.untyped_storage()
-    if any(tensor.untyped_storage()._cdata == storage._cdata for tensor in tensors):
+    shape, storage = tuple(value.shape), value.untyped_storage()
+    sources = [i for i, tensor in enumerate(tensors) if tensor.untyped_storage()._cdata == storage._cdata]
+    needed = torch._prims_common.compute_required_storage_length(shape, value.stride(), 0) * value.dtype.itemsize
+    if not sources and (offset or storage.nbytes() != needed):
         return None
-    return new if storage.nbytes() == _bytes(new) and not (value.is_conj() or value.is_neg()) else None
+    return _Tensor(shape, value.stride(), value.dtype, value.device, offset, next(iter(sources), None))
 
 
-def _bytes(new: _New) -> int:
-    return torch._prims_common.compute_required_storage_length(new.shape, new.stride, 0) * new.dtype.itemsize
+def tensors_in(*values: Any) -> list[torch.Tensor]:
+    """The tensors among arguments."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += tensors_in(*value)
+        elif isinstance(value, dict):
+            found += tensors_in(*value.values())
+    return found
 
 
-def fake_tensor(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A new fake tensor; several times as fast as ``torch.empty_strided`` under the fake mode."""
+def fake_tensor(
+    shape: Sequence[int],
+    stride: Sequence[int] | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    storage: torch.UntypedStorage | None = None,
+    offset: int = 0,
+) -> torch.Tensor:
+    """A fake tensor, new or on a storage, which grows to what it needs; faster than by operators under the fake mode.
+
+    Without strides it is contiguous.
+    """
     mode = active_fake_mode()
     assert mode is not None
-    with _disable_current_modes():
-        return FakeTensor(mode, torch.empty_strided(shape, stride, dtype=dtype, device="meta"), device)
+    with no_dispatch():
+        if stride is None:
+            stride = torch.empty(shape, device="meta").stride()
+        if storage is None:
+            made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        else:
+            made = torch.empty(0, dtype=dtype, device="meta").set_(storage, offset, shape, stride)
+        return FakeTensor(mode, made, device)
 
 
 def run_operator(target: Any, args: Any, kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
@@ -652,8 +681,6 @@ def claimed(tensor: FakeTensor, device: torch.device) -> FakeTensor:
 @contextlib.contextmanager
 def fake_execution() -> Iterator[FakeTensorMode]:
     """A fake mode in which nothing real can run: no kernel for want of a fake one, no gradient."""
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
     mode = FakeTensorMode(allow_fallback_kernels=False, shape_env=ShapeEnv())
     log = logging.getLogger("torch._subclasses.fake_tensor")
     silent = log.disabled

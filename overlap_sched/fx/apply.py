@@ -49,7 +49,7 @@ class Report:
         changed: Whether the graph has another order now.
         reason: Why it has not; ``None`` where it has.
         notes: See :class:`overlap_sched.fx.lifting.Lifted`.
-        lift_s: Seconds to lift the graph. reorder_s: to put the order back.
+        lift_s: Seconds to lift the graph.
         rewrites: What was done to collectives, first to last; ``schedule`` is then of the rewritten graph.
         made: The plan by which collectives were rewritten, with all that was tried. Its schedule is ``schedule``, but
             in plug-ins: there the rewritten graph is lifted and ordered anew. ``None``: nothing was rewritten.
@@ -68,7 +68,6 @@ class Report:
     reason: str | None = None
     notes: Mapping[str, int] = field(default_factory=dict)
     lift_s: float = 0.0
-    reorder_s: float = 0.0
     kept: str | None = None
     rewrites: tuple[Rewrite, ...] = ()
     made: Plan | None = None
@@ -80,10 +79,10 @@ class Report:
     @property
     def on_undeclared(self) -> str | None:
         """One sentence on them; ``None``: they make no difference here."""
-        plan = self.schedule
-        keeps = plan is not None and plan.options.preserve_collective_order != "none"
-        apart = plan is not None and plan.options.concurrent_groups != "any"
-        return undeclared_text(self.undeclared, keeps or self.kept is not None, apart)
+        options = Options() if self.schedule is None else self.schedule.options
+        keeps = self.kept is not None or (self.schedule is not None and options.preserve_collective_order != "none")
+        apart = self.schedule is not None and options.concurrent_groups != "any"
+        return undeclared_text(self.undeclared, keeps, apart)
 
     @property
     def became(self) -> str:
@@ -108,29 +107,23 @@ class Report:
 
     def __str__(self) -> str:
         """A few lines for people."""
-        lines = [f"{self.name}: {self.became}"]
-        if self.kept is not None:
-            lines.append(f"  {self.kept}")
-        plan = self.schedule
+        lines = [f"{self.name}: {self.became}", *([f"  {self.kept}"] if self.kept is not None else [])]
+        plan, rewritten = self.schedule, len(self.rewrites)
         if plan is not None:
-            model = plan.options.memory_model
             lines.append(f"  before  {_figures(plan.original)}")
             if self.changed:
                 lines.append(f"  after   {_figures(plan.scheduled)}")
-                if self.rewrites:
-                    lines.append(f"  {count(len(self.rewrites), 'rewrite')} of collectives")
-            lines.append(f"  peak budget {size(plan.budget_bytes)} ({model} memory model)")
-            lines += [f"  {sizes_assumed(self.sizes)}"] if self.sizes else []
+                lines += [f"  {count(rewritten, 'rewrite')} of collectives"] if rewritten else []
+            lines.append(f"  peak budget {size(plan.budget_bytes)} ({plan.options.memory_model} memory model)")
             was = self.made.without.problem if self.made is not None and self.made.schedule is plan else None
-            lines += [f"  {line}" for line in (reserved_lines(reserved_of(plan, was)) if self.changed else ())]
-            lines += [f"  {line}" for line in (short_text(plan), apart_line(plan)) if line]
+            said = [sizes_assumed(self.sizes), *(reserved_lines(reserved_of(plan, was)) if self.changed else ())]
+            lines += [f"  {line}" for line in (*said, short_text(plan), apart_line(plan)) if line]
             lines.append(
                 f"  {count(len(plan.problem.nodes), 'node')}, {collectives_text(plan.problem)}; "
                 f"lifted in {self.lift_s:.2f} s, scheduled in {plan.schedule_s:.2f} s"
             )
         lines += [f"  not rewritten: {why}" for why in self.refused]
-        if self.on_undeclared is not None:
-            lines.append(f"  {self.on_undeclared}")
+        lines += [f"  {self.on_undeclared}"] if self.on_undeclared is not None else []
         if self.notes:
             lines.append("  notes: " + ", ".join(f"{name} {count}" for name, count in self.notes.items()))
         return "\n".join(lines)
@@ -179,7 +172,8 @@ def schedule_graph(
     except Exception as error:  # a pass that fails must not take the compilation with it
         name = str(lift_arguments.get("name") or type(gm).__name__)
         reason = f"{type(error).__name__}: {error}"
-        _restore(gm, before)
+        if list(graph_of(gm).nodes) != before:
+            reorder(gm, before)
         if options.strict:
             raise VerificationError(f"scheduling {name!r} failed: {reason}") from error
         warnings.warn(f"overlap_sched leaves {name!r} as it was: {reason}", OverlapSchedWarning, stacklevel=2)
@@ -207,7 +201,6 @@ def _schedule_graph(
         made = plan_lifted(lifted, options, alike_of(gm))
         report = replace(report, schedule=made.schedule, refused=made.refused)
         if made.rewrites:
-            began = time.perf_counter()
             try:
                 pending = prepare(gm, made.rewrites, made.schedule.problem.names(made.schedule.order))
             except RewriteError as error:  # the order without rewrites can still be had
@@ -217,20 +210,16 @@ def _schedule_graph(
                 report = replace(report, schedule=None, refused=(*made.refused, str(error)))
             else:
                 pending.commit()
-                took_s = time.perf_counter() - began
-                return replace(report, changed=True, reorder_s=took_s, rewrites=made.rewrites, made=made)
+                return replace(report, changed=True, rewrites=made.rewrites, made=made)
     plan = report.schedule or scheduler(lifted.problem, on_devices(options, lifted.devices))
     if stays(plan):
-        return replace(report, schedule=plan, reason=f"{why_no_better(plan)}{_not_sized(lifted.notes)}")
-    began = time.perf_counter()
+        missing = lifted.notes.get("no_val", 0)
+        rests = (
+            f"; {count(missing, 'node')} without meta['val'] count as 0 bytes and next to no time" if missing else ""
+        )
+        return replace(report, schedule=plan, reason=why_no_better(plan) + rests)
     reorder(gm, lifted.reordered(plan.order))
-    return replace(report, schedule=plan, changed=True, reorder_s=time.perf_counter() - began)
-
-
-def _not_sized(notes: Mapping[str, int]) -> str:
-    """Say what a reason rests on where nodes have no value: neither their bytes nor their time are known."""
-    missing = notes.get("no_val", 0)
-    return f"; {count(missing, 'node')} without meta['val'] count as 0 bytes and next to no time" if missing else ""
+    return replace(report, schedule=plan, changed=True)
 
 
 def stays(plan: Schedule) -> bool:
@@ -239,8 +228,3 @@ def stays(plan: Schedule) -> bool:
         return True
     falls = plan.scheduled.peak_bytes <= (1 - CLEARLY) * plan.original.peak_bytes
     return not plan.problem.collectives and not falls
-
-
-def _restore(gm: fx.GraphModule | fx.Graph, before: list[fx.Node]) -> None:
-    if list(graph_of(gm).nodes) != before:
-        reorder(gm, before)

@@ -168,8 +168,7 @@ def group_of(value: Any) -> tuple[str, Any] | None:
     if isinstance(value, str):
         return value, None
     for candidate in (value, getattr(value, "real_obj", None), getattr(value, "wrapped_obj", None)):
-        name = getattr(candidate, "group_name", None)
-        if isinstance(name, str):
+        if isinstance(name := getattr(candidate, "group_name", None), str):
             return name, candidate
     return None
 
@@ -218,9 +217,8 @@ class Communication(NamedTuple):
 
 def joined(parts: Sequence[Communication]) -> Communication:
     """Join what several communicate."""
-    undeclared = tuple(dict.fromkeys(one for part in parts for one in part.undeclared))
-    groups = tuple(dict.fromkeys(name for part in parts for name in part.groups))
-    return Communication(groups, tuple(name for part in parts for name in part.kept), undeclared)
+    groups, kept, undeclared = (tuple(one for part in parts for one in part[i]) for i in range(3))
+    return Communication(tuple(dict.fromkeys(groups)), kept, tuple(dict.fromkeys(undeclared)))
 
 
 def launched_by(node: fx.Node) -> list[Launched]:

@@ -58,17 +58,6 @@ BLOCKING = {
     "_dtensor": ("shard_dim_alltoall",),
     "vllm": ("all_gather", "all_reduce", "reduce_scatter"),  # vllm/distributed/parallel_state.py: on the calling stream
     "overlap_sched": ("vllm_all_gather", "vllm_all_reduce", "vllm_reduce_scatter"),  # in dumps where vLLM is not there
-    "symm_mem": (
-        # these two copy on the stream that calls them, and register no work
-        "_low_contention_all_gather_ce_multicast", "_low_contention_all_gather_ce_multicast_out",
-        "all_to_all_vdev", "all_to_all_vdev_2d", "all_to_all_vdev_2d_offset", "fused_all_gather_matmul",
-        "fused_all_gather_scaled_matmul", "fused_matmul_reduce_scatter", "fused_scaled_matmul_reduce_scatter",
-        "multi_root_tile_reduce", "multimem_all_gather_out", "multimem_all_reduce_", "multimem_one_shot_all_reduce",
-        "multimem_one_shot_all_reduce_out", "multimem_one_shot_reduce_out", "nccl_all_to_all_nd",
-        "nccl_reduce_scatter_offset", "nvshmem_all_to_all", "nvshmem_broadcast", "one_shot_all_reduce",
-        "one_shot_all_reduce_copy", "one_shot_all_reduce_copy_out", "one_shot_all_reduce_out", "reduce_scatter_out",
-        "tile_reduce", "two_shot_all_reduce_", "two_shot_all_reduce_out",
-    ),
 }  # fmt: skip
 
 FAMILIES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")

@@ -2,20 +2,21 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from overlap_sched.cost import FREE, Collective, Compute, CostModel, Price, Pricer
-from overlap_sched.cost.fusion import KernelShare, parts_of_kernels, shared_prices
-from overlap_sched.cost.model import Source, ask_model
+from overlap_sched.cost import FREE, Collective, Compute, CostModel, Price
+from overlap_sched.cost.fusion import parts_of_kernels, shared_prices
+from overlap_sched.cost.model import Source, ask_model, price_of
 from overlap_sched.errors import CostError, OptionsError
-from overlap_sched.fx.calls import call_of, name_and_group
+from overlap_sched.fx.calls import EffectiveCall, call_of, name_and_group
 from overlap_sched.fx.catalogue import HOST_COPIES
-from overlap_sched.fx.fusion import FlopCounter, rules_for, steps_of
-from overlap_sched.fx.operators import NO_CALL, Comm, Role, arguments_of, is_higher_order, only_wraps
+from overlap_sched.fx.fusion import formula, rules_for, steps_of
+from overlap_sched.fx.operators import NO_CALL, Role, arguments_of, is_higher_order, only_wraps
 from overlap_sched.fx.reading import Reading
 from overlap_sched.problem import Group
 from overlap_sched.transform.host import PCIE_5
@@ -79,81 +80,101 @@ def costs_of(
     """
     if fusion not in get_args(Fusion):
         raise OptionsError(f"fusion is {fusion!r}; it is 'none' or 'inductor'.")
-    n = len(reading.nodes)
-    result = Costs([0] * n, [0] * n, [FREE] * n)
-    pricer = Pricer(model)
-    source: Source = getattr(cost, "source", "user")
-    counter = FlopCounter(reading.storages.hint, reading.notes)
-    free: set[int] = set()
-    given: set[int] = set()
-    bodies: dict[Reading, _Total | None] = {}
-    for v, traits in enumerate(reading.traits):
-        comm = traits.comm
-        if traits is NO_CALL or traits.role is Role.WAIT:
-            continue
-        if comm is not None:
-            result.bytes[v] = _bytes_sent(reading, v)
-            price = _price_of_collective(reading, v, comm, groups, pricer)
-        elif is_free(reading, v):
-            free.add(v)
-            price = FREE
-        elif (inside := _inside(reading, v, bodies, model, groups, fusion) if traits.nested else None) is not None:
-            result.flops[v], result.bytes[v], price = inside
-            given.add(v)  # no kernel of this graph
-        else:
-            flops = result.flops[v] = _flops(reading, v, counter)
-            nbytes = result.bytes[v] = _bytes_moved(reading, v)
-            price = pricer.compute(Compute(traits.op, flops, nbytes))
-            if v in reading.inner:
-                price = price._replace(time_us=price.time_us + _us_sent_inside(reading, v, groups, pricer))
-        us = None if cost is None else ask_model(cost, reading.nodes[v], lambda given: given)
-        if us is not None:
-            given.add(v)
-            price = Price(_checked(us, reading.nodes[v]), source)
-        result.prices[v] = price
-    if fusion == "inductor":
-        rules = rules_for(reading)
-        parts = parts_of_kernels(steps_of(reading, free, after or {}, rules), rules)
-        _fuse(reading, result, parts, pricer, given)
-    return result
+    return _Pricing(model, groups, fusion).costs(reading, cost, after or {})
 
 
-def _fuse(reading: Reading, costs: Costs, parts: Sequence[KernelShare | None], pricer: Pricer, given: set[int]) -> None:
-    """Replace bytes and prices by those of the kernels. Where the user gave times, they are all that a kernel takes."""
-    names, ops = [node.name for node in reading.nodes], [traits.op for traits in reading.traits]
-    known = {part.kernel for v in given if (part := parts[v]) is not None}
-    for v, price in shared_prices(parts, names, ops, costs.flops, pricer).items():
-        part = parts[v]
-        if part is None:
-            continue
-        costs.bytes[v] = part.bytes
-        if v not in given:
-            costs.prices[v] = price._replace(time_us=0.0) if part.kernel in known else price
+@dataclass
+class _Pricing:
+    """How the nodes of a graph, and of its sub-graphs, are priced."""
+
+    model: CostModel
+    groups: Mapping[str, Group]
+    fusion: Fusion
+    bodies: dict[Reading, tuple[int, int, Price] | None] = field(default_factory=dict)
+
+    def costs(self, r: Reading, cost: Cost | None, after: Mapping[int, set[int]]) -> Costs:
+        n = len(r.nodes)
+        result = Costs([0] * n, [0] * n, [FREE] * n)
+        source: Source = getattr(cost, "source", "user")
+        free, given = set[int](), set[int]()
+        for v, traits in enumerate(r.traits):
+            if traits is NO_CALL or traits.role is Role.WAIT:
+                continue
+            if traits.comm is not None:
+                result.bytes[v], price = _bytes_sent(r, v), self.collective(r, v)
+            elif is_free(r, v):
+                free.add(v)
+                price = FREE
+            elif (body := self.body(r, v) if traits.nested else None) is not None:
+                result.flops[v], result.bytes[v], price = body
+                given.add(v)  # no kernel of this graph
+            else:
+                flops, nbytes = result.flops[v], result.bytes[v] = _flops(r, v), _bytes_moved(r, v)
+                price = price_of(self.model, Compute(traits.op, flops, nbytes))
+                if v in r.inner:
+                    price = price._replace(time_us=price.time_us + self.sent_inside_us(r, v))
+            us = None if cost is None else ask_model(cost, r.nodes[v], lambda us: us)
+            if us is not None:
+                if isinstance(us, bool) or not isinstance(us, int | float) or not 0.0 <= us < math.inf:
+                    raise CostError(
+                        f"cost() returned {us!r} for node {r.nodes[v].name!r}. "
+                        "Return microseconds, 0 or more, or None to use the cost model."
+                    )
+                given.add(v)
+                price = Price(float(us), source)
+            result.prices[v] = price
+        if self.fusion == "inductor":
+            self.fuse(r, result, free, given, after)
+        return result
+
+    def fuse(self, r: Reading, costs: Costs, free: set[int], given: set[int], after: Mapping[int, set[int]]) -> None:
+        """Replace bytes and prices by those of the kernels; where the user gave times, they are all that one takes."""
+        rules = rules_for(r)
+        parts = parts_of_kernels(steps_of(r, free, after, rules), rules)
+        names, ops = [node.name for node in r.nodes], [traits.op for traits in r.traits]
+        known = {part.kernel for v in given if (part := parts[v]) is not None}
+        for v, price in shared_prices(parts, names, ops, costs.flops, self.model).items():
+            if (part := parts[v]) is not None:
+                costs.bytes[v] = part.bytes
+                if v not in given:
+                    costs.prices[v] = price._replace(time_us=0.0) if part.kernel in known else price
+
+    def collective(self, r: Reading, v: int) -> Price:
+        comm, nbytes = r.traits[v].comm, _bytes_sent(r, v)
+        if comm is None or comm.op in HOST_COPIES:
+            return Price(PCIE_5.copy_us(nbytes), "table", "bandwidth")
+        return price_of(self.model, Collective(comm.op, nbytes, self.groups[name_and_group(r.nodes[v])[0]]))
+
+    def sent_inside_us(self, r: Reading, v: int) -> float:
+        """How long the collectives in the sub-graphs of a node take: each sub-graph once; of branches, the longest."""
+        sent_us = [0.0]
+        for inner in r.inner.get(v, ()):
+            calls = [u for u, traits in enumerate(inner.traits) if traits.comm and traits.role is not Role.WAIT]
+            inside_us = sum(self.sent_inside_us(inner, u) for u in inner.inner)
+            sent_us.append(sum((self.collective(inner, u).time_us for u in calls), inside_us))
+        return max(sent_us) if is_higher_order(r.nodes[v].target, "cond") else sum(sent_us)
+
+    def body(self, r: Reading, v: int) -> tuple[int, int, Price] | None:
+        """Operations, bytes and price of the sub-graph that a node runs.
+
+        ``None``: the node does more, or no shapes are known.
+        """
+        bodies = r.inner.get(v, ())
+        if len(bodies) != 1 or not only_wraps(call_of(r.nodes[v]).target):
+            return None
+        (reading,) = bodies
+        if reading not in self.bodies:
+            costs = self.costs(reading, None, {})
+            longest = max(costs.prices, key=lambda price: price.time_us, default=FREE)
+            price = longest._replace(time_us=_step_us(reading, costs.prices), part_of="")
+            self.bodies[reading] = None if reading.notes["no_val"] else (sum(costs.flops), sum(costs.bytes), price)
+        return self.bodies[reading]
 
 
 def _bytes_sent(r: Reading, v: int) -> int:
     """Bytes of a collective: the larger of what it takes and gives."""
     takes = sum([r.value_bytes[u] for u in r.looked_at(v)])
     return max(takes - r.overwritten_bytes.get(v, 0), r.value_bytes[v])
-
-
-def _price_of_collective(r: Reading, v: int, comm: Comm, groups: Mapping[str, Group], pricer: Pricer) -> Price:
-    nbytes = _bytes_sent(r, v)
-    if comm.op in HOST_COPIES:
-        return Price(PCIE_5.copy_us(nbytes), "table", "bandwidth")
-    return pricer.collective(Collective(comm.op, nbytes, groups[name_and_group(r.nodes[v])[0]]))
-
-
-def _us_sent_inside(r: Reading, v: int, groups: Mapping[str, Group], pricer: Pricer) -> float:
-    """How long the collectives in the sub-graphs of a node take: each sub-graph once; of branches, the longest."""
-    sent_us = [0.0]
-    for inner in r.inner.get(v, ()):
-        sent_us.append(0.0)
-        for u, traits in enumerate(inner.traits):
-            if traits.comm is not None and traits.role is not Role.WAIT:
-                sent_us[-1] += _price_of_collective(inner, u, traits.comm, groups, pricer).time_us
-            sent_us[-1] += _us_sent_inside(inner, u, groups, pricer)
-    return max(sent_us) if is_higher_order(r.nodes[v].target, "cond") else sum(sent_us)
 
 
 def is_free(r: Reading, v: int) -> bool:
@@ -192,46 +213,21 @@ def untouched_bytes(r: Reading, v: int) -> int:
     return untouched * 2 if name in _ROWS_ADDED or arguments.get("accumulate") else untouched + table
 
 
-def _flops(r: Reading, v: int, counter: FlopCounter) -> int:
-    node, inputs = r.nodes[v], [r.nodes[u] for u in r.inputs[v]]
-    if not r.traits[v].nested:
-        return counter.count(node.target, node.args, node.kwargs, node.meta.get("val"), inputs)
-    call = call_of(node)
-    given = None if call.given is None else call.given(node.meta.get("val"))
-    flops = counter.count(call.target, call.args, call.kwargs, given, inputs)
-    if not flops:  # of what runs several sub-graphs, or one of them several times: each once
-        for inner in r.inner.get(v, ()):
-            flops += sum(_flops(inner, u, counter) for u, one in enumerate(inner.nodes) if one.op == "call_function")
+def _flops(r: Reading, v: int) -> int:
+    """Operations of a call; a formula that fails counts 0 and is noted as ``flops_failed``."""
+    node, nested = r.nodes[v], r.traits[v].nested
+    call = call_of(node) if nested else EffectiveCall(node.target, node.args, node.kwargs)
+    flops_of, flops = formula(call.target), 0
+    if flops_of is not None:
+        values, named = fx.map_arg((call.args, dict(call.kwargs)), lambda n: n.meta.get("val"))
+        try:
+            flops = r.storages.hint(flops_of(*values, **named, out_val=call.given(node.meta.get("val"))))
+        except Exception:  # formulas assert what they think of shapes; a wrong cost must not stop a pass
+            r.notes["flops_failed"] += 1
+    if nested and not flops:  # of what runs several sub-graphs, or one of them several times: each once
+        calls = ((inner, u) for inner in r.inner.get(v, ()) for u, one in enumerate(inner.nodes))
+        flops = sum(_flops(inner, u) for inner, u in calls if inner.nodes[u].op == "call_function")
     return flops
-
-
-class _Total(NamedTuple):
-    """What all nodes of a sub-graph cost together: operations, bytes, price."""
-
-    flops: int
-    bytes: int
-    price: Price
-
-
-def _inside(
-    r: Reading,
-    v: int,
-    known: dict[Reading, _Total | None],
-    model: CostModel,
-    groups: Mapping[str, Group],
-    fusion: Fusion,
-) -> _Total | None:
-    """Return the cost of the sub-graph that a node runs; ``None``: the node does more, or no shapes are known."""
-    bodies = r.inner.get(v, ())
-    if len(bodies) != 1 or not only_wraps(call_of(r.nodes[v]).target):
-        return None
-    (reading,) = bodies
-    if reading not in known:
-        costs = costs_of(reading, model, None, groups, fusion)
-        longest = max(costs.prices, key=lambda price: price.time_us, default=FREE)
-        price = longest._replace(time_us=_step_us(reading, costs.prices), part_of="")
-        known[reading] = None if reading.notes["no_val"] else _Total(sum(costs.flops), sum(costs.bytes), price)
-    return known[reading]
 
 
 def _step_us(r: Reading, prices: Sequence[Price]) -> float:
@@ -244,12 +240,3 @@ def _step_us(r: Reading, prices: Sequence[Price]) -> float:
         else:
             clock_us = max([clock_us, *(finish_us[u] for u in r.ends.get(v, ()))]) + price.time_us
     return max([clock_us, *free_us.values()])
-
-
-def _checked(given: float, node: fx.Node) -> float:
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0.0 <= given < math.inf:
-        raise CostError(
-            f"cost() returned {given!r} for node {node.name!r}. "
-            "Return microseconds, 0 or more, or None to use the cost model."
-        )
-    return float(given)

@@ -5,7 +5,6 @@ objects, as TorchInductor lowers them (``lowering.py``).
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from functools import cache
@@ -57,45 +56,6 @@ def formula(target: Any) -> Formula | None:
     if key in flop_registry:
         return flop_registry[key]
     return next((f for name, f in _ADDED.items() if getattr(torch.ops.aten, name, None) is key), None)
-
-
-class FlopCounter:
-    """Counts operations, each (operator, shapes) once."""
-
-    def __init__(self, hint: Callable[[Any], int], notes: Counter[str]) -> None:
-        self.hint = hint
-        self.notes = notes
-        self._known: dict[Any, int] = {}
-
-    def count(
-        self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], val: Any, inputs: Sequence[fx.Node]
-    ) -> int:
-        """Operations of a call that gives ``val``; a formula that fails counts 0 and is noted as ``flops_failed``."""
-        flops_of = formula(target)
-        if flops_of is None:
-            return 0
-        shapes = [getattr(n.meta.get("val"), "shape", None) for n in inputs]
-        # repr: lists of numbers and flags, no values; input nodes by their names, so only where they are few
-        key = (target, repr(shapes), repr([_plain(a) for a in args]))
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = self._evaluate(flops_of, args, kwargs, val)
-        return known
-
-    def _evaluate(self, flops_of: Formula, args: tuple[Any, ...], kwargs: Mapping[str, Any], val: Any) -> int:
-        values, named = fx.map_arg((args, dict(kwargs)), lambda n: n.meta.get("val"))
-        try:
-            return self.hint(flops_of(*values, **named, out_val=val))
-        except Exception:  # formulas assert what they think of shapes; a wrong cost must not stop a pass
-            self.notes["flops_failed"] += 1
-            return 0
-
-
-def _plain(argument: Any) -> Any:
-    """An argument without the nodes in it, for a key."""
-    if isinstance(argument, fx.Node):
-        return None
-    return [_plain(a) for a in argument] if isinstance(argument, list | tuple) else argument
 
 
 class Loop(Enum):

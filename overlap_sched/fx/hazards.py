@@ -165,8 +165,13 @@ def graph_hazards(reading: Reading, group_of: Mapping[int, str]) -> dict[int, se
     add_hazards(after, impurity_hazards((v, reading.ordering.get(v, Ordering.NONE)) for v in impure))
     add_hazards(after, storage_hazards(accesses))
     if Ordering.FENCE in reading.ordering.values():
-        add_hazards(after, list(fence_hazards(_sides(reading, after))))
-    chains = launch_chains(_launches(reading, group_of))
+        steps = [v for v, node in enumerate(reading.nodes) if node.op not in _GIVEN]
+        before = (
+            (v, reading.ordering.get(v) is Ordering.FENCE, {*reading.inputs[v], *after.get(v, ())}) for v in steps
+        )
+        add_hazards(after, list(fence_hazards(before)))
+    comms = ((v, group, reading.traits[v].comm) for v, group in group_of.items())
+    chains = launch_chains(Launch(v, group, comm.point_to_point) for v, group, comm in comms if comm is not None)
     reading.notes["point_to_point"] = sum(map(len, chains))
     add_hazards(after, chain_hazards(chains))
     add_hazards(after, blocking_hazards(launch_steps(reading, group_of)))
@@ -187,57 +192,28 @@ def launch_steps(r: Reading, group_of: Mapping[int, str]) -> Iterator[tuple[int,
             yield v, groups, True
 
 
+_GIVEN = ("placeholder", "get_attr")
+
+
 def _accesses(r: Reading) -> Iterator[Access]:
-    shared = _shared(r)
-    inputs = _inputs(r) if r.outside else []
+    # storages whose readers and writers must be kept in order; all others are written once, by their maker
+    shared = r.peeked.union(*r.writes.values(), *r.transfers.values())
+    given = {s: None for v, node in enumerate(r.nodes) if node.op in _GIVEN for s in r.outs[v] if s in shared}
     unfinished: dict[int, None] = {}  # copies between devices
     for v, takes in enumerate(r.takes):
-        writes = list(r.writes.get(v, ()))
+        writes = dict.fromkeys(r.writes.get(v, ()))
         stops = bool(unfinished) and (v in r.syncs or r.ordering.get(v, Ordering.NONE) >= Ordering.EFFECT)
         if not (writes or stops or v in r.launch_of) and shared.isdisjoint(takes):
             continue
-        reads, more = _reads_and_writes(r, v, shared)
+        flying = (s for launch in r.ends.get(v, ()) for s in r.held_in_flight(launch))
+        reads = dict.fromkeys(s for s in (*(r.outs[v] if r.traits[v].selects else takes), *flying) if s in shared)
         if v in r.outside:
-            reads += [s for s in inputs if s in shared and s not in reads]
-        writes += more
+            reads |= given
+        if r.traits[v].role is Role.WAIT:  # it completes the output, which something else looks at
+            writes |= dict.fromkeys(s for s in takes if s in shared)
         if stops:  # later readers of the copies must come after it
-            writes += [s for s in unfinished if s not in writes]
+            writes |= unfinished
         if v in r.syncs:  # now they are finished
             unfinished.clear()
-        yield v, reads, writes
+        yield v, list(reads), list(writes)
         unfinished.update(dict.fromkeys(r.transfers.get(v, ())))
-
-
-def _shared(r: Reading) -> set[int]:
-    """The storages whose readers and writers must be kept in order; all others are written once, by their maker."""
-    shared = set(r.peeked)
-    shared.update(s for roots in (*r.writes.values(), *r.transfers.values()) for s in roots)
-    return shared
-
-
-def _inputs(r: Reading) -> list[int]:
-    """The storages that were there before the graph ran."""
-    outs = (r.outs[v] for v, node in enumerate(r.nodes) if node.op in ("placeholder", "get_attr"))
-    return list(dict.fromkeys(s for roots in outs for s in roots))
-
-
-def _reads_and_writes(r: Reading, v: int, shared: set[int]) -> tuple[list[int], list[int]]:
-    """Return what a node reads of the shared storages, and what it writes without its schema saying so."""
-    traits = r.traits[v]
-    reads = [s for s in (r.outs[v] if traits.selects else r.takes[v]) if s in shared]
-    for launch in r.ends.get(v, ()):
-        reads += [s for s in r.held_in_flight(launch) if s in shared and s not in reads]
-    return reads, [s for s in r.takes[v] if s in shared] if traits.role is Role.WAIT else []
-
-
-def _sides(r: Reading, after: Mapping[int, set[int]]) -> Iterator[tuple[int, bool, set[int]]]:
-    for v, node in enumerate(r.nodes):
-        if node.op not in ("placeholder", "get_attr"):
-            yield v, r.ordering.get(v) is Ordering.FENCE, {*r.inputs[v], *after.get(v, ())}
-
-
-def _launches(r: Reading, group_of: Mapping[int, str]) -> Iterator[Launch]:
-    for v, group in group_of.items():
-        comm = r.traits[v].comm
-        if comm is not None:
-            yield Launch(v, group, comm.point_to_point)

@@ -43,7 +43,7 @@ from overlap_sched.fx.calls import GROUPS_KEY, call_of, live_ranks, name_and_gro
 from overlap_sched.fx.costs import Cost, Costs, Fusion, costs_of
 from overlap_sched.fx.graphs import graph_of, marks_of, module_of
 from overlap_sched.fx.hazards import graph_hazards
-from overlap_sched.fx.operators import NO_CALL, Ordering, Role
+from overlap_sched.fx.operators import Ordering, Role
 from overlap_sched.fx.reading import Reading, read_graph
 from overlap_sched.fx.sizes import carried_sizes
 from overlap_sched.problem import FINISH, LAUNCH, OF_HOST, PART, Group, Kind, MemoryModel, Node, Problem, Storage
@@ -88,12 +88,11 @@ def _predicate(which: Which | None, names: set[str], argument: str) -> Callable[
     if callable(which):
         return which
     wanted = {which} if isinstance(which, str) else set(which or ())
-    for name in sorted(wanted - names):
-        near = get_close_matches(name, sorted(names), n=1, cutoff=0.4)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+    if unknown := sorted(wanted - names):
+        near = get_close_matches(unknown[0], sorted(names), n=1, cutoff=0.4)
         raise OptionsError(
-            f"{argument} names {name!r}, which is not an input of the graph{hint}. "
-            "Give names of placeholder nodes, or a function of them."
+            f"{argument} names {unknown[0]!r}, which is not an input of the graph"
+            f"{f' (did you mean {near[0]!r}?)' if near else ''}. Give names of inputs, or a function of their nodes."
         )
     return lambda node: node.name in wanted or node.target in wanted
 
@@ -111,24 +110,25 @@ def groups_of(
     Raises:
         CostError: A group does not fit the ranks.
     """
-    name_of: dict[int, str] = {}
     members: dict[str, list[_Site]] = {}
     live: dict[str, Any] = {}
-    for site in (*((reading, v) for v in launches), *_inside(reading)):
-        name, group = name_and_group(site[0].nodes[site[1]])
-        if site[0] is reading:
-            name_of[site[1]] = name
-        members.setdefault(name, []).append(site)
+    for inner, v in (*((reading, v) for v in launches), *_inside(reading)):
+        name, group = name_and_group(inner.nodes[v])
+        members.setdefault(name, []).append((inner, v))
         live.setdefault(name, name if group is None else group)
-    open_names = [name for name in members if name not in given]
-    facts = {name: carried.get(name) or _facts(members[name], live[name], nodes) for name in open_names}
+    name_of = {v: name for name, of_name in members.items() for inner, v in of_name if inner is reading}
+    facts = {
+        name: carried.get(name) or _facts(of_name, live[name], nodes)
+        for name, of_name in members.items()
+        if name not in given
+    }
     if any(not one.ranks for one in facts.values()):
-        shards = sharding_groups(
-            [
-                DataflowNode(reading.inputs[v], _computes(reading, v), _op_of(reading, v), name_of.get(v, ""))
-                for v in range(len(reading.nodes))
-            ]
-        )
+        steps = []
+        for v, traits in enumerate(reading.traits):
+            works = not traits.free and traits.comm is None
+            op = "" if traits.comm is None else traits.comm.op
+            steps.append(DataflowNode(reading.inputs[v], works, op, name_of.get(v, "")))
+        shards = sharding_groups(steps)
         facts = {name: one._replace(shards=name in shards) for name, one in facts.items()}
     placed = place(facts, nodes)
     found = {name: one._replace(group=one.group._replace(ranks=facts[name].ranks)) for name, one in placed.items()}
@@ -152,16 +152,6 @@ def carried_facts(graph: fx.Graph) -> dict[str, Facts]:
     return {name: Facts(size, tuple(ranks or ())) for name, (size, ranks) in carried.items()}
 
 
-def _computes(reading: Reading, v: int) -> bool:
-    traits = reading.traits[v]
-    return not traits.free and traits is not NO_CALL and traits.comm is None
-
-
-def _op_of(reading: Reading, v: int) -> str:
-    comm = reading.traits[v].comm
-    return "" if comm is None else comm.op
-
-
 def _facts(members: list[_Site], live: Any, nodes: Nodes) -> Facts:
     """Return what is known of a group: its ranks, or else its size."""
     arguments = [call_of(reading.nodes[v]).arguments for reading, v in members]
@@ -169,22 +159,16 @@ def _facts(members: list[_Site], live: Any, nodes: Nodes) -> Facts:
     size = next((one["group_size"] for one in arguments if one.get("group_size") is not None), None)
     if ranks and size in (None, len(ranks)):
         return Facts(len(ranks), tuple(ranks))
-    size = size or _size_from_values(members)
+    for reading, v in members if not size else ():  # how much larger one side of a gather or scatter is than the other
+        into, out = sum(reading.value_bytes[u] for u in reading.inputs[v]), reading.value_bytes[v]
+        op = reading.traits[v].comm.op
+        small, large = (into, out) if "gather" in op else (out, into) if "scatter" in op else (0, 0)
+        if size is None and 0 < small <= large and large % small == 0:
+            size = large // small
     if size is None:
         size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else nodes.ranks_per_node
         members[0][0].notes["group_size_guessed"] += 1
     return Facts(int(size))
-
-
-def _size_from_values(members: list[_Site]) -> int | None:
-    """How much larger one side of a gather or scatter is than the other."""
-    for reading, v in members:
-        into = sum(reading.value_bytes[u] for u in reading.inputs[v])
-        out, op = reading.value_bytes[v], _op_of(reading, v)
-        small, large = (into, out) if "gather" in op else (out, into) if "scatter" in op else (0, 0)
-        if 0 < small <= large and large % small == 0:
-            return large // small
-    return None
 
 
 class Memory(NamedTuple):
@@ -251,72 +235,76 @@ def _union(*parts: Sequence[int]) -> tuple[int, ...]:
 
 def _pinned(r: Reading, kept: set[fx.Node], runtime: bool) -> set[int]:
     """Storages that are never freed."""
+    inputs = {s for v, node in enumerate(r.nodes) if node.op == "placeholder" for s in r.outs[v]}
     pinned: set[int] = set()
-    inputs: set[int] = set()
-    for node, raw, roots in zip(r.nodes, r.raw_outs, r.outs, strict=True):
-        if node.op == "placeholder":
-            inputs.update(roots)
-            if node in kept:
-                pinned.update(roots if runtime else raw)
-        elif node.op == "get_attr" and (runtime or node.name.startswith("primals")):
-            pinned.update(roots if runtime else raw)
+    for v, node in enumerate(r.nodes):
+        if node in kept or (node.op == "get_attr" and (runtime or node.name.startswith("primals"))):
+            pinned.update(r.outs[v] if runtime else r.raw_outs[v])
     if runtime:
         # the caller sees all writes but those of unknown calls, which we only suppose
         pinned.update(s for v, roots in r.writes.items() for s in roots if s in inputs and r.traits[v].known)
     return pinned
 
 
-def one_collective_each(
-    nodes: Sequence[Node], ends: Mapping[int, Sequence[int]], outside: Collection[int] = ()
-) -> tuple[tuple[Node, ...], tuple[int, ...]]:
-    """Nodes in which every wait has one collective, and per node the index of the one that it stands for.
+def with_company(
+    nodes: Sequence[Node],
+    ends: Mapping[int, Sequence[int]],
+    outside: Collection[int],
+    groups: Mapping[str, Group],
+    model: CostModel | None,
+) -> tuple[tuple[Node, ...], list[int]]:
+    """Nodes in which every wait has one collective, with launch and finish nodes, and what each stands for.
 
     Args:
         nodes: In their original order; of a wait of several collectives, ``collective`` is one of them. What
             communicates on the compute stream depends on what was launched before on its groups.
         ends: Per node that waits (its index) the indices of all collectives that it waits for.
         outside: Nodes that wait for what this graph does not launch.
+        groups: Of the collectives.
+        model: Where it says that launching a collective, or finishing it, takes time, that has a node.
     """
+    listed, waiting = _behind_company(nodes, _further_waits(nodes, ends, outside))
+    result, launching = _behind_company(listed, _host_nodes(listed, groups, model))
+    return result, [waiting[v] for v in launching]
+
+
+def _further_waits(
+    nodes: Sequence[Node], ends: Mapping[int, Sequence[int]], outside: Collection[int]
+) -> dict[int, list[Node]]:
     company: dict[int, list[Node]] = {}
     for v, node in enumerate(nodes):
-        if not (v in ends or node.launches or v in outside):
-            continue
-        found = dict.fromkeys([*ends.get(v, ()), *(u for u in node.deps if nodes[u].group in node.launches)])
-        others = [(nodes[u].name, u) for u in found if u != node.collective]
-        company[v] = [Node(f"{node.name}.{name}", Kind.WAIT, (u,), op=PART, collective=u) for name, u in others]
-        if v in outside and node.kind is Kind.COMPUTE and not others:
-            company[v] = [Node(f"{node.name}.wait", Kind.WAIT, op=PART)]
-    return _with_company(nodes, company)
+        if v in ends or node.launches or v in outside:
+            found = dict.fromkeys([*ends.get(v, ()), *(u for u in node.deps if nodes[u].group in node.launches)])
+            others = [(nodes[u].name, u) for u in found if u != node.collective]
+            company[v] = [Node(f"{node.name}.{name}", Kind.WAIT, (u,), op=PART, collective=u) for name, u in others]
+            if v in outside and node.kind is Kind.COMPUTE and not others:
+                company[v] = [Node(f"{node.name}.wait", Kind.WAIT, op=PART)]
+    return company
 
 
-def launch_times(nodes: Sequence[Node], groups: Mapping[str, Group], model: CostModel | None) -> dict[int, float]:
-    """Per collective and wait (its index) what launching or finishing takes, where that is not nothing."""
+def _host_nodes(nodes: Sequence[Node], groups: Mapping[str, Group], model: CostModel | None) -> dict[int, list[Node]]:
     if not isinstance(model, LaunchingModel):
         return {}
-    works = {
-        v: Collective(node.op, node.bytes, groups[node.group])
-        for v, node in enumerate(nodes)
-        if node.kind is Kind.COLLECTIVE and node.group is not None
-    }
-    times = {v: model.launch_us(work) for v, work in works.items()}
+    collectives = [(v, node, node.group) for v, node in enumerate(nodes) if node.kind is Kind.COLLECTIVE]
+    works = {v: Collective(node.op, node.bytes, groups[name]) for v, node, name in collectives if name is not None}
+    times = {v: (LAUNCH, model.launch_us(work)) for v, work in works.items()}
     if isinstance(model, FinishingModel):
-        waits = {v: node.collective for v, node in enumerate(nodes) if node.kind is Kind.WAIT and node.op != PART}
-        parts = {v: node.collective for v, node in enumerate(nodes) if node.op == PART}
-        waits |= {v: u for v, u in parts.items() if u not in waits.values()}
-        times |= {v: model.finish_us(works[u]) for v, u in waits.items() if u is not None}
-    return {v: us for v, us in times.items() if us > 0.0}
+        own = {node.collective for node in nodes if node.kind is Kind.WAIT and node.op != PART}
+        for v, node in enumerate(nodes):
+            if (
+                node.kind is Kind.WAIT
+                and node.collective is not None
+                and (node.op != PART or node.collective not in own)
+            ):
+                times[v] = FINISH, model.finish_us(works[node.collective])
+    return {
+        v: [Node(f"{nodes[v].name}.{op}", Kind.COMPUTE, nodes[v].deps, time_us=us, op=op)]
+        for v, (op, us) in times.items()
+        if us > 0.0
+    }
 
 
-def with_launches(nodes: Sequence[Node], launch_us: Mapping[int, float]) -> tuple[tuple[Node, ...], tuple[int, ...]]:
-    """Nodes with a launch or finish node before each that has one, and per node the index of what it stands for."""
-    company = {}
-    for v, us in launch_us.items():
-        op = FINISH if nodes[v].kind is Kind.WAIT else LAUNCH
-        company[v] = [Node(f"{nodes[v].name}.{op}", Kind.COMPUTE, nodes[v].deps, time_us=us, op=op)]
-    return _with_company(nodes, company)
-
-
-def _with_company(
+def _behind_company(
     nodes: Sequence[Node], company: Mapping[int, Sequence[Node]]
 ) -> tuple[tuple[Node, ...], tuple[int, ...]]:
     """Nodes behind others that they must come after (by old indices), and per node the old index that it stands for."""
@@ -443,77 +431,66 @@ def lift(
     memory = memory_of(reading, memory_model, kept)
     model = model or (Roofline() if on is None else model_of(on))
     costs = costs_of(reading, model, cost, group_table, fusion, after)
-    found = _nodes(reading, after, memory, costs, name_of)
-    listed, waiting = one_collective_each(found, reading.ends, reading.outside)
-    nodes, launching = with_launches(listed, launch_times(listed, group_table, model))
-    stands_for = [waiting[v] for v in launching]
+    listed = [_node(reading, v, after, memory, costs, name_of) for v in range(len(reading.nodes))]
+    nodes, stands_for = with_company(listed, reading.ends, reading.outside, group_table, model)
     used = {group for node in nodes for group in launched_on(node)}
     used_groups = {k: g for k, g in group_table.items() if k in used}
     beside = NO_CONTENTION if on is None or not contention else contention_of(on, used_groups)
-    name = name or (type(gm).__name__ if isinstance(gm, fx.GraphModule) else "graph")
-    problem = Problem(name, nodes, memory.storages, used_groups, memory_model, beside)
-    _count(reading, after)
-    told = {k: n for k, n in sorted(reading.notes.items()) if n}
+    waited = {launch for launches in reading.ends.values() for launch in launches}
+    notes = reading.notes
+    notes["collective_without_wait"] = sum(v not in waited for v in reading.launches)
+    notes["hazard"] = sum(len(before.difference(reading.inputs[v])) for v, before in after.items())
+    notes["fence"] = list(reading.ordering.values()).count(Ordering.FENCE)
     priced = zip(nodes, stands_for, strict=True)
-    prices = tuple([costs.prices[v] if node.op not in OF_HOST else Price(node.time_us, "table") for node, v in priced])
-    sizes = (*reading.storages.assumed, *carried_sizes(graph))
-    fx_nodes = tuple([reading.nodes[v] for v in stands_for])
-    on_devices = frozenset(reading.storages.device)
-    return Lifted(problem, fx_nodes, told, prices, placements, on_devices, model, sizes, reading.undeclared)
+    return Lifted(
+        Problem(
+            name or (type(gm).__name__ if isinstance(gm, fx.GraphModule) else "graph"),
+            nodes,
+            memory.storages,
+            used_groups,
+            memory_model,
+            beside,
+        ),
+        tuple([reading.nodes[v] for v in stands_for]),
+        {k: n for k, n in sorted(notes.items()) if n},
+        tuple([costs.prices[v] if node.op not in OF_HOST else Price(node.time_us, "table") for node, v in priced]),
+        placements,
+        frozenset(reading.storages.device),
+        model,
+        (*reading.storages.assumed, *carried_sizes(graph)),
+        reading.undeclared,
+    )
 
 
 LIFTING = tuple([name for name in signature(lift).parameters if name not in ("gm", "memory_model")])
 """What functions that lift a graph pass on to :func:`lift`."""
 
 
-def _nodes(
-    reading: Reading,
-    after: Mapping[int, set[int]],
-    memory: Memory,
-    costs: Costs,
-    group_of: Mapping[int, str],
-) -> tuple[Node, ...]:
-    nodes = []
-    for v, node in enumerate(reading.nodes):
-        kind = _kind(reading, v)
-        comm = reading.traits[v].comm if kind is Kind.COLLECTIVE else None
-        inputs = reading.inputs[v]
-        deps = tuple(sorted({*inputs, *after[v]})) if v in after else inputs
-        if kind is Kind.OUTPUT:  # values first, as they are listed
-            deps = tuple(dict.fromkeys((*inputs, *deps)))
-        nodes.append(
-            Node(
-                name=node.name,
-                kind=kind,
-                deps=deps,
-                alloc=memory.alloc[v],
-                use=memory.use[v],
-                time_us=costs.prices[v].time_us,
-                op=reading.traits[v].op if comm is None else comm.op,
-                group=None if comm is None else group_of[v],
-                collective=reading.launch_of.get(v),
-                flops=costs.flops[v],
-                bytes=costs.bytes[v],
-                launches=reading.communicates[v].kept if v in reading.communicates else (),
-                module=module_of(node.meta),
-                marks=marks_of(node.meta),
-            )
-        )
-    return tuple(nodes)
-
-
 _KIND = {"placeholder": Kind.INPUT, "get_attr": Kind.INPUT, "output": Kind.OUTPUT}
 
 
-def _kind(reading: Reading, v: int) -> Kind:
-    role = reading.traits[v].role
-    if role is None or role is Role.BLOCKING:
-        return _KIND.get(reading.nodes[v].op, Kind.COMPUTE)
-    return Kind.WAIT if role is Role.WAIT else Kind.COLLECTIVE
-
-
-def _count(reading: Reading, after: Mapping[int, set[int]]) -> None:
-    waited = {launch for launches in reading.ends.values() for launch in launches}
-    reading.notes["collective_without_wait"] = sum(v not in waited for v in reading.launches)
-    reading.notes["hazard"] = sum(len(before.difference(reading.inputs[v])) for v, before in after.items())
-    reading.notes["fence"] = sum(ordering is Ordering.FENCE for ordering in reading.ordering.values())
+def _node(
+    r: Reading, v: int, after: Mapping[int, set[int]], memory: Memory, costs: Costs, group_of: Mapping[int, str]
+) -> Node:
+    node, traits, deps = r.nodes[v], r.traits[v], r.inputs[v]
+    kind = {Role.LAUNCH: Kind.COLLECTIVE, Role.WAIT: Kind.WAIT}.get(traits.role, _KIND.get(node.op, Kind.COMPUTE))
+    if v in after or kind is Kind.OUTPUT:
+        before = sorted({*deps, *after.get(v, ())})
+        deps = tuple(dict.fromkeys((*deps, *before)) if kind is Kind.OUTPUT else before)  # values first, as listed
+    launches = kind is Kind.COLLECTIVE
+    return Node(
+        name=node.name,
+        kind=kind,
+        deps=deps,
+        alloc=memory.alloc[v],
+        use=memory.use[v],
+        time_us=costs.prices[v].time_us,
+        op=traits.comm.op if launches else traits.op,
+        group=group_of[v] if launches else None,
+        collective=r.launch_of.get(v),
+        flops=costs.flops[v],
+        bytes=costs.bytes[v],
+        launches=r.communicates[v].kept if v in r.communicates else (),
+        module=module_of(node.meta),
+        marks=marks_of(node.meta),
+    )

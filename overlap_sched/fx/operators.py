@@ -113,7 +113,8 @@ def comm_of(op: OpOverload) -> Comm | None:
         communicates = op.namespace in WHOLE_FAMILIES and op._schema.name not in LOCAL
     else:
         communicates = any(map(names_a_group, arguments)) if said is None else said
-    return Comm(Role.BLOCKING, op.overloadpacket.__name__, known=said is not None) if communicates else None
+    known = said is not None or op.namespace == "symm_mem"
+    return Comm(Role.BLOCKING, op.overloadpacket.__name__, known=known) if communicates else None
 
 
 def names_a_group(argument: Any) -> bool:

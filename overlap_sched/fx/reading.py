@@ -69,14 +69,9 @@ class Storages:
             return (self._of_tensor(val),), self.hint(val.numel()) * val.dtype.itemsize
         if kind in _NUMBERS:
             return (), 0
-        leaves = [leaf for leaf in tree_leaves(val) if isinstance(leaf, torch.Tensor)]
-        found: dict[int, None] = {}
-        nbytes = 0
-        for leaf in leaves:
-            for tensor in _unwrapped(leaf):
-                found[self._of_tensor(tensor)] = None
-                nbytes += self.hint(tensor.numel()) * tensor.dtype.itemsize
-        return tuple(found), nbytes
+        tensors = [one for leaf in tree_leaves(val) if isinstance(leaf, torch.Tensor) for one in _unwrapped(leaf)]
+        found = dict.fromkeys(self._of_tensor(tensor) for tensor in tensors)
+        return tuple(found), sum(self.hint(tensor.numel()) * tensor.dtype.itemsize for tensor in tensors)
 
     def _of_tensor(self, tensor: torch.Tensor) -> int:
         try:
@@ -84,15 +79,14 @@ class Storages:
             key = storage._cdata
         except (NotImplementedError, RuntimeError):  # sparse, functorch wrappers: known by the tensor itself
             storage, key = None, -id(tensor)
-        raw = self._raw_of.get(key)
-        if raw is None:
-            raw = self._raw_of[key] = len(self.root)
+        if key not in self._raw_of:
+            self._raw_of[key] = len(self.root)
             nbytes = 0 if storage is None else self.largest(storage.nbytes())
             self._append(key, nbytes, tensor.device.type, isinstance(tensor, FakeTensor))
             if storage is None:
-                self.bare.add(raw)
+                self.bare.add(self._raw_of[key])
                 self.notes["no_storage"] += 1
-        return raw
+        return self._raw_of[key]
 
     def _append(self, key: int, nbytes: int, device: str, fake: bool) -> None:
         self._key.append(key)
@@ -119,13 +113,11 @@ class Storages:
         key = self._key[raw]
         copies = self._copies.setdefault(key, [raw])
         meant = [copy for copy in copies if root[copy] in takes]
-        if meant:
-            copy = min(meant, key=lambda s: takes.index(root[s]))
-        else:
-            copy = len(root)
-            copies.append(copy)
+        if not meant:
+            meant = [len(root)]
+            copies += meant
             self._append(key, self.nbytes[raw], self.device[raw], self.fake[raw])
-        self._raw_of[key] = copy
+        self._raw_of[key] = copy = min(meant, key=lambda s: takes.index(root[s]) if root[s] in takes else 0)
         return copy
 
     def hint(self, size: int | torch.SymInt) -> int:
@@ -308,11 +300,10 @@ class _Reader:
             return  # a view, as most
         raw = r.storages.of_value(call.given(node.meta.get("val")))[0] if traits.nested else r.raw_outs[v]
         aliased = [n for arg in traits.aliases for n in _nodes_in(arg.of(call.args, call.kwargs))]
-        declared = {s for n in aliased for s in r.outs[self.index[n]]}
-        fresh, written = r.raw_fresh[v], r.writes.get(v, ())
-        roots = dict.fromkeys(r.storages.root[s] for s in raw if s not in fresh)
-        if unseen := tuple(s for s in roots if s not in declared and s not in written):
-            r.writes[v] = (*written, *unseen)
+        known = {*r.writes.get(v, ()), *(s for n in aliased for s in r.outs[self.index[n]])}
+        roots = dict.fromkeys(r.storages.root[s] for s in raw if s not in r.raw_fresh[v])
+        if unseen := tuple(s for s in roots if s not in known):
+            r.writes[v] = (*r.writes.get(v, ()), *unseen)
             r.unseen.add(v)
             r.notes["undeclared_alias"] += 1
 
@@ -332,14 +323,11 @@ class _Reader:
         was handed in) is read before or behind the wait, and means something else there.
         """
         r = self.reading
-        known: dict[int, int] = {}
-        for u in r.looked_at(v):
-            known |= self.waited.get(u, {})
+        known = {s: wait for u in r.looked_at(v) for s, wait in self.waited.get(u, {}).items()}
         if r.traits[v].role is Role.WAIT:
             self.waited[v] = dict.fromkeys(r.takes[v], v)
             return
-        kept = {s: wait for s, wait in known.items() if s in r.outs[v]}
-        if kept:
+        if kept := {s: wait for s, wait in known.items() if s in r.outs[v]}:
             self.waited[v] = kept
         target = r.nodes[v].target
         shape_only = isinstance(target, OpOverload) and target._schema.name in SHAPES
@@ -406,7 +394,7 @@ class _Reader:
             for one, source in zip(values, arguments, strict=False):
                 raw, _ = storages.of_value(one)
                 of = self.reading.outs[self.index[source]] if isinstance(source, fx.Node) else ()
-                if len(raw) == 1 and len(of) == 1 and raw[0] in fresh:
+                if len(raw) == len(of) == 1 and raw[0] in fresh:
                     storages.root[raw[0]] = of[0]
 
     def _special(self, v: int, node: fx.Node, traits: OperatorTraits, call: EffectiveCall) -> None:
@@ -416,8 +404,10 @@ class _Reader:
             ordering = Ordering.NONE
         if traits.nested and not call.in_body:
             ordering = max(ordering, self._ordering_of_subgraphs(v, node))
-            if any(inner.outside for inner in r.inner.get(v, ())):
-                self._wait_inside(v)
+            if any(inner.outside for inner in r.inner.get(v, ())):  # for which of what it is given, nothing says
+                pending = [u for s in r.takes[v] for u in self.in_flight.get(s, ())]
+                r.ends |= {v: tuple(dict.fromkeys(pending))} if pending else {}
+                r.outside |= set() if pending else {v}
         if ordering is not Ordering.NONE:
             r.ordering[v] = ordering
         if not traits.known:
@@ -434,23 +424,17 @@ class _Reader:
             if traits.overwrites:
                 r.overwritten_bytes[v] = sum(r.value_bytes[self.index[n]] for n in written)
         if traits.non_blocking is not None:
-            self._transfer(v, bool(traits.non_blocking.of(args, kwargs, False)))
+            ends = tuple(dict.fromkeys((*r.takes[v], *r.outs[v])))
+            if len({r.storages.device[s] == "cpu" for s in ends}) == 2:  # to or from the host
+                if traits.non_blocking.of(args, kwargs, False):
+                    r.transfers[v] = ends
+                else:
+                    r.syncs.add(v)
         if traits.syncs:
             r.syncs.add(v)
         if traits.comm is not None:
             r.notes["unknown_communication"] += not traits.comm.known
             self._communication(v, traits.comm.role)
-
-    def _transfer(self, v: int, non_blocking: bool) -> None:
-        r = self.reading
-        ends = tuple(dict.fromkeys((*r.takes[v], *r.outs[v])))
-        hosts = [r.storages.device[s] == "cpu" for s in ends]
-        if all(hosts) or not any(hosts):
-            return
-        if non_blocking:
-            r.transfers[v] = ends
-        else:
-            r.syncs.add(v)
 
     def _communication(self, v: int, role: Role) -> None:
         r = self.reading
@@ -472,14 +456,6 @@ class _Reader:
                 r.outside.add(v)
                 r.peeked.update(outside)
             r.notes["wait_outside"] += not launched
-
-    def _wait_inside(self, v: int) -> None:
-        """A sub-graph waits for what it is given: for which of that, its arguments do not say."""
-        pending = [u for s in self.reading.takes[v] for u in self.in_flight.get(s, ())]
-        if pending:
-            self.reading.ends[v] = tuple(dict.fromkeys(pending))
-        else:
-            self.reading.outside.add(v)
 
     def _has_finished(self, v: int) -> bool:
         """Tell whether a value is that of a wait, or a view of one: to wait for it again is to do nothing."""
@@ -511,10 +487,8 @@ class _Reader:
 
 
 def _nodes_in(argument: Any) -> Iterator[fx.Node]:
-    if isinstance(argument, fx.Node):
-        yield argument
-    elif isinstance(argument, list | tuple):
-        for item in argument:
+    if isinstance(argument, list | tuple | dict):
+        for item in argument.values() if isinstance(argument, dict) else argument:
             yield from _nodes_in(item)
-    elif isinstance(argument, dict):
-        yield from _nodes_in(list(argument.values()))
+    elif isinstance(argument, fx.Node):
+        yield argument

@@ -2,15 +2,10 @@
 
 The arena can never be smaller than the peak of live bytes; what it is larger is fragmentation. Storages that live
 from the first step to the last lie at the bottom. The others are placed one after the other, each at the lowest
-offset where it fits among those placed before, in an order that decides everything::
-
-    size        the largest first
-    conflicts   what is live together with the most bytes first
-    longest     the longest-lived first: activations, in the order in which they nest
-    area        bytes times steps
-
-The best of the four is improved by hill climbing: what lies at the top of the arena goes to the front of the order.
-Where that leaves fragmentation, a search looks for offsets in a smaller arena. Work is counted, not timed.
+offset where it fits among those placed before, in an order that decides everything: the largest first, then the
+longest-lived first (activations, in the order in which they nest), each improved by hill climbing: what lies at the top
+of the arena goes to the front of the order. Where that leaves fragmentation, a search looks for offsets in a smaller
+arena. Work is counted, not timed.
 
 **Place or postpone**, depth first, exact unless it runs out of work. After MiniMalloc (Moffitt, "MiniMalloc: A
 lightweight memory allocator for hardware-accelerated machine learning", ASPLOS 2023), whose canonical solutions are
@@ -46,10 +41,13 @@ work for the peak, the rest for targets between the lowest that is still open an
 each at most.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import cycle, pairwise, product
+from heapq import heappop, heappush
+from itertools import cycle, product
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -63,45 +61,38 @@ from overlap_sched.simulate.ledger import LiveRange, LiveRanges
 def address_violation(
     problem: Problem, order: Sequence[int], offsets: Mapping[int, int], align_bytes: int = 1
 ) -> str | None:
-    """The first thing wrong with the offsets in words, or ``None``: missing, negative, unaligned, overlapping."""
+    """The first thing wrong with the offsets in words, or ``None``: missing, negative, unaligned, overlapping.
+
+    Reads the problem alone: when storages live is counted anew.
+    """
     nodes, storages = problem.nodes, problem.storages
-    for node in nodes:
-        for s in node.alloc:
-            if s not in offsets:
-                return f"storage {s} of {node.name} has no offset"
-            if offsets[s] < 0 or offsets[s] % align_bytes:
-                return f"storage {s} of {node.name} lies at {offsets[s]}, which is not a multiple of {align_bytes}"
-    users_left = dict.fromkeys(offsets, 0)
-    for node in nodes:
-        for s in set(node.use):
-            users_left[s] += 1
-    used = {s for s, count in users_left.items() if count}
-    live = {s for node in nodes if node.kind is Kind.INPUT for s in node.alloc}
+    first, last, made_by = dict[int, int](), dict[int, int](), dict[int, int]()
     for at, v in enumerate(order):
-        node = nodes[v]
-        if node.kind is not Kind.INPUT:
-            live.update(node.alloc)
-        if at == 0 or (node.alloc and node.kind is not Kind.INPUT):  # only then can anything new overlap
-            broken = _overlap(storages, live, offsets)
-            if broken is not None:
-                a, b = broken
-                return f"storages {a} and {b} overlap while {node.name} runs"
-        for s in set(node.use):
-            users_left[s] -= 1
-            if not users_left[s] and not storages[s].pinned:
-                live.discard(s)
-        if node.kind not in (Kind.INPUT, Kind.OUTPUT):
-            live.difference_update([s for s in node.alloc if s not in used])
-    return None
-
-
-def _overlap(
-    storages: Sequence[tuple[int, bool]], live: set[int], offsets: Mapping[int, int]
-) -> tuple[int, int] | None:
-    here = sorted((offsets[s], s) for s in live if storages[s][0])
-    for (low, a), (high, b) in pairwise(here):
-        if low + storages[a][0] > high:
-            return a, b
+        for s in nodes[v].alloc:
+            first[s], last[s], made_by[s] = 0 if nodes[v].kind is Kind.INPUT else at, at, v
+    used = {s for node in nodes for s in node.use}
+    for at, v in enumerate(order):
+        last.update(dict.fromkeys(nodes[v].use, at))
+    for s, v in made_by.items():
+        if s not in offsets:
+            return f"storage {s} of {nodes[v].name} has no offset"
+        if offsets[s] < 0 or offsets[s] % align_bytes:
+            return f"storage {s} of {nodes[v].name} lies at {offsets[s]}, which is not a multiple of {align_bytes}"
+        if storages[s].pinned if s in used else nodes[v].kind in (Kind.INPUT, Kind.OUTPUT):
+            last[s] = len(order)
+    live: list[tuple[int, int, int]] = []  # begin, end and storage, none overlapping, by place
+    ends: list[tuple[int, tuple[int, int, int]]] = []
+    for s in sorted((s for s in first if storages[s].bytes), key=lambda s: (first[s], s)):
+        while ends and ends[0][0] < first[s]:
+            del live[bisect_left(live, heappop(ends)[1])]
+        here = (offsets[s], offsets[s] + storages[s].bytes, s)
+        k = bisect_left(live, here)
+        for low, high, other in live[max(k - 1, 0) : k + 1]:
+            if low < here[1] and here[0] < high:
+                a, b = sorted((other, s), key=lambda one: (offsets[one], one))
+                return f"storages {a} and {b} overlap while {nodes[order[first[s]]].name} runs"
+        live.insert(k, here)
+        heappush(ends, (last[s], here))
     return None
 
 
@@ -111,8 +102,8 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Sectioned:
-    """Boxes over sections; n boxes, s sections.
+class Boxes:
+    """Storages as boxes in space and time, which goes by sections; n boxes, s sections.
 
     Attributes:
         bytes: Per box, its height, in any unit (n).
@@ -138,44 +129,72 @@ class Sectioned:
         np.fill_diagonal(result, False)
         return result
 
+    def counted(self, first: Ints, last: Ints, what: Ints | int) -> Ints:
+        """Per section, the sum over boxes that have it between their first and before their last (s)."""
+        change = np.zeros(self.sections + 1, np.int64)
+        np.add.at(change, first, what)
+        np.subtract.at(change, last, what)
+        return np.cumsum(change[:-1])
+
     @cached_property
     def live_bytes(self) -> Ints:
         """Per section, the sum of the boxes that are live there (s)."""
-        change = np.zeros(self.sections + 1, np.int64)
-        np.add.at(change, self.begin, self.bytes)
-        np.subtract.at(change, self.end, self.bytes)
-        return np.cumsum(change[:-1])
+        return self.counted(self.begin, self.end, self.bytes)
 
     @cached_property
     def crossings(self) -> Ints:
         """Per section, how many boxes are live there and also in the next (s)."""
-        change = np.zeros(self.sections + 1, np.int64)
-        np.add.at(change, self.begin, 1)
-        np.subtract.at(change, self.end - 1, 1)
-        return np.cumsum(change[:-1])
+        return self.counted(self.begin, self.end - 1, 1)
 
-    def part(self, boxes: Ints, first: int, last: int) -> "Sectioned":
+    def part(self, boxes: Ints, first: int, last: int) -> "Boxes":
         """Some boxes, in this order, all of them within sections ``first`` to ``last - 1``."""
-        return Sectioned(self.bytes[boxes], self.begin[boxes] - first, self.end[boxes] - first, last - first)
+        return Boxes(self.bytes[boxes], self.begin[boxes] - first, self.end[boxes] - first, last - first)
 
-    def in_units_of(self, unit: int) -> "Sectioned":
-        """The same with smaller numbers; ``unit`` divides all sizes."""
-        return Sectioned(self.bytes // unit, self.begin, self.end, self.sections)
+    def arena(self, offsets: Ints) -> int:
+        """The end of the highest box."""
+        return int((offsets + self.bytes).max())
+
+    def place(self, order: Sequence[int]) -> Ints:
+        """Each box of the order at the lowest offset that is free for all its life."""
+        placed, offsets = np.array(order, np.int64), np.zeros(len(order), np.int64)
+        begin, end, size = self.begin[placed], self.end[placed], self.bytes[placed]
+        for k in range(len(order)):
+            near = np.flatnonzero((begin[:k] < end[k]) & (end[:k] > begin[k]))
+            near = near[np.argsort(offsets[near], kind="stable")]
+            free = np.concatenate(([0], np.maximum.accumulate(offsets[near] + size[near])))  # what lies below is taken
+            gaps = np.flatnonzero(offsets[near] - free[:-1] >= size[k])
+            offsets[k] = free[gaps[0] if len(gaps) else -1]
+        return offsets[np.argsort(placed)]
+
+    def climb(self, order: list[int], placements: int) -> tuple[Ints, int]:
+        """Place, then again with the boxes at the top moved forward, half as far each time it does not help.
+
+        Returns:
+            The best offsets, and how often they got better.
+        """
+        best, share, better = self.place(order), 0.0, 0
+        for _ in range(placements):
+            arena = self.arena(best)
+            if arena == self.live_bytes.max() or share > 0.97:
+                break
+            changed, place_of = list(order), {i: k for k, i in enumerate(order)}
+            for i in sorted(np.flatnonzero(best + self.bytes == arena).tolist(), key=place_of.__getitem__):
+                changed.remove(i)
+                changed.insert(int(place_of[i] * share), i)
+            tried, share = self.place(changed), (1 + share) / 2
+            if self.arena(tried) < arena:
+                best, order, share, better = tried, changed, 0.0, better + 1
+        return best, better
 
 
-def sectioned(ranges: Sequence[LiveRange]) -> Sectioned:
+def boxes_of(ranges: Sequence[LiveRange]) -> Boxes:
     """Boxes of these lifetimes, by their position there."""
-    first = np.array([span.first for span in ranges], np.int64)
-    last = np.array([span.last for span in ranges], np.int64)
+    size, first, last = np.array([(span.bytes, span.first, span.last) for span in ranges], np.int64).T
     begins, ends = np.unique(first), np.unique(last)
     # The last begin before each end: no more begins until something has ended, so this moment is a maximum.
     moments = np.unique(begins[np.searchsorted(begins, ends, side="right") - 1])
-    return Sectioned(
-        np.array([span.bytes for span in ranges], np.int64),
-        np.searchsorted(moments, first),
-        np.searchsorted(moments, last, side="right"),
-        len(moments),
-    )
+    end = np.searchsorted(moments, last, side="right")
+    return Boxes(size, np.searchsorted(moments, first), end, len(moments))
 
 
 NEVER = np.int64(2**62)
@@ -199,7 +218,7 @@ class Standing(NamedTuple):
     crossings: Ints
 
 
-def failing_section(boxes: Sectioned, now: Standing, limit: int, first: int, last: int) -> int | None:
+def failing_section(boxes: Boxes, now: Standing, limit: int, first: int, last: int) -> int | None:
     """Raise ``now.low`` of what is live in sections ``first`` to ``last - 1``; where one of them cannot hold, which.
 
     Time: some vector operations on (boxes that are open there) x (sections).
@@ -231,7 +250,7 @@ def failing_section(boxes: Sectioned, now: Standing, limit: int, first: int, las
     return None
 
 
-Rule = Callable[[Sectioned, Floats], Ints]
+Rule = Callable[[Boxes, Floats], Ints]
 """From boxes and blame per section: the boxes by falling preference."""
 
 
@@ -260,52 +279,39 @@ class Search:
     rule: Rule
     _found: dict[int, int] = field(default_factory=dict)
 
-    def offsets(self, boxes: Sectioned) -> Ints | None:
+    def offsets(self, boxes: Boxes) -> Ints | None:
         """Offsets of all boxes; ``None``: there are none.
 
         Raises:
             OutOfWorkError: Neither is known.
         """
-        n = len(boxes.bytes)
-        start = Standing(
-            np.ones(n, np.bool_),
-            np.zeros(n, np.int64),
-            np.zeros(n, np.int64),
-            boxes.live_bytes.copy(),
-            boxes.crossings,
-        )
-        if (start.rest > self.limit).any():
+        if boxes.live_bytes.max() > self.limit:
             return None
+        n = len(boxes.bytes)
+        lowest = np.zeros(n, np.int64)
+        start = Standing(np.ones(n, np.bool_), lowest, lowest, boxes.live_bytes, boxes.crossings)
         if not self._pieces(boxes, np.arange(n), start, 0):
             return None
         return np.array([self._found[i] for i in range(n)], np.int64)
 
-    def _pieces(self, boxes: Sectioned, names: Ints, now: Standing, at: int) -> bool:
+    def _pieces(self, boxes: Boxes, names: Ints, now: Standing, at: int) -> bool:
         """Solve what no open box joins, piece by piece. ``names``: of the boxes; ``at``: where their sections begin."""
         left = np.flatnonzero(now.open)
         cuts = np.flatnonzero(now.crossings == 0) + 1
         piece_of = np.searchsorted(cuts, boxes.begin[left], side="right")
         for piece in np.unique(piece_of):
             inside = left[piece_of == piece]
-            first = int(cuts[piece - 1]) if piece else 0
-            if not self._piece(boxes, inside, names, now, at, first, int(cuts[piece])):
+            first, last = int(cuts[piece - 1]) if piece else 0, int(cuts[piece])
+            part = boxes.part(inside, first, last)
+            chosen = self.rule(part, self.blame[at + first : at + last])
+            inside, part = inside[chosen], part.part(chosen, 0, part.sections)
+            is_open = np.ones(len(inside), np.bool_)
+            start = Standing(is_open, now.least[inside], now.low[inside], part.live_bytes, part.crossings)
+            if not self._search(part, names[inside], start, at + first):
                 return False
         return True
 
-    def _piece(
-        self, boxes: Sectioned, inside: Ints, names: Ints, now: Standing, at: int, first: int, last: int
-    ) -> bool:
-        part = boxes.part(inside, first, last)
-        at += first
-        chosen = self.rule(part, self.blame[at : at + part.sections])
-        inside = inside[chosen]
-        part = part.part(chosen, 0, part.sections)
-        start = Standing(
-            np.ones(len(inside), np.bool_), now.least[inside], now.low[inside], part.live_bytes.copy(), part.crossings
-        )
-        return self._search(part, names[inside], start, at)
-
-    def _search(self, boxes: Sectioned, names: Ints, start: Standing, at: int) -> bool:
+    def _search(self, boxes: Boxes, names: Ints, start: Standing, at: int) -> bool:
         path, tried = [start], [-1]
         while path:
             now, i = path[-1], tried[-1]
@@ -329,7 +335,7 @@ class Search:
             tried.append(-1)
         return False
 
-    def _place(self, boxes: Sectioned, now: Standing, i: int, at: int) -> Standing | None:
+    def _place(self, boxes: Boxes, now: Standing, i: int, at: int) -> Standing | None:
         """The state with box i where it can lie lowest; ``None`` where the others do not fit then."""
         begin, end = int(boxes.begin[i]), int(boxes.end[i])
         top = now.least[i] + boxes.bytes[i]
@@ -350,12 +356,12 @@ class Search:
             begin, end = min(begin, int(boxes.begin[lifted].min())), max(end, int(boxes.end[lifted].max()))
         return after if self._holds(boxes, after, begin, end, at) else None
 
-    def _postpone(self, boxes: Sectioned, now: Standing, i: int, at: int) -> bool:
+    def _postpone(self, boxes: Boxes, now: Standing, i: int, at: int) -> bool:
         """Box i does not lie where it could: does all still fit?"""
         now.low[i] = max(now.low[i], now.least[i] + 1)
         return self._holds(boxes, now, int(boxes.begin[i]), int(boxes.end[i]), at)
 
-    def _holds(self, boxes: Sectioned, now: Standing, first: int, last: int, at: int) -> bool:
+    def _holds(self, boxes: Boxes, now: Standing, first: int, last: int, at: int) -> bool:
         if self.work_left <= 0:
             raise OutOfWorkError
         self.work_left -= 1 + len(boxes.bytes) * (last - first) // CELLS_PER_WORK
@@ -398,7 +404,7 @@ def rule_of(key: Key, width: Width, weight: float) -> Rule:
         weight: Of blame.
     """
 
-    def order(boxes: Sectioned, blame: Floats) -> Ints:
+    def order(boxes: Boxes, blame: Floats) -> Ints:
         widths = boxes.together.sum(axis=1) + 1 if width == "neighbours" else boxes.end - boxes.begin
         areas = widths * boxes.bytes
         blamed = weight * _highest(boxes, blame)
@@ -413,93 +419,59 @@ def rule_of(key: Key, width: Width, weight: float) -> Rule:
     return order
 
 
-class PackingResult(NamedTuple):
-    """What came of looking for offsets below a limit.
-
-    Attributes:
-        offsets: Per box, in the unit of the boxes; ``None`` where none were found.
-        ended: Whether the search came to its end: then there are none that it has not found.
-        work: What it spent, in the unit of :class:`Search`.
-    """
-
-    offsets: Ints | None
-    ended: bool
-    work: int
-
-
-def fit_below(boxes: Sectioned, limit: int, most_work: int) -> PackingResult:
-    """Offsets with no end above the limit.
+def fit_below(boxes: Boxes, limit: int, most_work: int) -> tuple[Ints | None, int]:
+    """Offsets with no end above the limit, and the work left; ``None``: there are none, or too little work.
 
     Args:
         boxes: What is to be placed.
         limit: In the unit of the boxes.
         most_work: Give up after so much.
     """
-    blame = np.zeros(boxes.sections)
-    run, spent = float(FIRST_RUN * len(boxes.bytes)), 0
-    for rule in _rules():
-        allowed = min(int(run), most_work - spent)
-        search = Search(limit, allowed, blame, rule)
+    blame, run = np.zeros(boxes.sections), float(FIRST_RUN * len(boxes.bytes))
+    for weight, (key, width) in cycle(product(BLAME_WEIGHTS, RULES)):
+        allowed = min(int(run), most_work)
+        search = Search(limit, allowed, blame, rule_of(key, width, weight))
         try:
-            offsets = search.offsets(boxes)
+            return search.offsets(boxes), most_work - allowed + search.work_left
         except OutOfWorkError:
-            spent += allowed
-        else:
-            return PackingResult(offsets, True, spent + allowed - search.work_left)
-        if spent >= most_work:
+            most_work -= allowed
+        if most_work <= 0:
             break
         blame *= FORGETTING
         run *= GROWTH
-    return PackingResult(None, False, spent)
+    return None, 0
 
 
-def _rules() -> Iterator[Rule]:
-    """All rules with the first weight, all with the next, and so on without end."""
-    for weight, (key, width) in cycle(product(BLAME_WEIGHTS, RULES)):
-        yield rule_of(key, width, weight)
-
-
-def _highest(boxes: Sectioned, per_section: Floats | Ints) -> Floats:
+def _highest(boxes: Boxes, per_section: Floats | Ints) -> Floats:
     """Per box, the highest value of the sections where it is live, as a part of the highest of all."""
     highest: Floats = np.where(boxes.covers, per_section, 0).max(axis=1) / max(float(per_section.max()), 1e-9)
     return highest
 
 
-def smallest_arena(ranges: Sequence[LiveRange], least: int, arena: int, most_work: int) -> list[int] | None:
-    """Offsets, one per lifetime, with an arena below ``arena``; ``None`` where none were found.
+def smallest_arena(boxes: Boxes, arena: int, most_work: int) -> Ints | None:
+    """Offsets with an arena below ``arena``; ``None`` where none were found.
 
     Args:
-        ranges: What is to be placed, each larger than 0 bytes.
-        least: Their peak: no arena is smaller.
+        boxes: What is to be placed, each larger than 0 bytes.
         arena: Bytes that are needed without this search.
         most_work: See :func:`fit_below`.
     """
-    boxes = sectioned(ranges)
-    if len(ranges) * boxes.sections > MOST_CELLS:
+    if len(boxes.bytes) * boxes.sections > MOST_CELLS:
         return None
-    always = boxes.end - boxes.begin == boxes.sections
-    if always.any() and not always.all():  # at the bottom: whatever is below such a box may as well lie above it
-        below = int(boxes.bytes[always].sum())
-        others = [span for span, stays in zip(ranges, always, strict=True) if not stays]
-        found = smallest_arena(others, least - below, arena - below, most_work)
-        if found is None:
-            return None
-        bottom = np.where(always, np.cumsum(boxes.bytes * always) - boxes.bytes, 0)
-        bottom[~always] = np.array(found) + below
-        return [int(at) for at in bottom]
     unit = int(np.gcd.reduce(boxes.bytes))
-    boxes = boxes.in_units_of(unit)
-    low, high, best = least // unit, arena // unit, None
+    boxes, best = replace(boxes, bytes=boxes.bytes // unit), None
+    low, high = int(boxes.live_bytes.max()), arena // unit
     target, share, step = low, 3 * most_work // 5, max(most_work // 10, 1)
     while low < high and (high - low) * NOT_WORTH > low and most_work > 0:
-        fit = fit_below(boxes, target, min(share, most_work))
-        most_work -= fit.work
-        if fit.offsets is None:
+        allowed = min(share, most_work)
+        found, left = fit_below(boxes, target, allowed)
+        most_work -= allowed - left
+        if found is None:
             low = target + 1
         else:
-            best, high = fit.offsets, int((fit.offsets + boxes.bytes).max())
+            best, high = found, boxes.arena(found)
         target, share = (low + high) // 2, step
-    return None if best is None else [int(at) * unit for at in best]
+    return None if best is None else best * unit
 
 
 MOST_CLIMBS, CLIMB_BOXES, SEARCH_WORK = 40, 30_000, 130_000
@@ -516,7 +488,7 @@ class AddressPlan:
         arena_bytes: The end of the highest.
         peak_bytes: The most live at once, each storage rounded up to ``align_bytes``: no arena is smaller.
         align_bytes: Offsets and sizes are multiples of it.
-        found_by: ``size``, ``conflicts``, ``longest``, ``area``, ``climbing`` or ``search``.
+        found_by: ``size``, ``longest``, ``climbing`` or ``search``.
     """
 
     offsets: Mapping[int, int]
@@ -538,155 +510,46 @@ def plan_addresses(problem: Problem, order: Sequence[int], align_bytes: int = 51
         problem: Whose storages.
         order: Its nodes in the order in which they run.
         align_bytes: Offsets and sizes are multiples of it; 512 is what torch's CUDA allocator aligns to.
-        effort: 0: the four orders only; each unit more allows as much climbing and searching again.
+        effort: 0: the two orders only; each unit more allows as much climbing and searching again.
 
     Raises:
         OptionsError: ``align_bytes`` is not a positive whole number.
         VerificationError: The checker refuses the result: a bug.
     """
-    if isinstance(align_bytes, bool) or not isinstance(align_bytes, int) or align_bytes < 1:
+    if type(align_bytes) is not int or align_bytes < 1:
         raise OptionsError(f"align_bytes is {align_bytes!r}; it is a whole number of bytes, 1 or more.")
-    rounded = [
-        span._replace(bytes=-(-span.bytes // align_bytes) * align_bytes) for span in LiveRanges(problem).of(order)
-    ]
-    offsets, found_by = place(rounded, len(order), effort)
-    broken = address_violation(problem, order, offsets, align_bytes)
-    if broken is not None:
+    ranges = LiveRanges(problem).of(order)
+    rounded = [span._replace(bytes=-(-span.bytes // align_bytes) * align_bytes) for span in ranges if span.bytes]
+    found, found_by = place(rounded, effort)
+    offsets = dict.fromkeys((span.storage for span in ranges), 0)
+    offsets.update((span.storage, int(at)) for span, at in zip(rounded, found, strict=True))
+    if (broken := address_violation(problem, order, offsets, align_bytes)) is not None:
         raise VerificationError(
             f"addresses of {problem.name!r} are not valid: {broken}. This is a bug: please report it."
         )
     arena = max((offsets[span.storage] + span.bytes for span in rounded), default=0)
-    return AddressPlan(offsets, arena, most_live(rounded, len(order)), align_bytes, found_by)
+    peak = int(boxes_of(rounded).live_bytes.max()) if rounded else 0
+    return AddressPlan(offsets, arena, peak, align_bytes, found_by)
 
 
-def most_live(ranges: Sequence[LiveRange], steps: int) -> int:
-    """The most bytes live at once."""
-    change = np.zeros(steps + 1, np.int64)
-    for span in ranges:
-        change[span.first] += span.bytes
-        change[span.last + 1] -= span.bytes
-    return int(np.cumsum(change).max())
-
-
-def place(ranges: Sequence[LiveRange], steps: int, effort: int) -> tuple[dict[int, int], str]:
-    """Offsets by storage, and what found them."""
-    offsets: dict[int, int] = {}
-    bottom = 0
-    moving = []
-    for span in ranges:
-        if span.bytes and span.first == 0 and span.last == steps - 1:
-            offsets[span.storage] = bottom
-            bottom += span.bytes
-        elif span.bytes:
-            moving.append(span)
-        else:
-            offsets[span.storage] = 0
-    best, found_by = _place_moving(moving, steps, effort)
-    offsets.update({span.storage: bottom + at for span, at in zip(moving, best, strict=True)})
-    return offsets, found_by
-
-
-def _place_moving(ranges: Sequence[LiveRange], steps: int, effort: int) -> tuple[list[int], str]:
+def place(ranges: Sequence[LiveRange], effort: int) -> tuple[Ints, str]:
+    """Offsets, one per lifetime of more than 0 bytes, and what found them."""
     if not ranges:
-        return [], "size"
-    boxes = Boxes(ranges)
-    least = most_live(ranges, steps)
-    best: tuple[int, str, list[int], Ints] | None = None
-    for name, order in boxes.orders().items():
-        offsets = boxes.place(order)
-        arena = boxes.arena(offsets)
-        if best is None or arena < best[0]:
-            best = (arena, name, order, offsets)
-        if arena == least:
+        return np.zeros(0, np.int64), "size"
+    boxes = boxes_of(ranges)
+    always = boxes.end - boxes.begin == boxes.sections
+    if always.any():  # at the bottom: whatever is below such a box may as well lie above it
+        offsets = np.where(always, np.cumsum(boxes.bytes * always) - boxes.bytes, 0)
+        others, found_by = place([span for span, stays in zip(ranges, always, strict=True) if not stays], effort)
+        offsets[~always] = others + boxes.bytes[always].sum()
+        return offsets, found_by
+    found: list[tuple[int, str, Ints]] = []
+    least, climbs = int(boxes.live_bytes.max()), min(MOST_CLIMBS, CLIMB_BOXES // len(ranges)) * effort
+    for name, key in (("size", -boxes.bytes), ("longest", boxes.begin - boxes.end)):
+        offsets, better = boxes.climb(np.lexsort((-boxes.bytes, boxes.begin, key)).tolist(), climbs)
+        found.append((boxes.arena(offsets), "climbing" if better else name, offsets))
+        if found[-1][0] == least:
             break
-    assert best is not None
-    arena, found_by, order, offsets = best
-    if effort and arena > least:
-        climbed = boxes.climb(order, offsets, least, min(MOST_CLIMBS, CLIMB_BOXES // len(ranges)) * effort)
-        if boxes.arena(climbed) < arena:
-            arena, found_by, offsets = boxes.arena(climbed), "climbing", climbed
-    if effort and arena > least:
-        searched = smallest_arena(ranges, least, arena, SEARCH_WORK * effort)
-        if searched is not None:
-            return searched, "search"
-    return [int(at) for at in offsets], found_by
-
-
-class Boxes:
-    """Storages as boxes in time and space, in arrays."""
-
-    def __init__(self, ranges: Sequence[LiveRange]) -> None:
-        self.bytes = np.array([span.bytes for span in ranges], np.int64)
-        self.first = np.array([span.first for span in ranges], np.int64)
-        self.last = np.array([span.last for span in ranges], np.int64)
-
-    def orders(self) -> dict[str, list[int]]:
-        """Orders of placement by name; ties go to who comes to life first."""
-        spans = self.last - self.first + 1
-        keys = {
-            "size": -self.bytes,
-            "longest": -spans,
-            "area": -self.bytes * spans,
-            "conflicts": -self._conflicts(),
-        }
-        return {name: [int(i) for i in np.lexsort((-self.bytes, self.first, key))] for name, key in keys.items()}
-
-    def _conflicts(self) -> Ints:
-        """Per box, the bytes of all boxes that it is live together with at some time."""
-        by_first, by_last = np.argsort(self.first, kind="stable"), np.argsort(self.last, kind="stable")
-        begun = np.concatenate(([0], np.cumsum(self.bytes[by_first])))
-        ended = np.concatenate(([0], np.cumsum(self.bytes[by_last])))
-        have_begun = begun[np.searchsorted(self.first[by_first], self.last, side="right")]
-        have_ended = ended[np.searchsorted(self.last[by_last], self.first, side="left")]
-        result: Ints = have_begun - have_ended
-        return result
-
-    def place(self, order: Sequence[int]) -> Ints:
-        """Each box of the order at the lowest offset that is free for all its life."""
-        n = len(order)
-        firsts, lasts = np.empty(n, np.int64), np.empty(n, np.int64)
-        lows, highs = np.empty(n, np.int64), np.empty(n, np.int64)
-        offsets = np.zeros(n, np.int64)
-        for k, i in enumerate(order):
-            first, last, size = self.first[i], self.last[i], self.bytes[i]
-            together = np.flatnonzero((firsts[:k] <= last) & (lasts[:k] >= first))
-            at = _lowest_gap(lows[together], highs[together], int(size))
-            offsets[i] = at
-            firsts[k], lasts[k], lows[k], highs[k] = first, last, at, at + size
-        return offsets
-
-    def arena(self, offsets: Ints) -> int:
-        """The end of the highest box."""
-        return int((offsets + self.bytes).max())
-
-    def climb(self, order: Sequence[int], offsets: Ints, least: int, placements: int) -> Ints:
-        """Place again with the boxes at the top moved forward, half as far each time it does not help."""
-        best, arena, order, share = offsets, self.arena(offsets), list(order), 0.0
-        for _ in range(placements):
-            if arena == least:
-                break
-            place_of = {i: k for k, i in enumerate(order)}
-            top = [int(i) for i in np.flatnonzero(best + self.bytes == arena)]
-            changed = list(order)
-            for i in sorted(top, key=place_of.__getitem__):
-                changed.remove(i)
-                changed.insert(int(place_of[i] * share), i)
-            tried = self.place(changed)
-            if self.arena(tried) < arena:
-                best, arena, order, share = tried, self.arena(tried), changed, 0.0
-            elif share > 0.95:
-                break
-            else:
-                share = (1 + share) / 2
-        return best
-
-
-def _lowest_gap(lows: Ints, highs: Ints, size: int) -> int:
-    """The lowest offset where so many bytes are free of all [low, high)."""
-    if not len(lows):
-        return 0
-    order = np.argsort(lows, kind="stable")
-    lows, highs = lows[order], np.maximum.accumulate(highs[order])
-    below = np.concatenate(([0], highs[:-1]))
-    gaps = np.flatnonzero(lows - below >= size)
-    return int(below[gaps[0]]) if len(gaps) else int(highs[-1])
+    arena, found_by, offsets = min(found, key=itemgetter(0))
+    searched = smallest_arena(boxes, arena, SEARCH_WORK * effort) if effort and arena > least else None
+    return (offsets, found_by) if searched is None else (searched, "search")

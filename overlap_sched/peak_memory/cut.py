@@ -1,4 +1,4 @@
-"""The least that can be live while one node runs, over all orders, and which nodes run before it then: a minimum cut.
+"""The least that can be live while one node runs, over all orders: a minimum cut.
 
 Whatever has run before ``v`` is a set ``D`` of nodes that holds ``v``'s ancestors, none of its descendants, and with
 each node all that must run before it. Live while ``v`` runs: what ``D`` has made and not all of whose users are in
@@ -7,203 +7,97 @@ each node all that must run before it. Live while ``v`` runs: what ``D`` has mad
     source side = D          maker --bytes--> storage --inf--> each user        cut: made, and somebody still needs it
                              node  --inf--> each of its predecessors            D holds these, too
 
-so the least over all orders is known exactly, for one ``v`` at a time: the largest of these values over any nodes
-is a lower bound on every peak. Only nodes that are neither ancestors nor descendants of ``v`` are variables. Maximum
-flow by Dinic's algorithm (1970), pure Python.
-
-The *floor* is a bound for all nodes at once, and never above that: while ``v`` runs, these are live in every order:
-what is always; what ``v`` uses and makes; and each storage whose maker cannot come after ``v`` (it is ``v``, before it,
-or an input) while some user cannot come before it. It ignores that two storages may exclude each other's absence. The
-bytes live at the very start count, too, and those at the end. One bit per pair of nodes: 12 MiB and well under a second
-for ten thousand nodes.
+so the least over all orders is known exactly, for one ``v`` at a time, and no order's peak is lower. Only nodes that
+are neither ancestors nor descendants of ``v`` are variables. Maximum flow by Dinic's algorithm (1970), pure Python; a
+flow that is not yet the maximum is a bound, too.
 """
 
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from itertools import compress, pairwise
 
-import numpy as np
-import numpy.typing as npt
-
-from overlap_sched.peak_memory.memory_graph import Backward, Forward, MemoryGraph
+from overlap_sched.peak_memory.memory_graph import MemoryGraph
 from overlap_sched.problem.precedence import find_reachable
 
 INF = 2**62
 SOURCE, SINK = 0, 1
 
 
-@dataclass(frozen=True)
-class MinimumCut:
-    """The cheapest state in which a node can run.
+def least_live(graph: MemoryGraph, v: int, most_work: int = INF) -> tuple[int, int]:
+    """Bytes that every order has live while a node runs (of no node: at its start or end), and the work left.
 
-    Attributes:
-        node: The node.
-        live_bytes: Live while it runs: no order has less there.
-        before: What has run then, inputs included; the smallest such set.
-        work: Arcs looked at.
+    Args:
+        graph: What is ordered.
+        v: The node; -1: none.
+        most_work: So many arcs are looked at; where that is not enough, the bytes may be too few.
     """
+    at_ends = max(sum(compress(graph.size, live)) for live in (graph.from_start, graph.to_end))
+    if v < 0:
+        return at_ends, most_work
+    sides = dict.fromkeys(find_reachable([v], graph.after.__getitem__) | {v}, SINK)
+    sides = dict.fromkeys((*graph.first, *find_reachable([v], graph.before.__getitem__)), SOURCE) | sides
+    room: list[dict[int, int]] = [{}, {}]  # per vertex and neighbour, what may still flow there
 
-    node: int
-    live_bytes: int
-    before: frozenset[int]
-    work: int
+    def arc(a: int, b: int, capacity: int) -> None:
+        room[a][b] = room[a].get(b, 0) + capacity
+        room[b].setdefault(a, 0)
 
-
-def cheapest_state(graph: MemoryGraph, v: int, most_work: int = INF) -> MinimumCut | None:
-    """The minimum cut at a node; ``None`` where it takes more than ``most_work`` arcs."""
-    descendants = find_reachable([v], graph.after.__getitem__) | {v}
-    ancestors = (find_reachable([v], graph.before.__getitem__) | set(graph.first)) - descendants
-    net = FlowNetwork()
-    ids = {u: net.node() for u in range(len(graph.makes)) if u not in ancestors and u not in descendants}
-
-    def end(u: int) -> int:
-        return SOURCE if u in ancestors else SINK if u in descendants else ids[u]
-
-    for u, at in ids.items():
-        for w in graph.before[u]:
-            if w in ids:
-                net.arc(at, ids[w], INF)
-    live = graph.always_bytes + graph.passing_bytes[v] + sum(graph.size[s] for s in graph.makes[v])
-    kept = set(graph.kept)
-    for s, size in enumerate(graph.size):
-        maker, users = graph.maker[s], graph.users[s]
-        if not size or (not users and s not in kept) or maker == v:
+    for u in range(len(graph.touches)):
+        if u not in sides:
+            sides[u] = len(room)
+            room.append({})
+    for u, at in sides.items():
+        for w in graph.before[u] if at > SINK else ():
+            if sides[w] > SINK:
+                arc(at, sides[w], INF)
+    live = 0
+    for size, touchers, given, stays in zip(graph.size, graph.touchers, graph.from_start, graph.to_end, strict=True):
+        if not touchers or not size:
             continue
-        ends = {SINK} if s in kept else {end(u) for u in users}
-        start = SOURCE if maker < 0 else end(maker)
-        if start == SINK:
-            continue
-        if start == SOURCE and SINK in ends:
+        start = SOURCE if given or touchers[0] == v else sides[touchers[0]]
+        users = ({SINK} if stays else {sides[u] for u in touchers}) - {start}
+        if start == SOURCE and SINK in users:
             live += size
-        elif SINK in ends:
-            net.arc(start, SINK, size)
-        elif ends != {SOURCE}:
-            between = net.node()
-            net.arc(start, between, size)
-            for at in sorted(ends - {SOURCE}):
-                net.arc(between, at, INF)
-    bytes_cut = net.maximum_flow(most_work)
-    if bytes_cut is None:
-        return None
-    inside = net.source_side()
-    before = ancestors | {u for u, at in ids.items() if at in inside}
-    return MinimumCut(v, live + bytes_cut, frozenset(before), net.work)
+        elif SINK in users:
+            arc(start, SINK, size)
+        elif users:
+            room.append({})
+            arc(start, len(room) - 1, size)
+            for at in sorted(users):
+                arc(len(room) - 1, at, INF)
+    flow, most_work = _maximum_flow(room, most_work)
+    return max(at_ends, live + flow), most_work
 
 
-class FlowNetwork:
-    """A flow network: arcs in pairs (an arc and its reverse), in lists."""
-
-    def __init__(self) -> None:
-        self.out: list[list[int]] = [[], []]
-        self.to: list[int] = []
-        self.room: list[int] = []
-        self.work = 0
-
-    def node(self) -> int:
-        """A new node's id."""
-        self.out.append([])
-        return len(self.out) - 1
-
-    def arc(self, a: int, b: int, room: int) -> None:
-        """An arc with so much room, and its reverse without."""
-        for here, there, left in ((a, b, room), (b, a, 0)):
-            self.out[here].append(len(self.to))
-            self.to.append(there)
-            self.room.append(left)
-
-    def maximum_flow(self, most_work: int) -> int | None:
-        """Return the maximum flow from source to sink; ``None`` where it takes more than ``most_work`` arcs."""
-        total = 0
-        while True:
-            level = self._levels()
-            if level[SINK] < 0:
-                return total
-            total += self._blocking_flow(level)
-            if self.work > most_work:
-                return None
-
-    def source_side(self) -> set[int]:
-        """After :meth:`maximum_flow`: what the source still reaches, the smallest source side of a minimum cut."""
-        return {at for at, depth in enumerate(self._levels()) if depth >= 0}
-
-    def _levels(self) -> list[int]:
-        level = [-1] * len(self.out)
-        level[SOURCE] = 0
-        queue = deque([SOURCE])
-        while queue:
-            a = queue.popleft()
-            self.work += len(self.out[a])
-            for e in self.out[a]:
-                b = self.to[e]
-                if self.room[e] and level[b] < 0:
+def _maximum_flow(room: list[dict[int, int]], most_work: int) -> tuple[int, int]:
+    """The flow from source to sink when the work is used up, or the maximum; and the work left."""
+    flow = 0
+    while most_work > 0:
+        level, queue = {SOURCE: 0}, [SOURCE]
+        for a in queue:  # which grows meanwhile
+            most_work -= len(room[a])
+            for b, left in room[a].items():
+                if left and b not in level:
                     level[b] = level[a] + 1
                     queue.append(b)
-        return level
-
-    def _blocking_flow(self, level: list[int]) -> int:
-        """Depth first without recursion: a path of arcs, given up arc by arc."""
-        to, room, out = self.to, self.room, self.out
-        next_arc = [0] * len(out)
-        path: list[int] = []
-        total, a = 0, SOURCE
-        while True:
+        if SINK not in level:
+            break
+        path, arcs = [SOURCE], {a: list(room[a]) for a in queue}
+        while path:  # depth first, an arc given up once it leads nowhere
+            a = path[-1]
             if a == SINK:
-                least = min(room[e] for e in path)
-                total += least
-                self.work += len(path)
-                for e in path:
-                    room[e] -= least
-                    room[e ^ 1] += least
-                cut = next(k for k, e in enumerate(path) if not room[e])
-                a = to[path[cut] ^ 1]
-                del path[cut:]
-            while next_arc[a] < len(out[a]):
-                e = out[a][next_arc[a]]
-                self.work += 1
-                if room[e] and level[to[e]] == level[a] + 1:
-                    break
-                next_arc[a] += 1
-            else:
-                if a == SOURCE:
-                    return total
-                e = path.pop()
-                a = to[e ^ 1]
-                next_arc[a] += 1
+                least = min(room[a][b] for a, b in pairwise(path))
+                flow += least
+                for a, b in pairwise(path):
+                    room[a][b] -= least
+                    room[b][a] += least
+                del path[next(k for k, (a, b) in enumerate(pairwise(path)) if not room[a][b]) + 1 :]
                 continue
-            path.append(e)
-            a = to[e]
-
-
-def floor_profile(graph: MemoryGraph) -> npt.NDArray[np.int64]:
-    """Bytes that must be live while each node runs, by node id (inputs: 0)."""
-    n = len(graph.makes)
-    up, down = _closure(graph.before, range(n)), _closure(graph.after, reversed(range(n)))
-    floor = np.full(n, graph.always_bytes, dtype=np.int64) + np.array(graph.passing_bytes, dtype=np.int64)
-    kept = set(graph.kept)
-    for s, size in enumerate(graph.size):
-        maker = graph.maker[s]
-        if size and (graph.users[s] or s in kept):
-            bits = np.full(up.shape[1], 255, np.uint8) if maker < 0 else down[maker].copy()
-            if s not in kept:
-                bits &= np.bitwise_or.reduce(up[list(graph.users[s])], axis=0)
-            floor += np.unpackbits(bits, count=n).astype(np.int64) * size
-    floor[list(graph.first)] = 0
-    return floor
-
-
-def floor_bytes(graph: MemoryGraph) -> int:
-    """No order's peak is lower."""
-    ends = max(Forward(graph).live_bytes, Backward(graph).live_bytes)
-    return max(int(floor_profile(graph).max()), ends)
-
-
-def _closure(edges: tuple[tuple[int, ...], ...], order: Iterable[int]) -> npt.NDArray[np.uint8]:
-    """One row of bits per node: itself and all that its edges reach, which ``order`` lists before it."""
-    n = len(edges)
-    rows = np.zeros((n, (n + 7) // 8), np.uint8)
-    for v in order:
-        row = rows[v]
-        if edges[v]:
-            np.bitwise_or.reduce(rows[list(edges[v])], axis=0, out=row)
-        row[v >> 3] |= 128 >> (v & 7)
-    return rows
+            while arcs[a] and not (room[a][arcs[a][-1]] and level.get(arcs[a][-1]) == level[a] + 1):
+                arcs[a].pop()
+                most_work -= 1
+            if arcs[a]:
+                path.append(arcs[a][-1])
+            else:
+                path.pop()
+                if path:
+                    arcs[path[-1]].pop()
+    return flow, most_work

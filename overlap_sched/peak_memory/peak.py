@@ -123,14 +123,13 @@ def _forced(problem: Problem, v: int) -> set[int]:
     graph = memory_graph_of(problem, "none")
     up = find_reachable([v], graph.before.__getitem__) | {v, *graph.first}
     down = find_reachable([v], graph.after.__getitem__) | {v}
-    kept = set(graph.kept)
-    forced = set(problem.nodes[v].alloc)
-    for s, maker in enumerate(problem.maker):
-        given = problem.nodes[maker].kind is Kind.INPUT if maker >= 0 else False
-        made_before = given or maker in up
-        if made_before and (s in kept or (given and not graph.users[s]) or any(u in down for u in graph.users[s])):
-            forced.add(s)
-    return forced
+    return {
+        s
+        for s, touchers in enumerate(graph.touchers)
+        if touchers
+        and (graph.from_start[s] or touchers[0] in up)
+        and (graph.to_end[s] or not down.isdisjoint(touchers))
+    }
 
 
 class StructuralKinds:

@@ -25,14 +25,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar, get_type_hints
 
 import msgspec
 import msgspec.inspect
 
 from overlap_sched.errors import InputTooLargeError, OptionsError, ProblemError
+from overlap_sched.problem import ANY_GROUP, Group, Kind, MemoryModel, Node, Problem, Storage
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
-from overlap_sched.problem.model import ANY_GROUP, Group, Kind, MemoryModel, Node, Problem, Storage
 from overlap_sched.problem.pins import pinned, read_mark
 from overlap_sched.problem.sizes import MAX_FLOAT, show_number
 
@@ -74,54 +74,26 @@ class DamagedError(Exception):
     """What should be a gzip stream is none, or is cut short; the text says so."""
 
 
-class _Strict(msgspec.Struct, forbid_unknown_fields=True):
-    pass
+def _struct(kind: Any, defaults: Mapping[str, Any], required: tuple[str, ...] = (), **types: Any) -> Any:
+    """The fields of a tuple as an object in a file, which has no others."""
+    hints = get_type_hints(kind) | types
+    fields = [(name, hint) if name in required else (name, hint, defaults[name]) for name, hint in hints.items()]
+    return msgspec.defstruct(kind.__name__, fields, forbid_unknown_fields=True, rename={"time_us": "us"})
 
 
-class _Group(_Strict):
-    size: int
-    intra_node: bool
-    nodes: int = 0
-    ranks: tuple[int, ...] = ()
-
-
-class _Storage(_Strict):
-    bytes: int
-    pinned: bool = False
-
-
-class _Node(_Strict, rename={"time_us": "us"}):
-    name: str
-    kind: Kind
-    deps: tuple[int, ...]
-    alloc: tuple[int, ...]
-    use: tuple[int, ...]
-    time_us: float = 0.0
-    op: str = ""
-    group: str | None = None
-    collective: int | None = None
-    flops: int | float = 0
-    bytes: int | float = 0
-    launches: tuple[str, ...] = ()
-    module: str = ""
-    marks: tuple[str, ...] = ()
-
-
-class _Contention(_Strict):
-    slowdown: dict[str, float] = {}
-    links: dict[str, str] = {}
-    stretch: dict[str, float] = {}
-    lanes: int = 1
-    crowding: float = 1.0
-    shares: dict[str, float] = {}
-    flops_per_byte: float = 0.0
+NODE, GROUP = ("name", "kind", "deps", "alloc", "use"), ("size", "intra_node")
+"""Fields that are always there."""
+_Group: Any = _struct(Group, Group._field_defaults, GROUP)
+_Storage: Any = _struct(Storage, Storage._field_defaults, ("bytes",))
+_Node: Any = _struct(Node, Node._field_defaults, NODE, flops=int | float, bytes=int | float)
+_Contention: Any = _struct(Contention, asdict(NO_CONTENTION))
 
 
 class _Format(msgspec.Struct):
     format: Any = None
 
 
-class _File(_Strict):
+class _File(msgspec.Struct, forbid_unknown_fields=True):
     format: Literal["overlap-problem/1", "overlap-problem/2"]
     name: str
     storages: list[_Storage]
@@ -165,11 +137,10 @@ def read_problem(path: str | Path, comm_scale: float = 1.0, limits: Limits = DEF
     try:
         for text in {text: None for node in file.nodes for text in node.marks}:
             read_mark(text)
-        fields = map(msgspec.structs.astuple, file.nodes)
         return Problem(
             name=file.name,
-            nodes=tuple(_node(Node(*values), comm_scale) for values in fields),
-            storages=tuple(Storage(storage.bytes, storage.pinned) for storage in file.storages),
+            nodes=tuple(_node(Node(*msgspec.structs.astuple(node)), comm_scale) for node in file.nodes),
+            storages=tuple(Storage(*msgspec.structs.astuple(storage)) for storage in file.storages),
             groups={name: Group(*msgspec.structs.astuple(group)) for name, group in file.groups.items()},
             memory_model=file.memory_model,
             contention=Contention(**msgspec.structs.asdict(file.contention)) if file.contention else NO_CONTENTION,
@@ -201,9 +172,9 @@ def problem_bytes(problem: Problem, *, gzipped: bool = False) -> bytes:
     if contention:
         defaults = asdict(NO_CONTENTION) | {"slowdown": None, "links": None}
         data["contention"] = {k: v for k, v in asdict(problem.contention).items() if v != defaults[k]}
-    data["groups"] = {name: _changed(group, ("size", "intra_node")) for name, group in problem.groups.items()}
+    data["groups"] = {name: _changed(group, GROUP) for name, group in problem.groups.items()}
     data["storages"] = [storage._asdict() for storage in problem.storages]
-    data["nodes"] = [_changed(node, ("name", "kind", "deps", "alloc", "use")) for node in problem.nodes]
+    data["nodes"] = [_changed(node, NODE) for node in problem.nodes]
     for fields in data["nodes"]:
         if "time_us" in fields:
             fields["us"] = fields.pop("time_us")
@@ -370,7 +341,7 @@ def redact_problem(problem: Problem) -> Problem:
         nodes=tuple(
             node._replace(
                 name=f"n{v}",
-                op=_op(node),
+                op=node.op if node.kind is Kind.COLLECTIVE or not node.op else node.kind.value,
                 group=None if node.group is None else groups[node.group],
                 launches=tuple(groups[name] for name in node.launches),
                 module=modules[node.module] if node.module else "",
@@ -398,12 +369,6 @@ def _redacted_marks(problem: Problem) -> dict[str, str]:
         elif not rule.startswith("not "):
             renamed[text] = text
     return renamed
-
-
-def _op(node: Node) -> str:
-    if node.kind is Kind.COLLECTIVE or not node.op:
-        return node.op
-    return node.kind.value
 
 
 def _renamed(what: str, names: Iterable[str]) -> dict[str, str]:

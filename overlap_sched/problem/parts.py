@@ -16,17 +16,13 @@ returned together: what any of them returns is held until all have run.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from overlap_sched.problem.model import Kind, Node, NodeId, Order, Problem, Storage, StorageId
+from overlap_sched.problem import Kind, Node, NodeId, Order, Problem, Storage, StorageId
+from overlap_sched.problem.precedence import find_reachable
 
 
 def needed_first(problem: Problem, last: NodeId) -> tuple[Order, int]:
     """An order in which what a node needs comes first, then that node, then the rest; and how many come first."""
-    needed, left = {last}, [last]
-    while left:
-        for u in problem.predecessors[left.pop()]:
-            if u not in needed:
-                needed.add(u)
-                left.append(u)
+    needed = {last} | find_reachable([last], problem.predecessors.__getitem__)
     needed.update(v for v, node in enumerate(problem.nodes) if node.kind is Kind.INPUT)
     rest = [v for v in problem.original_order if v not in needed]
     return (*sorted(needed), *rest), len(needed)
@@ -66,16 +62,17 @@ def _of(problem: Problem, part: str, nodes: list[Node], place: dict[NodeId, Node
     return replace(
         problem,
         name=f"{problem.name}.{part}",
-        nodes=tuple(
-            node._replace(
-                deps=tuple(place[u] for u in node.deps if u in place),
-                alloc=tuple(held[s] for s in node.alloc),
-                use=tuple(held[s] for s in node.use),
-                collective=place.get(node.collective) if node.collective is not None else None,
-            )
-            for node in nodes
-        ),
+        nodes=tuple(_numbered_anew(node, place, held) for node in nodes),
         storages=tuple(problem.storages[s] for s in named),
+    )
+
+
+def _numbered_anew(node: Node, place: Mapping[NodeId, NodeId], held: Mapping[StorageId, StorageId]) -> Node:
+    return node._replace(
+        deps=tuple(place[u] for u in node.deps if u in place),
+        alloc=tuple(held[s] for s in node.alloc),
+        use=tuple(held[s] for s in node.use),
+        collective=None if node.collective is None else place.get(node.collective),
     )
 
 
@@ -126,7 +123,8 @@ def join_problems(name: str, problems: Sequence[Problem], shared: Sequence[Seque
                 held[s] = len(storages)
                 storages.append(problem.storages[s])
             ids[v] = len(nodes)
-            nodes.append(_numbered_anew(node, f"{node.name}.{c}" if not of_all[v] else node.name, ids, held))
+            named = node if of_all[v] else node._replace(name=f"{node.name}.{c}")
+            nodes.append(_numbered_anew(named, ids, held))
             facts.append((SHARED if of_all[v] else c, v))
         if c == 0:
             first = ids, held
@@ -140,13 +138,3 @@ def join_problems(name: str, problems: Sequence[Problem], shared: Sequence[Seque
     links = {group: link for problem in problems for group, link in problem.contention.links.items()}
     contention = replace(one.contention, links=links)
     return JoinedProblem(Problem(name, tuple(nodes), tuple(storages), groups, one.memory_model, contention), part, rank)
-
-
-def _numbered_anew(node: Node, name: str, ids: Mapping[int, int], held: Mapping[int, int]) -> Node:
-    return node._replace(
-        name=name,
-        deps=tuple(ids[u] for u in node.deps),
-        alloc=tuple(held[s] for s in node.alloc),
-        use=tuple(held[s] for s in node.use),
-        collective=None if node.collective is None else ids[node.collective],
-    )

@@ -23,11 +23,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import Literal, NamedTuple, cast
 
 from overlap_sched.errors import OptionsError, PinError
-from overlap_sched.problem.model import OF_HOST, Kind, Node, NodeId, Problem
+from overlap_sched.problem import OF_HOST, Kind, Node, NodeId, Problem
 from overlap_sched.problem.precedence import Pair, by_key, neighbours
 from overlap_sched.problem.sizes import parse_size
 
@@ -275,28 +276,14 @@ def _end(problem: Problem, launch: NodeId, pin: Pin) -> NodeId:
 
 def _contradiction(problem: Problem, because: Mapping[Pair, str]) -> str:
     """Say which pins no order keeps, by a ring of nodes that would have to run before each other."""
-    ring = _ring(problem, tuple(because))
-    on_it = [because[pair] for pair in pairwise((*ring, ring[0])) if pair in because]
-    pins = [f"pin {text!r}" for text in dict.fromkeys(on_it)]
+    before, _ = neighbours(problem, because)
+    try:
+        TopologicalSorter(dict(enumerate(before))).prepare()
+    except CycleError as error:
+        ring = error.args[1]  # whose last is its first
+    pins = [f"pin {text!r}" for text in dict.fromkeys(because[pair] for pair in pairwise(ring) if pair in because)]
     names = [problem.nodes[v].name for v in ring]
-    shown = " -> ".join([*names[:_SHOWN], "..." if len(names) > _SHOWN else names[0]])
+    shown = " -> ".join(names if len(ring) <= _SHOWN + 1 else [*names[:_SHOWN], "..."])
     if len(pins) == 1:
         return f"{pins[0]} contradicts the graph: {shown}. Change it or leave it out."
     return f"{' and '.join(pins)} contradict each other: {shown}. Leave one of them out."
-
-
-def _ring(problem: Problem, pairs: Sequence[Pair]) -> list[NodeId]:
-    """A ring of nodes, each before the next, by as few pairs as one walk finds; there is one."""
-    before, after = neighbours(problem, pairs)
-    left = [len(nodes) for nodes in before]
-    ready = [v for v, count in enumerate(left) if count == 0]
-    while ready:
-        for w in after[ready.pop()]:
-            left[w] -= 1
-            if left[w] == 0:
-                ready.append(w)
-    v, walk = next(v for v, count in enumerate(left) if count), list[NodeId]()
-    while v not in walk:
-        walk.append(v)
-        v = next(u for u in before[v] if left[u])
-    return walk[walk.index(v) :][::-1]

@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from overlap_sched.problem.model import ANY_GROUP, Kind, Node, NodeId, Order, Position, Problem
+from overlap_sched.problem import ANY_GROUP, Kind, Node, NodeId, Order, Position, Problem
 
 T = TypeVar("T", bound=Hashable)
 

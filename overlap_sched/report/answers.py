@@ -5,7 +5,7 @@ the end of ``"schema": "overlap-sched/plan/1"`` goes up when a key is taken away
 """
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -14,8 +14,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 
 from overlap_sched.cost import Price
 from overlap_sched.errors import ProblemError
-from overlap_sched.fit.answer import Fit, FitPoint
-from overlap_sched.judge.validate import JudgedOrder
+from overlap_sched.fit.answer import Fit
 from overlap_sched.options import Concurrent
 from overlap_sched.peak_memory.addresses import AddressPlan
 from overlap_sched.peak_memory.best import MemoryPlan
@@ -24,14 +23,14 @@ from overlap_sched.pipeline.compare import PlannedPipeline
 from overlap_sched.pipeline.graphs import JobGraphs, MeasuredGraph
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.problem import Kind, MemoryModel, Problem
-from overlap_sched.problem.contention import Contention
+from overlap_sched.problem.contention import NO_CONTENTION, Contention
 from overlap_sched.problem.pins import pinned
-from overlap_sched.report.causes import Cause, causes
-from overlap_sched.report.words.pipeline import Varied, find_shortest
+from overlap_sched.report.pipeline import Varied, find_shortest
 from overlap_sched.report.words.rewrites import costs
-from overlap_sched.report.words.schedule import Reserved, find_collective, gap_percent, most_exposed
+from overlap_sched.report.words.schedule import Cause, Reserved, causes, find_collective, gap_percent, most_exposed
 from overlap_sched.scheduler.driver import Schedule
-from overlap_sched.transform.plan import Left, Plan, left_json
+from overlap_sched.scheduler.explain import Decision
+from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.records import records_json
 from overlap_sched.transform.rewrites import to_json
 
@@ -51,7 +50,26 @@ def _fill(kind: type[Made], /, *sources: object, **given: Any) -> Made:
     return kind(**given)
 
 
-class ContentionFigures(_Part, frozen=True):
+class _Order(_Part, frozen=True):
+    step_us: float
+    exposed_us: float
+    peak_bytes: int
+
+
+class _Graph(_Part, frozen=True, kw_only=True):
+    name: str
+    memory_model: MemoryModel
+    contention: "ContentionFigures | None"
+
+
+class _Scheduled(_Graph, frozen=True, kw_only=True):
+    step_us: float
+    exposed_us: float
+    fell_back: bool
+    pins: "list[PinFigures]"
+
+
+class ContentionFigures(_Part, frozen=True, omit_defaults=True):
     """What compute and communication cost each other.
 
     Attributes:
@@ -62,23 +80,22 @@ class ContentionFigures(_Part, frozen=True):
         flops_per_byte: From so many on compute is bound by its flops.
     """
 
-    slowdown: dict[str, float]
-    links: dict[str, str]
-    stretch: dict[str, float] | UnsetType = UNSET
-    shares: dict[str, float] | UnsetType = UNSET
-    flops_per_byte: float | UnsetType = UNSET
-    lanes: int | UnsetType = UNSET
-    crowding: float | UnsetType = UNSET
+    slowdown: Mapping[str, float]
+    links: Mapping[str, str]
+    stretch: Mapping[str, float] = {}
+    shares: Mapping[str, float] = {}
+    flops_per_byte: float = 0.0
+    lanes: int = 1
+    crowding: float = 1.0
 
 
 def contention_figures(contention: Contention) -> ContentionFigures | None:
     """Return it in the words of a problem file; ``None`` where there is none."""
     if not contention:
         return None
-    shares = {"shares": contention.shares, "flops_per_byte": contention.flops_per_byte} if contention.shares else {}
-    lanes = {"lanes": contention.lanes, "crowding": contention.crowding} if contention.lanes > 1 else {}
-    stretch = {"stretch": contention.stretch} if contention.stretch else {}
-    return ContentionFigures(contention.slowdown, contention.links, **stretch, **shares, **lanes)  # type: ignore[arg-type]
+    given = {name: getattr(contention, name) for name in ContentionFigures.__struct_fields__}
+    more = {name: value for name, value in given.items() if value != getattr(NO_CONTENTION, name)}
+    return ContentionFigures(**{"slowdown": contention.slowdown, "links": contention.links, **more})
 
 
 class PinFigures(_Part, frozen=True):
@@ -86,11 +103,6 @@ class PinFigures(_Part, frozen=True):
 
     pin: str
     nodes: int
-
-
-def _pins(schedule: Schedule) -> list[PinFigures]:
-    found = pinned(schedule.problem, schedule.options.pins)
-    return [PinFigures(one.pin.text, len(one.nodes)) for one in found]
 
 
 class PriceSource(_Part, frozen=True):
@@ -124,16 +136,7 @@ class TriedPlan(_Part, frozen=True):
     why_not: str
 
 
-class LeftOut(_Part, frozen=True):
-    """The step without one rewrite, against ``with_us`` with all by the same run."""
-
-    rewrite: dict[str, Any]
-    step_us: float | None
-    with_us: float
-    why_not: str
-
-
-class PlanAnswer(_Part, frozen=True, kw_only=True, tag_field="schema", tag="overlap-sched/plan/1"):
+class PlanAnswer(_Scheduled, frozen=True, kw_only=True, tag_field="schema", tag="overlap-sched/plan/1"):
     """A schedule, all of it simulated.
 
     Attributes:
@@ -143,11 +146,8 @@ class PlanAnswer(_Part, frozen=True, kw_only=True, tag_field="schema", tag="over
         rewrites: Kind, names, and microseconds less on its stream, microseconds more compute, bytes more at once.
     """
 
-    name: str
     nodes: int
     original_step_us: float
-    step_us: float
-    exposed_us: float
     bound_us: float
     gap_percent: float
     budget_bound_us: float
@@ -155,15 +155,11 @@ class PlanAnswer(_Part, frozen=True, kw_only=True, tag_field="schema", tag="over
     original_peak_bytes: int
     peak_bytes: int
     headroom_bytes: int
-    memory_model: MemoryModel
-    contention: ContentionFigures | None
     prices: PriceSource
     groups_together: BeforeAfter
     concurrent_groups: Concurrent
     unrestricted_step_us: float | None
     schedule_s: float
-    fell_back: bool
-    pins: list[PinFigures]
     memory_limit_bytes: int | None
     short_bytes: int
     original_reserved_bytes: int | None
@@ -173,18 +169,13 @@ class PlanAnswer(_Part, frozen=True, kw_only=True, tag_field="schema", tag="over
     bound_without_rewrites_us: float | UnsetType = UNSET
     not_rewritten: list[str] | UnsetType = UNSET
     tried: list[TriedPlan] | UnsetType = UNSET
-    left_out: list[LeftOut] | UnsetType = UNSET
 
 
 def plan_answer(
-    schedule: Schedule,
-    made: Plan | None,
-    reserved: Reserved | None,
-    prices: PriceSource | UnsetType = UNSET,
-    left: Sequence[Left] | UnsetType = UNSET,
+    schedule: Schedule, made: Plan | None, reserved: Reserved | None, prices: PriceSource | UnsetType = UNSET
 ) -> PlanAnswer:
     """Return the answer of a schedule; ``made``: the plan that it is of. What is not given is left out."""
-    before, after = schedule.original, schedule.scheduled
+    before, after, bound_us = schedule.original, schedule.scheduled, schedule.lower_bound_us
     more: dict[str, Any] = {}
     if made is not None:
         tried = [TriedPlan(one.what, one.step_us if one.order else None, one.why_not) for one in made.trials]
@@ -196,22 +187,31 @@ def plan_answer(
         *(schedule.problem, after, schedule),
         nodes=len(schedule.problem.nodes),
         original_step_us=before.step_us,
-        bound_us=schedule.lower_bound_us,
-        gap_percent=gap_percent(after.step_us, schedule.lower_bound_us),
+        bound_us=bound_us,
+        gap_percent=gap_percent(after.step_us, bound_us),
         gap_within_budget_percent=gap_percent(after.step_us, schedule.budget_bound_us),
         original_peak_bytes=before.peak_bytes,
-        contention=contention_figures(schedule.problem.contention),
         groups_together=BeforeAfter(before.groups_together, after.groups_together),
-        concurrent_groups=schedule.options.concurrent_groups,
         unrestricted_step_us=schedule.unrestricted_us,
-        fell_back=schedule.fell_back is not None,
-        pins=_pins(schedule),
         prices=prices,
-        original_reserved_bytes=None if reserved is None else reserved.before,
-        reserved_bytes=None if reserved is None else reserved.after,
-        left_out=UNSET if left is UNSET else [LeftOut(**one) for one in left_json(left)],
+        concurrent_groups=schedule.options.concurrent_groups,
+        **_shared(schedule),
+        **_reserved(reserved),
         **more,
     )
+
+
+def _shared(schedule: Schedule) -> dict[str, Any]:
+    return {
+        "contention": contention_figures(schedule.problem.contention),
+        "fell_back": schedule.fell_back is not None,
+        "pins": [PinFigures(one.pin.text, len(one.nodes)) for one in pinned(schedule.problem, schedule.options.pins)],
+    }
+
+
+def _reserved(found: Reserved | None) -> dict[str, int | None]:
+    before, after = (None, None) if found is None else found[:2]
+    return {"original_reserved_bytes": before, "reserved_bytes": after}
 
 
 class CollectiveFigures(_Part, frozen=True):
@@ -236,16 +236,22 @@ class CollectiveFigures(_Part, frozen=True):
     over_budget_bytes: int
 
 
-class ExplainAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/explain/1"):
+def collective_figures(problem: Problem, d: Decision) -> CollectiveFigures:
+    """Return the record of a decision, nodes by name."""
+    nodes = problem.nodes
+    return _fill(
+        CollectiveFigures,
+        *(nodes[d.collective], d),
+        blocked_by=d.held_by,
+        blocking_node=None if d.held_node is None else nodes[d.held_node].name,
+        under=[nodes[v].name for v in d.under],
+        over_budget_bytes=d.over_bytes,
+    )
+
+
+class ExplainAnswer(_Scheduled, frozen=True, kw_only=True, tag_field="schema", tag="overlap-sched/explain/1"):
     """Why a step is exposed."""
 
-    name: str
-    memory_model: MemoryModel
-    contention: ContentionFigures | None
-    step_us: float
-    exposed_us: float
-    fell_back: bool
-    pins: list[PinFigures]
     collectives: int
     causes: tuple[Cause, ...]
     most_exposed: list[CollectiveFigures]
@@ -253,31 +259,14 @@ class ExplainAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/e
 
 def explain_answer(schedule: Schedule, collective: str | None = None, top: int | None = None) -> ExplainAnswer:
     """Return the answer; arguments as of :func:`overlap_sched.report.words.schedule.explanation`."""
-    nodes, listed = schedule.problem.nodes, most_exposed(schedule, top)
+    listed = most_exposed(schedule, top)
     if collective is not None:
         wanted = find_collective(schedule.problem, collective)
         listed = [d for d in schedule.decisions if d.collective == wanted]
-    most = [
-        _fill(
-            CollectiveFigures,
-            *(nodes[d.collective], d),
-            blocked_by=d.held_by,
-            blocking_node=None if d.held_node is None else nodes[d.held_node].name,
-            under=[nodes[v].name for v in d.under],
-            over_budget_bytes=d.over_bytes,
-        )
-        for d in listed
-    ]
-    return _fill(
-        ExplainAnswer,
-        *(schedule.problem, schedule.scheduled),
-        contention=contention_figures(schedule.problem.contention),
-        fell_back=schedule.fell_back is not None,
-        pins=_pins(schedule),
-        collectives=len(schedule.decisions),
-        causes=causes(schedule),
-        most_exposed=most,
-    )
+    most = [collective_figures(schedule.problem, d) for d in listed]
+    number, found = len(schedule.decisions), causes(schedule)
+    of = (schedule.problem, schedule.scheduled)
+    return _fill(ExplainAnswer, *of, collectives=number, causes=found, most_exposed=most, **_shared(schedule))
 
 
 class SourceTotal(_Part, frozen=True):
@@ -318,16 +307,14 @@ class CostsAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/cos
 
 def costs_answer(problem: Problem, prices: Sequence[Price], top: int | None = None) -> CostsAnswer:
     """Return the ``top`` longest nodes (``None``: all with a time), and totals, the largest first."""
-    nodes, us, number = problem.nodes, defaultdict[Any, float](float), Counter[Any]()
-    timed = sorted((v for v, node in enumerate(nodes) if node.time_us), key=lambda v: (-nodes[v].time_us, v))
-    for v in sorted(timed):
-        key = (nodes[v].kind.value, prices[v].source)
-        us[key] += nodes[v].time_us
-        us[nodes[v].kind] += nodes[v].time_us
-        number[key] += 1
+    nodes, by_source = problem.nodes, defaultdict[tuple[Kind, str], list[float]](list)
+    timed = [v for v, node in enumerate(nodes) if node.time_us]
+    for v in timed:
+        by_source[nodes[v].kind, prices[v].source].append(nodes[v].time_us)
+    us = {kind: sum(nodes[v].time_us for v in timed if nodes[v].kind is kind) for kind in Kind}
     totals = [
-        SourceTotal(source, kind, number[kind, source], us[kind, source], 100 * us[kind, source] / us[Kind(kind)])
-        for kind, source in sorted(number, key=lambda key: (-us[key], key))
+        SourceTotal(source, kind.value, len(found), sum(found), 100 * sum(found) / us[kind])
+        for (kind, source), found in by_source.items()
     ]
     listed = [
         _fill(
@@ -337,8 +324,9 @@ def costs_answer(problem: Problem, prices: Sequence[Price], top: int | None = No
             bound=prices[v].bound or None,
             part_of=prices[v].part_of or None,
         )
-        for v in timed[:top]
+        for v in sorted(timed, key=lambda v: (-nodes[v].time_us, v))[:top]
     ]
+    totals.sort(key=lambda one: (-one.time_us, one.kind, one.source))
     return CostsAnswer(problem.name, len(nodes), us[Kind.COMPUTE], us[Kind.COLLECTIVE], totals, listed)
 
 
@@ -353,8 +341,6 @@ class MemoryAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/me
     bound_bytes: int
     optimal: bool
     found_by: str
-    tried: dict[str, int]
-    work: int
     original_reserved_bytes: int | None
     reserved_bytes: int | None
     arena_bytes: int | UnsetType = UNSET
@@ -363,22 +349,14 @@ class MemoryAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/me
 
 def memory_answer(plan: MemoryPlan, addresses: AddressPlan | None, reserved: Reserved | None) -> MemoryAnswer:
     """Return the answer; bytes reserved are null where nothing was replayed."""
-    return _fill(
-        MemoryAnswer,
-        *(plan.problem, plan, addresses),
-        nodes=len(plan.problem.nodes),
-        original_peak_bytes=plan.original_bytes,
-        original_reserved_bytes=None if reserved is None else reserved.before,
-        reserved_bytes=None if reserved is None else reserved.after,
-    )
+    number, was = len(plan.problem.nodes), plan.original_bytes
+    of = (plan.problem, plan, addresses)
+    return _fill(MemoryAnswer, *of, nodes=number, original_peak_bytes=was, **_reserved(reserved))
 
 
-class PlanPoint(_Part, frozen=True):
+class PlanPoint(_Order, frozen=True):
     """A plan by its peak and step."""
 
-    peak_bytes: int
-    step_us: float
-    exposed_us: float
     host_bytes: int
     rewrites: int
 
@@ -420,21 +398,18 @@ class FitAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/fit/1
 
 def fit_answer(found: Fit) -> FitAnswer:
     """Return the answer."""
-
-    def point(one: FitPoint) -> PlanPoint:
-        return _fill(PlanPoint, one, rewrites=len(one.rewrites))
-
-    pairs = zip(found.best.rewrites, costs(found), strict=True)
-    held = found.held
+    points = [found.original, found.without, found.best, *found.points]
+    original, without, picked, *others = (_fill(PlanPoint, one, rewrites=len(one.rewrites)) for one in points)
+    pairs, held = zip(found.best.rewrites, costs(found), strict=True), found.held
     return _fill(
         FitAnswer,
         found,
         name=found.best.problem.name,
         slowdown_percent=100 * found.slowdown,
-        original=point(found.original),
-        without=point(found.without),
-        picked=point(found.best),
-        points=[point(one) for one in found.points],
+        original=original,
+        without=without,
+        picked=picked,
+        points=others,
         rewrites=[_fill(FitRewrite, cost, rewrite=to_json([one])[0]) for one, cost in pairs],
         reserved=held and _fill(FitReserved, held, faster=held.faster and held.faster._asdict()),
     )
@@ -512,26 +487,21 @@ def pipeline_answer(
     varied: Varied,
 ) -> PipelineAnswer:
     """Return the answer; ``varied``: the schedules of each changed job."""
-    best = [(change, find_shortest(schedules)) for change, schedules in varied]
+    made = found and {key: getattr(found, key) for key in ("made_from", "bound_us", "proved")}
     return _fill(
         PipelineAnswer,
         job,
         stages=len(job.stages),
         schedules=[_schedule_figures(one) for one in planned],
-        cannot=[NoSchedule(name, why) for name, why in cannot.items()],
-        found=found
-        and {
-            "made_from": found.made_from,
-            "bound_us": found.bound_us,
-            "any_cut_bound_us": found.any_cut_us,
-            "proved": found.proved,
-        },
+        cannot=[NoSchedule(*why) for why in cannot.items()],
+        found=found and made and {**made, "any_cut_bound_us": found.any_cut_us},
         graphs=[{"name": name, **_graph_figures(one)} for name, one in graphs.graphs.items()],
         pairs=[
             {"forward": ahead, "backward": back, **_graph_figures(one)} for (ahead, back), one in graphs.pairs.items()
         ],
         varied=[
-            VariedSchedule(dict(change.values), None if one is None else _schedule_figures(one)) for change, one in best
+            VariedSchedule(dict(change.values), (best := find_shortest(of)) and _schedule_figures(best))
+            for change, of in varied
         ],
     )
 
@@ -543,32 +513,25 @@ def _schedule_figures(one: PlannedPipeline) -> PipelineScheduleFigures:
         PipelineScheduleFigures,
         *(one, run),
         gap_percent=gap_percent(run.step_us, one.bound_us),
-        ranks=[RankFigures(busy, idle, out, inside, at.bytes, str(at.item)) for busy, idle, out, inside, at in ranks],
+        ranks=[RankFigures(*us, at.bytes, str(at.item)) for *us, at in ranks],
         lacks=lack and RankLack(lack.rank, lack.bytes, str(lack.item)),
     )
 
 
 def _graph_figures(one: MeasuredGraph) -> dict[str, Any]:
-    def judged(run: JudgedOrder) -> dict[str, float]:
-        return {
-            "step_us": run.timeline.step_us,
-            "exposed_us": run.timeline.exposed_us,
-            "peak_bytes": max(run.profile),
-        }
-
-    return {"nodes": len(one.problem.nodes), "before": judged(one.before), "ordered": judged(one.ordered)}
+    before, ordered = (
+        _Order(run.timeline.step_us, run.timeline.exposed_us, max(run.profile)) for run in (one.before, one.ordered)
+    )
+    return {"nodes": len(one.problem.nodes), "before": before, "ordered": ordered}
 
 
-class SweptOrder(_Part, frozen=True):
+class SweptOrder(_Order, frozen=True):
     """An order at one point: microseconds and bytes.
 
     Attributes:
         median_us, p95_us: Of the step in 100 replays with wrong durations; null where no noise was asked for.
     """
 
-    step_us: float
-    exposed_us: float
-    peak_bytes: int
     median_us: float | None
     p95_us: float | None
 
@@ -577,7 +540,7 @@ class SweepPoint(_Part, frozen=True):
     """A combination, the original order there and the one that was found.
 
     Attributes:
-        varied: Bytes of headroom and memory_limit, factors on speeds, ranks, noise as a share (0.3: 30 %).
+        varied: Bytes of headroom and memory_limit, factors on speeds, noise as a share (0.3: 30 %).
         lower_bound_us: No order's step is shorter.
         short_bytes: What the device of ``memory_limit`` lacks for the order; 0: nothing.
         fell_back: Whether the original order was kept because the new one failed verification.
@@ -592,12 +555,9 @@ class SweepPoint(_Part, frozen=True):
     fell_back: bool
 
 
-class SweepAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/sweep/1"):
+class SweepAnswer(_Graph, frozen=True, kw_only=True, tag_field="schema", tag="overlap-sched/sweep/1"):
     """The step for each combination of what was varied; cluster: that collectives are priced for anew."""
 
-    name: str
-    memory_model: MemoryModel
-    contention: ContentionFigures | None
     cluster: str | None
     points: tuple[SweepPoint, ...]
 

@@ -88,67 +88,61 @@ class _Replayed:
         self._problem, self._device, self._title = problem, device, title
         self._kinds = memory_kinds(problem)
         self._position = {v: at for at, v in enumerate(order)}
-        self._allocator = CachingAllocator(PLAIN)
-        self._held = dict[int, Address]()
+        self._allocator, self._held = CachingAllocator(PLAIN), dict[int, Address]()
         self._segments = list[Block]()
         ranges, run = LiveRanges(problem), replay(problem, order)
         last = {span.storage: order[span.last] for span in ranges.of(order)}
         for event in chain.from_iterable(requests_of(ranges, order).steps):
             s = event if event >= 0 else ~event
+            maker, v = problem.maker[s], last[s]
             if not problem.storages[s].bytes:
                 continue
-            maker = problem.maker[s]
             if event >= 0:
                 is_input = problem.nodes[maker].kind is Kind.INPUT
-                self._allocate(s, maker, 0.0 if is_input else run.at_us[maker])
+                self._allocate(s, 0.0 if is_input else run.at_us[maker])
             else:
-                v = last[s]
-                launched = problem.nodes[v].kind is Kind.COLLECTIVE
-                self._free(s, maker, run.at_us[v] if launched else run.finish_us[v])
+                address, launched = self._held.pop(s), problem.nodes[v].kind is Kind.COLLECTIVE
+                self._allocator.free(address)
+                for action in ("free_requested", "free_completed"):
+                    self._add(action, address, s, run.at_us[v] if launched else run.finish_us[v])
 
-    def _allocate(self, s: int, maker: int, at_us: float) -> None:
+    def _allocate(self, s: int, at_us: float) -> None:
         reserved, segments = self._allocator.reserved_bytes, self._allocator.segments
         block = self._allocator.allocate(self._problem.storages[s].bytes)
         if self._allocator.segments > segments:  # a block of a new segment is its first
             self._segments.append(Block(block, self._allocator.reserved_bytes - reserved))
-            self._add("segment_alloc", *self._segments[-1], at_us, maker, _UNKNOWN)
+            self._add("segment_alloc", block, s, at_us, size=self._segments[-1].size, category=_UNKNOWN)
         self._held[s] = block
-        self._add("alloc", block, self._problem.storages[s].bytes, at_us, maker, self._kinds[s])
+        self._add("alloc", block, s, at_us)
 
-    def _free(self, s: int, maker: int, at_us: float) -> None:
-        address = self._held.pop(s)
-        self._allocator.free(address)
-        for action in ("free_requested", "free_completed"):
-            self._add(action, address, self._problem.storages[s].bytes, at_us, maker, self._kinds[s])
+    def _add(self, action: str, address: int, s: int, at_us: float, **other: object) -> None:
+        entry = {"action": action, "addr": _shown(address), "size": self._problem.storages[s].bytes, "stream": _STREAM}
+        entry |= {"time_us": round(at_us), "category": self._kinds[s], **other}
+        self.entries.append(entry | {"frames": self._frames(s, str(entry["category"]))})
 
-    def _add(self, action: str, address: int, size: int, at_us: float, maker: int, kind: str) -> None:
-        self.entries.append(
-            {
-                "action": action,
-                "addr": _shown(address),
-                "size": size,
-                "stream": _STREAM,
-                "time_us": round(at_us),
-                "frames": self._frames(maker, kind),
-                "category": kind,
-            }
-        )
-
-    def _frames(self, maker: int, kind: str) -> list[Entry]:
+    def _frames(self, s: int, kind: str) -> list[Entry]:
         """In the place of a stack trace: the viewer shows ``filename:line:name``."""
+        maker = self._problem.maker[s]
         node = self._problem.nodes[maker]
         what = ", ".join(filter(None, (printable(node.op), kind, f"{self._title}, simulated")))
         return [{"filename": printable(node.name), "line": self._position[maker], "name": what}]
 
     def segments(self) -> list[Entry]:
         """Return the segments that are there at the end."""
-        size_of = self._allocator.size_of
-        blocks = {address: self._block(Block(address, size_of(address)), s) for s, address in self._held.items()}
-        blocks |= {block.address: self._block(block) for block in self._allocator.free_blocks()}
+        blocks: dict[int, Entry] = {}
+        for s, at in self._held.items():
+            blocks[at] = {
+                "size": self._allocator.size_of(at),
+                "requested_size": self._problem.storages[s].bytes,
+                "state": "active_allocated",
+                "frames": self._frames(s, self._kinds[s]),
+            }
+        for at, size in self._allocator.free_blocks():
+            blocks[at] = {"size": size, "requested_size": 0, "state": "inactive", "frames": []}
         addresses, found = sorted(blocks), []
         for begin, size in self._segments:
             first, end = (bisect_left(addresses, at) for at in (begin, begin + size))
-            within = [blocks[at] for at in addresses[first:end]]
+            within = [{"address": _shown(at), **blocks[at]} for at in addresses[first:end]]
             active = sum(block["size"] for block in within if block["state"] == "active_allocated")
             found.append(
                 {
@@ -166,17 +160,6 @@ class _Replayed:
                 }
             )
         return found
-
-    def _block(self, block: Block, s: int | None = None) -> Entry:
-        used = {"address": _shown(block.address), "size": block.size}
-        if s is None:
-            return used | {"requested_size": 0, "state": "inactive", "frames": []}
-        maker, asked = self._problem.maker[s], self._problem.storages[s].bytes
-        return used | {
-            "requested_size": asked,
-            "state": "active_allocated",
-            "frames": self._frames(maker, self._kinds[s]),
-        }
 
 
 def _shown(address: Address) -> int:

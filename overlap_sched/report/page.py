@@ -1,45 +1,335 @@
-"""One HTML file that shows a schedule and loads nothing: data and own scripts, put into the template of page_files."""
+"""One HTML file that shows a schedule and loads nothing: data and own scripts, put into the template of page_files.
+
+The data are all that the scripts show (page_files/model.js): they add nothing. Times are microseconds, rounded to
+nanoseconds where they are drawn; the figures are those of ``plan --json``, unrounded. Columns of nodes are indexed by
+node id, columns of storages by row (storages that are ever live); operators, groups and modules count in lists of their
+own (-1: none, not known). A storage is live from position ``first`` to ``last`` of an order, both included
+(:mod:`overlap_sched.judge.validate`); ``flights`` are (row, first, last) where a collective holds it.
+"""
 
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
+
+from msgspec import UNSET, UnsetType, to_builtins
 
 from overlap_sched import __version__
+from overlap_sched.fit.answer import Fit, FitPoint
+from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import measure
+from overlap_sched.options import Options
+from overlap_sched.problem import Order, Problem
+from overlap_sched.report import colours
+from overlap_sched.report.answers import PriceSource, plan_answer
 from overlap_sched.report.files import write_file
-from overlap_sched.report.page_data import NOTHING_ELSE, Extras, Page, page_data
+from overlap_sched.report.timeline import IN_FLIGHT, MEMORY_KINDS, flights, memory_kinds
 from overlap_sched.report.units import change, count, duration, printable, size
-from overlap_sched.scheduler.driver import Schedule
+from overlap_sched.report.words import rewrites
+from overlap_sched.report.words import schedule as words
+from overlap_sched.report.words.graph import by_purpose, group_names, group_purposes
+from overlap_sched.scheduler.driver import Figures, Schedule, figures_of, schedule_of
+from overlap_sched.scheduler.explain import decisions
+from overlap_sched.scheduler.task import Candidate, Task
+from overlap_sched.simulate.ledger import LiveRanges
+from overlap_sched.transform.plan import Plan
+from overlap_sched.transform.records import Record
+from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Regather, Stream
+
+COLUMNS: tuple[str, ...] = ("original", "scheduled", "change", "limit")
+FIGURES = ("peak_bytes", "step_us", "exposed_us")
+Page = dict[str, Any]
+
+
+class ExtraOrder(NamedTuple):
+    """One more order of the graph as it was (torch's, say): what it is called, node ids."""
+
+    title: str
+    order: Order
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a page shows beyond a schedule; ``None``: nothing of the kind.
+
+    Attributes:
+        made: The plan that the schedule is of.
+        beside: Another order of the graph as it was.
+        frontier: The plans of a fit, by ascending peak.
+        answer: What a search for a memory limit has found, in a sentence; it says what the allocator lacks, too.
+        command: That made the page; ``""``: a program did.
+        prices: Where its times come from, where that is known.
+        fits: Does it fit into the memory limit of a search? ``None``: that was not asked.
+    """
+
+    made: Plan | None = None
+    beside: ExtraOrder | None = None
+    frontier: tuple[FitPoint, ...] | None = None
+    answer: str | None = None
+    command: str = ""
+    prices: PriceSource | UnsetType = UNSET
+    fits: bool | None = None
+
+
+NOTHING_ELSE = Extras()
+
+
+def extras_of_fit(found: Fit) -> tuple[Schedule, Extras]:
+    """The schedule that the page of a fit is of, and what else is on it; the budget is the limit, or the peak found.
+
+    Why the search has launched a collective where it did is not known: what is shown is what binds it there.
+    """
+    base_bytes = found.original.peak_bytes
+    limit_bytes = found.best.peak_bytes if found.limit_bytes is None else found.limit_bytes
+    original = schedule_of(found.original.problem, found.original.order).scheduled
+
+    def shown(point: FitPoint, headroom_bytes: int) -> Schedule:
+        made = schedule_of(point.problem, point.order, Options(memory_model=point.problem.memory_model))
+        order = Candidate(made.order, made.scheduled.step_us, made.scheduled.peak_bytes)
+        task = Task(point.problem, made.options, base_bytes + headroom_bytes)
+        why = decisions(point.problem, replay(point.problem, made.order), order, task)
+        return replace(made, original=original, headroom_bytes=headroom_bytes, base_bytes=base_bytes, decisions=why)
+
+    best = shown(found.best, limit_bytes - base_bytes)
+    records = tuple(
+        Record(rewrite, -cost.copy_us, cost.compute_us, -cost.bytes)  # longer on the streams to the host; kept no more
+        for rewrite, cost in zip(found.best.rewrites, rewrites.costs(found), strict=True)
+    )
+    return best, Extras(
+        Plan(found.best.rewrites, best, shown(found.without, 0), records),
+        frontier=found.points,
+        answer=rewrites.answer_line(found),
+        fits=None if found.limit_bytes is None else found.fits,
+    )
+
+
+def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
+    """Collect what the page of a schedule shows."""
+    made = extras.made
+    original = schedule.problem if made is None else made.without.problem
+    problems = (original,) if original is schedule.problem else (original, schedule.problem)
+    reserved = words.reserved_of(schedule, original)
+    ops = tuple(dict.fromkeys(node.op for problem in problems for node in problem.nodes))
+    modules = tuple(dict.fromkeys(node.module for problem in problems for node in problem.nodes if node.module))
+    purposes = {**group_purposes(schedule.problem), **group_purposes(original)}
+    called, sizes = (
+        group_names(purposes),
+        {name: of.groups[name].size for of in problems for name in group_purposes(of)},
+    )
+    groups = by_purpose((name for name in sizes if name in purposes), purposes)
+    ranges = [LiveRanges(problem) for problem in problems]
+    runs = [
+        _run(ranges[0], 0, "original", original.original_order, schedule.original),
+        _run(ranges[-1], len(problems) - 1, "scheduled", schedule.order, schedule.scheduled),
+    ]
+    columns = COLUMNS
+    summary = [*words.summary_rows(schedule), *words.reserved_rows(reserved, schedule.memory_limit_bytes)]
+    if extras.beside is not None:
+        order, title = extras.beside.order, printable(extras.beside.title)
+        measured = figures_of(original, measure(original, order))
+        beside = replace(schedule, problem=original, order=order, scheduled=measured, decisions=())
+        also = words.reserved_for(original, order, schedule.options)
+        runs.append(_run(ranges[0], 0, title, order, measured))
+        cells = {row[0]: row[2] for row in (*words.summary_rows(beside), *words.reserved_rows(also))}
+        columns = (*COLUMNS, title)
+        summary = [(*row, *[""] * (1 + len(COLUMNS) - len(row)), cells.get(row[0], "")) for row in summary]
+    return {
+        "figures": to_builtins(plan_answer(schedule, made, reserved, extras.prices)),
+        "verdict": words.verdict(schedule, original, reserved, extras.fits)._asdict(),
+        "columns": columns,
+        "summary": [(*row, *[""] * (1 + len(columns) - len(row))) for row in summary],
+        "remarks": _remarks(schedule, extras.answer),
+        "budget_bytes": schedule.budget_bytes,
+        "ops": [printable(op) for op in ops],
+        "modules": [printable(module) for module in modules],
+        "groups": [f"{called[name]} ({sizes[name]} ranks)" if sizes[name] > 1 else called[name] for name in groups],
+        "colours": {
+            "compute": colours.COMPUTE,
+            "exposed": colours.EXPOSED,
+            "rewritten": colours.REWRITTEN,
+            "orders": [colours.BEFORE, colours.AFTER, colours.BESIDE],
+            "groups": [colours.PURPOSES[purposes[name]].colour for name in groups],
+            "memory": [colours.MEMORY[kind] for kind in MEMORY_KINDS],
+        },
+        "legend": colours.stream_legend(purposes.values(), rewritten=bool(made and made.rewrites)),
+        "memory_kinds": MEMORY_KINDS,
+        "in_flight": MEMORY_KINDS.index(IN_FLIGHT),
+        "causes": [(words.WORDS[cause.name], cause.exposed_us, cause.collectives) for cause in words.causes(schedule)],
+        "graphs": [
+            {
+                "nodes": _nodes(of.problem, ops, groups, modules),
+                "storages": _storages(of),
+                "marked": _marked(of.problem, other, made),
+            }
+            for of, other in zip(ranges, problems[::-1], strict=True)
+        ],
+        "runs": runs,
+        "collectives": _collectives(schedule, original, made),
+        "rewrites": _rewrites(schedule, made),
+        "tried": [] if made is None else [(printable(one.what), rewrites.outcome_text(one)) for one in made.trials],
+        "frontier": extras.frontier
+        and {
+            "points": [{"name": "", **{key: getattr(point, key) for key in FIGURES}} for point in extras.frontier],
+            "others": [{"name": run["title"], **{key: run[key] for key in FIGURES}} for run in runs],
+        },
+    }
+
+
+def _remarks(schedule: Schedule, answer: str | None) -> list[str]:
+    """The conditions of the table of figures, then the answer, or what went otherwise than wished."""
+    problem = schedule.problem
+    simulated = (
+        f"Every figure on this page is simulated, in the {problem.memory_model} memory model: one compute stream, one "
+        "stream per process group. Limits: a lower bound on any order's step; the memory budget, "
+        f"{words.budget_words(schedule)}."
+    )
+    kept = "" if schedule.fell_back is None else f"The original order was kept: {printable(schedule.fell_back)}."
+    said = words.short_text(schedule) if answer is None else answer
+    lines = words.with_contention_line(simulated, problem.contention).splitlines()
+    return [line for line in (*lines, kept, said) if line]
+
+
+def _nodes(problem: Problem, ops: Sequence[str], groups: Sequence[str], modules: Sequence[str]) -> Page:
+    nodes = problem.nodes
+    op_at, group_at, module_at = ({name: at for at, name in enumerate(names)} for names in (ops, groups, modules))
+    return {
+        "name": [printable(node.name) for node in nodes],
+        "kind": [node.kind.value for node in nodes],
+        "op": [op_at[node.op] for node in nodes],
+        "group": [-1 if node.group is None else group_at[node.group] for node in nodes],
+        "module": [module_at.get(node.module, -1) for node in nodes],
+        "collective": [-1 if node.collective is None else node.collective for node in nodes],
+    }
+
+
+def _storages(ranges: LiveRanges) -> Page:
+    problem = ranges.problem
+    shown = [live.storage for live in ranges.of(problem.original_order)]
+    kinds = memory_kinds(problem)
+    return {
+        "bytes": [problem.storages[s].bytes for s in shown],
+        "kind": [MEMORY_KINDS.index(kinds[s]) for s in shown],
+        "maker": [problem.maker[s] for s in shown],
+    }
+
+
+def _run(ranges: LiveRanges, graph: int, title: str, order: Order, measured: Figures) -> Page:
+    """One order in time; ``graph``: its number among the graphs."""
+    problem = ranges.problem
+    run, live = replay(problem, order), ranges.of(order)
+    row = {span.storage: at for at, span in enumerate(live)}
+    return {
+        "title": title,
+        "graph": graph,
+        **{key: getattr(measured, key) for key in (*FIGURES, "peak_at")},
+        "order": list(order),
+        "at_us": [round(run.at_us[v], 3) for v in order],
+        "start_us": [round(us, 3) for us in run.start_us],
+        "finish_us": [round(us, 3) for us in run.finish_us],
+        "first": [span.first for span in live],
+        "last": [span.last for span in live],
+        "flights": [(row[s], *flight) for s, found in flights(problem, order).items() for flight in found],
+    }
+
+
+def _collectives(schedule: Schedule, original: Problem, made: Plan | None) -> list[Page]:
+    """The rows of the table, the most exposed first; ``before``: ids in the original graph of what each stands for."""
+    problem = schedule.problem
+    before, after = replay(original, original.original_order), replay(problem, schedule.order)
+    number = {cause.name: at for at, cause in enumerate(words.causes(schedule))}
+    last_us = words.last_compute_us(problem, after)
+    ids = {original.nodes[v].name: v for v in original.collectives}
+    rewrites = () if made is None else made.rewrites
+    members = {one.name: one.members for one in rewrites if isinstance(one, Bucket)}
+    rows = []
+    for d in words.most_exposed(schedule):
+        node = problem.nodes[d.collective]
+        stood_for = [ids[name] for name in members.get(node.name, (node.name,)) if name in ids]
+        over = d.over_position
+        refused = "" if over is None else f"; {words.refusal(problem, d, over)}"
+        stalls = words.stalls_by_cause(problem, after, d, last_us)
+        rows.append(
+            {
+                "node": d.collective,
+                "before": stood_for,
+                "bytes": node.bytes,
+                "time_us": node.time_us,
+                "earlier": d.original_position - d.position,
+                "original_exposed_us": sum(before.stall_us[w] for c in stood_for for w in original.waits.get(c, ())),
+                "exposed_us": d.exposed_us,
+                "hidden_us": d.hidden_us,
+                "causes": [(number[name], us) for name, us in stalls.items() if us > 0],
+                "why": f"blocked by {words.blocked_by(problem, d)}",
+                "more": f"launched there because: {words.launched_because(d)}{refused}",
+            }
+        )
+    return rows
+
+
+def _rewrites(schedule: Schedule, made: Plan | None) -> list[tuple[str, int]]:
+    """In words, and the collective that is launched for each (-1: none), in the order in which they are done."""
+    ids, found = {schedule.problem.nodes[v].name: v for v in schedule.problem.collectives}, []
+    for one in () if made is None else made.records:
+        match one.rewrite:
+            case Bucket() | Regather() | Offload():
+                launch = one.rewrite.name
+            case Keep():
+                launch = one.rewrite.first
+            case Stream():
+                launch = one.rewrite.collective
+            case _:
+                launch = ""
+        found.append((printable(rewrites.record_text(one)), ids.get(launch, -1)))
+    return found
+
+
+def _marked(problem: Problem, other: Problem, made: Plan | None) -> list[int]:
+    """Nodes that are not in the other graph, and collectives that went to another communicator."""
+    if made is None:
+        return []
+    moved = {one.collective for one in made.rewrites if isinstance(one, Stream)}
+    marked = {node.name for node in problem.nodes} - {node.name for node in other.nodes} | moved
+    return [v for v, node in enumerate(problem.nodes) if node.name in marked]
+
 
 SCRIPTS = ("units.js", "overview.js", "model.js", "pictures.js", "tables.js", "frontier.js", "main.js")
 """In this order, as one script."""
 
 
-def write_page(
-    schedule: Schedule, path: str | Path, more: Mapping[str, Any] | None = None, extras: Extras = NOTHING_ELSE
-) -> None:
+def write_page(schedule: Schedule, path: str | Path, extras: Extras = NOTHING_ELSE) -> None:
     """Write a schedule as one HTML file that loads nothing: it opens by double click, without a network.
 
     Args:
         schedule: Of a problem, or of a graph of a training run (``overlap_sched.reports()[0].report.schedule``).
         path: The file.
-        more: Figures beyond those that a schedule has, as of ``plan --json``.
         extras: Rewrites, one more order beside ours, the frontier.
 
     Raises:
         OutputError: The file cannot be written.
     """
-    write_file(path, page_text(page_data(schedule, more, extras), extras.command, extras.times).encode())
+    write_file(path, page_text(page_data(schedule, extras), extras.command).encode())
 
 
-def page_text(page: Page, command: str = "", times: str = "") -> str:
+def page_text(page: Page, command: str = "") -> str:
     """The page as text; what names in it say is never taken for markup."""
     script = "\n".join(map(_read_file, SCRIPTS))
-    verdict, runs = page["verdict"], page["runs"]
+    verdict, runs, prices = page["verdict"], page["runs"], page["figures"].get("prices", {})
+    on = prices.get("cluster") or prices.get("device")
+    times = "of the problem file" if prices.get("from") != "dump" else ""
+    times = ", ".join(filter(None, [times, f"predicted for {on}" if on else ""]))
+    times += f", {count(prices['traces'], 'trace')} of a profiler where they have them" if prices.get("traces") else ""
+    without, frontier = page["figures"].get("step_without_rewrites_us"), list[Sequence[str]]()
+    if page["frontier"] is not None:
+        points, (original, *others) = page["frontier"]["points"], page["frontier"]["others"]
+        for of in (*points, original, *others):
+            peak, step = (change(original[key], of[key]) for key in ("peak_bytes", "step_us"))
+            cells = (size(of["peak_bytes"]), peak, duration(of["step_us"]), step, duration(of["exposed_us"]))
+            frontier.append((of["name"] or "on the frontier", *cells))
     places = {
         what: [f'<h3 id="{what}-title-{r}">{what}</h3>\n<div id="{what}-{r}"></div>' for r in range(len(runs))]
         for what in ("streams", "memory")
@@ -59,19 +349,27 @@ def page_text(page: Page, command: str = "", times: str = "") -> str:
         peaks="\n".join(
             f'<button type="button" data-peak="{r}">peak of {name}</button>' for r, name in enumerate(called)
         ),
-        rewrites=_rewrites_section(page),
-        frontier=_frontier_section(page["frontier"]),
+        no_rewrites="" if page["rewrites"] or page["tried"] else " hidden",
+        without="" if without is None else f"The best order without rewrites takes {duration(without)}.",
+        rewrites="".join(f"<li>{_found(html.escape(said), node)}</li>" for said, node in page["rewrites"]),
+        tried="".join(map(_table_row, page["tried"])),
+        no_frontier="" if frontier else " hidden",
+        frontier="\n".join(map(_table_row, frontier)),
         data=json.dumps(page, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
         script=f'"use strict";\n(() => {{\n{script}}})();',
         version=__version__,
         date=date.today().isoformat(),
         command=f" by <code>{html.escape(printable(command))}</code>" if command else "",
-        times=f" Times: {html.escape(printable(times))}." if times else "",
+        times=f" Times: {html.escape(printable(times))}." if prices else "",
     )
 
 
 def _read_file(name: str) -> str:
     return files(__package__).joinpath("page_files", name).read_text(encoding="utf-8")
+
+
+def _found(words: str, node: int) -> str:
+    return f'<button type="button" data-node="{node}">{words}</button>' if node >= 0 else words
 
 
 def _heads(names: Sequence[str]) -> str:
@@ -82,67 +380,3 @@ def _table_row(cells: Sequence[str]) -> str:
     """A line of a table, its first cell a heading."""
     first, *others = map(html.escape, cells)
     return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
-
-
-def _rewrites_section(page: Page) -> str:
-    """The section of rewrites, of plans tried and of rewrites left out; nothing where there are none."""
-    if not page["rewrites"] and not page["tried"]:
-        return ""
-    rows = [
-        f'<li><button type="button" data-node="{node}">{html.escape(words)}</button></li>'
-        if node >= 0
-        else f"<li>{html.escape(words)}</li>"
-        for words, node in page["rewrites"]
-    ]
-    found = (
-        " A click on one finds it in the streams, where what rewrites made, and what they made it of, is marked "
-        "in a colour of its own."
-        if any(node >= 0 for _, node in page["rewrites"])
-        else ""
-    )
-    without = duration(page["figures"]["step_without_rewrites_us"])
-    return _section(
-        "rewrites",
-        "Rewrites, what each bought and costs (simulated)",
-        f"<p>{count(len(rows), 'rewrite')} in the scheduled order; the best order without rewrites takes {without}."
-        f"{found}</p>",
-        f'<ol id="rewrites" class="list scroll" tabindex="0" aria-label="Rewrites">{"".join(rows)}</ol>' * bool(rows),
-        _details(f"{len(page['tried'])} plans were tried", "tried", page["tried"]),
-        _details(page["left_title"], "left-out", page["left"]),
-    )
-
-
-def _details(title: str, name: str, rows: Sequence[Sequence[str]]) -> str:
-    """A table to be opened; nothing without rows."""
-    if not rows:
-        return ""
-    body = "".join(map(_table_row, rows))
-    return (
-        f'<details><summary>{html.escape(title)}</summary><div class="scroll"><table id="{name}">'
-        f"<tbody>{body}</tbody></table></div></details>"
-    )
-
-
-def _frontier_section(found: Page | None) -> str:
-    """Step against peak memory; nothing where it was not computed."""
-    if found is None:
-        return ""
-    original, rows = found["others"][0], []
-    heads = _heads(("order", "peak", "", "step", "", "exposed"))
-    for point in (*found["points"], *found["others"]):
-        peak, step = point["peak_bytes"], point["step_us"]
-        cells = [point["name"] or "on the frontier", size(peak), change(original["peak_bytes"], peak), duration(step)]
-        rows.append(_table_row([*cells, change(original["step_us"], step), duration(point["exposed_us"])]))
-    return _section(
-        "frontier",
-        "Step against peak memory (simulated)",
-        "<p>The shortest step found for each peak, with rewrites; there may be better ones.</p>",
-        '<ul id="frontier-legend" class="legend" aria-label="Orders"></ul>\n<div id="frontier-plot"></div>',
-        '<div class="scroll" tabindex="0" role="group" aria-labelledby="frontier-title"><table id="frontier">'
-        f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>",
-    )
-
-
-def _section(name: str, title: str, *parts: str) -> str:
-    inside = "\n".join(filter(None, parts))
-    return f'<section aria-labelledby="{name}-title">\n<h2 id="{name}-title">{title}</h2>\n{inside}\n</section>\n'

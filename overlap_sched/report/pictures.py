@@ -17,7 +17,7 @@ from overlap_sched.report.colours import AFTER, BEFORE, COMPUTE, EXPOSED, IDLE, 
 from overlap_sched.report.files import write_file
 from overlap_sched.report.timeline import Span, Timeline, timeline
 from overlap_sched.report.units import between, change, duration, memory_unit, printable, size, time_unit
-from overlap_sched.report.words.graph import Purpose, by_purpose, group_names, group_purposes
+from overlap_sched.report.words.graph import by_purpose, group_names, group_purposes
 from overlap_sched.report.words.schedule import gap_percent
 from overlap_sched.scheduler.driver import Schedule
 
@@ -104,12 +104,8 @@ BINS = 800
 """Of two pixels each."""
 MAX_STREAMS = 6
 """Beyond this, the least busy process groups are left out of the picture, which says so."""
-MAX_LABELS = 40
-"""Orders with at most as many spans get their nodes' names."""
 HEIGHT = 0.8
 """Of a row; rows are 1 apart."""
-LETTER = 0.0065
-"""Width of a letter, as a share of the axes."""
 LEFT = 0.115
 """Where the axes begin, as a share of the figure."""
 
@@ -131,30 +127,40 @@ def plot_schedule(schedule: Schedule, path: str | Path) -> None:
         OutputError: The file cannot be written, or its ending names no picture format.
     """
     check_plot(path)
-    before = timeline(schedule.problem, schedule.problem.original_order)
-    after = timeline(schedule.problem, schedule.order)
-    purposes = group_purposes(schedule.problem)
-    lanes = sum(len(_lanes(schedule.problem, line, purposes)) for line in (before, after))
-    figure = new_figure(12, 5.2 + 0.33 * lanes)
-    end_us = max(before.step_us, after.step_us) or 1.0
+    problem = schedule.problem
+    before, after = (timeline(problem, order) for order in (problem.original_order, schedule.order))
+    lanes = [_lanes(problem, line) for line in (before, after)]
+    rows, end_us = sum(map(len, lanes)), max(before.step_us, after.step_us) or 1.0
+    figure = new_figure(12, 5.2 + 0.33 * rows)
     scale, unit = time_unit(end_us)
-    edges = _edges(before, after, end_us)
-    inch = 1 / figure.get_figheight()
-    top, streams = figure.subplots(
-        2, 1, sharex=True, gridspec_kw={"height_ratios": (3.0, 0.33 * lanes + 0.7), "hspace": 0.08}
-    )
+    edges, inch = _edges(before, after, end_us), 1 / figure.get_figheight()
+    ratios = {"height_ratios": (3.0, 0.33 * rows + 0.7), "hspace": 0.08}
+    top, streams = figure.subplots(2, 1, sharex=True, gridspec_kw=ratios)
     figure.subplots_adjust(left=LEFT, right=0.95, top=1 - 0.95 * inch, bottom=0.6 * inch)
-    bound_us = schedule.lower_bound_us
-    _title(figure, schedule, bound_us)
+    _title(figure, schedule)
     _memory(top, schedule, before, after, edges, scale)
-    _streams(streams, schedule.problem, (("original", before), ("scheduled", after)), purposes, edges, scale)
-    line = {"color": LIMIT, "linewidth": 1, "linestyle": ":"}
+    y = 0.0
+    for heading, line, of_line in (("original", before, lanes[0]), ("scheduled", after, lanes[1])):
+        streams.text(0, y - 0.65, f"{heading}: {duration(line.step_us)}", fontsize=10, weight="bold", color=INK)
+        y -= 0.8
+        for lane in of_line:
+            y -= 1.0
+            _lane(streams, lane, y, line.step_us, edges, scale)
+    streams.set_ylim(y - 0.15, 0.1)
+    streams.set_yticks([])
+    legend = stream_legend(group_purposes(problem).values())
+    for label, colour in legend:
+        streams.bar(0, 0, color=colour, label=label)
+    streams.legend(loc="upper right", ncols=len(legend), frameon=False, fontsize=9, borderaxespad=0.0)
+    streams.text(1.005, -0.65, "busy", transform=streams.get_yaxis_transform(), fontsize=9, color=INK)
+    bound_us, dotted = schedule.lower_bound_us, {"color": LIMIT, "linewidth": 1, "linestyle": ":"}
     for axes, highest_y in ((top, top.get_ylim()[1] * 0.88), (streams, -0.8)):
-        axes.vlines(bound_us / scale, axes.get_ylim()[0], highest_y, label=f"lower bound {duration(bound_us)}", **line)
+        label = f"lower bound {duration(bound_us)}"
+        axes.vlines(bound_us / scale, axes.get_ylim()[0], highest_y, label=label, **dotted)
         axes.spines[["top", "right"]].set_visible(False)
     top.legend(loc="upper left", ncols=4, frameon=False, fontsize=9, borderaxespad=0.2)
     streams.set_xlim(0, end_us / scale * 1.002)
-    simulated = f"simulated{' with contention' if schedule.problem.contention else ''}"
+    simulated = f"simulated{' with contention' if problem.contention else ''}"
     streams.set_xlabel(f"time ({unit}), {simulated}: one compute stream, one stream per process group", color=INK)
     write_picture(figure, path)
 
@@ -168,13 +174,13 @@ def _edges(before: Timeline, after: Timeline, end_us: float) -> Floats:
     return np.union1d(np.linspace(0.0, end_us, BINS + 1), [before.step_us, after.step_us])
 
 
-def _title(figure: "Figure", schedule: Schedule, bound_us: float) -> None:
+def _title(figure: "Figure", schedule: Schedule) -> None:
     before, after, inch = schedule.original, schedule.scheduled, 1 / figure.get_figheight()
-    name = _short(printable(schedule.problem.name), 75)
+    name, gap = _short(printable(schedule.problem.name), 75), gap_percent(after.step_us, schedule.lower_bound_us)
     figure.text(LEFT, 1 - 0.36 * inch, name, fontsize=14, weight="bold", color=INK, parse_math=False)
     figures = (
         f"step {between(duration(before.step_us), duration(after.step_us))} "
-        f"({change(before.step_us, after.step_us)}; {gap_percent(after.step_us, bound_us):.1f} % above the lower bound)"
+        f"({change(before.step_us, after.step_us)}; {gap:.1f} % above the lower bound)"
         f"   |   exposed {between(duration(before.exposed_us), duration(after.exposed_us))}"
         f"   |   peak {between(size(before.peak_bytes), size(after.peak_bytes))} "
         f"({change(before.peak_bytes, after.peak_bytes)})"
@@ -206,35 +212,6 @@ def _memory(axes: "Axes", schedule: Schedule, before: Timeline, after: Timeline,
     axes.tick_params(labelbottom=False)
 
 
-def _streams(
-    axes: "Axes",
-    problem: Problem,
-    orders: Sequence[tuple[str, Timeline]],
-    purposes: Mapping[str, Purpose],
-    edges: Floats,
-    scale: float,
-) -> None:
-    """Lower panel: per order a heading, the compute stream, and a row per process group."""
-    y = 0.0
-    for heading, line in orders:
-        y -= 0.8
-        axes.text(0, y + 0.15, f"{heading}: {duration(line.step_us)}", fontsize=10, weight="bold", color=INK)
-        lanes = _lanes(problem, line, purposes)
-        named = sum(len(lane.busy) + len(lane.exposed) for lane in lanes) <= MAX_LABELS
-        for lane in lanes:
-            y -= 1.0
-            _lane(axes, lane, y, line.step_us, edges, scale)
-            if named:
-                _names(axes, problem, lane, y + HEIGHT / 2, edges[-1], scale)
-    axes.set_ylim(y - 0.15, 0.1)
-    axes.set_yticks([])
-    legend = stream_legend(purposes.values())
-    for label, colour in legend:
-        axes.bar(0, 0, color=colour, label=label)
-    axes.legend(loc="upper right", ncols=len(legend), frameon=False, fontsize=9, borderaxespad=0.0)
-    axes.text(1.005, -0.65, "busy", transform=axes.get_yaxis_transform(), fontsize=9, color=INK)
-
-
 def _lane(axes: "Axes", lane: _Lane, y: float, step_us: float, edges: Floats, scale: float) -> None:
     """One row: what is busy from the bottom, exposed waits on top of it, idle time light; busy percent at the right."""
     axes.broken_barh([(0, step_us / scale)], (y, HEIGHT), facecolor=IDLE, linewidth=0)
@@ -248,31 +225,19 @@ def _lane(axes: "Axes", lane: _Lane, y: float, step_us: float, edges: Floats, sc
                   color=INK, parse_math=False)  # fmt: skip
 
 
-def _names(axes: "Axes", problem: Problem, lane: _Lane, y: float, end_us: float, scale: float) -> None:
-    for spans, ink in ((lane.busy, INK), (lane.exposed, "white")):
-        for span in spans:
-            axes.vlines(span.end_us / scale, y - HEIGHT / 2, y + HEIGHT / 2, color="white", linewidth=1)
-            name = printable(problem.nodes[span.node].name)
-            if span.end_us - span.start_us > LETTER * len(name) * end_us:
-                axes.text((span.start_us + span.end_us) / 2 / scale, y, name, ha="center", va="center", fontsize=8,
-                          color=ink, parse_math=False)  # fmt: skip
-
-
-def _lanes(problem: Problem, line: Timeline, purposes: Mapping[str, Purpose]) -> list[_Lane]:
+def _lanes(problem: Problem, line: Timeline) -> list[_Lane]:
     """The compute stream, then the process groups by purpose, each with a label; at most ``MAX_STREAMS`` groups."""
-    lanes = [_Lane("compute", line.compute, line.exposed, COMPUTE)]
+    purposes = group_purposes(problem)
+    lanes, called = [_Lane("compute", line.compute, line.exposed, COMPUTE)], group_names(purposes)
     busy = {name: sum(span.end_us - span.start_us for span in spans) for name, spans in line.streams.items()}
     # rounded: both orders add up the same times, each in its own order, and must show the same groups
     shown = sorted(busy, key=lambda name: -round(busy[name], 3))[:MAX_STREAMS]
-    called = group_names(purposes)
-    for name in by_purpose(line.streams, purposes):
-        if name in shown:
-            label = f"group {name}" if called[name] == name and len(name) <= 6 else _short(called[name], 12)
-            label = f"{printable(label)} ({problem.groups[name].size})"
-            lanes.append(_Lane(label, line.streams[name], (), PURPOSES[purposes[name]].colour))
+    for name in by_purpose((name for name in line.streams if name in shown), purposes):
+        label = f"group {name}" if called[name] == name and len(name) <= 6 else _short(called[name], 12)
+        label = f"{printable(label)} ({problem.groups[name].size})"
+        lanes.append(_Lane(label, line.streams[name], (), PURPOSES[purposes[name]].colour))
     if len(busy) > len(shown):
-        last = lanes[-1]
-        lanes[-1] = last._replace(label=f"{last.label}\n+ {len(busy) - len(shown)} not shown")
+        lanes[-1] = lanes[-1]._replace(label=f"{lanes[-1].label}\n+ {len(busy) - len(shown)} not shown")
     return lanes
 
 
@@ -293,47 +258,36 @@ def plot_memory(plan: MemoryPlan, path: str | Path) -> None:
     ):
         profile = [live / unit_bytes for live in memory_profile(problem, order)]
         axes.step(range(len(profile)), profile, where="post", color=colour, label=label, linewidth=1.2)
-    axes.axhline(
-        plan.bound_bytes / unit_bytes, color=LIMIT, linewidth=1, linestyle=":", label="no order's peak is lower"
-    )
-    axes.set_ylim(bottom=0)
+    label = "no order's peak is lower"
+    axes.axhline(plan.bound_bytes / unit_bytes, color=LIMIT, linewidth=1, linestyle=":", label=label)
     axes.set_xlabel("step")
     axes.set_ylabel(f"{unit} live")
-    axes.set_title(
-        f"{printable(problem.name)} ({problem.memory_model} memory model, simulated)", loc="left", parse_math=False
-    )
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    _finish_curves(axes, f"{printable(problem.name)} ({problem.memory_model} memory model, simulated)")
     write_picture(figure, path, tight=True)
 
 
-class StepCurve(NamedTuple):
-    """Steps in microseconds over what is varied; ``fade``: 1.0 in full colour."""
-
-    label: str
-    colour: str
-    style: str
-    fade: float
-    x: Sequence[float]
-    steps_us: Sequence[float]
+Curve = tuple[Sequence[float], Sequence[float], Mapping[str, Any]]
+"""What is varied, steps in microseconds, and how they are drawn."""
 
 
-def plot_steps(curves: Sequence[StepCurve], title: str, varied: str, path: str | Path, *, powers: bool) -> None:
+def plot_steps(curves: Sequence[Curve], title: str, varied: str, path: str | Path, *, powers: bool) -> None:
     """Draw steps over what is varied; the file's ending gives the format (``.png``, ``.svg``, ``.pdf``)."""
     check_plot(path)
     figure = new_figure(9, 5.8)
     axes = figure.subplots()
-    scale, unit = time_unit(max(max(curve.steps_us) for curve in curves))
-    for curve in curves:
-        y = [step_us / scale for step_us in curve.steps_us]
-        axes.plot(curve.x, y, curve.style, color=curve.colour, alpha=curve.fade, marker="o", markersize=3.5,
-                  label=curve.label)  # fmt: skip
+    scale, unit = time_unit(max(us for _, steps_us, _ in curves for us in steps_us))
+    for x, steps_us, style in curves:
+        axes.plot(x, [us / scale for us in steps_us], marker="o", markersize=3.5, **style)
     if powers:
         axes.set_xscale("log", base=2)
+    axes.set_xlabel(varied)
+    axes.set_ylabel(f"step ({unit}), simulated")
+    _finish_curves(axes, title)
+    write_picture(figure, path)
+
+
+def _finish_curves(axes: "Axes", title: str) -> None:
     axes.set_ylim(bottom=0)
-    axes.set_xlabel(varied, color=INK)
-    axes.set_ylabel(f"step ({unit}), simulated", color=INK)
-    axes.set_title(title, loc="left", color=INK, weight="bold", parse_math=False)
+    axes.set_title(title, loc="left", parse_math=False)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
-    write_picture(figure, path)

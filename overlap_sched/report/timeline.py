@@ -18,6 +18,7 @@ kind before and after. EXAMPLE in its original order, MiB (w is a parameter, x a
     live                  5 5  13    13   17  21    21     14     14    6
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -59,28 +60,19 @@ class Timeline:
 
 def timeline(problem: Problem, order: Sequence[int]) -> Timeline:
     """Replay a valid order and sort what happened into rows."""
-    run = replay(problem, order)
-    compute: list[Span] = []
-    exposed: list[Span] = []
-    used = {problem.nodes[v].group for v in problem.collectives}
-    streams: dict[str, list[Span]] = {name: [] for name in problem.groups if name in used}
+    run, rows = replay(problem, order), defaultdict[tuple[str, str], list[Span]](list)
     for v in order:
         node, span = problem.nodes[v], Span(v, run.start_us[v], run.finish_us[v])
-        if span.end_us <= span.start_us:
-            continue
-        if node.kind is Kind.WAIT:
-            exposed.append(span)
-        elif node.kind is Kind.COLLECTIVE:
-            streams[node.group or ""].append(span)
-        else:
-            compute.append(span)
-    profile = memory_profile(problem, order)
+        if span.end_us > span.start_us:
+            kind = node.kind if node.kind in (Kind.WAIT, Kind.COLLECTIVE) else Kind.COMPUTE
+            rows[kind, node.group or ""].append(span)
+    used = {problem.nodes[v].group for v in problem.collectives}
     return Timeline(
         step_us=run.step_us,
-        compute=tuple(compute),
-        exposed=tuple(exposed),
-        streams={name: tuple(spans) for name, spans in streams.items()},
-        memory=tuple((run.at_us[v], live) for v, live in zip(order, profile, strict=True)),
+        compute=tuple(rows[Kind.COMPUTE, ""]),
+        exposed=tuple(rows[Kind.WAIT, ""]),
+        streams={name: tuple(rows[Kind.COLLECTIVE, name]) for name in problem.groups if name in used},
+        memory=tuple((run.at_us[v], live) for v, live in zip(order, memory_profile(problem, order), strict=True)),
     )
 
 
@@ -111,19 +103,20 @@ def memory_by_kind(problem: Problem, order: Sequence[int]) -> dict[PeakKind, lis
 
     At each step the kinds add up to :func:`overlap_sched.judge.validate.memory_profile`. O(nodes + uses of storages).
     """
-    kinds = memory_kinds(problem)
+    kinds, held = memory_kinds(problem), flights(problem, order)
     change = {kind: [0] * (len(order) + 1) for kind in MEMORY_KINDS}
-    held = flights(problem, order)
+
+    def add(kind: PeakKind, first: int, last: int, nbytes: int) -> None:
+        change[kind][first] += nbytes
+        change[kind][last + 1] -= nbytes
+
     for span in LiveRanges(problem).of(order):
-        own, flown = change[kinds[span.storage]], change[IN_FLIGHT]
-        own[span.first] += span.bytes
-        own[span.last + 1] -= span.bytes
+        add(kinds[span.storage], span.first, span.last, span.bytes)
         for first, last in held.get(span.storage, ()):
             first, last = max(first, span.first), min(last, span.last)
             if first <= last:
-                for counter, sign in ((flown, 1), (own, -1)):
-                    counter[first] += sign * span.bytes
-                    counter[last + 1] -= sign * span.bytes
+                add(IN_FLIGHT, first, last, span.bytes)
+                add(kinds[span.storage], first, last, -span.bytes)
     return {kind: list(accumulate(steps[:-1])) for kind, steps in change.items()}
 
 

@@ -20,19 +20,17 @@ orders that no such run can reach, and may find none. As long as no state is dro
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from heapq import nsmallest
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.problem import Kind
+from overlap_sched.problem import Kind, NodeId
 from overlap_sched.problem.precedence import Pair, neighbours
 from overlap_sched.scheduler.runs import close_enough, lowest_peak, simple_bound_us
-from overlap_sched.scheduler.task import SAME_STEP, TUNING, Candidate, Reason, Reference, Task, Work
-
-MANY = 1_000_000
+from overlap_sched.scheduler.task import SAME_STEP, TUNING, Candidate, Reason, Reference, SchedulerRun, Task, Work
 
 
 class Beam(NamedTuple):
@@ -48,7 +46,7 @@ class Beam(NamedTuple):
     """
 
     width: int
-    tried: int = MANY
+    tried: int = 1_000_000
     falls_back: bool = True
     by: Literal["clock", "bytes", "streams", "launches"] = "clock"
     start: Literal["base", "lowest", "best"] = "base"
@@ -81,39 +79,34 @@ class BeamTables:
 
     def __init__(self, reference: Reference, limit: npt.NDArray[np.int64], pairs: Sequence[Pair], search: Beam) -> None:
         problem, ranges, order, place = reference.problem, reference.live_ranges, reference.order, reference.position
-        priorities = reference.priorities()
-        before, after = neighbours(problem, pairs)
-        self.looked, self._search, self._fits = 0, search, dict[int, bool]()
+        priorities, times, (before, after) = reference.priorities(), reference.times, neighbours(problem, pairs)
+        self.looked, self._search, self._fits = 0, search, {(1 << len(order)) - 1: True}
         self.limit = np.broadcast_to(limit, len(order)).tolist()
         self.before = [_bits(place[u] for u in before[v]) for v in order]
         self.after = [tuple(sorted(place[u] for u in after[v])) for v in order]
-        groups = {group: k for k, group in enumerate(problem.groups)}
         nodes = [problem.nodes[v] for v in order]
-        self.stream = [groups[node.group or ""] if node.kind is Kind.COLLECTIVE else None for node in nodes]
+        self.stream = [times.stream[v] if problem.nodes[v].kind is Kind.COLLECTIVE else None for v in order]
         self.waits_for = [-1 if node.collective is None else place[node.collective] for node in nodes]
         self.waits = [_bits(place[w] for w in problem.waits.get(v, ())) for v in order]
         self.alloc, self.kept = [ranges.alloc_bytes[v] for v in order], [ranges.kept_bytes[v] for v in order]
         users = [_bits(at) for at in reference.users]
-        self.frees = [[(users[s], ranges.freed_size[s]) for s in node.use if ranges.freed_size[s]] for node in nodes]
+        self.frees = [[(users[s], size) for s, size in ranges.dying[v]] for v in order]
         self.costs = [reference.costs[v] for v in order]
         self.level_us = [priorities.bottom_level_us[v] for v in order]
-        self.time_us = [0.0 if node.kind is Kind.WAIT else node.time_us for node in nodes]
+        self.time_us = [node.time_us for node in nodes]
         self.waited_us = [  # of a collective: the longest path from its start to the end through its waits
             node.time_us + max((priorities.bottom_level_us[w] for w in problem.waits.get(v, ())), default=0.0)
             for v, node in zip(order, nodes, strict=True)
         ]
-        streams = [0.0] * len(groups)
-        for k, us in zip(self.stream, self.time_us, strict=True):
-            if k is not None:
-                streams[k] += us
+        begin = [at for at, need in enumerate(self.before) if not need]
         self.start = BeamState(  # nothing has run
             done=0,
-            ready=tuple(at for at, need in enumerate(self.before) if not need and self.costs[at]),
-            still=tuple(at for at, need in enumerate(self.before) if not need and not self.costs[at]),
+            ready=tuple(at for at in begin if self.costs[at]),
+            still=tuple(at for at in begin if not self.costs[at]),
             clock_us=0.0,
             left_us=priorities.total_us,
-            free_us=(0.0,) * len(groups),
-            streams_us=tuple(streams),
+            free_us=(0.0,) * len(times.streams),
+            streams_us=tuple(priorities.stream_us.get(group, 0.0) for group in times.streams),
             in_flight=(),
             live_bytes=ranges.input_bytes,
             peak_bytes=0,
@@ -134,12 +127,10 @@ class BeamTables:
 
     def _tried(self, state: BeamState) -> list[int]:
         """The first few compute nodes, the first few launches of each stream, and the first wait to end."""
-        tried, left = [], [self._search.tried] * (len(state.free_us) + 1)
+        tried, left = [], dict.fromkeys((None, *range(len(state.free_us))), self._search.tried)
         for v in state.ready:
-            k = self.stream[v]
-            at = -1 if k is None else k
-            if left[at]:
-                left[at] -= 1
+            if left[self.stream[v]]:
+                left[self.stream[v]] -= 1
                 tried.append(v)
         if state.still:
             tried.append(min(state.still, key=lambda v: self._finish_us(state, v)))
@@ -147,12 +138,8 @@ class BeamTables:
 
     def _completes(self, state: BeamState) -> bool:
         """Does all that has not run fit in the reference order?"""
-        done, live, steps, known = state.done, state.live_bytes, state.steps, self._fits
-        passed, fits = list[int](), True
-        while steps < len(self.limit):
-            if done in known:
-                fits = known[done]
-                break
+        done, live, steps, passed = state.done, state.live_bytes, state.steps, list[int]()
+        while (fits := self._fits.get(done)) is None:
             passed.append(done)
             first = ~done & done + 1
             v = first.bit_length() - 1
@@ -161,38 +148,35 @@ class BeamTables:
                 break
             done |= first
             steps += 1
-            live += self.kept[v]
-            for users, size in self.frees[v]:
-                if not users & ~done:
-                    live -= size
-        for done in passed:
-            known[done] = fits
+            live = self._live_after(v, done, live)
+        self._fits.update(dict.fromkeys(passed, fits))
         return fits
 
     def settled(self, state: BeamState) -> BeamState:
         """Run everything that takes neither time nor memory, and say what can still come of it."""
-        while (v := self._free(state)) is not None:
+        while (v := next((v for v in state.still if self._is_free(state, v)), None)) is not None:
             state = self.run(state, v)
         return state._replace(bound_us=self._bound_us(state))
 
-    def _free(self, state: BeamState) -> int | None:
-        """The first ready node that takes neither."""
-        for v in state.still:
-            if (
-                state.live_bytes + self.alloc[v] <= self.limit[state.steps]
-                and self._finish_us(state, v) <= state.clock_us
-            ):
-                return v
-        return None
+    def _is_free(self, state: BeamState, v: int) -> bool:
+        fits = state.live_bytes + self.alloc[v] <= self.limit[state.steps]
+        return fits and self._finish_us(state, v) <= state.clock_us
 
     def _finish_us(self, state: BeamState, v: int) -> float:
         """When the collective that v waits for is finished; 0 where it waits for none of this graph."""
         collective = self.waits_for[v]
-        if collective >= 0:
-            for u, us in state.in_flight:
-                if u == collective:
-                    return us
+        for u, us in state.in_flight:
+            if u == collective:
+                return us
         return 0.0
+
+    def _live_after(self, v: int, done: int, live: int) -> int:
+        """Bytes live once v has run, with so many before it; ``done``: what has run then."""
+        live += self.kept[v]
+        for users, size in self.frees[v]:
+            if not users & ~done:
+                live -= size
+        return live
 
     def run(self, state: BeamState, v: int) -> BeamState:
         """The state after v."""
@@ -210,21 +194,12 @@ class BeamTables:
         else:
             clock_us += self.time_us[v]
             left_us -= self.time_us[v]
-        peak = max(peak, live + self.alloc[v])
-        live += self.kept[v]
-        for users, size in self.frees[v]:
-            if not users & ~done:
-                live -= size
-        if self.costs[v]:
-            ready = tuple(u for u in ready if u != v)
-        else:
-            still = tuple(u for u in still if u != v)
-        for w in self.after[v]:
-            if not self.before[w] & ~done:
-                if self.costs[w]:
-                    ready = tuple(sorted((*ready, w)))
-                else:
-                    still = (*still, w)
+        peak, live = max(peak, live + self.alloc[v]), self._live_after(v, done, live)
+        ready, still = tuple(u for u in ready if u != v), tuple(u for u in still if u != v)
+        opened = [w for w in self.after[v] if not self.before[w] & ~done]
+        if opened:
+            ready = tuple(sorted((*ready, *(w for w in opened if self.costs[w]))))
+            still = (*still, *(w for w in opened if not self.costs[w]))
         trail = (v, state)
         return BeamState(
             done, ready, still, clock_us, left_us, free_us, streams_us, in_flight, live, peak, steps + 1, 0.0, trail
@@ -249,10 +224,7 @@ class BeamTables:
 
 def _bits(places: Iterable[int]) -> int:
     """A set of places as one integer."""
-    bits = 0
-    for at in places:
-        bits |= 1 << at
-    return bits
+    return sum({1 << at for at in places})
 
 
 SEARCHES = (
@@ -267,16 +239,6 @@ SEARCHES = (
 """In the order in which they are tried, until the step is short enough."""
 
 
-@dataclass(frozen=True)
-class BeamSearchResult:
-    """What the search found: an order, its step and peak; and how many states it looked at."""
-
-    order: tuple[int, ...] | None
-    step_us: float
-    peak_bytes: int
-    looked: int
-
-
 def search_small(task: Task, reference: Reference, best: Candidate) -> Candidate:
     """The stage: what searches find on a graph so small that they are worth it, else the candidate given."""
     widest = task.options.effort * TUNING.beam_states // len(reference.order)
@@ -287,21 +249,10 @@ def search_small(task: Task, reference: Reference, best: Candidate) -> Candidate
         if best.step_us <= enough_us:
             break
         start = _start(task, reference, best, search)
-        if start is None or (not search.falls_back and widest < search.width):
-            continue
-        found = beam_search(
-            start,
-            task.limit,
-            task.pairs,
-            best.step_us * (1 - SAME_STEP),
-            search._replace(width=min(search.width, widest)),
-        )
-        work = Work(looked=found.looked)
-        if found.order is None:
-            best = best.after(work)
-            continue
-        reasons: dict[int, Reason] = dict.fromkeys(task.problem.collectives, "searched")
-        best = Candidate(found.order, found.step_us, found.peak_bytes, reasons, {}, best.work.plus(work))
+        if start is not None and (search.falls_back or widest >= search.width):
+            narrowed = search._replace(width=min(search.width, widest))
+            run = beam_search(start, task.limit, task.pairs, best.step_us * (1 - SAME_STEP), narrowed)
+            best = replace(run.made or best, work=best.work.plus(run.work))
     return best
 
 
@@ -317,7 +268,7 @@ def _start(task: Task, base: Reference, best: Candidate, search: Beam) -> Refere
 
 def beam_search(
     reference: Reference, limit: npt.NDArray[np.int64], pairs: Sequence[Pair], beat_us: float, search: Beam
-) -> BeamSearchResult:
+) -> SchedulerRun:
     """The best order found that is shorter than ``beat_us``.
 
     Args:
@@ -339,28 +290,21 @@ def beam_search(
                 if after.bound_us < beat_us and (known is None or score(after) < score(known)):
                     others[after.done] = after
         layer.clear()
-    ended = list(layers[-1].values())
-    if not ended:
-        return BeamSearchResult(None, beat_us, 0, tables.looked)
-    order = tuple(reference.order[at] for at in _unwound(ended[0]))
-    return BeamSearchResult(order, ended[0].bound_us, ended[0].peak_bytes, tables.looked)
+    work = Work(looked=tables.looked)
+    if not layers[-1]:
+        return SchedulerRun(work)
+    (end,) = layers[-1].values()
+    order, state = list[NodeId](), end
+    while state.trail is not None:
+        at, state = state.trail
+        order.append(reference.order[at])
+    reasons: dict[NodeId, Reason] = dict.fromkeys(reference.problem.collectives, "searched")
+    return SchedulerRun(work, Candidate(tuple(reversed(order)), end.bound_us, end.peak_bytes, reasons))
 
 
 _SCORES: dict[str, Callable[[BeamState], tuple[float, float, float]]] = {
-    "clock": lambda state: (state.bound_us, state.clock_us + state.left_us, state.live_bytes),
-    "bytes": lambda state: (state.bound_us, state.live_bytes, state.clock_us + state.left_us),
-    "streams": lambda state: (
-        state.bound_us,
-        sum(state.streams_us) + sum(state.free_us),
-        state.clock_us + state.left_us,
-    ),
-    "launches": lambda state: (state.bound_us, sum(state.streams_us), state.live_bytes),
+    "clock": lambda one: (one.bound_us, one.clock_us + one.left_us, one.live_bytes),
+    "bytes": lambda one: (one.bound_us, one.live_bytes, one.clock_us + one.left_us),
+    "streams": lambda one: (one.bound_us, sum(one.streams_us) + sum(one.free_us), one.clock_us + one.left_us),
+    "launches": lambda one: (one.bound_us, sum(one.streams_us), one.live_bytes),
 }
-
-
-def _unwound(state: BeamState) -> tuple[int, ...]:
-    order = []
-    while state.trail is not None:
-        v, state = state.trail
-        order.append(v)
-    return tuple(reversed(order))

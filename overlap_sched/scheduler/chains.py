@@ -37,8 +37,9 @@ from heapq import heappop, heappush
 
 from overlap_sched.problem import Kind, NodeId, Order, Problem
 from overlap_sched.problem.precedence import Neighbours, neighbours
-from overlap_sched.scheduler.admission import CompletionProfile, completion_profile
-from overlap_sched.scheduler.task import TUNING, Priorities, Reference, Task
+from overlap_sched.scheduler.admission import CompletionProfile
+from overlap_sched.scheduler.task import TUNING, Reference, Task
+from overlap_sched.simulate.clock import PlainClock
 
 
 @dataclass(frozen=True)
@@ -65,62 +66,62 @@ def has_chains(problem: Problem) -> bool:
     Only what has compute both before and behind it counts: not the weight gradient of a large last layer.
     """
     inner = _between_compute(problem)
-    longest_us, path = _longest_path(problem, inner, frozenset())
-    beside_us, _ = _longest_path(problem, inner, frozenset(path))
+    longest_us, path = _longest_path(problem, inner)
+    for v in path:
+        inner[v] = False
+    beside_us, _ = _longest_path(problem, inner)
     return beside_us >= TUNING.second_path * longest_us > 0
 
 
-def chains(problem: Problem, priorities: Priorities, before: Sequence[Sequence[NodeId]]) -> Chains:
+def chains(reference: Reference, before: Sequence[Sequence[NodeId]]) -> Chains:
     """Where each node is; ``before``: what must run before each, the problem's rules and more."""
+    priorities, us = reference.priorities(), reference.problem.compute_us
     follows, on_demand = [False] * len(before), [False] * len(before)
-    for v, nodes in enumerate(before):
-        follows[v] = any(not on_demand[u] for u in nodes)
-        on_demand[v] = not follows[v] and priorities.compute_us[v] <= TUNING.cheap * priorities.total_us
+    for v in reference.order:
+        follows[v] = any(not on_demand[u] for u in before[v])
+        on_demand[v] = not follows[v] and us[v] <= TUNING.cheap * priorities.total_us
     return Chains(
         on_demand=on_demand,
         begins=[not one and not other for one, other in zip(follows, on_demand, strict=True)],
-        ahead=_ahead(problem, priorities, before, follows, on_demand),
-        stage_us=_stage_us(problem, before, on_demand),
+        ahead=_ahead(reference, before, follows, on_demand),
+        stage_us=_stage_us(reference, before, on_demand),
     )
 
 
 def _ahead(
-    problem: Problem,
-    priorities: Priorities,
-    before: Sequence[Sequence[NodeId]],
-    follows: Sequence[bool],
-    on_demand: Sequence[bool],
+    reference: Reference, before: Sequence[Sequence[NodeId]], follows: Sequence[bool], on_demand: Sequence[bool]
 ) -> list[float]:
-    nodes, level_us = problem.nodes, priorities.bottom_level_us
+    nodes, order, level_us = reference.problem.nodes, reference.order, reference.priorities().bottom_level_us
     begin_us, done_us = [0.0] * len(nodes), [0.0] * len(nodes)
-    for v, node in enumerate(nodes):
+    for v in order:
         begin_us[v] = max([done_us[u] for u in before[v]], default=0.0)
-        done_us[v] = begin_us[v] + (node.time_us if node.kind is Kind.COLLECTIVE else priorities.compute_us[v])
+        done_us[v] = begin_us[v] + (0.0 if nodes[v].kind is Kind.WAIT else nodes[v].time_us)
     path_us = [begin + level for begin, level in zip(begin_us, level_us, strict=True)]  # the longest that v is on,
-    for v in range(len(nodes) - 1, -1, -1):
+    for v in reversed(order):
         if nodes[v].kind is not Kind.OUTPUT:
             for u in before[v]:
                 path_us[u] = max(path_us[u], path_us[v])  # or that what needs v is on,
-    ahead = []
-    for v, path in enumerate(path_us):
+    ahead = [0.0] * len(nodes)
+    for v in order:
         if follows[v]:  # or that what v follows on is on
-            path_us[v] = path = max(path, *(path_us[u] for u in before[v] if not on_demand[u]))
-        left_us = path - begin_us[v] if follows[v] else level_us[v]
-        ahead.append(left_us / path if path else 0.0)
+            path_us[v] = max([path_us[v], *(path_us[u] for u in before[v] if not on_demand[u])])
+        left_us = path_us[v] - begin_us[v] if follows[v] else level_us[v]
+        ahead[v] = left_us / path_us[v] if path_us[v] else 0.0
     return ahead
 
 
-def _stage_us(problem: Problem, before: Sequence[Sequence[NodeId]], on_demand: Sequence[bool]) -> float:
+def _stage_us(reference: Reference, before: Sequence[Sequence[NodeId]], on_demand: Sequence[bool]) -> float:
     """Nine of ten stages take less: twice their longest path, since there may be branches."""
-    nodes, us, inner = problem.nodes, problem.compute_us, _between_compute(problem)
+    nodes, inner = reference.problem.nodes, _between_compute(reference.problem)
     since_us, stages = [0.0] * len(nodes), []  # compute on the longest path since the last wait
-    for v, node in enumerate(nodes):
-        if on_demand[v] or node.kind in (Kind.WAIT, Kind.OUTPUT):
+    for v in reference.order:
+        kind = nodes[v].kind
+        if on_demand[v] or kind in (Kind.WAIT, Kind.OUTPUT):
             continue
         follows_wait = any(nodes[u].kind is Kind.WAIT and not on_demand[u] for u in before[v])
         path_us = 0.0 if follows_wait else max([since_us[u] for u in before[v]], default=0.0)
-        if node.kind is not Kind.COLLECTIVE:
-            since_us[v] = path_us + us[v]
+        if kind is not Kind.COLLECTIVE:
+            since_us[v] = path_us + nodes[v].time_us
         elif inner[v]:
             stages.append(path_us)
     return 2 * sorted(stages)[len(stages) * 9 // 10] if stages else math.inf
@@ -137,19 +138,18 @@ def _between_compute(problem: Problem) -> list[bool]:
         if followed[v] or busy[v]:
             for u in problem.predecessors[v]:
                 followed[u] = True
-    return [both == (True, True) for both in zip(follows, followed, strict=True)]
+    return [one and other for one, other in zip(follows, followed, strict=True)]
 
 
-def _longest_path(problem: Problem, inner: Sequence[bool], without: frozenset[NodeId]) -> tuple[float, list[NodeId]]:
-    """Time, communication included, and nodes of a longest path of inner nodes that avoids some of them."""
+def _longest_path(problem: Problem, inner: Sequence[bool]) -> tuple[float, list[NodeId]]:
+    """Time, communication included, and nodes of a longest path of inner nodes."""
     done_us, last = [0.0] * len(problem.nodes), [-1] * len(problem.nodes)
     for v, node in enumerate(problem.nodes):
-        if v in without or not inner[v]:
-            continue
-        for u in problem.predecessors[v]:
-            if done_us[u] > done_us[v]:
-                done_us[v], last[v] = done_us[u], u
-        done_us[v] += node.time_us if node.kind is not Kind.WAIT else 0.0
+        if inner[v]:
+            for u in problem.predecessors[v]:
+                if done_us[u] > done_us[v]:
+                    done_us[v], last[v] = done_us[u], u
+            done_us[v] += node.time_us if node.kind is not Kind.WAIT else 0.0
     v = max(range(len(done_us)), key=done_us.__getitem__)
     length_us, path = done_us[v], []
     while v >= 0:
@@ -165,11 +165,11 @@ _Ranked = tuple[float, NodeId]
 def interleaved(task: Task, reference: Reference) -> Order:
     """The order; from a reference within the budget one within the budget. O(n log n) for n nodes, but for memory."""
     rules = neighbours(task.problem, task.pairs)
-    where = chains(task.problem, reference.priorities(), rules[0])
+    where = chains(reference, rules[0])
     order = _Interleaver(reference, rules, where, None).run()
     if task.within_budget(order):
         return order
-    return _Interleaver(reference, rules, where, completion_profile(reference, task.limit)).run()
+    return _Interleaver(reference, rules, where, CompletionProfile(reference, task.limit)).run()
 
 
 class _Interleaver:
@@ -179,24 +179,16 @@ class _Interleaver:
         self, reference: Reference, rules: Neighbours, where: Chains, memory: CompletionProfile | None
     ) -> None:
         """Nothing has run; ``memory``: what admits nodes, ``None``: all are."""
-        problem, priorities = reference.problem, reference.priorities()
-        self.nodes, self.reference, self.memory = problem.nodes, reference, memory
+        self.nodes, self.reference, self.memory, self.chains = reference.problem.nodes, reference, memory, where
         self.before, self.after = rules
-        self.us, self.level_us = priorities.compute_us, priorities.bottom_level_us
-        self.chains = where
-        self.on_demand, self.ahead = self.chains.on_demand, self.chains.ahead
-        self.open_before = [sum(not self.on_demand[u] for u in before) for before in self.before]
+        self.level_us = reference.priorities().bottom_level_us
+        self.open_before = [sum(not where.on_demand[u] for u in before) for before in self.before]
         self.has_run = [False] * len(self.nodes)
-        self.order: list[NodeId] = []
-        self.clock_us = 0.0
-        self.since_us = 0.0  # compute since a chain was last left
-        self.free_us = dict.fromkeys(problem.groups, 0.0)
-        self.finish_us: dict[NodeId, float] = {}
+        self.order = list[NodeId]()
+        self.clock, self.since_us = PlainClock(reference.times), 0.0  # compute since a chain was last left
         # heaps: what goes on, by path; what could begin or go on again, by part of its chain; waits that would stall
-        self.at_hand: list[_Ranked] = []
-        self.ready: list[_Ranked] = []
-        self.in_flight: list[_Ranked] = []
-        self.refused: list[NodeId] = []
+        self.at_hand, self.ready, self.in_flight = list[_Ranked](), list[_Ranked](), list[_Ranked]()
+        self.refused = list[NodeId]()
 
     def run(self) -> Order:
         for v in self.reference.order:
@@ -205,9 +197,9 @@ class _Interleaver:
             self._run(v)  # inputs that lead the order go on to lead it
         for v, begins in enumerate(self.chains.begins):
             if begins:
-                heappush(self.ready, (-self.ahead[v], v))
+                self._make_ready(v)
         while (chosen := self._next()) is not None:
-            if self._admitted(chosen):
+            if self._run_with_needs(chosen):
                 self._return_refused()
             else:
                 self._refuse(chosen)
@@ -216,13 +208,16 @@ class _Interleaver:
                 self._run(v)
         return tuple(self.order)
 
+    def _make_ready(self, v: NodeId) -> None:
+        heappush(self.ready, (-self.chains.ahead[v], v))
+
     def _next(self) -> NodeId | None:
         """The node to run next, taken out; ``None``: all that is left is outputs and what nobody needs."""
         while True:
             for heap in (self.at_hand, self.ready, self.in_flight):
                 while heap and self.has_run[heap[0][1]]:
                     heappop(heap)
-            if self.in_flight and self.in_flight[0][0] <= self.clock_us:
+            if self.in_flight and self.in_flight[0][0] <= self.clock.clock_us:
                 return heappop(self.in_flight)[1]
             if self.at_hand:
                 return heappop(self.at_hand)[1]
@@ -231,15 +226,14 @@ class _Interleaver:
                 return heappop(self.ready)[1]
             if not self.in_flight:
                 return self.refused.pop() if self.refused else None
-            self.clock_us = self.in_flight[0][0]
+            self.clock.clock_us = self.in_flight[0][0]
 
     def _too_early(self, v: NodeId) -> bool:
         """Does v begin something new, of which what is in flight is not in need yet? Memory is not spent on it."""
-        if not self.chains.begins[v] or not self.in_flight:
-            return False
-        return max(self.ahead[w] for _, w in self.in_flight) > self.ahead[v]
+        ahead = self.chains.ahead
+        return self.chains.begins[v] and max([ahead[w] for _, w in self.in_flight], default=0.0) > ahead[v]
 
-    def _admitted(self, v: NodeId) -> bool:
+    def _run_with_needs(self, v: NodeId) -> bool:
         """Run v behind what it needs of what runs on demand; ``False``: memory refused a part of it."""
         todo = [v]
         while todo:
@@ -265,42 +259,31 @@ class _Interleaver:
 
     def _return_refused(self) -> None:
         for v in self.refused:
-            heappush(self.ready, (-self.ahead[v], v))
+            self._make_ready(v)
         self.refused.clear()
 
     def _run(self, v: NodeId) -> None:
-        node = self.nodes[v]
+        node, on_demand = self.nodes[v], self.chains.on_demand[v]
         self.has_run[v] = True
         self.order.append(v)
         if self.memory is not None:
             self.memory.run(v)
-        if node.kind is Kind.COLLECTIVE:
-            group, hidden = node.group or "", self.on_demand[v]
-            self.finish_us[v] = 0.0 if hidden else max(self.clock_us, self.free_us[group]) + node.time_us
-            self.free_us[group] = max(self.free_us[group], self.finish_us[v])
-        elif node.kind is Kind.WAIT:
-            self.clock_us = max(self.clock_us, self._completed_us(v))
+        if node.kind is Kind.COLLECTIVE and on_demand:
+            self.clock.finish_us[v] = 0.0
         else:
-            self.clock_us += self.us[v]
-            self.since_us += self.us[v]
-        if not self.on_demand[v]:
-            self._release(v, goes_on=node.kind is not Kind.WAIT and self.since_us <= self.chains.stage_us)
-
-    def _release(self, v: NodeId, goes_on: bool) -> None:
-        """Node v has run: what needs nothing else is ready, and at hand if the chain goes on."""
-        for w in self.after[v]:
+            self.clock.run((v,))
+        self.since_us += self.reference.problem.compute_us[v]
+        if on_demand:
+            return
+        goes_on = node.kind is not Kind.WAIT and self.since_us <= self.chains.stage_us
+        for w in self.after[v]:  # what needs nothing else is ready, and at hand if the chain goes on
             self.open_before[w] -= 1
             if self.open_before[w] or self.nodes[w].kind is Kind.OUTPUT:
                 continue
-            completed_us = self._completed_us(w)
-            if completed_us > self.clock_us:
+            completed_us = self.clock.finish_us.get(self.nodes[w].collective, 0.0)  # type: ignore[arg-type]
+            if completed_us > self.clock.clock_us:
                 heappush(self.in_flight, (completed_us, w))
             elif goes_on:
                 heappush(self.at_hand, (-self.level_us[w], w))
             else:
-                heappush(self.ready, (-self.ahead[w], w))
-
-    def _completed_us(self, v: NodeId) -> float:
-        """Return when the collective of a wait is finished; 0 for other nodes."""
-        collective = self.nodes[v].collective
-        return 0.0 if collective is None else self.finish_us.get(collective, 0.0)
+                self._make_ready(w)

@@ -22,7 +22,7 @@ from functools import cached_property
 from itertools import pairwise, product
 
 from overlap_sched.errors import OverlapSchedWarning, PinError, ProblemError, VerificationError
-from overlap_sched.judge.budget_bound import raised_by_budget_us
+from overlap_sched.judge.budget_bound import budget_bound_us
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.judge.validate import (
     JudgedOrder,
@@ -39,7 +39,7 @@ from overlap_sched.problem.pins import pin_pairs, pinned
 from overlap_sched.problem.precedence import by_key
 from overlap_sched.scheduler.beam_search import search_small
 from overlap_sched.scheduler.explain import Decision, decisions
-from overlap_sched.scheduler.polish import count_rounds, fill_stalls, relink, shift_best
+from overlap_sched.scheduler.polish import fill_stalls, relink, shift_best
 from overlap_sched.scheduler.restrictions import (
     DeviceLimit,
     Proposal,
@@ -49,9 +49,8 @@ from overlap_sched.scheduler.restrictions import (
     kept_apart,
     on_one_stream,
 )
-from overlap_sched.scheduler.runs import first_run, lowest_peak, more_runs, of_chains
-from overlap_sched.scheduler.task import NO_WORK, TUNING, Candidate, Reference, Stage, Stages, Task, Work
-from overlap_sched.simulate.ledger import LiveRanges
+from overlap_sched.scheduler.runs import count_rounds, first_run, lowest_peak, more_runs, of_chains
+from overlap_sched.scheduler.task import NO_WORK, TUNING, Candidate, Reason, Reference, Stage, Stages, Task, Work
 
 
 @dataclass(frozen=True)
@@ -100,9 +99,9 @@ class Schedule:
     headroom_bytes: int
     base_bytes: int
     decisions: tuple[Decision, ...]
-    fell_back: str | None
-    work: Work
-    schedule_s: float
+    fell_back: str | None = None
+    work: Work = NO_WORK
+    schedule_s: float = 0.0
     unrestricted_us: float | None = None
     memory_limit_bytes: int | None = None
     short_bytes: int = 0
@@ -115,7 +114,7 @@ class Schedule:
     @cached_property
     def budget_bound_us(self) -> float:
         """No order's step within the budget is shorter."""
-        return raised_by_budget_us(self.lower_bound_us, self.problem, self.budget_bytes)
+        return budget_bound_us(self.problem, self.budget_bytes, self.lower_bound_us)
 
     @property
     def budget_bytes(self) -> int:
@@ -177,16 +176,9 @@ def schedule(problem: Problem, options: Options | None = None, *, stages: Stages
         PinError: ``options.pins``, or those that nodes have, contradict each other or the graph.
         VerificationError: With ``strict=True``: what would otherwise be the reason for falling back.
     """
-    options = options_given(options)
-    _check_memory_model(problem, options)
+    options = _checked_options(problem, options)
     pin_pairs(problem, options.pins)  # what contradicts itself is the user's error, no reason to fall back
-    began, before = time.perf_counter(), measure(problem, problem.original_order)
-    found: tuple[Candidate, int] | Exception
-    try:
-        found = best_order(problem, options, _original(problem, before), stages)
-    except Exception as error:
-        found = error
-    return _judge_found(problem, options, before, found, stages, began)
+    return _judged(problem, options, stages)
 
 
 def follow(problem: Problem, proposal: Proposal, options: Options | None = None) -> Schedule | None:
@@ -204,12 +196,10 @@ def follow(problem: Problem, proposal: Proposal, options: Options | None = None)
         ProblemError: The problem is in another memory model than ``options.memory_model``.
         VerificationError: With ``strict=True``: what would otherwise be the reason for falling back.
     """
-    options = options_given(options)
-    _check_memory_model(problem, options)
-    began, before = time.perf_counter(), measure(problem, problem.original_order)
-    base_bytes = max(before.profile)
-    found = best_like(Task(problem, options, base_bytes), proposal, ALL)
-    return None if found is None else _judge_found(problem, options, before, (found, base_bytes), ALL, began)
+    options = _checked_options(problem, options)
+    task = Task(problem, options, max(measure(problem, problem.original_order).profile))
+    best = best_like(task, proposal, ALL)
+    return None if best is None else _judged(problem, options, ALL, best)
 
 
 def follow_launches(problem: Problem, launches: Sequence[NodeId], options: Options) -> Schedule | None:
@@ -249,46 +239,26 @@ def schedule_of(problem: Problem, order: Sequence[NodeId], options: Options | No
         order: Node ids; an order that can run.
         options: The budget that reports compare with; ``None``: the defaults.
     """
-    options = options_given(options)
     before, after = measure(problem, problem.original_order), measure(problem, order)
-    candidate = Candidate(tuple(order), after.timeline.step_us, max(after.profile))
-    candidate = replace(candidate, reasons=dict.fromkeys(problem.collectives, "reference"))
-    return Schedule(
-        problem=problem,
-        options=options,
-        order=tuple(order),
-        original=figures_of(problem, before),
-        scheduled=figures_of(problem, after),
-        headroom_bytes=headroom_bytes(options.headroom, max(before.profile)),
-        base_bytes=max(before.profile),
-        decisions=decisions(problem, after.timeline, candidate),
-        fell_back=None,
-        work=candidate.work,
-        schedule_s=0.0,
-    )
+    task = Task(problem, options_given(options), max(before.profile))
+    reasons: dict[NodeId, Reason] = dict.fromkeys(problem.collectives, "reference")
+    best = Candidate(tuple(order), after.timeline.step_us, max(after.profile), reasons)
+    return _schedule(task, before, after, decisions(problem, after.timeline, best))
 
 
-def _judge_found(
-    problem: Problem,
-    options: Options,
-    before: JudgedOrder,
-    found: tuple[Candidate, int] | Exception,
-    stages: Stages,
-    began: float,
-) -> Schedule:
-    """Return what was found, once the judges have looked at it; where they or the search fail, the original order."""
-    after = before
-    original = _original(problem, before)
-    best, base_bytes, fell_back, unrestricted_us = original, original.peak_bytes, None, original.step_us
+def _judged(problem: Problem, options: Options, stages: Stages, found: Candidate | None = None) -> Schedule:
+    """Judge the best order that stages find, or one found; where that or the search fails: the original order."""
+    began, before = time.perf_counter(), measure(problem, problem.original_order)
+    original = Candidate(problem.original_order, before.timeline.step_us, max(before.profile))
+    asked = task = Task(problem, options, original.peak_bytes)
+    best, after, fell_back = original, before, None
     try:
-        if isinstance(found, Exception):
-            raise found
-        best, base_bytes = found
-        task, unrestricted_us = Task(problem, options, base_bytes), best.step_us
-        best = close_up(task, keep_groups_apart(task, best, original, stages))
-        if best.order == original.order and not task.within_budget(best.order):
-            base_bytes = original.peak_bytes  # nothing was found within a lower peak: what stays needs its own
-        after, fell_back = _verified(problem, options, before, best, base_bytes)
+        if found is None:
+            found, task = best_order(asked, original, stages)
+        best = close_up(task, keep_groups_apart(task, found, original, stages))
+        if best.order == original.order and not task.within_budget(original.order):
+            task = asked  # nothing was found within a lower peak: what stays needs its own
+        after, fell_back = _verified(task, before, best)
     except PinError as error:
         fell_back = str(error)
     except Exception as error:  # a scheduler that fails must not take the training job with it
@@ -300,36 +270,35 @@ def _judge_found(
         if options.strict:
             raise VerificationError(message)
         warnings.warn(message, OverlapSchedWarning, stacklevel=3)
-        best, after, base_bytes = replace(original, work=best.work), before, original.peak_bytes
-    device = DeviceLimit.of(Task(problem, options, base_bytes))
-    return Schedule(
-        problem=problem,
-        options=options,
-        order=tuple(after.order),
-        original=figures_of(problem, before),
-        scheduled=figures_of(problem, after),
-        headroom_bytes=headroom_bytes(options.headroom, base_bytes),
-        base_bytes=base_bytes,
-        decisions=decisions(
-            problem, after.timeline, best, None if fell_back is not None else Task(problem, options, base_bytes)
-        ),
+        best, after, task = replace(original, work=best.work), before, asked
+    device = DeviceLimit.of(task)
+    return replace(
+        _schedule(task, before, after, decisions(problem, after.timeline, best, None if fell_back else task)),
         fell_back=fell_back,
         work=best.work,
         schedule_s=time.perf_counter() - began,
-        unrestricted_us=None if options.concurrent_groups == "any" else unrestricted_us,
+        unrestricted_us=None if options.concurrent_groups == "any" else (found or original).step_us,
         memory_limit_bytes=None if device is None else device.limit_bytes,
-        short_bytes=0 if device is None else device.short_bytes(LiveRanges(problem), best.order),
+        short_bytes=0 if device is None else device.short_bytes(task.live_ranges, best.order),
     )
 
 
-def _original(problem: Problem, before: JudgedOrder) -> Candidate:
-    return Candidate(problem.original_order, before.timeline.step_us, max(before.profile))
+def _schedule(task: Task, before: JudgedOrder, after: JudgedOrder, decided: tuple[Decision, ...]) -> Schedule:
+    return Schedule(
+        problem=task.problem,
+        options=task.options,
+        order=tuple(after.order),
+        original=figures_of(task.problem, before),
+        scheduled=figures_of(task.problem, after),
+        headroom_bytes=headroom_bytes(task.options.headroom, task.base_bytes),
+        base_bytes=task.base_bytes,
+        decisions=decided,
+    )
 
 
-def _verified(
-    problem: Problem, options: Options, before: JudgedOrder, best: Candidate, base_bytes: int
-) -> tuple[JudgedOrder, str | None]:
+def _verified(task: Task, before: JudgedOrder, best: Candidate) -> tuple[JudgedOrder, str | None]:
     """The order as the judges see it, and the first rule or promise that it breaks."""
+    problem, options = task.problem, task.options
     if best.order == problem.original_order:
         broken = pin_violation(problem, best.order, options.pins)
         return before, None if broken is None else f"{broken}; no order was found that keeps it and is as short"
@@ -338,8 +307,8 @@ def _verified(
         return before, broken
     after = measure(problem, best.order)
     promise = Promise(
-        base_bytes,
-        headroom_bytes(options.headroom, base_bytes),
+        task.base_bytes,
+        headroom_bytes(options.headroom, task.base_bytes),
         options.budget,
         options.preserve_collective_order,
         options.concurrent_groups,
@@ -348,7 +317,13 @@ def _verified(
     return after, broken_promise(problem, before, after, promise)
 
 
-def _check_memory_model(problem: Problem, options: Options) -> None:
+def _checked_options(problem: Problem, options: Options | None) -> Options:
+    """The options given, or the defaults.
+
+    Raises:
+        ProblemError: They are not for such a problem.
+    """
+    options = options_given(options)
     if not isinstance(problem, Problem):
         raise ProblemError(
             f"problem is a {type(problem).__name__}; it is a Problem: read_problem(FILE). Of a graph of torch: "
@@ -360,6 +335,7 @@ def _check_memory_model(problem: Problem, options: Options) -> None:
             "was asked for. A problem is in the model in which it was written: capture the graph again in the other "
             f"one, or ask for memory_model={problem.memory_model!r}."
         )
+    return options
 
 
 def figures_of(problem: Problem, measured: JudgedOrder) -> Figures:
@@ -369,25 +345,23 @@ def figures_of(problem: Problem, measured: JudgedOrder) -> Figures:
     return Figures(timeline.step_us, timeline.exposed_us, peak, at, together(problem, timeline))
 
 
-def best_order(problem: Problem, options: Options, original: Candidate, stages: Stages) -> tuple[Candidate, int]:
-    """The best order by (step, peak) of all bases that are asked for, and the peak that headroom is counted from.
+def best_order(task: Task, original: Candidate, stages: Stages) -> tuple[Candidate, Task]:
+    """The best order by (step, peak) from all bases that are asked for, and the task whose budget it keeps to.
 
     With ``Options.memory_limit`` the best that runs on such a device.
     """
-    default = Task(problem, options, original.peak_bytes)
-    start = _with_pins(default, original)
-    best, work, tasks = start, NO_WORK, _tasks(default, start.order)
-    references = [task.reference(base) for task, base in tasks]
-    for (task, _), reference in zip(tasks, references, strict=True):
-        found = stages.run(task, reference, start)
-        work = work.plus(found.work)
-        if found.beats(best):
-            best = found
-    best, asked, device = replace(best, work=work), tasks[0][0], DeviceLimit.of(default)
-    if device is not None and problem.collectives:
+    start = _with_pins(task, original)
+    bases = _bases(task, start.order)
+    references = [one.reference(base) for one, base in bases]
+    found = [stages.run(one, reference, start) for (one, _), reference in zip(bases, references, strict=True)]
+    best = start
+    for one in found:
+        best = one if one.beats(best) else best
+    best = replace(best, work=NO_WORK.plus(*(one.work for one in found)))
+    asked, device = bases[0][0], DeviceLimit.of(task)
+    if device is not None and task.problem.collectives:
         best = best_that_runs(device, asked, references[0], start, best)
-    kept = best.order == start.order and not asked.within_budget(best.order)
-    return best, original.peak_bytes if kept else asked.base_bytes
+    return best, task if best.order == start.order and not asked.within_budget(best.order) else asked
 
 
 def _with_pins(task: Task, original: Candidate) -> Candidate:
@@ -401,17 +375,16 @@ def _with_pins(task: Task, original: Candidate) -> Candidate:
         return original
     if not task.within_budget(order):
         order = lowest_peak(task).order
-    found = task.measured(order)
     over_bytes = int((task.live_ranges.profile(order) - task.limit).max())
     if over_bytes > 0:
         raise PinError(
             f"the original order breaks the pins, and the best order found that keeps them needs {over_bytes} bytes "
             "more than there are. Allow more headroom, or leave pins out."
         )
-    return found
+    return task.measured(order)
 
 
-def _tasks(default: Task, original: Order) -> list[tuple[Task, Order]]:
+def _bases(default: Task, original: Order) -> list[tuple[Task, Order]]:
     """The task asked for with the order to start from; then, where that is another, the default at the same budget."""
     options = default.options
     if options.base == "original":
@@ -424,11 +397,6 @@ def _tasks(default: Task, original: Order) -> list[tuple[Task, Order]]:
         return [(asked, plan.order)]
     same_budget = replace(options, base="original", headroom=spare_bytes)
     return [(asked, plan.order), (replace(default, options=same_budget), original)]
-
-
-def run_stages(task: Task, base: Order, original: Candidate) -> Candidate:
-    """Return the best order that all stages find from a base; the original one where none is better."""
-    return ALL.run(task, task.reference(base), original)
 
 
 def keep_groups_apart(task: Task, best: Candidate, original: Candidate, stages: Stages) -> Candidate:
@@ -445,8 +413,8 @@ def keep_groups_apart(task: Task, best: Candidate, original: Candidate, stages: 
         return best
     clash, defers = clashes(problem, options.concurrent_groups), options.preserve_collective_order == "none"
     shared = on_one_stream(problem, options.concurrent_groups)
-    alone = Task(shared, options, task.base_bytes).measured(original.order)
-    other, _ = best_order(shared, options, alone, stages)
+    alone = Task(shared, options, original.peak_bytes)
+    other, _ = best_order(alone, alone.measured(original.order), stages)
     device = DeviceLimit.of(task)
     must_run = device is not None and device.runs(task.live_ranges, best.order)
     chosen = original if task.keeps(original.order) else None

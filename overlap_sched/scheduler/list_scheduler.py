@@ -35,26 +35,25 @@ while v is on the stream, and would be late behind it, by more than v would be b
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.problem import Kind, NodeId, Problem
+from overlap_sched.problem import Kind, NodeId
 from overlap_sched.problem.precedence import Pair, neighbours
-from overlap_sched.scheduler.admission import completion_profile
-from overlap_sched.scheduler.ready import InFlightKey, ReadyList
+from overlap_sched.scheduler.admission import CompletionProfile
+from overlap_sched.scheduler.ready import ReadyList, SortedKeys
 from overlap_sched.scheduler.task import TUNING, Candidate, LaunchKey, Reason, Reference, Refusal, SchedulerRun, Work
 from overlap_sched.simulate.clock import Clock
 
 _FAR, _FARTHER = 40, 160
 """A collective with more open nodes before it than the first is far from ready; they are counted up to the second, as
 it is far then until the difference has run."""
-_ROUNDING = 1e-12
-"""Relative: the same times, summed up in another order, differ by less."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ def list_schedule(
     Returns:
         What it made, within the budget by construction, and what that took.
     """
-    run, given_up_us = ListScheduler(reference, limit, policy, pairs, clock), beat_us * (1 + _ROUNDING)
+    run, given_up_us = ListScheduler(reference, limit, policy, pairs, clock), beat_us * (1 + 1e-12)  # for rounding
     while len(run.order) < len(reference.order):
         v, reason = run.choose()
         run.run(v, reason)
@@ -139,33 +138,21 @@ class ListScheduler:
         clock: Clock | None = None,
     ) -> None:
         """Nothing has run."""
-        problem, self.priorities = reference.problem, reference.priorities(policy.prepares)
-        self.nodes, self._predecessors = problem.nodes, problem.predecessors
+        problem, self.policy, self.reference = reference.problem, policy, reference
+        self.nodes, self.priorities = problem.nodes, reference.priorities(policy.prepares)
         self.clock: Clock = reference.times.begin(forecast=True) if clock is None else clock
-        self.memory = completion_profile(reference, limit)
+        self.memory = CompletionProfile(reference, limit)
         self.ready = ReadyList(reference, self.priorities, self.memory)
-        self.order: list[NodeId] = []
-        self.computed_us = 0.0
-        self.reasons: dict[NodeId, Reason] = {}
-        self.refusals: dict[NodeId, Refusal] = {}
-        self._frees, self._reference_order = reference.frees, reference.order
-        self._compute_us, self._level_us = self.priorities.compute_us, self.priorities.bottom_level_us
-        total_us = self.priorities.total_us
-        self._lead_us, self._slack_us, self._beside_us = (
-            part * total_us for part in (policy.lead, policy.slack, policy.beside)
-        )
-        self._window, self._keeps_busy = policy.window, policy.keeps_busy
-        self._elsewhere = _slow_groups_elsewhere(problem) if problem.contention else {}
-        self._one_by_one, self._streams_end_us = clock is None and not problem.contention, 0.0
-        self._left_us = dict.fromkeys(problem.groups, 0.0)  # per group, the time of what has not been launched
-        self._behind_us = dict.fromkeys(problem.groups, math.inf)  # per group, no less comes behind any of it
-        for v in problem.collectives:
-            group, behind = self.nodes[v].group or "", [self._level_us[w] for w in problem.waits.get(v, ())]
-            self._left_us[group] += self.nodes[v].time_us
-            self._behind_us[group] = min(self._behind_us[group], max(behind, default=0.0))
+        self.order = list[NodeId]()
+        self.computed_us = self._streams_end_us = 0.0
+        self.reasons, self.refusals = dict[NodeId, Reason](), dict[NodeId, Refusal]()
+        self._one_by_one = clock is None and not problem.contention
+        self._left_us = self.priorities.stream_us.copy()  # per group, the time of what has not been launched
         # per group, what has not been launched, by latest start; a linked list, so that its front is always near
         self._to_launch = {g: OrderedDict.fromkeys(ids) for g, ids in self.priorities.by_latest_start.items()}
-        self._far_until: dict[NodeId, int] = {}  # per collective that is far from ready: until so many nodes have run
+        self._far_until = dict[NodeId, int]()  # per collective that is far from ready: until so many nodes have run
+        slow = (v for v, factor in reference.times.slowdown.items() if factor > 1.0)  # compute, under contention
+        self._slow_groups = dict.fromkeys(self.nodes[v].group or "" for v in slow)
         self._looked = 0
         before, self._after = neighbours(problem, pairs)
         self._open_before = [len(nodes) for nodes in before]
@@ -178,14 +165,17 @@ class ListScheduler:
         node, ready = self.nodes[v], self.ready
         ready.remove(v)
         self.order.append(v)
+        self.clock.run((v,))
         if node.kind is Kind.COLLECTIVE:
-            self._launch(v)
+            group = node.group or ""
+            self._left_us[group] -= node.time_us
+            del self._to_launch[group][v]
+            if self._one_by_one:
+                end_us = self.clock.free_us(group) + self._left_us[group] + self.priorities.behind_us[group]
+                self._streams_end_us = max(self._streams_end_us, end_us)
             self.reasons[v] = "reference" if self.memory.position[v] == self.memory.first else reason
         elif node.kind is not Kind.WAIT:
-            self.clock.compute(v)
             self.computed_us += node.time_us
-        elif node.collective is not None:
-            self.clock.wait(node.collective)
         lowered = self.memory.run(v)
         if ready.in_flight:
             for w in ready.completed(self.clock.clock_us):
@@ -197,15 +187,6 @@ class ListScheduler:
             self._open_before[w] -= 1
             if self._open_before[w] == 0:
                 self._add(w)
-
-    def _launch(self, v: NodeId) -> None:
-        group = self.nodes[v].group or ""
-        self.clock.launch(v)
-        self._left_us[group] -= self.nodes[v].time_us
-        del self._to_launch[self.nodes[v].group][v]
-        if self._one_by_one:
-            end_us = self.clock.free_us(group) + self._left_us[group] + self._behind_us[group]
-            self._streams_end_us = max(self._streams_end_us, end_us)
 
     def _add(self, v: NodeId) -> None:
         collective = self.nodes[v].collective
@@ -235,18 +216,19 @@ class ListScheduler:
         if v is not None:
             return v, "no stall"
         # under contention: a collective that slows compute no more, as one of another link is in flight anyway
-        if self._beside_us > 0.0 and self._elsewhere:
-            v = self._launch_beside()
-            if v is not None:
-                return v, "beside another"
-        compute = self._next_compute()
-        until_us = self._stall_us() if compute is None else self._compute_us[compute]
+        if self.policy.beside and (v := self._launch_beside()) is not None:
+            return v, "beside another"
+        compute, in_flight = self._next_compute(), self.ready.in_flight
+        if compute is not None:
+            until_us = self.reference.problem.compute_us[compute]
+        else:  # compute stalls until the first collective in flight completes
+            until_us = in_flight[0].completed_us - self.clock.clock_us if in_flight else math.inf
         end_us = max(self.priorities.critical_path_us, self._compute_end_us())
         # 1. a collective (or what prepares it) whose latest start would pass while the next compute runs, or while
         #    compute stalls
-        v = self._launch_urgent(self.computed_us + until_us + self._lead_us, end_us)
+        v = self._launch_urgent(self.computed_us + until_us + self.policy.lead * self.priorities.total_us, end_us)
         if v is not None:
-            return v, "no stall" if compute is None else "frees memory" if self._frees[v] else "latest start"
+            return v, "no stall" if compute is None else "frees memory" if self.reference.frees[v] else "latest start"
         if compute is not None:
             # 2. a node of the critical path that would become late if the next compute went first
             v = self._becomes_late(compute, end_us)
@@ -255,12 +237,15 @@ class ListScheduler:
             # 3. the next compute of the reference order: waits are deferred simply by running what does not need them
             return compute, "reference"
         # 4. all that is left would stall: the wait whose collective completes first
-        key = self._completes_first()
-        if key is not None:
-            self.ready.in_flight.remove(key)
-            return key.node, "no stall"
+        for key in in_flight:
+            if self.memory.admits(key.node):
+                in_flight.remove(key)
+                return key.node, "no stall"
         # 5. all that is left are launches that would delay each other: the first in the reference order
-        return self._first_launch(), "no stall"
+        while True:  # the first open node of the reference order is always admitted
+            first: LaunchKey = min(queue[0] for queue in self.ready.launches.values() if queue)
+            if self._admit_or_block(first.node):
+                return first.node, "no stall"
 
     def _admit_or_block(self, v: NodeId) -> bool:
         """Say whether memory admits v; else v is out of all sets until what stands against it is gone."""
@@ -281,18 +266,16 @@ class ListScheduler:
 
     def _launch_beside(self) -> NodeId | None:
         """A collective (or what prepares it) most of whose time falls beside what is in flight on other links."""
-        before_us = self.computed_us + self._beside_us
+        before_us = self.computed_us + self.policy.beside * self.priorities.total_us
         for group, queue in self.ready.launches.items():
             until_us = self._until_alone_us(group) if queue else 0.0
-            k = 0
-            for _ in range(TUNING.look if until_us > 0.0 else 0):
-                if k == len(queue) or queue[k].latest_start_us >= before_us:
-                    break
-                v = queue[k].node
-                if self.nodes[v].time_us > 2 * until_us:
-                    k += 1
-                elif self._admit_or_block(v):
-                    return v
+            v = self._first_admitted(
+                queue,
+                lambda key, until_us=until_us: until_us <= 0.0 or key.latest_start_us >= before_us,
+                lambda v, until_us=until_us: self.nodes[v].time_us > 2 * until_us,
+            )
+            if v is not None:
+                return v
         return None
 
     def _until_alone_us(self, group: str) -> float:
@@ -300,24 +283,35 @@ class ListScheduler:
 
         0 where the group's own stream is busy: what is launched on it now starts later.
         """
-        clock_us = self.clock.clock_us
-        if self.clock.free_us(group) > clock_us:
+        contention, clock = self.reference.problem.contention, self.clock
+        if clock.free_us(group) > clock.clock_us:
             return 0.0
-        return max([self.clock.free_us(other) - clock_us for other in self._elsewhere[group]], default=0.0)
+        slow = [other for other in self._slow_groups if contention.link_of(other) != contention.link_of(group)]
+        return max([clock.free_us(other) - clock.clock_us for other in slow], default=0.0)
 
     def _next_compute(self) -> NodeId | None:
         """The first compute in reference order, within the window, that the budget admits; others are blocked."""
-        compute, below = self.ready.compute, self.memory.first + self._window
+        compute, below = self.ready.compute, self.memory.first + self.policy.window
         while compute and compute[0] < below:
-            v = self._reference_order[compute[0]]
+            v = self.reference.order[compute[0]]
             if self._admit_or_block(v):
                 return v
         return None
 
-    def _stall_us(self) -> float:
-        """How long the compute stream would stall now: until the first collective in flight completes."""
-        in_flight = self.ready.in_flight
-        return in_flight[0].completed_us - self.clock.clock_us if in_flight else math.inf
+    def _first_admitted(
+        self, keys: SortedKeys[Any], in_time: Callable[[Any], bool], passes: Callable[[NodeId], bool]
+    ) -> NodeId | None:
+        """The first of a few keys that memory admits: up to one that is in time, but for nodes that are passed over."""
+        k = 0
+        for _ in range(TUNING.look):
+            if k == len(keys) or in_time(keys[k]):
+                break
+            v = keys[k].node
+            if passes(v):
+                k += 1
+            elif self._admit_or_block(v):
+                return v
+        return None
 
     def _launch_urgent(self, before_us: float, end_us: float) -> NodeId | None:
         """The collective (or what prepares it) with the first latest start, if that is before the one given.
@@ -326,15 +320,13 @@ class ListScheduler:
         """
         urgent = [queue for queue in self.ready.launches.values() if queue and queue[0].latest_start_us < before_us]
         for queue in sorted(urgent, key=itemgetter(0)) if len(urgent) > 1 else urgent:
-            k = 0
-            for _ in range(TUNING.look):
-                if k == len(queue) or queue[k].latest_start_us >= before_us:
-                    break
-                v = queue[k].node
-                if self.nodes[v].kind is Kind.COLLECTIVE and self._delays_more_urgent(v, end_us):
-                    k += 1
-                elif self._admit_or_block(v):
-                    return v
+            v = self._first_admitted(
+                queue,
+                lambda key: key.latest_start_us >= before_us,
+                lambda v: self.nodes[v].kind is Kind.COLLECTIVE and self._delays_more_urgent(v, end_us),
+            )
+            if v is not None:
+                return v
         return None
 
     def _delays_more_urgent(self, v: NodeId, end_us: float) -> bool:
@@ -344,11 +336,11 @@ class ListScheduler:
         policy keeps streams busy, the stream's own work counts as such a path: it is delayed while the stream is idle
         for u. Looks at no more than 4 collectives and 40 nodes before each.
         """
-        nodes, level_us, group = self.nodes, self._level_us, self.nodes[v].group
-        start_us = max(self.clock.clock_us, self.clock.free_us(group or ""))
+        nodes, level_us, group = self.nodes, self.priorities.bottom_level_us, self.nodes[v].group or ""
+        start_us = max(self.clock.clock_us, self.clock.free_us(group))
         finish_us = start_us + nodes[v].time_us
         latest_us = end_us - level_us[v]
-        stream_us = self._left_us[group or ""] if self._keeps_busy else 0.0
+        stream_us = self._left_us[group] if self.policy.keeps_busy else 0.0
         for u in [u for u in islice(self._to_launch[group], TUNING.look) if level_us[u] > level_us[v]]:
             late_us = finish_us - (end_us - level_us[u])
             if late_us <= 0:
@@ -367,7 +359,8 @@ class ListScheduler:
 
         Nodes come in the original order within each other's dependencies, so one sweep by id is a longest path.
         """
-        nodes, has_run, before, steps = self.nodes, self.memory.has_run, self._predecessors, len(self.order)
+        nodes, has_run, steps = self.nodes, self.memory.has_run, len(self.order)
+        before = self.reference.problem.predecessors
         if self._far_until.get(v, 0) > steps:
             return math.inf
         found, todo = {v}, [v]
@@ -403,38 +396,13 @@ class ListScheduler:
 
     def _becomes_late(self, compute: NodeId, end_us: float) -> NodeId | None:
         """The most urgent node that would make the end later if ``compute`` went first, and that this can wait for."""
-        paths, level_us, compute_us = self.ready.paths, self._level_us, self._compute_us
-        now_us = self.clock.clock_us + self._slack_us
-        k = 0
-        for _ in range(TUNING.look):
-            if k == len(paths):
-                break
-            v = paths[k].node
-            if now_us + compute_us[compute] + level_us[v] <= end_us:
-                break
-            if v == compute or (
-                level_us[v] <= level_us[compute] and now_us + compute_us[v] + level_us[compute] > end_us
-            ):
-                k += 1
-            elif self._admit_or_block(v):
-                return v
-        return None
-
-    def _completes_first(self) -> InFlightKey | None:
-        """The wait, of those that would stall, whose collective completes first and that the budget admits."""
-        return next((key for key in self.ready.in_flight if self.memory.admits(key.node)), None)
-
-    def _first_launch(self) -> NodeId:
-        while True:
-            first: LaunchKey = min(queue[0] for queue in self.ready.launches.values() if queue)
-            if self._admit_or_block(first.node):  # the first open node of the reference order is always admitted
-                return first.node
-
-
-def _slow_groups_elsewhere(problem: Problem) -> dict[str, tuple[str, ...]]:
-    """Per group those on other links whose collectives slow compute; empty where there are none for any."""
-    contention, nodes = problem.contention, problem.nodes
-    slow = dict.fromkeys(nodes[v].group or "" for v in problem.collectives if contention.slowdown_of(nodes[v].op) > 1.0)
-    link = {group: contention.link_of(group) for group in problem.groups}
-    found = {group: tuple(other for other in slow if link[other] != link[group]) for group in problem.groups}
-    return found if any(found.values()) else {}
+        level_us, compute_us = self.priorities.bottom_level_us, self.reference.problem.compute_us
+        now_us = self.clock.clock_us + self.policy.slack * self.priorities.total_us
+        return self._first_admitted(
+            self.ready.paths,
+            lambda key: now_us + compute_us[compute] + level_us[key.node] <= end_us,
+            lambda v: (
+                v == compute
+                or (level_us[v] <= level_us[compute] and now_us + compute_us[v] + level_us[compute] > end_us)
+            ),
+        )

@@ -60,16 +60,13 @@ from itertools import islice, takewhile
 import numpy as np
 import numpy.typing as npt
 
-from overlap_sched.problem import Kind, NodeId, Order, Problem
+from overlap_sched.problem import Kind, NodeId, Order
 from overlap_sched.problem.precedence import Pair, launch_pairs, moving_with, neighbours, positions, with_sooner
 from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.runs import FAR_AHEAD, IN_ORDER
+from overlap_sched.scheduler.runs import FAR_AHEAD, IN_ORDER, count_rounds
 from overlap_sched.scheduler.task import SAME_STEP, TUNING, Candidate, Reason, Reference, Task
 from overlap_sched.simulate.clock import StepTrail
-from overlap_sched.simulate.ledger import LiveRanges
-
-_MANY = 20
-"""Of more users than this the last is found by vector operations."""
+from overlap_sched.simulate.ledger import LiveRanges, MovableOrder
 
 
 def shift_best(task: Task, reference: Reference, best: Candidate) -> Candidate:
@@ -88,7 +85,7 @@ def shift(task: Task, best: Candidate, order: Order, limit: npt.NDArray[np.int64
 
 def shifted(
     live_ranges: LiveRanges,
-    order: Sequence[int],
+    order: Sequence[NodeId],
     limit: npt.NDArray[np.int64],
     pairs: Sequence[Pair] = (),
 ) -> Order:
@@ -100,150 +97,36 @@ def shifted(
         limit: Budget in bytes, a scalar or one value per position.
         pairs: Extra pairs (before, after) that the order keeps and must go on to keep.
     """
-    problem = live_ranges.problem
+    problem, nodes = live_ranges.problem, live_ranges.problem.nodes
     before, after = neighbours(problem, (*pairs, *launch_pairs(problem, order, "group")))
-    line = _Line(live_ranges, order, limit)
-    still = [_takes_no_time(problem, v) for v in range(len(order))]
-    _later(line, (v for v in reversed(order) if still[v]), after)
+    line = MovableOrder(live_ranges, order, limit)
+
+    def move_later(moving: Iterable[NodeId]) -> None:
+        """Each of these to just before the first of what comes after it, as far as memory allows."""
+        for v in moving:
+            first = min((int(line.position[w]) for w in after[v]), default=len(order))
+            line.move_later(v, min(first - 1, int(line.position[v]) + TUNING.shift_positions))
+
+    still = [node.kind is Kind.WAIT or (node.kind is Kind.COMPUTE and node.time_us == 0) for node in nodes]
+    move_later(v for v in reversed(order) if still[v])
     prepares = [False] * len(order)  # a launch, or what takes no time and is there for a launch alone
     for v in reversed(line.order.tolist()):
-        launch = problem.nodes[v].kind is Kind.COLLECTIVE
+        launch = nodes[v].kind is Kind.COLLECTIVE
         prepares[v] = launch or (still[v] and bool(after[v]) and all(prepares[w] for w in after[v]))
-    front = 0
-    while front < len(order) and problem.nodes[line.order[front]].kind is Kind.INPUT:
-        front += 1  # inputs that lead the order go on to lead it: in a graph they are its signature
+    sooner = [one and node.kind is not Kind.WAIT for one, node in zip(prepares, nodes, strict=True)]
+    # inputs that lead the order go on to lead it: in a graph they are its signature
+    front = len(list(takewhile(lambda v: nodes[v].kind is Kind.INPUT, line.order)))
     for v in line.order.tolist():
-        if prepares[v] and problem.nodes[v].kind is not Kind.WAIT:
-            line.move_sooner(v, max(max((int(line.position[u]) + 1 for u in before[v]), default=0), front))
+        if sooner[v]:
+            needed = max((int(line.position[u]) + 1 for u in before[v]), default=0)
+            line.move_sooner(v, max(needed, front, int(line.position[v]) - TUNING.shift_positions))
     # a launch may have gone to just behind a view that it shares with a wait's first user, in front of which both are
-    again = [still[v] and (not prepares[v] or problem.nodes[v].kind is Kind.WAIT) for v in range(len(order))]
-    _later(line, (v for v in reversed(line.order.tolist()) if again[v]), after)
+    move_later(v for v in reversed(line.order.tolist()) if still[v] and not sooner[v])
     return tuple(line.order.tolist())
-
-
-def _later(line: "_Line", nodes: Iterable[NodeId], after: Sequence[tuple[NodeId, ...]]) -> None:
-    """Each of these to just before the first of what comes after it, as far as memory allows."""
-    for v in nodes:
-        line.move_later(v, min((int(line.position[w]) for w in after[v]), default=len(line.order)) - 1)
-
-
-def _takes_no_time(problem: Problem, v: int) -> bool:
-    node = problem.nodes[v]
-    return node.kind is Kind.WAIT or (node.kind is Kind.COMPUTE and node.time_us == 0)
-
-
-class _Line:
-    """An order whose nodes move, and its memory. A move over k positions is O(k), in vector operations.
-
-    Attributes:
-        order: Node ids. position: its inverse.
-    """
-
-    def __init__(self, live_ranges: LiveRanges, order: Sequence[int], limit: npt.NDArray[np.int64]) -> None:
-        self.order = np.array(order, dtype=np.int64)
-        self.position = np.empty(len(order), dtype=np.int64)
-        self._placed(0, len(order))
-        self._limit = limit if limit.ndim else np.full(len(order), int(limit), dtype=np.int64)
-        self._users, self._takes, self._keeps = live_ranges.users, live_ranges.alloc_bytes, live_ranges.kept_bytes
-        self._inputs_bytes, self._dying = live_ranges.input_bytes, live_ranges.dying
-        self._many: dict[int, npt.NDArray[np.int64]] = {}  # users of storages that have many
-        self._during = live_ranges.profile(order)  # live while the node at a position runs
-        takes = np.array(live_ranges.alloc_bytes, dtype=np.int64)[self.order]
-        self._between = np.append(self._during[1:] - takes[1:], live_ranges.end_bytes)  # live once it has run
-
-    @property
-    def during(self) -> list[int]:
-        """Bytes live while the node at each position runs."""
-        return [int(live) for live in self._during]
-
-    def move_later(self, v: int, target: int) -> None:
-        """Move v to position ``target``, or as near to it as memory allows."""
-        at = int(self.position[v])
-        target = min(target, at + TUNING.shift_positions)
-        if target <= at:
-            return
-        during, between = self._held(v, at + 1, target + 1)
-        during += self._during[at + 1 : target + 1]
-        between += self._between[at + 1 : target + 1]
-        # the nodes between go one place to the left; v itself must fit where it goes
-        over = np.flatnonzero(during > self._limit[at:target])
-        reach = int(over[0]) if len(over) else target - at
-        while reach and between[reach - 1] + self._takes[v] > self._limit[at + reach]:
-            reach -= 1
-        if reach == 0:
-            return
-        end, last = at + reach, self._between[at + reach]
-        self._during[at:end], self._between[at:end] = during[:reach], between[:reach]
-        self._during[end], self._between[end] = between[reach - 1] + self._takes[v], last
-        self.order[at:end] = self.order[at + 1 : end + 1]
-        self.order[end] = v
-        self._placed(at, end + 1)
-
-    def move_sooner(self, v: int, target: int) -> None:
-        """Move v to position ``target``, or as near to it as memory allows."""
-        at = int(self.position[v])
-        target = max(target, at - TUNING.shift_positions)
-        if target >= at:
-            return
-        held_during, held_between = self._held(v, target, at)
-        during = self._during[target:at] - held_during
-        between = self._between[target:at] - held_between
-        # the nodes between go one place to the right; v itself must fit where it goes
-        over = np.flatnonzero(during > self._limit[target + 1 : at + 1])
-        begin = target + int(over[-1]) + 1 if len(over) else target
-        while begin < at and self._before(begin) + self._takes[v] > self._limit[begin]:
-            begin += 1
-        if begin == at:
-            return
-        before = self._before(begin)
-        freed = sum(
-            size for s, size in self._dying[v] if all(self.position[u] < begin for u in self._users[s] if u != v)
-        )
-        self._during[begin + 1 : at + 1] = during[begin - target :]
-        self._between[begin + 1 : at + 1] = between[begin - target :]
-        self._during[begin] = before + self._takes[v]
-        self._between[begin] = before + self._keeps[v] - freed
-        self.order[begin + 1 : at + 1] = self.order[begin:at]
-        self.order[begin] = v
-        self._placed(begin, at + 1)
-
-    def _held(self, v: int, begin: int, end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return what is live at places ``begin`` to ``end``, and behind each, as v has not run, less what it makes."""
-        during = np.full(end - begin, -self._keeps[v], dtype=np.int64)
-        between = during.copy()
-        for s, size in self._dying[v]:
-            other = self._last_other(v, s)
-            during[max(other + 1 - begin, 0) :] += size
-            between[max(other - begin, 0) :] += size
-        return during, between
-
-    def _last_other(self, v: int, s: int) -> int:
-        """The last position at which another node uses a storage; -1: none does."""
-        users = self._users[s]
-        if len(users) <= _MANY:
-            return max([int(self.position[u]) for u in users if u != v], default=-1)
-        if s not in self._many:
-            self._many[s] = np.array(users, dtype=np.int64)
-        positions = self.position[self._many[s]]
-        positions[self._many[s] == v] = -1
-        return int(positions.max())
-
-    def _before(self, at: int) -> int:
-        """Return what is live before the node at a place runs."""
-        return int(self._between[at - 1]) if at else self._inputs_bytes
-
-    def _placed(self, begin: int, end: int) -> None:
-        """Positions of the nodes at places ``begin`` to ``end``, end excluded."""
-        self.position[self.order[begin:end]] = np.arange(begin, end)
 
 
 BETWEEN_POLICIES = (IN_ORDER, FAR_AHEAD)
 """Of runs that start from the shortest order in between: near it; and the critical path far ahead."""
-
-
-def count_rounds(task: Task) -> int:
-    """How many rounds effort is worth: one a unit on a graph of up to 15,000 nodes, less on a larger one."""
-    return task.options.effort * TUNING.run_nodes // max(len(task.problem.nodes), TUNING.run_nodes)
 
 
 def relink(task: Task, reference: Reference, best: Candidate) -> Candidate:

@@ -41,10 +41,9 @@ memory than there is, the order with the lowest peak that keeps the sequence is 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
-import numpy.typing as npt
 
 from overlap_sched.options import Concurrent, replayed_allocator
 from overlap_sched.peak_memory.best import best_order, judged, lower_to
@@ -53,10 +52,11 @@ from overlap_sched.problem import Kind, NodeId, Order, Problem
 from overlap_sched.problem.pins import pin_pairs
 from overlap_sched.problem.precedence import Pair, by_key, launched_on, positions
 from overlap_sched.problem.sizes import AllocatorSettings, size_bytes
-from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
+from overlap_sched.scheduler.list_scheduler import list_schedule
 from overlap_sched.scheduler.runs import FAR_AHEAD, WHILE_STALLED
 from overlap_sched.scheduler.task import TUNING, Candidate, Reference, Stages, Task
 from overlap_sched.simulate.allocator import requests_of
+from overlap_sched.simulate.clock import PlainClock, StepTimes
 from overlap_sched.simulate.ledger import LiveRanges
 
 BUDGET_POLICIES = (WHILE_STALLED, FAR_AHEAD)
@@ -114,20 +114,14 @@ def best_that_runs(
     if runs(best):
         return best
     shortest, work = original if task.may_stay and runs(original) else None, best.work
-    for limit, policy in _tighter(task, reference) if task.options.effort else ():
+    live = np.minimum(reference.profile, task.limit)
+    for part, policy in product(TUNING.budget_parts, BUDGET_POLICIES) if task.options.effort else ():
+        limit = (live + part * (task.limit - live)).astype(np.int64)
         run = list_schedule(reference, limit, policy, task.pairs, (shortest or original).step_us)
         work = work.plus(run.work)
         if run.made is not None and (shortest is None or run.made.beats(shortest)) and runs(run.made):
             shortest = run.made
     return replace(shortest or best, work=work)
-
-
-def _tighter(task: Task, reference: Reference) -> Iterator[tuple[npt.NDArray[np.int64], Policy]]:
-    """Tighter and tighter budgets, each with the policies of runs within it."""
-    live = np.minimum(reference.profile, task.limit)
-    for part in TUNING.budget_parts:
-        limit = (live + part * (task.limit - live)).astype(np.int64)
-        yield from ((limit, policy) for policy in BUDGET_POLICIES)
 
 
 Clash = Callable[[NodeId, NodeId], bool]
@@ -211,77 +205,56 @@ class _ApartRun:
     """
 
     def __init__(self, problem: Problem, clash: Clash) -> None:
-        self.order, self.deferred = list[NodeId](), list[NodeId]()
-        self._problem, self._clash = problem, clash
-        self._ended: dict[NodeId, list[NodeId]] = {}  # per node, the collectives that the program waits for there
-        for u, ends in problem.ends.items():
-            for v in ends:
-                self._ended.setdefault(v, []).append(u)
+        self.order, self.deferred, self._in_flight = list[NodeId](), list[NodeId](), list[NodeId]()
+        self._problem, self._clash, self._clock = problem, clash, PlainClock(StepTimes(problem))
         self._done = [False] * len(problem.nodes)
-        self._in_flight = list[NodeId]()
-        self._clock_us, self._free_us, self._finish_us = 0.0, dict[str | None, float](), dict[NodeId, float]()
 
     def come(self, v: NodeId, defers: bool) -> None:
-        """It is v's turn."""
+        """It is v's turn; a launch is better later where what it clashes with has not finished, or waits itself."""
+        nodes = self._problem.nodes
         if self._done[v]:
             return
-        if defers and self._problem.nodes[v].kind is Kind.COLLECTIVE and self._waits_for_others(v):
-            self.deferred.append(v)
-            return
+        if defers and nodes[v].kind is Kind.COLLECTIVE:
+            ahead = any(self._clash(u, v) or nodes[u].group == nodes[v].group for u in self.deferred)
+            if ahead or self._finish_us(v) > self._clock.clock_us:
+                self.deferred.append(v)
+                return
         self.emit(v)
         for u in self.deferred.copy():
-            if self._done[u]:
-                continue
-            if self._busy(u):
-                break  # what comes behind it stays behind it
-            self.emit(u)
+            if not self._done[u]:
+                if self._finish_us(u) > self._clock.clock_us:
+                    break  # what comes behind it stays behind it
+                self.emit(u)
 
     def stall_before(self, v: NodeId, part: float) -> None:
         """Launch what was deferred first, with the waits that takes, if v stalls for less than a part of its time."""
         first = self.deferred[0]
-        finish_us = max((self._finish_us[u] for u in self._in_flight if self._clash(u, first)), default=0.0)
-        stall_us, time_us = finish_us - self._clock_us, self._problem.compute_us[v]
-        if stall_us < part * time_us:
+        if self._finish_us(first) - self._clock.clock_us < part * self._problem.compute_us[v]:
             self.emit(first)
+
+    def _finish_us(self, v: NodeId) -> float:
+        """When all in flight that v clashes with has finished."""
+        return max([self._clock.finish_us[u] for u in self._in_flight if self._clash(u, v)], default=0.0)
 
     def emit(self, v: NodeId) -> None:
         """Run v, behind what it needs; a launch behind waits for all that it clashes with."""
-        for u in self._problem.predecessors[v]:
+        problem, node = self._problem, self._problem.nodes[v]
+        for u in problem.predecessors[v]:
             if not self._done[u]:
                 self.emit(u)
         if self._done[v]:
             return
-        node = self._problem.nodes[v]
         if launched_on(node):
             for u in [u for u in self._in_flight if self._clash(u, v)]:
                 self._wait_for(u)
+        self._clock.run((v,))
+        self._in_flight = [u for u in self._in_flight if v not in problem.ends.get(u, ())]
         if node.kind is Kind.COLLECTIVE:
-            self._launch(v)
-        elif node.kind is Kind.WAIT and node.collective is not None:
-            self._clock_us = max(self._clock_us, self._finish_us[node.collective])
-        elif node.kind is not Kind.WAIT:
-            self._clock_us += node.time_us
-        ended = self._ended.get(v, ())
-        self._in_flight = [u for u in self._in_flight if u not in ended] if ended else self._in_flight
+            self._in_flight.append(v)
+            if v in self.deferred:
+                self.deferred.remove(v)
         self._done[v] = True
         self.order.append(v)
-
-    def _launch(self, v: NodeId) -> None:
-        node = self._problem.nodes[v]
-        start_us = max(self._clock_us, self._free_us.get(node.group, 0.0))
-        self._finish_us[v] = self._free_us[node.group] = start_us + node.time_us
-        self._in_flight.append(v)
-        if v in self.deferred:
-            self.deferred.remove(v)
-
-    def _waits_for_others(self, v: NodeId) -> bool:
-        """Is it better launched later: where what it clashes with has not finished, or waits itself?"""
-        nodes = self._problem.nodes
-        ahead = any(self._clash(u, v) or nodes[u].group == nodes[v].group for u in self.deferred)
-        return ahead or self._busy(v)
-
-    def _busy(self, v: NodeId) -> bool:
-        return any(self._clash(u, v) and self._finish_us[u] > self._clock_us for u in self._in_flight)
 
     def _wait_for(self, u: NodeId) -> None:
         """A wait for u, now, with what takes it there."""
@@ -318,7 +291,8 @@ class Proposal:
     @classmethod
     def of(cls, problem: Problem, order: Order) -> "Proposal":
         """Return what a rank shows of an order of its own."""
-        return cls(_calls(problem), _launches(problem), order)
+        calls = tuple(f"{node.kind.value} {node.op}" for node in problem.nodes)
+        return cls(calls, tuple(v for v, node in enumerate(problem.nodes) if launched_on(node)), order)
 
     @property
     def sequence(self) -> tuple[int, ...]:
@@ -332,7 +306,8 @@ def followed(problem: Problem, proposal: Proposal, pairs: Sequence[Pair] = ()) -
 
     Whether it stays within a budget, and how long it takes, is for others to see. ``pairs`` of nodes keep their order.
     """
-    calls, launches = _calls(problem), _launches(problem)
+    mine = Proposal.of(problem, problem.original_order)
+    calls, launches = mine.calls, mine.launches
     if [calls[v] for v in launches] != [proposal.calls[v] for v in proposal.launches]:
         return None
     position, key = positions(proposal.order), [-1.0] * len(problem.nodes)
@@ -343,14 +318,6 @@ def followed(problem: Problem, proposal: Proposal, pairs: Sequence[Pair] = ()) -
             key[v] = max([key[u] for u in before], default=0.0) + 0.5
     chain = [launches[k] for k in proposal.sequence]
     return by_key(problem, [*pairwise(chain), *pairs], key)
-
-
-def _calls(problem: Problem) -> tuple[str, ...]:
-    return tuple(f"{node.kind.value} {node.op}" for node in problem.nodes)
-
-
-def _launches(problem: Problem) -> tuple[NodeId, ...]:
-    return tuple(v for v, node in enumerate(problem.nodes) if launched_on(node))
 
 
 def _alike(calls: Sequence[str], launches: Sequence[NodeId], proposal: Proposal) -> Iterator[tuple[NodeId, NodeId]]:

@@ -10,7 +10,6 @@ at the same step ends it: the graph sets that end, not the policy. How much is c
 same order.
 """
 
-import math
 from dataclasses import replace
 
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
@@ -82,13 +81,6 @@ INTERLEAVED = (
 """For runs from an order of several chains (:mod:`overlap_sched.scheduler.chains`)."""
 
 
-def policies_for(compute_binds: bool, contended: bool = False) -> tuple[Policy, ...]:
-    """Those for a graph whose compute is longer than any stream (else: for one where a stream is)."""
-    if contended:
-        return CONTENDED_COMPUTE_BINDS if compute_binds else CONTENDED_NETWORK_BINDS
-    return COMPUTE_BINDS if compute_binds else NETWORK_BINDS
-
-
 MEMORY_EFFORT = 2
 """Most effort that goes into the order with the lowest peak (:func:`overlap_sched.peak_memory.best_order`)."""
 
@@ -132,8 +124,14 @@ def more_runs(task: Task, reference: Reference, best: Candidate) -> Candidate:
     return best
 
 
+def count_rounds(task: Task) -> int:
+    """How many rounds effort is worth: one a unit on a graph of up to 15,000 nodes, less on a larger one."""
+    return task.options.effort * TUNING.run_nodes // max(len(task.problem.nodes), TUNING.run_nodes)
+
+
 def _count(task: Task) -> int:
-    return runs(task.options.effort, len(task.problem.nodes))
+    """How many runs: one at least, none for no effort."""
+    return max(count_rounds(task), min(task.options.effort, 1))
 
 
 def _bound_us(task: Task, reference: Reference) -> float:
@@ -146,7 +144,9 @@ def _enough_us(task: Task, reference: Reference) -> float:
 
 def _policies(task: Task) -> tuple[Policy, ...]:
     compute_us, stream_us = busy_us(task.problem)
-    return policies_for(compute_us >= stream_us, bool(task.problem.contention))
+    if task.problem.contention:
+        return CONTENDED_COMPUTE_BINDS if compute_us >= stream_us else CONTENDED_NETWORK_BINDS
+    return COMPUTE_BINDS if compute_us >= stream_us else NETWORK_BINDS
 
 
 def _run(task: Task, start: Reference, policy: Policy, best: Candidate) -> tuple[Candidate, bool]:
@@ -162,7 +162,7 @@ def near_us(task: Task, reference: Reference) -> float:
     """Below this step in microseconds, little is left to find."""
     problem = task.problem
     priorities = reference.priorities(_policies(task)[0].prepares)
-    bound_us = max(simple_bound_us(problem, priorities), streams_bound_us(problem, priorities))
+    bound_us = max(simple_bound_us(problem, priorities), streams_bound_us(priorities))
     return bound_us * (1 + TUNING.near_goals * (close_enough(task) - 1))
 
 
@@ -171,15 +171,10 @@ def simple_bound_us(problem: Problem, priorities: Priorities) -> float:
     return max(*busy_us(problem), priorities.critical_path_us)
 
 
-def streams_bound_us(problem: Problem, priorities: Priorities) -> float:
-    """No step is shorter than all of a stream and the least path that is behind any of it; linear."""
-    level_us, least_us = priorities.bottom_level_us, dict.fromkeys(problem.groups, math.inf)
-    stream_us = dict.fromkeys(problem.groups, 0.0)
-    for v in problem.collectives:
-        group = problem.nodes[v].group or ""
-        stream_us[group] += problem.nodes[v].time_us
-        least_us[group] = min(least_us[group], max([level_us[w] for w in problem.waits.get(v, ())], default=0.0))
-    return max([stream_us[group] + least_us[group] for group in stream_us if stream_us[group]], default=0.0)
+def streams_bound_us(priorities: Priorities) -> float:
+    """No step is shorter than all of a stream and the least path that is behind any of it."""
+    behind_us = priorities.behind_us
+    return max([us + behind_us[group] for group, us in priorities.stream_us.items() if us], default=0.0)
 
 
 def close_enough(task: Task) -> float:
@@ -195,11 +190,6 @@ def lowest_peak(task: Task) -> MemoryPlan:
     start = task.nearest
     plan = best_order(task.problem.renumbered(start, task.pairs), effort=effort)
     return replace(plan, problem=task.problem, order=tuple(start[k] for k in plan.order))
-
-
-def runs(effort: int, nodes: int) -> int:
-    """How many runs an effort is worth on a graph of so many nodes: one at least, none for no effort."""
-    return max(effort * TUNING.run_nodes // max(nodes, TUNING.run_nodes), min(effort, 1))
 
 
 def busy_us(problem: Problem) -> tuple[float, float]:

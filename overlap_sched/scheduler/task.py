@@ -116,37 +116,24 @@ class Priorities:
     """Per node id unless said otherwise, in microseconds; see the module.
 
     Attributes:
-        compute_us: See :attr:`Problem.compute_us <overlap_sched.problem.Problem.compute_us>`.
-        latest_start_us, bottom_level_us: See the module.
+        bottom_level_us: See the module.
         stream: The group of the collective that it is or whose launch it prepares; else ``None``.
         launch_keys: Of what has a stream; else ``None``. path_keys: of every node.
         by_latest_start: Per group (not per node) its collectives.
+        stream_us: Per group the time of all of them. behind_us: per group, no less comes behind any of them.
         total_us: All compute.
         critical_path_us: Longest path of the graph, communication included: no order is shorter.
     """
 
-    compute_us: tuple[float, ...]
-    latest_start_us: list[float]
     bottom_level_us: list[float]
     stream: list[str | None]
     launch_keys: list[LaunchKey | None]
     path_keys: list[PathKey]
-    by_latest_start: dict[str | None, list[int]]
+    by_latest_start: dict[str, list[NodeId]]
+    stream_us: dict[str, float]
+    behind_us: dict[str, float]
     total_us: float
     critical_path_us: float
-
-
-def frees_memory(problem: Problem, v: NodeId) -> bool:
-    """Is v a collective whose result is smaller than its input, so that memory is freed once it is done?
-
-    By what it holds: its waits use its inputs and its output; without waits, by what it uses and allocates.
-    """
-    storages, node = problem.storages, problem.nodes[v]
-    if node.kind is not Kind.COLLECTIVE:
-        return False
-    taken = sum(storages[s].bytes for s in node.alloc)
-    held = sum(storages[s].bytes for s in node.use if not storages[s].pinned)
-    return held > taken
 
 
 def priorities(problem: Problem, order: Sequence[int], frees: Sequence[bool], prepares: bool) -> Priorities:
@@ -155,7 +142,7 @@ def priorities(problem: Problem, order: Sequence[int], frees: Sequence[bool], pr
     Args:
         problem: What the order is of.
         order: A valid order.
-        frees: Per node id, :func:`frees_memory`.
+        frees: Per node id, see :attr:`Reference.frees`.
         prepares: Is compute that takes time moved to prepare a launch? Else only what takes none is.
     """
     compute = problem.compute_us
@@ -165,9 +152,14 @@ def priorities(problem: Problem, order: Sequence[int], frees: Sequence[bool], pr
         done += compute[v]
     cheap_us = TUNING.cheap * done if prepares else 0.0
     latest, bottom, stream = _backward(problem, order, done_before, done, cheap_us, frees)
-    by_latest_start: dict[str | None, list[int]] = {}
+    by_latest_start: dict[str, list[NodeId]] = {group: [] for group in problem.groups}
+    stream_us, behind_us = dict.fromkeys(problem.groups, 0.0), dict.fromkeys(problem.groups, math.inf)
     for v in sorted(problem.collectives, key=latest.__getitem__):
-        by_latest_start.setdefault(problem.nodes[v].group, []).append(v)
+        by_latest_start[problem.nodes[v].group or ""].append(v)
+    for v in problem.collectives:
+        group, paths = problem.nodes[v].group or "", [bottom[w] for w in problem.waits.get(v, ())]
+        stream_us[group] += problem.nodes[v].time_us
+        behind_us[group] = min(behind_us[group], max(paths, default=0.0))
     launch_keys: list[LaunchKey | None] = [None] * len(compute)
     path_keys = [PathKey(0.0, 0, 0)] * len(compute)
     for at, v in enumerate(order):
@@ -175,13 +167,13 @@ def priorities(problem: Problem, order: Sequence[int], frees: Sequence[bool], pr
         if stream[v] is not None:
             launch_keys[v] = LaunchKey(latest[v], at, v)
     return Priorities(
-        compute_us=compute,
-        latest_start_us=latest,
         bottom_level_us=bottom,
         stream=stream,
         launch_keys=launch_keys,
         path_keys=path_keys,
         by_latest_start=by_latest_start,
+        stream_us=stream_us,
+        behind_us=behind_us,
         total_us=done,
         critical_path_us=max(bottom),
     )
@@ -254,16 +246,12 @@ class Reference:
     ) -> None:
         """Index an order that is known to be valid; ``live_ranges``, ``times``: of the problem, if already made."""
         self.live_ranges, self.times = live_ranges or LiveRanges(problem), times or StepTimes(problem)
-        self.problem = problem
-        self.order = list(order)
-        self.position = [0] * len(self.order)
-        for at, v in enumerate(self.order):
-            self.position[v] = at
+        self.problem, self.order, self.position = problem, list(order), positions(order)
         self.users: list[list[int]] = [[] for _ in problem.storages]
         for at, v in enumerate(self.order):
             for s in problem.nodes[v].use:
                 self.users[s].append(at)
-        self._priorities: dict[bool, Priorities] = {}
+        self._priorities = dict[bool, Priorities]()
 
     def reordered(self, order: Sequence[int]) -> "Reference":
         """Return another valid order of the same problem."""
@@ -281,23 +269,22 @@ class Reference:
         return self._priorities[prepares]
 
     @cached_property
-    def launches(self) -> list[bool]:
-        """Per node id: is it a collective?"""
-        return [node.kind is Kind.COLLECTIVE for node in self.problem.nodes]
-
-    @cached_property
     def frees(self) -> list[bool]:
-        """Per node id: is it a collective that frees memory once it has completed?"""
-        return [frees_memory(self.problem, v) for v in range(len(self.problem.nodes))]
+        """Per node id: is it a collective that uses more than it allocates, so that memory is free once it is done?"""
+        storages = self.problem.storages
+        return [
+            node.kind is Kind.COLLECTIVE
+            and sum(storages[s].bytes for s in node.use if not storages[s].pinned)
+            > sum(storages[s].bytes for s in node.alloc)
+            for node in self.problem.nodes
+        ]
 
     @cached_property
     def costs(self) -> list[bool]:
         """Per node id: does running it take time on some stream, or memory? Views and waits do not."""
         return [
-            launch or us > 0 or (kept > 0 and node.kind is not Kind.WAIT)
-            for launch, us, kept, node in zip(
-                self.launches, self.problem.compute_us, self.live_ranges.kept_bytes, self.problem.nodes, strict=True
-            )
+            node.kind is Kind.COLLECTIVE or (node.kind is not Kind.WAIT and (node.time_us > 0 or kept > 0))
+            for node, kept in zip(self.problem.nodes, self.live_ranges.kept_bytes, strict=True)
         ]
 
 
@@ -332,9 +319,9 @@ class Work(NamedTuple):
     looked: int = 0
     """Nodes looked at ahead of a launch, and states of the beam search."""
 
-    def plus(self, more: "Work") -> "Work":
-        """Both together."""
-        return Work(*(one + other for one, other in zip(self, more, strict=True)))
+    def plus(self, *more: "Work") -> "Work":
+        """All together."""
+        return Work(*map(sum, zip(self, *more, strict=True)))
 
 
 NO_WORK = Work()

@@ -1,8 +1,8 @@
 """``shard``: fully sharded parameters by the arguments of ``fully_shard``, with all collectives in the graph."""
 
-import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, wraps
+from itertools import takewhile
 from typing import Any, NoReturn
 
 import torch
@@ -14,7 +14,7 @@ from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from overlap_sched.errors import ShardingError
-from overlap_sched.sharding.gather import Layout, Place, cache_gathers, layout_of, part_of
+from overlap_sched.sharding.gather import Place, cache_gathers, layout_of, part_of
 from overlap_sched.sharding.modules import Owner, ShardedModule, ShardState, put_casts, put_names, put_properties
 
 
@@ -55,42 +55,68 @@ def shard(
     Raises:
         ShardingError: The model or an argument is one that this cannot do; the message says what can be done.
     """
-    roots = list(module) if isinstance(module, list | tuple) else [module]
+    roots: list[Any] = list(module) if isinstance(module, list | tuple) else [module]
     ignored = set(ignored_params) if isinstance(ignored_params, Iterable) else {ignored_params} - {None}
-    check_arguments(roots, mp_policy, ignored, reshard_after_forward, offload_policy, dp_mesh_dims)
+    _check_arguments(roots, ignored, mp_policy, reshard_after_forward, offload_policy, dp_mesh_dims)
     place, policy, modules = _place_in(mesh), mp_policy or MixedPrecisionPolicy(), _modules_of(roots)
-    check_modules(roots, modules, ignored)
-    parameters = _parameters_of(modules, ignored)
+    parameters: dict[nn.Parameter, str] = {}
+    for one, path in modules.items():
+        _check_module(one, path, ignored)
+        for name, parameter in one.named_parameters(recurse=False):
+            if parameter not in ignored:
+                parameters.setdefault(parameter, f"{path}.{name}".lstrip("."))
     for parameter, name in parameters.items():
-        check_parameter(parameter, name, shard_placement_fn)
+        _check_parameter(parameter, name, shard_placement_fn)
     repair_random_states()
     cache_gathers()
     state = ShardState(again=reshard_after_forward is not False, group=place.shards.name)
-    _divide([one for _, one in modules], {one: layout_of(one, place, policy) for one in parameters}, place, state)
-    for parameter, name in parameters.items():
-        replace_parameter(parameter, name)
+    layouts = {parameter: layout_of(parameter, place, policy) for parameter in parameters}
+    parts = {parameter: part_of(parameter, place, layout) for parameter, layout in layouts.items()}
+    owners: dict[nn.Parameter, list[Owner]] = {parameter: [] for parameter in layouts}
+    for one in modules:
+        for name, buffer in one.named_buffers(recurse=False):
+            one._buffers[name] = buffer if buffer.is_meta else buffer.to(place.device)
+        named = one.named_parameters(recurse=False, remove_duplicate=False)
+        own = {name: parameter for name, parameter in named if parameter in layouts}
+        for name, parameter in own.items():
+            one._parameters[name] = parts[parameter]
+            owners[parameter].append(Owner(one, name, layouts[parameter]))
+        if any(True for _ in one.parameters()):
+            put_properties(one, {name: layouts[parameter] for name, parameter in own.items()}, state)
+    state.owners.extend(owners.values())
+    for replaced, name in parameters.items():
+        _replace(replaced, name)
     for root in roots:
         put_casts(root, state, policy)
     put_names(roots)
     return module
 
 
-def _divide(
-    modules: Sequence[nn.Module], layouts: Mapping[nn.Parameter, Layout], place: Place, state: ShardState
+def _check(fits: bool, name: str, given: object, remedy: str) -> None:
+    """Refuse an argument of another type, or of ``fully_shard`` that is not supported."""
+    if not fits:
+        shown = given if isinstance(given, int | str | list | torch.dtype) else f"a {type(given).__name__}"
+        raise ShardingError(f"{name} is {shown}; it must be {remedy}")
+
+
+def _check_arguments(
+    roots: list[Any], ignored: set[Any], policy: Any, reshard_after_forward: Any, offload_policy: Any, dims: Any
 ) -> None:
-    parts = {parameter: part_of(parameter, place, layout) for parameter, layout in layouts.items()}
-    owners: dict[nn.Parameter, list[Owner]] = {parameter: [] for parameter in layouts}
-    for module in modules:
-        _move_buffers(module, place.device)
-        own: dict[str, Layout] = {}
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            if parameter in layouts:
-                module._parameters[name] = parts[parameter]
-                own[name] = layouts[parameter]
-                owners[parameter].append(Owner(module, name, own[name]))
-        if any(True for _ in module.parameters()):
-            put_properties(module, own, state)
-    state.owners.extend(owners.values())
+    for root in roots or [roots]:
+        remedy = "a model, or a list of modules: shard(model, mesh), not its parameters."
+        _check(isinstance(root, nn.Module), "module", root, remedy)
+    dtype = policy if isinstance(policy, torch.dtype) else getattr(policy, "param_dtype", None) or torch.bfloat16
+    remedy = f"a policy: torch.distributed.fsdp.MixedPrecisionPolicy(param_dtype={dtype})."
+    _check(isinstance(policy, MixedPrecisionPolicy | None), "mp_policy", policy, remedy)
+    for one in ignored:
+        remedy = "a set of parameters: set(model.head.parameters())."
+        _check(isinstance(one, nn.Parameter), "ignored_params", one, remedy)
+    remedy = "True (gather again in backward) or False (keep): resharding to fewer ranks is not supported."
+    _check(isinstance(reshard_after_forward, bool | None), "reshard_after_forward", reshard_after_forward, remedy)
+    remedy = "left out: offloading is not supported. Or use torch's fully_shard for this model."
+    _check(type(offload_policy) in (type(None), OffloadPolicy), "offload_policy", offload_policy, remedy)
+    remedy = 'left out. Pass the data-parallel dimensions as mesh: mesh["dp"], or mesh["replicate", "shard"].'
+    _check(dims is None, "dp_mesh_dims", dims, remedy)
 
 
 def _place_in(mesh: DeviceMesh | None) -> Place:
@@ -102,165 +128,87 @@ def _place_in(mesh: DeviceMesh | None) -> Place:
             )
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         mesh = init_device_mesh(accelerator.type if accelerator else "cpu", (dist.get_world_size(),))
-    check_mesh(mesh)
-    if mesh.device_type == "cpu":
-        return Place(mesh, torch.device("cpu"))
-    return Place(mesh, torch.device(mesh.device_type, torch.accelerator.current_device_index()))
-
-
-def _modules_of(roots: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
-    """All modules, by path, but for those that a call before has sharded."""
-    found: dict[nn.Module, str] = {}
-
-    def add(module: nn.Module, path: str) -> None:
-        if module in found or (isinstance(module, ShardedModule) and module not in roots):
-            return
-        found[module] = path
-        for name, child in module.named_children():
-            add(child, f"{path}.{name}".lstrip("."))
-
-    for root in roots:
-        add(root, "")
-    return [(path, module) for module, path in found.items()]
-
-
-def _parameters_of(modules: Sequence[tuple[str, nn.Module]], ignored: set[nn.Parameter]) -> dict[nn.Parameter, str]:
-    result: dict[nn.Parameter, str] = {}
-    for path, module in modules:
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter not in ignored:
-                result.setdefault(parameter, f"{path}.{name}".lstrip("."))
-    return result
-
-
-def _move_buffers(module: nn.Module, device: torch.device) -> None:
-    for name, buffer in module.named_buffers(recurse=False):
-        if not buffer.is_meta:
-            module._buffers[name] = buffer.to(device)
-
-
-# What ``shard`` cannot do, told before anything is changed.
-
-
-def replace_parameter(parameter: nn.Parameter, name: str) -> None:
-    """Raise wherever the gradient of a parameter that ``shard`` has divided is asked for from now on.
-
-    torch can turn no ``Parameter`` into a DTensor: an optimizer that was made before still has the old one.
-    """
-    own: Any = type(parameter)
-    parameter.__class__ = _replaced(own)
-    parameter.replaced = name
-
-
-@cache
-def _replaced(own: type) -> type:
-    return type(f"Replaced{own.__name__}", (own,), {"grad": property(_refuse, _refuse)})
-
-
-def _refuse(parameter: Any, *_: Any) -> NoReturn:
-    raise ShardingError(
-        f"shard() has replaced {getattr(parameter, 'replaced', 'this parameter')}: an optimizer that was made before "
-        "would train nothing. Make it after shard(model), of model.parameters()."
-    )
-
-
-def _check_type(name: str, given: object, kind: Any, meant: str) -> None:
-    if not isinstance(given, kind):
-        shown = given if isinstance(given, int | str | list | torch.dtype) else f"a {type(given).__name__}"
-        raise ShardingError(f"{name} is {shown}; it is {meant}")
-
-
-def check_mesh(mesh: DeviceMesh) -> None:
-    """One dimension, or two."""
     make = 'init_device_mesh("cuda", (ranks,)), or of a process group DeviceMesh.from_group(group, "cuda")'
-    _check_type("mesh", mesh, DeviceMesh, f"a DeviceMesh: {make}.")
+    _check(isinstance(mesh, DeviceMesh), "mesh", mesh, f"a DeviceMesh: {make}.")
     if mesh.ndim not in (1, 2):
         raise ShardingError(
             f"the mesh has {mesh.ndim} dimensions {mesh.mesh_dim_names or tuple(mesh.shape)}; shard takes one (shard) "
             'or two (replicate, shard). Pass those of data parallelism: mesh["dp"], or mesh["replicate", "shard"].'
         )
+    index = None if mesh.device_type == "cpu" else torch.accelerator.current_device_index()
+    return Place(mesh, torch.device(mesh.device_type, index))
 
 
-def check_arguments(
-    roots: Sequence[object],
-    policy: object,
-    ignored: Collection[object],
-    reshard_after_forward: object,
-    offload_policy: object,
-    dp_mesh_dims: object,
-) -> None:
-    """Arguments of other types, or of ``fully_shard`` that are not supported."""
-    for root in roots or [roots]:
-        _check_type("module", root, nn.Module, "a model, or a list of modules: shard(model, mesh), not its parameters.")
-    dtype = policy if isinstance(policy, torch.dtype) else getattr(policy, "param_dtype", None) or torch.bfloat16
-    meant = f"a policy. Did you mean torch.distributed.fsdp.MixedPrecisionPolicy(param_dtype={dtype})?"
-    _check_type("mp_policy", policy, MixedPrecisionPolicy | None, meant)
-    for one in ignored:
-        _check_type("ignored_params", one, nn.Parameter, "a set of parameters: set(model.head.parameters()).")
-    if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
-        raise ShardingError(
-            f"reshard_after_forward is {reshard_after_forward!r}: resharding to fewer ranks is not supported. Use True "
-            "(gather again in backward) or False (keep)."
-        )
-    if offload_policy is not None and type(offload_policy) is not OffloadPolicy:
-        raise ShardingError(
-            f"offload_policy is a {type(offload_policy).__name__}: offloading is not supported. Leave it out, or use "
-            "torch's fully_shard for this model."
-        )
-    if dp_mesh_dims is not None:
-        raise ShardingError(
-            "dp_mesh_dims is not supported. Pass the data-parallel dimensions of the mesh as mesh: "
-            'mesh["dp"], or mesh["replicate", "shard"].'
-        )
+def _modules_of(roots: Sequence[nn.Module]) -> dict[nn.Module, str]:
+    """All modules, and their paths, but for those that a call before has sharded."""
+    found: dict[nn.Module, str] = {}
 
+    def add(module: nn.Module, path: str) -> None:
+        if module not in found and (module in roots or not isinstance(module, ShardedModule)):
+            found[module] = path
+            for name, child in module.named_children():
+                add(child, f"{path}.{name}".lstrip("."))
 
-def check_modules(
-    roots: Sequence[nn.Module], modules: Sequence[tuple[str, nn.Module]], ignored: set[nn.Parameter]
-) -> None:
-    """Modules that are sharded already, or that do not read their parameters as attributes."""
     for root in roots:
-        if isinstance(root, ShardedModule):
-            raise ShardingError(
-                f"this {type(root).__name__} is sharded already. Call shard once per module: parts first, then the "
-                "model that has them."
-            )
-    for path, module in modules:
-        where = path or "the module"
-        if isinstance(module, FSDPModule):
-            raise ShardingError(
-                f"{where} is sharded already, by fully_shard. Use one of the two: leave out fully_shard."
-            )
-        if isinstance(module, DistributedDataParallel):
-            raise ShardingError(f"{where} is a DistributedDataParallel. Shard its module: shard(model.module, mesh).")
-        if isinstance(module, nn.RNNBase) and not ignored.issuperset(module.parameters()):
-            raise ShardingError(
-                f"{where} ({type(module).__name__}) reads its weights from a list of its own, past what gathers them. "
-                "Add its parameters to ignored_params."
-            )
+        add(root, "")
+    return found
 
 
-def check_parameter(
+# What ``shard`` cannot do, told before anything is changed.
+
+
+def _check_module(module: nn.Module, path: str, ignored: set[nn.Parameter]) -> None:
+    """Refuse modules that are sharded already, or that do not read their parameters as attributes."""
+    match module:
+        case ShardedModule():
+            fault = "is sharded already. Call shard once per module: parts first, then the model that has them."
+        case FSDPModule():
+            fault = "is sharded already, by fully_shard. Use one of the two: leave out fully_shard."
+        case DistributedDataParallel():
+            fault = "holds whole parameters. Shard its module: shard(model.module, mesh)."
+        case nn.RNNBase() if not ignored.issuperset(module.parameters()):
+            fault = "reads its weights from a list of its own. Add its parameters to ignored_params."
+        case _:
+            return
+    raise ShardingError(f"{path or 'the module'} ({type(module).__name__}) {fault}")
+
+
+def _check_parameter(
     parameter: nn.Parameter, name: str, shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None
 ) -> None:
-    """Parameters that cannot be divided by rows, were divided by another call, or would leave a hook behind."""
-    if parameter._post_accumulate_grad_hooks or parameter._backward_hooks:
-        raise ShardingError(
-            f"{name} has a hook for its gradient, which would stay with the parameter that shard replaces. Register it "
-            "after shard(model)."
-        )
-    if hasattr(parameter, "replaced"):
-        raise ShardingError(
-            f"{name} is shared with a module that was sharded by another call. Shard both in one call: "
-            "shard([embedding, head]), or shard(model) alone."
-        )
-    if parameter.dim() == 0:
-        raise ShardingError(f"{name} is a scalar, which has no rows to divide. Make it a tensor of one element.")
+    """Refuse what cannot be divided by rows, was divided by another call, or would leave a hook behind."""
     chosen = None if shard_placement_fn is None else shard_placement_fn(parameter)
-    if chosen is not None and chosen != Shard(0):
+    if parameter._post_accumulate_grad_hooks or parameter._backward_hooks:
+        fault = "has a hook, which would stay with the parameter that shard replaces. Register it after shard(model)."
+    elif hasattr(parameter, "replaced"):
+        fault = "is shared with a module that another call has sharded. Shard both in one: shard([embedding, head])."
+    elif parameter.dim() == 0:
+        fault = "is a scalar, which has no rows to divide. Make it a tensor of one element."
+    elif chosen is not None and chosen != Shard(0):
+        fault = f"is given {chosen!r} by shard_placement_fn; only Shard(0) is supported. Or add it to ignored_params."
+    else:
+        return
+    raise ShardingError(f"{name} {fault}")
+
+
+def _replace(parameter: Any, name: str) -> None:
+    """Raise wherever the gradient of a parameter that ``shard`` has divided is asked for from now on.
+
+    torch can turn no ``Parameter`` into a DTensor: an optimizer that was made before still has the old one.
+    """
+    parameter.__class__ = _replaced(type(parameter))
+    parameter.replaced = name
+
+
+@cache
+def _replaced(own: type) -> type:
+    def refuse(parameter: Any, *_: Any) -> NoReturn:
         raise ShardingError(
-            f"shard_placement_fn gives {chosen!r} for {name}; only Shard(0) is supported. Return None or Shard(0) for "
-            "it, or add it to ignored_params."
+            f"shard() has replaced {getattr(parameter, 'replaced', 'this parameter')}: an optimizer that was made "
+            "before would train nothing. Make it after shard(model), of model.parameters()."
         )
+
+    return type(f"Replaced{own.__name__}", (own,), {"grad": property(refuse, refuse)})
 
 
 # States of random numbers beside the meshes of DTensor parameters: a repair of torch's partitioner.
@@ -283,47 +231,26 @@ def repair_random_states() -> None:
     if torchs is None or hasattr(torchs, _REPAIRED):
         return
 
-    @functools.wraps(torchs)
+    @wraps(torchs)
     def functionalize(
         joint: fx.GraphModule, forward: fx.GraphModule, backward: fx.GraphModule, num_sym_nodes: int
     ) -> Any:
+        from torch._functorch._aot_autograd.graph_compile import is_opaque_node
+
         saved: Sequence[Any] = forward.graph.output_node().args[0]
-        opaque = _opaque_before(saved, len(saved) - num_sym_nodes)
-        before = set(_inputs(backward))
+        opaque = len(list(takewhile(is_opaque_node, reversed(saved[: len(saved) - num_sym_nodes]))))
+        before = set(backward.graph.find_nodes(op="placeholder"))
         made = torchs(joint, forward, backward, num_sym_nodes + opaque)
-        if opaque:
-            _bring_forward(made[1], before)
+        if (
+            opaque
+        ):  # new inputs move in front of it; the states of generators of GPUs come behind the tangents: they stay
+            inputs = list(made[1].graph.find_nodes(op="placeholder"))
+            first = next(filter(is_opaque_node, inputs))
+            for state in takewhile(lambda node: "tangent" not in node.name, inputs):
+                if state not in before:
+                    first.prepend(state)
+            made[1].recompile()
         return made
 
     setattr(functionalize, _REPAIRED, True)
     partitioners.functionalize_rng_ops = functionalize
-
-
-def _opaque_before(saved: Sequence[Any], end: int) -> int:
-    """How many opaque objects stand right in front of ``end``."""
-    from torch._functorch._aot_autograd.graph_compile import is_opaque_node
-
-    first = end
-    while first and is_opaque_node(saved[first - 1]):
-        first -= 1
-    return end - first
-
-
-def _bring_forward(backward: fx.GraphModule, before: set[fx.Node]) -> None:
-    """Inputs that are new, and stand in front of the tangents, move in front of the first opaque object.
-
-    The states of generators of GPUs come last of all, behind the tangents: they stay.
-    """
-    from torch._functorch._aot_autograd.graph_compile import is_opaque_node
-
-    inputs = _inputs(backward)
-    first = next(node for node in inputs if is_opaque_node(node))
-    tangents = next(at for at, node in enumerate(inputs) if "tangent" in node.name)
-    for state in inputs[:tangents]:
-        if state not in before:
-            first.prepend(state)
-    backward.recompile()
-
-
-def _inputs(module: fx.GraphModule) -> list[fx.Node]:
-    return list(module.graph.find_nodes(op="placeholder"))

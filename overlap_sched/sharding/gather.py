@@ -7,6 +7,7 @@ Gradients are averaged over all ranks of the mesh as ``fully_shard`` does (torch
 the collective where the type cannot overflow, by factors before and after it in fp16.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +29,6 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 # (shard)             DTensor on (tp)      (Shard(0) or strided, *its)    DTensor on (tp)
 #
 # Rows are divided as ``torch.chunk`` does: the last ranks have fewer, or none.
-
-
-_REDUCED_IN_OWN_TYPE = (2, 15)
-"""The torch from which on ``reduce_dtype=None`` means the parameter's own type; before, the type of its gradient."""
 
 
 @dataclass(frozen=True)
@@ -110,73 +107,48 @@ class Place:
         """The index of this rank's part."""
         return int(self.mesh.get_local_rank(self.mesh.ndim - 1))
 
-    @property
-    def replicated(self) -> tuple[Placement, ...]:
-        """Placements before that of the shard."""
-        return (Replicate(),) * (self.mesh.ndim - 1)
-
     def _group(self, dimension: int) -> CollectiveGroup:
         return CollectiveGroup(self.mesh.get_group(dimension).group_name, self.mesh.size(dimension))
 
 
 def layout_of(parameter: nn.Parameter, place: Place, policy: MixedPrecisionPolicy) -> Layout:
     """The layout of a parameter that is not sharded yet."""
-    own = parameter.dtype
-    compute = _compute_type(parameter, policy) if own.is_floating_point else own
-    default = own if _version() >= _REDUCED_IN_OWN_TYPE else compute
-    reduce = (policy.reduce_dtype or default) if own.is_floating_point else own
+    compute = reduce = parameter.dtype
+    if compute.is_floating_point:
+        choose: Any = getattr(policy, "param_dtype_override_fn", None)  # from torch 2.15 on
+        compute = (choose and choose(parameter)) or policy.param_dtype or compute
+        # from 2.15 on the default is the parameter's own type; before, the type of its gradient
+        reduce = policy.reduce_dtype or (reduce if torch.__version__ >= "2.15" else compute)
     inside = None
     if isinstance(parameter, DTensor):
-        inside = TensorParallelLayout(
-            parameter.device_mesh, tuple(parameter.placements), tuple(parameter.shape), tuple(parameter.stride())
-        )
-    return Layout(place.shards, place.replicas, whole_of(parameter).shape[0], compute, reduce, inside)
+        shape, stride = tuple(parameter.shape), tuple(parameter.stride())
+        inside = TensorParallelLayout(parameter.device_mesh, tuple(parameter.placements), shape, stride)
+    return Layout(place.shards, place.replicas, _local(parameter).shape[0], compute, reduce, inside)
 
 
 def part_of(parameter: nn.Parameter, place: Place, layout: Layout) -> nn.Parameter:
     """Return what this rank keeps of a parameter: a copy of its rows, on the place's device (or still on ``meta``)."""
-    whole = whole_of(parameter)
-    first = min(place.index * layout.part, layout.rows)
-    rows = whole[first : min(first + layout.part, layout.rows)]
-    device = whole.device if whole.is_meta else place.device
+    rows = _local(parameter)[place.index * layout.part :][: layout.part]
+    device = rows.device if rows.is_meta else place.device
     mine = torch.empty(rows.shape, dtype=rows.dtype, device=device).copy_(rows)
-    mesh, placements = place.mesh, (*place.replicated, Shard(0))
-    if layout.inside is not None:
-        mesh = DeviceMesh._concatenate([place.mesh, layout.inside.mesh])
-        placements = (*place.replicated, _outer_shard(layout.inside), *layout.inside.placements)
-    stride = _contiguous_stride(parameter.shape)
+    mesh, inside, placement = place.mesh, layout.inside, Shard(0)
+    if inside is not None:
+        mesh = DeviceMesh._concatenate([place.mesh, inside.mesh])
+        parts = math.prod(inside.mesh.size(k) for k, held in enumerate(inside.placements) if held.is_shard(0))
+        if parts > 1:  # rows of a part of rows: as ``fully_shard`` has it, so that the whole is put together in order
+            placement = _StridedShard(0, split_factor=parts)
+    replicated = [Replicate()] * (place.mesh.ndim - 1)
+    placements = (*replicated, placement, *(inside.placements if inside is not None else ()))
+    stride = torch.empty(parameter.shape, device="meta").stride()
     kept = DTensor.from_local(mine, mesh, placements, run_check=False, shape=parameter.shape, stride=stride)
     return nn.Parameter(kept, requires_grad=parameter.requires_grad)
 
 
-def whole_of(parameter: Tensor) -> Tensor:
+def _local(parameter: Tensor) -> Tensor:
     """Return what is divided: the parameter, or this rank's part of a DTensor."""
     value = parameter.detach()
     local: Tensor = value.to_local() if isinstance(value, DTensor) else value
     return local
-
-
-def _outer_shard(inside: TensorParallelLayout) -> Placement:
-    """Rows of a part of rows: strided, as ``fully_shard`` has it, so that the whole is put together in its order."""
-    parts = 1
-    for dimension, placement in enumerate(inside.placements):
-        if placement.is_shard(0):
-            parts *= inside.mesh.size(dimension)
-    return _StridedShard(0, split_factor=parts) if parts > 1 else Shard(0)
-
-
-def _compute_type(parameter: nn.Parameter, policy: MixedPrecisionPolicy) -> torch.dtype:
-    choose = getattr(policy, "param_dtype_override_fn", None)  # from torch 2.15 on
-    chosen: torch.dtype | None = None if choose is None else choose(parameter)
-    return chosen or policy.param_dtype or parameter.dtype
-
-
-def _contiguous_stride(shape: torch.Size) -> tuple[int, ...]:
-    return tuple(torch.empty(shape, device="meta").stride())
-
-
-def _version() -> tuple[int, ...]:
-    return tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 _C10D = torch.ops._c10d_functional
@@ -206,10 +178,14 @@ def gather(
         again: In a compiled graph: gather again in backward instead of keeping the whole until then.
     """
     given = (part, collector, layout, factor)
-    return _recomputed(_gather, *given) if again else _gather(*given)
+    if not again:
+        return _gather(*given)
+    # a checkpoint of the gather alone: torch's partitioner puts its nodes into the backward graph once more
+    whole: Tensor = checkpoint(_gather, *given, use_reentrant=False, context_fn=_recompute_all)
+    return whole
 
 
-def whole_from_parts(part: Tensor, layout: Layout) -> Tensor:
+def _whole_from_parts(part: Tensor, layout: Layout) -> Tensor:
     """Cast and gather; rows that only pad are cut off. Nothing is sent in a group of one."""
     part = part.to(layout.compute)
     if layout.shards.size == 1:
@@ -244,7 +220,7 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, part: Tensor, collector: Tensor | None, layout: Layout, factor: float | None) -> Tensor:
         ctx.layout, ctx.factor, ctx.rows, ctx.dtype = layout, factor, part.shape[0], part.dtype
         ctx.collects = collector is not None
-        return whole_from_parts(part, layout)
+        return _whole_from_parts(part, layout)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
@@ -276,12 +252,6 @@ def _padded(x: Tensor, rows: int) -> Tensor:
 def _wait(launched: Tensor) -> Tensor:
     result: Tensor = _C10D.wait_tensor(launched)
     return result
-
-
-def _recomputed(gather_: Any, *arguments: Any) -> Tensor:
-    """A checkpoint of the gather alone: torch's partitioner puts its nodes into the backward graph once more."""
-    whole: Tensor = checkpoint(gather_, *arguments, use_reentrant=False, context_fn=_recompute_all)
-    return whole
 
 
 def _recompute_all() -> Any:

@@ -7,9 +7,7 @@ whatever is compiled counts as one.
 """
 
 import functools
-import hashlib
 import json
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,7 +23,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
-from overlap_sched.distributed.agreement import PREFIX, membership_of
+from overlap_sched.distributed.agreement import PREFIX, membership_of, short_hash
 from overlap_sched.distributed.uncompiled import uncompiled
 from overlap_sched.errors import ShardingError
 from overlap_sched.sharding.gather import Layout, gather, reduced
@@ -74,44 +72,34 @@ class ShardState:
         """Reduce gradients from now on, and those that were collected; or collect them."""
         self.sync = sync
         for owners in self.owners:
-            collector = owners[0].module._collectors.get(owners[0].name)
-            if not sync and collector is None and owners[0].parameter.requires_grad:
-                self._collect(owners)
-            elif sync and collector is not None:
-                self._reduce(owners[0], collector)
-
-    def _collect(self, owners: list[Owner]) -> None:
-        layout, part = owners[0].layout, owners[0].parameter.to_local()
-        one = torch.zeros((), dtype=layout.reduce, device=part.device)
-        collector = one.expand(layout.rows, *part.shape[1:]).requires_grad_()
-        collector.register_post_accumulate_grad_hook(partial(self._arrived, owners[0]))
-        for owner in owners:
-            owner.module._collectors[owner.name] = collector
-
-    def _arrived(self, owner: Owner, collector: Tensor) -> None:
-        """A gradient has been added; synchronisation may have been switched on between forward and backward."""
-        if self.sync:
-            self._reduce(owner, collector)
+            first = owners[0]
+            collector = first.module._collectors.get(first.name)
+            if collector is not None:
+                self._reduce(first, collector)
+            elif not sync and first.parameter.requires_grad:
+                part = first.parameter.to_local()
+                one = torch.zeros((), dtype=first.layout.reduce, device=part.device)
+                collector = one.expand(first.layout.rows, *part.shape[1:]).requires_grad_()
+                # synchronisation may be switched on between forward and backward
+                collector.register_post_accumulate_grad_hook(partial(self._reduce, first))
+                for owner in owners:
+                    owner.module._collectors[owner.name] = collector
 
     @torch.no_grad()
     def _reduce(self, owner: Owner, collector: Tensor) -> None:
-        gradient, collector.grad = collector.grad, None
-        if gradient is None:
+        """Reduce what was collected, while gradients are synchronised."""
+        gradient = collector.grad
+        if gradient is None or not self.sync:
             return
-        parameter = owner.parameter
+        collector.grad, parameter = None, owner.parameter
         part = parameter.to_local()
         mine = reduced(gradient, part.shape[0], owner.layout, self.factor).to(part.dtype)
         if parameter.grad is not None:
             parameter.grad.to_local().add_(mine)
-            return
-        parameter.grad = DTensor.from_local(
-            mine,
-            parameter.device_mesh,
-            parameter.placements,
-            run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
-        )
+        else:
+            mesh, shape, stride = parameter.device_mesh, parameter.shape, parameter.stride()
+            placed = parameter.placements
+            parameter.grad = DTensor.from_local(mine, mesh, placed, run_check=False, shape=shape, stride=stride)
 
 
 class ShardedModule:
@@ -205,7 +193,7 @@ def _compare(module: Any, name: str) -> None:
 
 def _fault(full: str, shape: list[int], group: str) -> str:
     """That another rank has read another parameter of this shape at this place; ``""``: none has."""
-    membership = membership_of(None, None, None)
+    membership = membership_of()
     if membership is None:
         return ""
     ranks = str(dist.get_process_group_ranks(_resolve_process_group(group)))
@@ -213,30 +201,29 @@ def _fault(full: str, shape: list[int], group: str) -> str:
     if ranks in _ended or full in reads:
         return _ended.get(ranks, "")
     reads[full] = None
-    key = f"{PREFIX}reads/{hashlib.sha256(ranks.encode()).hexdigest()[:16]}/{len(reads)}"
+    key = f"{PREFIX}reads/{short_hash(ranks)}/{len(reads)}"
     first = membership.store.compare_set(key, "", json.dumps([full, shape, membership.rank]))
     other, other_shape, rank = json.loads(first.decode())
-    if [other, other_shape] != [full, shape]:
-        sides = sorted([(rank, other), (membership.rank, full)])
-        _ended[ranks] = _text(len(reads), sides, shape) if other_shape == shape else ""
-    return _ended.get(ranks, "")
-
-
-def _text(place: int, sides: list[tuple[int, str]], shape: list[int]) -> str:
-    (one, this), (another, that) = sides
-    return (
-        f"ranks {one} and {another} gather different parameters of one shape ({' x '.join(map(str, shape))}): "
-        f"as number {place}, rank {one} reads {this} and rank {another} reads {that}. "
-        "Each would get rows of both. Let all ranks read the same parameters in the same order: look for a branch that "
-        "depends on the rank or its data."
+    if [other, other_shape] == [full, shape]:
+        return ""
+    (one, this), (another, that) = sorted([(rank, other), (membership.rank, full)])
+    _ended[ranks] = (
+        ""
+        if other_shape != shape
+        else (
+            f"ranks {one} and {another} gather different parameters of one shape ({' x '.join(map(str, shape))}): "
+            f"as number {len(reads)}, rank {one} reads {this} and rank {another} reads {that}. "
+            "Each would get rows of both. Let all ranks read the same parameters in the same order: look for a branch "
+            "that depends on the rank or its data."
+        )
     )
+    return _ended[ranks]
 
 
 class _Running:
-    """Whether a forward is running in eager code, and whose was the first."""
+    """Whether a forward is running in eager code."""
 
     forward = False
-    first: Callable[[], nn.Module | None] = staticmethod(lambda: None)
 
 
 _running = _Running()
@@ -247,43 +234,32 @@ _classes: dict[tuple[type, tuple[tuple[str, Layout], ...], bool], type] = {}
 def put_properties(module: nn.Module, layouts: dict[str, Layout], state: ShardState) -> None:
     """Give the module a class of its own, in which the names of its sharded parameters are properties."""
     module._sharding, module._collectors = state, {}
-    _change_class(module, layouts, given=False)
+    _change_class(module, layouts, (), _gathering)
 
 
 def put_casts(module: nn.Module, state: ShardState, policy: MixedPrecisionPolicy) -> None:
     """Make it a :class:`ShardedModule`, which casts what comes in and goes out as the policy says."""
     module._sharding = state
     module._casts = (policy.param_dtype if policy.cast_forward_inputs else None, policy.output_dtype)
-    _change_class(module, {}, given=True)
+    _change_class(module, {}, (ShardedModule,), _casting)
 
 
-def _change_class(module: nn.Module, layouts: dict[str, Layout], *, given: bool) -> None:
+def _change_class(
+    module: nn.Module, layouts: dict[str, Layout], bases: tuple[type, ...], wrap: Callable[..., Any]
+) -> None:
     old = type(module)
-    key = (old, tuple(layouts.items()), given)
+    key = (old, tuple(layouts.items()), bases)
     if key not in _classes:
-        bases = (ShardedModule, old) if given else (old,)
         members: dict[str, Any] = {name: _property(name, layout) for name, layout in layouts.items()}
-        if _has_forward(old):
-            members["forward"] = (_casting if given else _gathering)(old.forward)
-        name = old.__name__ if old.__name__.startswith("Sharded") else f"Sharded{old.__name__}"
-        _classes[key] = type(name, bases, {"__doc__": old.__doc__, **members})
+        if old.forward is not nn.Module.forward:
+            members["forward"] = wrap(old.forward)
+        name = f"Sharded{old.__name__.removeprefix('Sharded')}"
+        _classes[key] = type(name, (*bases, old), {"__doc__": old.__doc__, **members})
     module.__class__ = _classes[key]
-    if "forward" in module.__dict__:  # replaced on the module itself, by an autocast say
-        module.forward = _on_instance(module.__dict__["forward"], module, _casting if given else _gathering)
-
-
-def _on_instance(own: Callable[..., Any], module: nn.Module, wrap: Callable[..., Any]) -> Callable[..., Any]:
-    wrapped = wrap(lambda _, *args, **kwargs: own(*args, **kwargs))
-
-    @functools.wraps(own)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return wrapped(module, *args, **kwargs)
-
-    return forward
-
-
-def _has_forward(module_class: type) -> bool:
-    return getattr(module_class, "forward", None) is not nn.Module.forward
+    own = module.__dict__.get("forward")
+    if own is not None:  # replaced on the module itself, by an autocast say
+        wrapped = wrap(lambda _, *args, **kwargs: own(*args, **kwargs))
+        module.forward = functools.wraps(own)(partial(wrapped, module))
 
 
 def _property(name: str, layout: Layout) -> property:
@@ -298,18 +274,16 @@ def _property(name: str, layout: Layout) -> property:
 
 def _whole(module: nn.Module, name: str, parameter: DTensor, layout: Layout) -> Tensor:
     compare_reads(module, name)
-    state, part = module._sharding, parameter.to_local()
+    state, part, inside = module._sharding, parameter.to_local(), layout.inside
     again = state.again and torch.compiler.is_compiling() and torch.is_grad_enabled()
     if state.sync or not parameter.requires_grad:
         whole = gather(part, layout, state.factor, again=again)
     else:
         whole = gather(part.detach(), layout, collector=module._collectors[name], again=again)
-    inside = layout.inside
     if inside is None:
         return whole
-    return DTensor.from_local(
-        whole, inside.mesh, inside.placements, run_check=False, shape=inside.shape, stride=inside.stride
-    )
+    shape, stride = inside.shape, inside.stride
+    return DTensor.from_local(whole, inside.mesh, inside.placements, run_check=False, shape=shape, stride=stride)
 
 
 def _gathering(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -318,7 +292,7 @@ def _gathering(plain: Callable[..., Any]) -> Callable[..., Any]:
         if torch.compiler.is_compiling() or _running.forward:
             return plain(self, *args, **kwargs)
         if uncompiled.counts and torch.is_grad_enabled():
-            _count(self)
+            uncompiled.forward(self)
         _running.forward = True
         try:
             return plain(self, *args, **kwargs)
@@ -328,22 +302,14 @@ def _gathering(plain: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _count(module: nn.Module) -> None:
-    """A step for each further forward of the first module."""
-    if _running.first() is module:
-        uncompiled.step("forward")
-    elif _running.first() is None:
-        _running.first = weakref.ref(module)
-
-
 def _casting(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         inputs, output = self._casts
         if inputs is not None:
-            args, kwargs = tree_map(functools.partial(_cast, inputs), (args, kwargs))
+            args, kwargs = tree_map(partial(_cast, inputs), (args, kwargs))
         result = plain(self, *args, **kwargs)
-        return result if output is None else tree_map(functools.partial(_cast, output), result)
+        return result if output is None else tree_map(partial(_cast, output), result)
 
     return forward
 

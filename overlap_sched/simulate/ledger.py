@@ -152,3 +152,70 @@ class LiveRanges:
             last[self._used] = np.maximum.reduceat(position[self._users], self._starts)
         last[self._stays] = len(order) - 1
         return first, last
+
+
+class MovableOrder:
+    """A valid order within a budget whose nodes move, and its memory. A move over k positions is O(k), vectorised.
+
+    Attributes:
+        order: Node ids. position: its inverse.
+        during: Bytes live while the node at each position runs.
+    """
+
+    def __init__(self, live_ranges: LiveRanges, order: Sequence[int], limit: npt.NDArray[np.int64]) -> None:
+        """Start with an order; ``limit``: the budget in bytes, one value or one per position."""
+        self.order, self.position = np.array(order, dtype=np.int64), np.empty(len(order), dtype=np.int64)
+        self.position[self.order] = np.arange(len(order))
+        self.during = live_ranges.profile(order)
+        self._limit = np.broadcast_to(limit, len(order))
+        self._ranges, self._takes = live_ranges, np.array(live_ranges.alloc_bytes, dtype=np.int64)
+
+    def move_later(self, v: int, target: int) -> None:
+        """Move v to position ``target``, or as near to it as memory allows."""
+        at = int(self.position[v])
+        if target <= at:
+            return
+        # the nodes between go one place to the left; v itself must fit where it goes
+        during = self.during[at + 1 : target + 1] + self._held(v, at + 1, target + 1)
+        over = np.flatnonzero(during > self._limit[at:target])
+        reach = at + int(over[0]) if len(over) else target
+        own = self._before(at + 2, reach + 2) + self._held(v, at + 2, reach + 2) + self._takes[v]
+        fits = np.flatnonzero(own <= self._limit[at + 1 : reach + 1])
+        if len(fits):
+            count = int(fits[-1]) + 1
+            self._place(at, np.roll(self.order[at : at + count + 1], -1), np.append(during[:count], own[count - 1]))
+
+    def move_sooner(self, v: int, target: int) -> None:
+        """Move v to position ``target``, or as near to it as memory allows."""
+        at = int(self.position[v])
+        if target >= at:
+            return
+        # the nodes between go one place to the right; v itself must fit where it goes
+        during = self.during[target:at] - self._held(v, target, at)
+        over = np.flatnonzero(during > self._limit[target + 1 : at + 1])
+        begin = target + int(over[-1]) + 1 if len(over) else target
+        own = self._before(begin, at) + self._takes[v]
+        fits = np.flatnonzero(own <= self._limit[begin:at])
+        if len(fits):
+            first = begin + int(fits[0])
+            self._place(
+                first, np.roll(self.order[first : at + 1], 1), np.append(own[fits[0]], during[first - target :])
+            )
+
+    def _held(self, v: int, begin: int, end: int) -> npt.NDArray[np.int64]:
+        """Bytes live more at these positions while v has not run: what it uses last, less what it makes."""
+        held = np.full(end - begin, -self._ranges.kept_bytes[v], dtype=np.int64)
+        for s, size in self._ranges.dying[v]:
+            other = max([int(self.position[u]) for u in self._ranges.users[s] if u != v], default=-1)
+            held[max(other + 1 - begin, 0) :] += size
+        return held
+
+    def _before(self, begin: int, end: int) -> npt.NDArray[np.int64]:
+        """Bytes live before the nodes at these positions run; behind the last one: at the end."""
+        live = self.during[begin:end] - self._takes[self.order[begin:end]]
+        return live if end <= len(self.order) else np.append(live, self._ranges.end_bytes)
+
+    def _place(self, begin: int, nodes: npt.NDArray[np.int64], during: npt.NDArray[np.int64]) -> None:
+        end = begin + len(nodes)
+        self.order[begin:end], self.during[begin:end] = nodes, during
+        self.position[nodes] = np.arange(begin, end)

@@ -10,7 +10,6 @@ from torchtitan.experiments.graph_trainer.cudagraph import cudagraph_pass
 from torchtitan.experiments.graph_trainer.inductor_passes import full_inductor_compilation_pass
 from torchtitan.experiments.graph_trainer.passes import final_inductor_compile_passes
 
-from overlap_sched.fit import Fit
 from overlap_sched.fx.calls import launched_by, live_ranks
 from overlap_sched.fx.fitting import fit_lifted
 from overlap_sched.fx.lifting import STAYS, Lifted
@@ -43,21 +42,20 @@ def overlap_sched_pass(gm: fx.GraphModule, example_inputs: Any = None, *, settin
     name = stage_name(gm)
     if not name:
         rewrite_and_schedule(gm, fit_step(gm, settings), "training step")
-    elif _among(gm, name, settings):
-        hold_inputs(gm)
-        rewrite_and_schedule(gm, replace(settings, graph=name), name)
-    return mark(gm)
-
-
-def _among(gm: fx.GraphModule, name: str, settings: Settings) -> bool:
-    """Tell whether a graph of a pipeline communicates only among the ranks that are asked; else say that it stays."""
+        return mark(gm)
     try:
         others = [] if settings.ranks is None else strangers(gm, settings.ranks)
     except Exception:  # scheduling fails at the same place, and tells the other ranks
-        return True
+        others = []
     if others:
         warn(f"overlap_sched leaves {name!r} as it was: it communicates with ranks {others}, which hold other stages")
-    return not others
+        return mark(gm)
+    # no input is freed while a graph of GraphPP runs: its runtime holds them all, saved values, too, in the frames of
+    # ``runner._handle_*`` and of ``GraphTrainerStageGraphs``
+    for node in gm.graph.find_nodes(op="placeholder"):
+        node.meta[STAYS] = True
+    rewrite_and_schedule(gm, replace(settings, graph=name), name)
+    return mark(gm)
 
 
 def fit_step(gm: fx.GraphModule, settings: Settings) -> Settings:
@@ -89,25 +87,21 @@ def _chosen(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> Rew
         return RewriteChoice()
     if not found.fits:
         warn(f"overlap_sched fits {problem.name!r}, but not all of it: {lacking_line(found)}")
-    log.info("%s", _line(found, settings))
-    return RewriteChoice(found.best.rewrites, found.best.problem.names(found.best.order))
-
-
-def _line(found: Fit, settings: Settings) -> str:
-    before, after = found.original, found.best
-    peak = from_to(size(before.peak_bytes), size(after.peak_bytes))
-    step = from_to(duration(before.step_us), duration(after.step_us))
-    told = count(len(after.rewrites), "rewrite")
-    return f"{after.problem.name}: {told} to fit; peak {peak}, step {step} (predicted for {settings.priced_for})"
+    peak = from_to(size(found.original.peak_bytes), size(found.best.peak_bytes))
+    step = from_to(duration(found.original.step_us), duration(found.best.step_us))
+    rewrites, name = found.best.rewrites, found.best.problem.name
+    told = f"{count(len(rewrites), 'rewrite')} to fit; peak {peak}, step {step} (predicted for {settings.priced_for})"
+    log.info("%s: %s", name, told)
+    return RewriteChoice(rewrites, found.best.problem.names(found.best.order))
 
 
 def inside_inductor(full_compilation: GraphPass, settings: Settings) -> GraphPass:
-    """The pass that compiles the whole graph, with our plug-in switched on while Inductor runs.
+    """The pass that compiles the whole graph, with our plug-in switched on while Inductor runs; under its name.
 
     Inductor orders a graph that it lowers anew; only what is ordered after its fusion stays.
     """
 
-    @wraps(full_compilation)
+    @wraps(_function(full_compilation))
     def compile_whole_graph(*arguments: Any, **named: Any) -> fx.GraphModule:
         with enabled(**plug_in_arguments(settings)):
             return mark(full_compilation(*arguments, **named))
@@ -144,22 +138,16 @@ def with_ours(passes: Sequence[GraphPass], compile_config: Any, settings: Settin
     if after and _function(after[0]) is full_inductor_compilation_pass:
         if settings.fits:
             warn("overlap_sched keeps no limit in this job: it fits no step that Inductor compiles as a whole.")
-        return [*before, _inside_inductor(after[0], settings), *after[1:]]
+        return [*before, inside_inductor(after[0], settings), *after[1:]]
     return [*before, partial(overlap_sched_pass, settings=settings), *after]
 
 
-def _inside_inductor(full: GraphPass, settings: Settings) -> GraphPass:
-    """For torchtitan a pass is a function with a name, or a ``partial`` of one."""
-    if isinstance(full, partial):
-        return partial(inside_inductor(full.func, settings), *full.args, **full.keywords)
-    return inside_inductor(full, settings)
-
-
 def _function(graph_pass: Any) -> Any:
+    """For torchtitan a pass is a function with a name, or a ``partial`` of one."""
     return graph_pass.func if isinstance(graph_pass, partial) else graph_pass
 
 
-# What is to be known of a graph of GraphPP before it is ordered: its name, what its caller holds, whom it meets.
+# What is to be known of a graph of GraphPP before it is ordered: its name, and whom it meets.
 
 
 _CALLED = {
@@ -181,15 +169,6 @@ def stage_name(gm: fx.GraphModule) -> str:
     return "" if called is None or stage is None else f"stage {stage} {_CALLED.get(called, called)}"
 
 
-def hold_inputs(gm: fx.GraphModule) -> None:
-    """Note that no input is freed while a graph of GraphPP runs: its runtime holds them all.
-
-    They stand in the frames of ``runner._handle_*`` and of ``GraphTrainerStageGraphs``, saved values, too.
-    """
-    for node in gm.graph.find_nodes(op="placeholder"):
-        node.meta[STAYS] = True
-
-
 def strangers(gm: fx.GraphModule, ranks: Sequence[int]) -> list[int]:
     """List the ranks with which a graph communicates though they are not among those that are asked, ascending."""
     groups = [one for node in gm.graph.nodes for launched in launched_by(node) for one in launched.groups]
@@ -202,8 +181,6 @@ def strangers(gm: fx.GraphModule, ranks: Sequence[int]) -> list[int]:
 
 TARGET = "overlap_sched.titan.options"
 """What ``--override.imports`` names."""
-_LIMITS = ("memory_limit", "max_slowdown")
-"""To one of which the step is fitted, see :class:`overlap_sched.inductor.settings.Settings`."""
 
 
 def settings_of(config: Any) -> Settings:
@@ -228,13 +205,11 @@ def with_given(settings: Settings, given: Mapping[str, Any]) -> Settings:
     Raises:
         OptionsError: There is no such option, or it cannot have this value.
     """
-    limits = {name: given[name] for name in _LIMITS if name in given}
-    rest = {name: value for name, value in given.items() if name not in limits}
-    others = {name: tuple(value) if isinstance(value, list) else value for name, value in rest.items()}  # of JSON
-    if limits:
-        memory_limit, max_slowdown = (limits.get(name) for name in _LIMITS)
-        settings = replace(settings, memory_limit=memory_limit, max_slowdown=max_slowdown)
-    return replace(settings, options=options_from(others)) if others else settings
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}  # of JSON
+    limits = {name: options.pop(name, None) for name in ("memory_limit", "max_slowdown")}
+    if any(limit is not None for limit in limits.values()):
+        settings = replace(settings, **limits)
+    return replace(settings, options=options_from(options)) if options else settings
 
 
 def plug_in_arguments(settings: Settings) -> dict[str, Any]:

@@ -9,8 +9,7 @@ what stays where ours is not used: so no job launches later, or holds more memor
 With ``inductor_compilation="full"`` Inductor would order the graph anew: there our plug-in runs inside of it.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
@@ -28,8 +27,6 @@ from overlap_sched.titan.graph_pass import GraphPass, is_marked, plug_in_argumen
 
 NAME = "overlap_sched"
 """What ``--compile.pass_pipeline`` names."""
-DEFAULT = "default"
-"""What it names where it is not given."""
 
 
 def passes_of(traced: Any, config: Any, *, parallel_dims: Any = None) -> list[GraphPass]:
@@ -81,17 +78,12 @@ def start(trainer: Any) -> None:
     elif not chosen.enable_passes:
         cause = "--compile.enable_passes is off"
     elif pipelined:
-        cause = _stages_ordered(trainer)
+        try:
+            cause = order_stages(trainer, settings_of(trainer.config))
+        except Exception as error:  # without us the job runs as well
+            cause = f"its pipeline is not what we know ({describe_error(error)})"
     if cause is not None:
         warn(f"overlap_sched does nothing in this job: {cause}.")
-
-
-def _stages_ordered(trainer: Any) -> str | None:
-    """Have the graphs of a pipeline's stages ordered; returns why they will not be."""
-    try:
-        return order_stages(trainer, settings_of(trainer.config))
-    except Exception as error:  # without us the job runs as well
-        return f"its pipeline is not what we know ({describe_error(error)})"
 
 
 def tell_if_not_chosen(trainer_class: type) -> None:
@@ -103,22 +95,16 @@ def tell_if_not_chosen(trainer_class: type) -> None:
     @wraps(build)
     def told(self: Any, config: Any) -> None:
         build(self, config)
-        cause = not_chosen(config.compile.pass_pipeline)
-        if cause is not None:
+        chosen, known = config.compile.pass_pipeline, ", ".join(map(repr, PASS_PIPELINE_REGISTRY))
+        if chosen == "default":  # not given
+            warn(f"overlap_sched does nothing in this job: --compile.pass_pipeline {NAME} is missing.")
+        elif chosen not in PASS_PIPELINE_REGISTRY:  # somebody's own may run ours
+            meant = close_to(chosen, PASS_PIPELINE_REGISTRY) or f" There are {known}."
+            cause = f"torchtitan knows no pass pipeline {chosen!r} and takes its default.{meant}"
             warn(f"overlap_sched does nothing in this job: {cause}")
 
     told.tells = True  # type: ignore[attr-defined]
     trainer_class.__init__ = told  # type: ignore[misc]
-
-
-def not_chosen(chosen: str) -> str | None:
-    """Why a pipeline of this name does not run ours; ``None``: it does, or is somebody's own, which may."""
-    if chosen in PASS_PIPELINE_REGISTRY:
-        return None
-    if chosen == DEFAULT:
-        return f"--compile.pass_pipeline {NAME} is missing."
-    meant = close_to(chosen, PASS_PIPELINE_REGISTRY) or f" There are {', '.join(map(repr, PASS_PIPELINE_REGISTRY))}."
-    return f"torchtitan knows no pass pipeline {chosen!r} and takes its default.{meant}"
 
 
 # torchtitan's GraphPP: the graphs of pipeline stages are ordered, the multiplexed ones with two chains among them.
@@ -191,28 +177,19 @@ class OrderedStages:
         provider: torchtitan's.
         settings: Of the job, with the ranks that hold the same stages.
         builder: torchtitan's module that compiles the graphs.
-        lists: Lists of passes that have begun with ours; of every graph one.
-        prepared: GraphPP has prepared its graphs.
+        lists: How many lists of passes have begun with ours; of every graph one.
     """
 
     provider: Any
     settings: Settings
     builder: Any
     lists: int = 0
-    prepared: bool = False
 
     def prepare_graphs(self, *schedule: Any, **named: Any) -> Any:
-        """Prepare them as torchtitan does, once per step; it compiles in the first."""
-        with self._ours_first():
-            prepared = self.provider.prepare_graphs(*schedule, **named)
-        if not self.prepared and not self.lists:
-            warn("overlap_sched does nothing in this job: GraphPP has compiled its graphs without a list of passes.")
-        self.prepared = True
-        return prepared
+        """Prepare them as torchtitan does, once per step; it compiles in the first.
 
-    @contextmanager
-    def _ours_first(self) -> Iterator[None]:
-        """Inside, the list of passes of every graph that GraphPP compiles has ours before what compiles."""
+        Meanwhile the list of passes of every graph that it compiles has ours before what compiles.
+        """
         theirs = self.builder.final_inductor_compile_passes
 
         def ours_first(compile_config: Any, **how: Any) -> list[GraphPass]:
@@ -226,6 +203,9 @@ class OrderedStages:
 
         self.builder.final_inductor_compile_passes = ours_first
         try:
-            yield
+            prepared = self.provider.prepare_graphs(*schedule, **named)
         finally:
             self.builder.final_inductor_compile_passes = theirs
+        if not self.lists:
+            warn("overlap_sched does nothing in this job: GraphPP has compiled its graphs without a list of passes.")
+        return prepared

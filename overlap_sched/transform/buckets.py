@@ -512,3 +512,11 @@ class BatchingStreams(PlainClock):
             one.start_us, at_us = at_us, at_us + one.time_us
             self.finish_us.update(dict.fromkeys(one.members, at_us))
         self._free_us[self._times.stream[v]] = at_us
+
+    def run(self, nodes: Sequence[NodeId]) -> None:
+        """Run nodes, in this order."""
+        for v in nodes:
+            if self._nodes[v].kind is Kind.COLLECTIVE:
+                self.launch(v)
+            else:
+                super().run((v,))

@@ -34,7 +34,6 @@ import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
 
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.replay import replay
@@ -58,9 +57,8 @@ from overlap_sched.transform.draft import Alike
 from overlap_sched.transform.gathers import gathered_twice, try_gathering_again, try_keeping
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.records import Record, records
-from overlap_sched.transform.rewrites import BUCKETED, Bucket, Form, Recompute, Regather, Rewrite, Stream, to_json
+from overlap_sched.transform.rewrites import BUCKETED, Bucket, Form, Rewrite, Stream
 from overlap_sched.transform.search import (
-    POLICIES,
     Refuses,
     RewriteSearch,
     SearchState,
@@ -68,7 +66,6 @@ from overlap_sched.transform.search import (
     finish,
     refuse_nothing,
     schedule_again,
-    schedule_rewritten,
 )
 
 FORMS: tuple[Form, ...] = ("coalesced", "copied")
@@ -359,74 +356,3 @@ def refused(problem: Problem, alike: Alike | None, wanted: Wanted, refuses: Refu
                 f"{op} of group {group!r} comes as {', '.join(kinds)}: a bucket has one type and one reduction."
             )
     return tuple(sentences)
-
-
-class Left(NamedTuple):
-    """A plan with one rewrite left out.
-
-    Attributes:
-        rewrite: The one.
-        step_us: The step without it; ``inf``: none was found within the budget.
-        with_us: The step with all of them, by the same run.
-        why_not: Why there is no step, in words; ``""``: there is one.
-    """
-
-    rewrite: Rewrite
-    step_us: float
-    with_us: float
-    why_not: str = ""
-
-    @property
-    def bought_us(self) -> float:
-        """The time that the rewrite takes off the step; negative: what it adds to it."""
-        return self.step_us - self.with_us
-
-
-def left_out(found: Plan, prices: Prices, alike: Alike | None = None, most: int = 12) -> tuple[Left, ...]:
-    """Leave out one rewrite after the other, those first that take most off their stream.
-
-    Args:
-        found: A plan.
-        prices: Those that it was made with.
-        alike: The same.
-        most: So many rewrites are looked at.
-
-    Returns:
-        Nothing where nothing was rewritten.
-    """
-    if not found.rewrites:
-        return ()
-    own = next(one for one in found.trials if one.problem is not None and one.rewrites == found.rewrites)
-    search, policies = RewriteSearch(found.without.problem, prices, alike, found.without.budget_bytes), own.policies[:1]
-
-    def again(rewrites: Sequence[Rewrite]) -> Trial:
-        return schedule_rewritten(search, own.what, rewrites, own.start, math.inf, policies or POLICIES)
-
-    with_us = again(found.rewrites).step_us
-    largest = sorted(found.records, key=lambda one: -one.stream_us)[:most]
-    left = [(one.rewrite, again(rewrites_without(own.rewrites, one.rewrite))) for one in largest]
-    return tuple(Left(rewrite, trial.step_us, with_us, trial.why_not) for rewrite, trial in left)
-
-
-def rewrites_without(rewrites: Sequence[Rewrite], one: Rewrite) -> tuple[Rewrite, ...]:
-    """All but one; members of a bucket that was on a second communicator go there one by one.
-
-    What is cast for a gather that is not done again is not cast again either.
-    """
-    members = one.members if isinstance(one, Bucket) else ()
-    rest: list[Rewrite] = []
-    for other in rewrites:
-        if isinstance(one, Bucket) and isinstance(other, Stream) and other.collective == one.name:
-            rest += map(Stream, members)
-        elif isinstance(one, Regather) and isinstance(other, Recompute) and other.users == (one.name,):
-            continue
-        elif other != one:
-            rest.append(other)
-    return tuple(rest)
-
-
-def left_json(found: Sequence[Left]) -> list[dict[str, Any]]:
-    """For ``--json``: the rewrite, microseconds; ``step_us`` is null where there is no step."""
-    steps = (one.step_us if math.isfinite(one.step_us) else None for one in found)
-    data = zip(found, to_json([one.rewrite for one in found]), steps, strict=True)
-    return [one._asdict() | {"rewrite": rewrite, "step_us": step_us} for one, rewrite, step_us in data]

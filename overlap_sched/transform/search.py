@@ -23,7 +23,7 @@ from overlap_sched.errors import RewriteError
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, NodeId, Order, Problem
 from overlap_sched.problem.precedence import find_reachable
-from overlap_sched.scheduler.driver import run_stages
+from overlap_sched.scheduler.driver import ALL
 from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
 from overlap_sched.scheduler.runs import EARLY, FAR_AHEAD, IN_ORDER, WHILE_STALLED, simple_bound_us, streams_bound_us
 from overlap_sched.scheduler.task import NO_WORK, SAME_STEP, Candidate, Reference, Task, Work
@@ -148,7 +148,7 @@ def run_policies(
         policies: Of the runs.
     """
     problem, priorities = reference.problem, reference.priorities(policies[0].prepares)
-    least_us = max(simple_bound_us(problem, priorities), streams_bound_us(problem, priorities))
+    least_us = max(simple_bound_us(problem, priorities), streams_bound_us(priorities))
     best, winners, work = None, list[Policy](), NO_WORK
     for policy in policies if beat.order or least_us < beat.step_us else ():
         run = list_schedule(reference, np.array(budget_bytes, dtype=np.int64), policy, (), beat.step_us)
@@ -163,7 +163,7 @@ def finish(problem: Problem, order: Order, options: Options, budget_bytes: int) 
     """Return the best that all stages of the scheduler make of an order within the budget."""
     task = Task(problem, replace(options, headroom=0, base="original"), budget_bytes)
     start = task.measured(order)
-    better = run_stages(task, order, start)
+    better = ALL.run(task, task.reference(order), start)
     return task, better if better.beats(start) and task.within_budget(better.order) else start
 
 

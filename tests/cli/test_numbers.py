@@ -1,6 +1,5 @@
 """Numbers that nobody means, in every option and every field: one line and exit code 2, never a traceback."""
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -97,23 +96,7 @@ def test_fields_of_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert {"us", "flops", "bytes", "collective", "size", "all_gather"} <= {key for _, key in seen}
 
 
-def test_inputs_above_the_limits(problem: str, tmp_path: Path, cli: Command) -> None:
-    size = len(gzip.decompress(Path(problem).read_bytes()))
-    repair = "if the file is meant to be that large."
-    for command in ("plan", "explain", "memory"):
-        assert run(command, problem, "--max-input-bytes", str(size), "--max-nodes", "10") == 0
-        assert cli.refused(command, problem, "--max-nodes", "9") == (
-            f"{problem}: has 10 nodes, more than the limit of 9. "
-            f"Raise the limit (--max-nodes on the command line) {repair}"
-        )
-        assert cli.refused(command, problem, "--max-input-bytes", "1kB") == (
-            f"{problem}: has more than 1,000 bytes once decompressed, which is the limit. "
-            f"Raise the limit (--max-input-bytes on the command line) {repair}"
-        )
-
-
 def test_the_version(cli: Command) -> None:
     out = cli.out("--version")
     assert out.startswith("overlap-sched ")
     assert "(Python 3." in out
-    assert "torch" in out

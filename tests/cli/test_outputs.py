@@ -35,16 +35,11 @@ def refused(arguments: list[str], cli: Command) -> str:
 
 @pytest.mark.parametrize(("command", "option"), EACH)
 def test_a_file_without_a_name(command: str, option: str, problem: str, cli: Command) -> None:
-    assert refused([command, problem, option, ""], cli) == (
-        f"{option}: the name of the file is empty. Name a file, or leave {option} out."
-    )
+    assert f"{option}: the name of the file is empty" in refused([command, problem, option, ""], cli)
 
 
-@pytest.mark.parametrize(("command", "option"), EACH)
 @pytest.mark.parametrize("link", ["itself", "dots", "symlink", "hard link", "folder"])
-def test_the_input_is_not_overwritten(
-    command: str, option: str, link: str, problem: str, tmp_path: Path, cli: Command
-) -> None:
+def test_the_input_is_not_overwritten(link: str, problem: str, tmp_path: Path, cli: Command) -> None:
     before = Path(problem).read_bytes()
     folder, name = os.path.split(problem)
     target = {"itself": problem, "dots": f"{folder}/./{name}", "folder": str(tmp_path / "linked" / name)}.get(link)
@@ -53,16 +48,11 @@ def test_the_input_is_not_overwritten(
         (os.symlink if link == "symlink" else os.link)(problem, target)
     if link == "folder":
         os.symlink(folder, tmp_path / "linked")
-    assert refused([command, problem, option, target], cli) == (
-        f"{option} {target}: would overwrite the input, {problem}. Name another file to write to."
-    )
+    for command, option in EACH:
+        said = refused([command, problem, option, target], cli)
+        assert f"{option} {target}: would overwrite the input, {problem}." in said
+        assert f"{option} {problem}: would overwrite the input, " in refused([command, target, option, problem], cli)
     assert Path(problem).read_bytes() == before
-
-
-def test_a_link_as_input_is_followed_too(problem: str, tmp_path: Path, cli: Command) -> None:
-    (tmp_path / "link.json.gz").symlink_to(problem)
-    said = refused(["plan", str(tmp_path / "link.json.gz"), "--out", problem], cli)
-    assert said.startswith(f"--out {problem}: would overwrite the input, ")
 
 
 @pytest.mark.parametrize(
@@ -78,34 +68,21 @@ def test_what_else_is_read_is_not_overwritten(
 ) -> None:
     other = tmp_path / "other.json"
     other.write_text("old")
-    assert refused([command, problem, read, str(other), written, str(other)], cli) == (
-        f"{written} {other}: would overwrite {read}, {other}. Name another file to write to."
-    )
+    said = refused([command, problem, read, str(other), written, str(other)], cli)
+    assert f"{written} {other}: would overwrite {read}, {other}." in said
     assert other.read_text() == "old"
 
 
-@pytest.mark.parametrize(("command", "one", "other"), PAIRS)
 @pytest.mark.parametrize("exists", [False, True])
-def test_results_do_not_overwrite_each_other(
-    command: str, one: str, other: str, exists: bool, problem: str, tmp_path: Path, cli: Command
-) -> None:
-    target = tmp_path / "result.png"
+def test_results_do_not_overwrite_each_other(exists: bool, problem: str, tmp_path: Path, cli: Command) -> None:
+    target, link = tmp_path / "result.png", tmp_path / "link.png"
     if exists:
         target.write_text("old")
-    same = f"{tmp_path}/./result.png"
-    said = refused([command, problem, one, str(target), other, same], cli)
-    assert "would overwrite what --" in said
-    assert said.endswith(" writes. Give each a file of its own.")
+    os.symlink(target, link)
+    for command, one, other in PAIRS:
+        for same in (f"{tmp_path}/./result.png", str(link)):
+            assert "would overwrite --" in refused([command, problem, one, str(target), other, same], cli)
     assert not exists or target.read_text() == "old"
-
-
-def test_two_links_to_a_file_that_is_not_there_yet(problem: str, tmp_path: Path, cli: Command) -> None:
-    one, other = str(tmp_path / "one.json"), str(tmp_path / "other.json")
-    for link in (one, other):
-        os.symlink(tmp_path / "result.json", link)
-    assert refused(["plan", problem, "--out", one, "--trace", other], cli) == (
-        f"--trace {other}: would overwrite what --out {one} writes. Give each a file of its own."
-    )
 
 
 def test_what_is_no_plain_file_may_be_shared(problem: str) -> None:
@@ -127,6 +104,8 @@ INPUTS = [
     *[[command, "{bad}.json"] for command in ("plan", "explain", "memory")],
     ["fit", "{bad}.json", "--memory-limit", "1GiB"],
     ["plan", "{bad}.py"],
+    ["plan", "{bad}.json", "--out", "{bad}.json"],
+    ["calibrate", "--out", "{bad}.toml"],
     ["plan", "{bad}"],
     ["report", "{bad}.json", "--html", "{dir}/page.html"],
     ["report", "{file}", "--html", "{dir}/page.html", "--beside", "{bad}.json"],
@@ -136,40 +115,22 @@ INPUTS = [
 ]
 
 
-def refused_name(arguments: list[str], name: str, cli: Command) -> str:
-    said = cli.refused(*arguments)
-    shown, reason = NAMES[name]
-    assert shown in said
-    assert reason in said
-    return said
-
-
 @names
 @pytest.mark.parametrize("arguments", INPUTS, ids=" ".join)
 def test_inputs(arguments: list[str], name: str, problem: str, tmp_path: Path, cli: Command) -> None:
-    (tmp_path / "order.json").write_text("[]")
-    refused_name([a.format(bad=name, file=problem, dir=tmp_path) for a in arguments], name, cli)
+    said = cli.refused(*(each.format(bad=name, file=problem, dir=tmp_path) for each in arguments))
+    assert all(part in said for part in NAMES[name])
 
 
 @names
 @pytest.mark.parametrize(
-    ("command", "option"),
-    [*EACH, ("fit", "--out"), ("fit", "--html"), ("plan", "--memory-snapshot")],
+    ("command", "option"), [*EACH, ("fit", "--out"), ("fit", "--html"), ("plan", "--memory-snapshot")]
 )
 def test_outputs(command: str, option: str, name: str, problem: str, cli: Command) -> None:
     more = ["--memory-limit", "1GiB"] if command == "fit" else []
     target = name + {"--plot": ".png", "--html": ".html"}.get(option, ".json")
-    shown, reason = NAMES[name]
-    assert refused_name([command, problem, *more, option, target], name, cli) == (
-        f"{target.replace(name, shown)}: cannot be written ({reason}). "
-        "Name a file in a folder that exists and is writable."
-    )
-
-
-@names
-def test_input_and_output_alike(name: str, cli: Command) -> None:
-    refused_name(["plan", f"{name}.json", "--out", f"{name}.json"], name, cli)
-    refused_name(["calibrate", "--out", f"{name}.toml"], name, cli)
+    said = cli.refused(command, problem, *more, option, target)
+    assert all(part in said for part in (*NAMES[name], "cannot be written"))
 
 
 @names
@@ -226,20 +187,15 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, error:
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_found_before_and_while_writing(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "out"
-    repair = "Name a file in a folder that exists and is writable."
-    with pytest.raises(OutputError) as caught:
-        write_file(path, b"x")
-    assert str(caught.value) == f"{path}: cannot be written (No such file or directory). {repair}"
-    with pytest.raises(OutputError) as caught:
-        check_writable(path)
-    assert str(caught.value) == f"{path}: cannot be written (there is no folder {tmp_path}/missing). {repair}"
-
-
-def test_a_folder_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"cannot be written \(it is a folder\)"):
-        check_writable(tmp_path)
+    for attempt, why in (
+        (lambda: write_file(path, b"x"), "No such file or directory"),
+        (lambda: check_writable(path), "there is no folder"),
+        (lambda: check_writable(tmp_path), "it is a folder"),
+    ):
+        with pytest.raises(OutputError, match=why):
+            attempt()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

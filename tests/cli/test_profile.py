@@ -73,11 +73,8 @@ def test_a_bad_trace_ends_the_command(
 ) -> None:
     trace = write(tmp_path, [event("aten::conv2d", 0, 1, (3, 3))])
     assert run("plan", problem, "--profile", str(trace)) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        f"overlap-sched: error: {trace}: has none of the graph's operators "
-        "(_c10d_functional::all_gather_into_tensor, aten::mm, _c10d_functional::reduce_scatter_tensor); "
-        "it has aten::conv2d. Was another job profiled?"
-    )
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert all(text in said for text in (str(trace), "aten::conv2d", "Was another job profiled?"))
     assert f"{problem}: has no list of traceEvents" in cli.refused(
         "plan", problem, "--profile", problem, "--max-input-bytes", "10MB"
     )

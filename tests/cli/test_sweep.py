@@ -1,6 +1,5 @@
 """``overlap-sched sweep``: what is scaled and what is not, orders carried over, noise, and what is refused."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +10,10 @@ from overlap_sched import EXAMPLE, Options
 from overlap_sched.cli import sweep as module
 from overlap_sched.cli.sweep import SweepPoint, sweep
 from overlap_sched.cost.cluster import read_cluster
-from overlap_sched.cost.repricing import on_machine, placed_on, priced_on, with_ranks
-from overlap_sched.errors import OptionsError
+from overlap_sched.cost.repricing import on_machine, placed_on
 from overlap_sched.problem import Group, Kind, Node, Problem, Storage
 from overlap_sched.scheduler.driver import Schedule, schedule
-from tests.support.examples import Command, run
+from tests.support.examples import Command
 from tests.support.oracle import step_by_definition
 from tests.support.sharded import sharded
 
@@ -35,52 +33,6 @@ def gather() -> Problem:
     )
     storages = (Storage(200, True), Storage(100), Storage(1600), Storage(77))
     return Problem("gather", nodes, storages, {"fsdp": Group(16, False, 2)})
-
-
-def with_experts(size: int, kind: str = "all_gather_into_tensor") -> Problem:
-    """The same, and an expert's parameter, whose collective is over so many ranks, one on each node."""
-    nodes = (
-        *gather().nodes[:5],
-        Node("expert", Kind.INPUT, alloc=(4,), use=(4,)),
-        Node("experts", Kind.COLLECTIVE, (5,), (5,), (4, 5), 50.0, kind, "experts", bytes=80 * size),
-        Node("wait_experts", Kind.WAIT, (6,), (), (4, 5), collective=6),
-        Node("mm_experts", Kind.COMPUTE, (4, 7), (6,), (3, 5, 6), 100.0),
-        Node("output", Kind.OUTPUT, (8,), (), (6,)),
-    )
-    storages = (*gather().storages, Storage(80, True), Storage(80 * size), Storage(7))
-    groups = {"fsdp": Group(16, False, 2), "experts": Group(size, False, size)}
-    return Problem("experts", nodes, storages, groups)
-
-
-def test_shards_shrink_and_nothing_else_does() -> None:
-    more = with_ranks(gather(), H100, 64)
-    assert [storage.bytes for storage in more.storages] == [50, 25, 1600, 77]
-    assert more.groups == {"fsdp": Group(64, False, 8)}
-    assert more.nodes == gather().nodes
-    priced = priced_on(more, H100, 2.0, True)
-    assert [node.time_us for node in priced.nodes if node.kind is Kind.COMPUTE] == [5.0, 50.0]
-    assert priced.nodes[2].time_us > priced_on(gather(), H100, 1.0, True).nodes[2].time_us
-
-
-def test_what_else_is_sharded_grows_with_the_largest_group() -> None:
-    more = with_ranks(with_experts(2), H100, 64)
-    assert more.groups == {"fsdp": Group(64, False, 8), "experts": Group(8, False, 8)}
-    assert [storage.bytes for storage in more.storages] == [50, 25, 1600, 77, 20, 160, 7]
-    replicas = with_ranks(with_experts(2, "all_reduce"), H100, 64)
-    assert replicas.groups == {"fsdp": Group(64, False, 8), "experts": Group(2, False, 2)}
-
-
-@pytest.mark.parametrize(
-    ("problem", "ranks", "named"),
-    [
-        (gather(), 12, "multiple of 8"),
-        (with_experts(2), 12, "would have 1.5; give a multiple of 8"),
-        (Problem("alone", (Node("mm", Kind.COMPUTE),), ()), 16, "none here. Leave it out"),
-    ],
-)
-def test_ranks_that_cannot_be_are_refused(problem: Problem, ranks: int, named: str) -> None:
-    with pytest.raises(OptionsError, match=named):
-        with_ranks(problem, H100, ranks)
 
 
 def test_groups_of_unknown_nodes_are_placed() -> None:
@@ -136,7 +88,7 @@ def problem_step(problem: Problem) -> float:
     return step_by_definition(problem, problem.original_order)
 
 
-def test_orders_are_carried_over_along_prices_but_not_to_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orders_are_carried_over_along_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, vary = sharded([[10**8]] * 4, compute_us=5000.0), {"inside": (0.25, 1.0, 2.0, 4.0)}
 
     def swept(name: str) -> list[float]:
@@ -148,7 +100,6 @@ def test_orders_are_carried_over_along_prices_but_not_to_other_ranks(monkeypatch
     monkeypatch.setattr(module, "schedule", Missing(1, 3))
     assert swept("inside") == whole
     monkeypatch.setattr(module, "schedule", Missing(1, 3))
-    assert swept("ranks") == [whole[0], problem_step(priced[1.0]), whole[2], problem_step(priced[4.0])]
 
 
 def test_what_does_not_run_in_the_limit_takes_an_order_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,52 +130,12 @@ def test_noise_is_the_quantiles_of_replays_by_definition() -> None:
 
 
 @pytest.mark.slow
-def test_table_json_schema_and_picture(problem: str, tmp_path: Path, cli: Command) -> None:
-    jsonschema, plot = pytest.importorskip("jsonschema"), tmp_path / "sweep.png"
+def test_points_and_a_picture(inputs: Path, cli: Command) -> None:
     pytest.importorskip("matplotlib")
-    asked = ("sweep", problem, "--vary", "headroom=0..5MiB", "noise=10%", "--plot", str(plot))
-    found = cli.json(*asked)
-    jsonschema.validate(found, json.loads(cli.out("schema", "sweep")))
-    assert found["schema"] == "overlap-sched/sweep/1"
-    assert found["cluster"] is None
-    points = found["points"]
+    asked = ("sweep", "example.json", "--vary", "headroom=0..5MiB", "noise=10%", "--plot", "sweep.png")
+    points = cli.json(*asked)["points"]
     assert [point["varied"]["headroom"] >> 16 for point in points] == [0, 5, 10, 20, 40, 80]
     assert [points[0]["scheduled"]["step_us"], points[-1]["scheduled"]["step_us"]] == [150.0, 120.0]
-    assert plot.read_bytes()[:4] == b"\x89PNG"
-    assert "5.0 MiB 10 % 190.0 -> 120.0 us" in cli.words(*asked)
-    whole = cli.json("sweep", problem, "--vary", "headroom=0..20%")["points"]
+    assert (inputs / "sweep.png").read_bytes()[:4] == b"\x89PNG"
+    whole = cli.json("sweep", "example.json", "--vary", "headroom=0..20%")["points"]
     assert {type(point["varied"]["headroom"]) for point in whole} == {int}
-    priced = cli.json("sweep", problem, "--vary", "network=1", "--cluster", "gloo")
-    assert (priced["cluster"], priced["points"][0]["original"]["median_us"]) == ("gloo", None)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("--vary speed=1", "speed=1: is not WHAT=VALUES, WHAT one of headroom, memory_limit, network, inside"),
-        ("--vary netwrok=1", "Did you mean network?"),
-        ("--vary network=4..1", "values are numbers above 0, each once"),
-        ("--vary network=0..1", "values are numbers above 0, each once"),
-        ("--vary noise=x", "values are numbers 0 or more, each once"),
-        ("--vary network=1...2", "Did you mean network=1..2?"),
-        ("--vary ranks=1.5", "ranks are whole numbers"),
-        ("--vary ranks=1", "2 or more"),
-        ("--vary noise=300%", "100% at most"),
-        ("--vary headroom=5", "Did you mean 5GiB?"),
-        ("--vary network=1 network=2", "network is varied already"),
-        ("--vary network=1 --comm-scale 2", "--vary network=FACTOR"),
-        ("--vary headroom=0 --headroom 1GiB", "give one of them"),
-        ("--vary memory_limit=1GiB --memory-limit 1GiB", "give one of them"),
-        ("--vary headroom=0 --plot sweep.bmp", "End it in .png, .svg or .pdf"),
-        ("", "--vary"),
-    ],
-)
-def test_requests_that_are_refused_before_anything_is_read(given: str, said: str, cli: Command) -> None:
-    assert said in cli.refused("sweep", "no_such.json", *given.split())
-
-
-@pytest.mark.parametrize("name", ["frontier", "robust", "whatif"])
-def test_commands_that_are_gone_name_this_one(name: str, cli: Command) -> None:
-    assert "overlap-sched sweep GRAPH --vary" in cli.refused(name, "graph.json")
-    assert "overlap-sched sweep GRAPH --vary" in cli.refused("report", "graph.json", "--html", "x.html", "--frontier")
-    assert run("sweep", "--help") == 0

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from overlap_sched.cost import Collective, Compute, Device, Pricer, Roofline
+from overlap_sched.cost import Collective, Compute, Device, Roofline, fusion
 from overlap_sched.cost.fusion import (
     CPP,
     TRITON,
@@ -14,7 +14,6 @@ from overlap_sched.cost.fusion import (
     FusionStep,
     KernelShare,
     Read,
-    _Merging,
     parts_of_kernels,
     shared_prices,
 )
@@ -249,7 +248,7 @@ SLOW = Roofline(Device("slow", 1e12, 1e9, flops_efficiency=1, bytes_efficiency=1
 def test_the_price_of_a_kernel_is_divided_by_bytes() -> None:
     steps = [None, pointwise(0, kept=True), pointwise(1), pointwise(2, kept=True), opaque(0), pointwise(4, kept=True)]
     names = [f"n{v}" for v in range(6)]
-    prices = shared_prices(parts_of_kernels(steps, TRITON), names, ["op"] * 6, [0] * 6, Pricer(SLOW))
+    prices = shared_prices(parts_of_kernels(steps, TRITON), names, ["op"] * 6, [0] * 6, SLOW)
     assert prices == {
         1: Price(2.0, "fusion", "bytes", "n3"),
         2: Price(0.0, "fusion", "bytes", "n3"),
@@ -271,7 +270,7 @@ def test_a_kernel_is_priced_once_with_all_that_it_does() -> None:
 
     steps = [None, pointwise(0, kept=True), pointwise(1, kept=True)]
     parts = parts_of_kernels(steps, TRITON)
-    prices = shared_prices(parts, ["x", "a", "b"], ["", "mul", "add"], [0, 3, 4], Pricer(Model()))
+    prices = shared_prices(parts, ["x", "a", "b"], ["", "mul", "add"], [0, 3, 4], Model())
     assert asked == [Compute("mul+add", 7, 3 * N)]
     assert [price.source for price in prices.values()] == ["user", "user"]
     assert sum(price.time_us for price in prices.values()) == 8.0
@@ -283,7 +282,7 @@ def test_work_grows_with_the_graph() -> None:
         for _ in range(layers):
             v = len(steps)
             steps += [pointwise(v - 1, kept=True), pointwise(v - 1, v, kept=True), opaque(v + 1)]
-        with patch.object(_Merging, "merge", autospec=True, side_effect=_Merging.merge) as merge:
+        with patch.object(fusion, "_merge", side_effect=fusion._merge) as merge:
             parts_of_kernels(steps, TRITON)
         return merge.call_count
 

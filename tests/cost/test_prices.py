@@ -3,8 +3,8 @@
 import pytest
 
 from overlap_sched import cost
-from overlap_sched.cost import FREE, Collective, Compute, Device, ExplainingModel, Pricer, Roofline
-from overlap_sched.cost.model import Price
+from overlap_sched.cost import FREE, Collective, Compute, Device, Roofline
+from overlap_sched.cost.model import Price, price_of
 from overlap_sched.cost.plausible import question_step
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import Group, Kind, Node, Problem
@@ -40,27 +40,25 @@ class Halved(Roofline):
 )
 def test_what_bounds_compute(flops: int, nbytes: int, price: Price) -> None:
     model = Roofline(SLOW)
-    assert Pricer(model).compute(Compute("op", flops, nbytes)) == price
+    assert price_of(model, Compute("op", flops, nbytes)) == price
     assert model.compute_us(Compute("op", flops, nbytes)) == price.time_us
 
 
 @pytest.mark.parametrize(("nbytes", "bound"), [(1000, "latency"), (10**9, "bandwidth")])
 def test_what_bounds_a_collective(nbytes: int, bound: str) -> None:
     work = Collective("all_gather_into_tensor", nbytes, Group(8, True))
-    price = Pricer(Roofline()).collective(work)
+    price = price_of(Roofline(), work)
     assert price == Price(Roofline().collective_us(work), "roofline", bound)
 
 
 def test_a_model_that_only_knows_times_is_the_users() -> None:
-    assert not isinstance(Flat(), ExplainingModel)
-    assert Pricer(Flat()).compute(Compute("op", 1, 1)) == Price(7.0, "user")
-    assert Pricer(Flat()).collective(Collective("all_reduce", 1, Group(2, True))) == Price(70.0, "user")
+    assert price_of(Flat(), Compute("op", 1, 1)) == Price(7.0, "user")
+    assert price_of(Flat(), Collective("all_reduce", 1, Group(2, True))) == Price(70.0, "user")
 
 
 def test_an_inherited_explanation_of_another_time_is_not_used() -> None:
-    pricer = Pricer(Halved(SLOW))
-    assert pricer.compute(Compute("mine", 10_000, 0)) == Price(1.0, "user")
-    assert pricer.compute(Compute("other", 10_000, 0)) == Price(10.0, "roofline", "flops")
+    assert price_of(Halved(SLOW), Compute("mine", 10_000, 0)) == Price(1.0, "user")
+    assert price_of(Halved(SLOW), Compute("other", 10_000, 0)) == Price(10.0, "roofline", "flops")
 
 
 # of real graphs: (op, flops, bytes, us)

@@ -1,16 +1,12 @@
 """Digests: the same everywhere, and each part says what is in it."""
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
 from overlap_sched.distributed import Digest, Verdict, digest_of
-from overlap_sched.distributed.digest import absent, as_before, judge, options_text, ranks_text
+from overlap_sched.distributed.digest import absent, judge, options_text, ranks_text
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Problem, Storage
 from overlap_sched.problem.contention import Contention
@@ -46,26 +42,9 @@ def test_the_digest_is_this_one_on_every_machine_and_in_every_version_of_python(
     }
 
 
-@pytest.mark.slow
-@pytest.mark.private
-@pytest.mark.parametrize("seed", ["0", "1"])
-def test_another_process_with_other_hashes_and_without_torch_has_the_same_digest(seed: str) -> None:
-    code = (
-        "import sys; from overlap_sched.distributed import digest_of; from overlap_sched import EXAMPLE, Options; "
-        "print(digest_of(EXAMPLE, Options(), EXAMPLE.original_order).to_json()); assert 'torch' not in sys.modules"
-    )
-    env = {**os.environ, "PYTHONHASHSEED": seed}
-    out = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True).stdout
-    assert Digest.from_json(out) == digest_of(EXAMPLE, Options(), ORDER)
-
-
 def test_text_and_back() -> None:
     digest = digest_of(EXAMPLE, Options(), ORDER)
     assert Digest.from_json(digest.to_json()) == digest
-    assert sorted(json.loads(digest.to_json())) == [
-        "costs", "failure", "key", "launches", "name", "nodes", "operators", "options", "order",
-        "sizes",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -94,31 +73,15 @@ def test_what_is_in_which_part(problem: Problem, parts: set[str]) -> None:
     assert changed(problem) == parts
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        Options(headroom=1),
-        Options(headroom="0"),
-        Options(memory_limit="40GiB"),
-        Options(budget="profile"),
-        Options(preserve_collective_order="all"),
-        Options(base="memory"),
-        Options(base="memory-peak"),
-        Options(effort=3),
-        Options(strict=True),
-        Options(agreement="none"),
-    ],
-)
-def test_every_option_counts(options: Options) -> None:
-    assert changed(options=options) == {"options"}
-
-
-def test_the_order_counts() -> None:
-    assert changed(order=(1, 0, *ORDER[2:])) == {"order"}
-    assert changed(order=tuple(np.array(ORDER))) == set()
+def test_every_option_counts() -> None:
+    others = {"headroom": "0", "memory_limit": "40GiB", "budget": "profile", "preserve_collective_order": "all"}
+    for name, value in {**others, "base": "memory", "effort": 3, "strict": True, "agreement": "none"}.items():
+        assert changed(options=Options(**{name: value})) == {"options"}, name  # type: ignore[arg-type]
 
 
 def test_integers_of_numpy_and_whole_floats_are_the_same_numbers() -> None:
+    assert changed(order=(1, 0, *ORDER[2:])) == {"order"}
+    assert changed(order=tuple(np.array(ORDER))) == set()
     assert changed(with_node(4, time_us=50, flops=np.int64(0), deps=(np.int64(1),))) == set()
     assert changed(with_node(0, time_us=-0.0)) == set()
 
@@ -178,6 +141,7 @@ SIDES = "ranks 0-1, 3 against rank 2"
 def test_who_differs_in_what(other: Digest, parts: list[str], named: str) -> None:
     verdict = judge({0: A, 1: A, 2: other, 3: A})
     assert (verdict.agreed, verdict.launches_alike) == (False, True)
+    assert verdict.to_repair is (parts[0] not in ("operators", "sizes"))
     assert verdict.differs == dict.fromkeys(parts, ((0, 1, 3), (2,)))
     assert SIDES in str(verdict.reason)
     assert "launch order kept" in str(verdict.reason)
@@ -197,13 +161,10 @@ def test_options_that_differ_are_named_with_the_value_of_each_rank() -> None:
 
 @pytest.mark.parametrize("launches", ["other", ""], ids=["others", "not known"])
 def test_ranks_that_launch_differently_keep_their_own_launches_and_waits(launches: str) -> None:
-    verdict = judge({0: A, 1: replace(A, sizes="t", launches=launches)})
-    assert not verdict.launches_alike
-    assert "Their launch sequences differ too" in str(verdict.reason)
-
-
-def test_launches_that_no_rank_knows_are_not_alike() -> None:
-    assert not judge({0: replace(A, launches=""), 1: replace(A, sizes="t", launches="")}).launches_alike
+    for first in (A, replace(A, launches="")):
+        verdict = judge({0: first, 1: replace(A, sizes="t", launches=launches)})
+        assert not verdict.launches_alike
+        assert "Their launch sequences differ too" in str(verdict.reason)
 
 
 def test_a_rank_that_failed_is_named_and_the_others_keep_their_launches() -> None:
@@ -212,17 +173,8 @@ def test_a_rank_that_failed_is_named_and_the_others_keep_their_launches() -> Non
     assert (verdict.agreed, verdict.launches_alike, verdict.differs) == (False, True, {})
     assert verdict.reason == "rank 1 could not schedule this graph (KeyError: 'mm'); launch order kept."
     assert not judge({0: failed, 1: failed}).agreed
-    both = judge({0: A, 1: replace(A, sizes="t"), 2: failed})
-    assert both.reason == (
-        "the ranks differ in tensor sizes: rank 0 against rank 1; rank 2 could not schedule this graph "
-        "(KeyError: 'mm'); launch order kept."
-    )
-
-
-def test_what_somebody_can_mend() -> None:
-    assert judge({0: A, 1: replace(A, options="p")}).to_repair
-    assert not judge({0: A, 1: replace(A, operators="p")}).to_repair
-    assert not judge({0: A, 1: A}).to_repair
+    both = str(judge({0: A, 1: replace(A, sizes="t"), 2: failed}).reason)
+    assert both.startswith("the ranks differ in tensor sizes: rank 0 against rank 1; rank 2 could not schedule")
 
 
 def test_who_is_missing() -> None:
@@ -245,10 +197,3 @@ def test_what_is_for_people_is_no_part_of_an_identity() -> None:
     assert replace(A, name="forward 0/1", nodes=8).identity == A.identity
     for part in ("operators", "sizes", "options", "costs", "order", "key", "launches", "failure"):
         assert replace(A, **{part: "other"}).identity != A.identity
-
-
-def test_an_earlier_verdict_stands_without_those_who_did_not_come() -> None:
-    for earlier in (judge({0: A, 1: A}), judge({0: A, 1: replace(A, options="q")})):
-        verdict = Verdict.from_json(as_before(earlier, [1]).to_json())
-        assert (verdict.missing, verdict.as_before) == ((1,), True)
-        assert replace(verdict, missing=(), as_before=False) == earlier

@@ -1,13 +1,13 @@
 """Whatever the timing: all ranks that finish take the same decision, and only agree where all have the same digest."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from overlap_sched.distributed.digest import Digest, Verdict, judge
-from overlap_sched.distributed.protocol import StoreCall, agreement_steps
+from overlap_sched.distributed.protocol import Steps, StoreCall, agreement_steps
 from tests.support.examples import at_night
 from tests.support.interleavings import Checker, End, Fault, StuckError
 
@@ -30,13 +30,11 @@ def alike(graphs: Sequence[Sequence[Digest]], end: End) -> bool:
     for mine, verdicts in zip(graphs, end.verdicts, strict=True):
         for graph, verdict in zip(mine, verdicts or (), strict=False):
             decided.setdefault(graph, set()).add((verdict.agreed, verdict.launches_alike))
-    everywhere = [all(graph in mine for mine in graphs) for graph in decided]
-    possible = [all(any(g.launches == graph.launches for g in mine) for mine in graphs) for graph in decided]
     return all(
         len({agreed for agreed, _ in values}) == 1
-        and (common or (True, False) not in values)
-        and (like or (False, True) not in values)
-        for values, common, like in zip(decided.values(), everywhere, possible, strict=True)
+        and ((True, False) not in values or all(graph in mine for mine in graphs))
+        and ((False, True) not in values or all(graph.launches in {g.launches for g in mine} for mine in graphs))
+        for graph, values in decided.items()
     )
 
 
@@ -92,13 +90,6 @@ MANY_WAYS = [
 
 
 @pytest.mark.slow
-@pytest.mark.private
-@pytest.mark.parametrize("graphs", FEW_WAYS, ids=shown)
-def test_two_ranks_whatever_the_timing(graphs: list[list[Digest]]) -> None:
-    ends(graphs)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("graphs", [*FEW_WAYS, *MANY_WAYS], ids=shown)
 def test_two_ranks_of_which_one_may_die_whatever_the_timing(graphs: list[list[Digest]]) -> None:
     """Or none does: all ways without a death are among these."""
@@ -147,21 +138,11 @@ def test_ranks_that_launch_otherwise_never_keep_their_launches_by_agreement() ->
         assert all(v.launches_alike for verdicts in end.verdicts for v in verdicts or ())
 
 
-@pytest.mark.parametrize(
-    ("graphs", "part"),
-    [([[A], [OTHER_OPTIONS]], "options"), ([[A], [OTHER_COSTS]], "costs"), ([[A], [B]], "operators")],
-    ids=["options", "costs", "problem"],
-)
-def test_a_difference_is_found_without_waiting_for_the_limit(graphs: list[list[Digest]], part: str) -> None:
-    for end in ends(graphs, limit_passes=False):
-        for verdicts in end.verdicts:
-            assert verdicts is not None
-            assert dict(verdicts[0].differs) == {part: ((0,), (1,))}
-
-
-def test_graphs_in_different_order_are_settled_without_waiting_for_the_limit() -> None:
-    """At least one of them keeps its original order: somebody has to go on without knowing."""
-    for end in ends([[A, B], [B, A]], limit_passes=False):
+@pytest.mark.parametrize(("other", "part"), [(OTHER_OPTIONS, "options"), (OTHER_COSTS, "costs"), (B, "operators")])
+def test_a_difference_is_found_without_waiting_for_the_limit(other: Digest, part: str) -> None:
+    for end in ends([[A], [other]], limit_passes=False):
+        assert [dict(v.differs) for verdicts in end.verdicts for v in verdicts or ()] == [{part: ((0,), (1,))}] * 2
+    for end in ends([[A, B], [B, A]], limit_passes=False):  # in different order: somebody goes on without knowing
         assert any(not v.agreed for verdicts in end.verdicts for v in verdicts or ())
 
 
@@ -178,7 +159,7 @@ def test_a_rank_that_shows_a_digest_and_dies_before_it_stands_waiting_is_named()
     never_stood = [end for end in ends([[A], [A]], deaths=1) if end.verdicts[1] is None and "at/1" not in end.store]
     found = [end.verdicts[0][0] for end in never_stood if end.verdicts[0]]
     assert {(verdict.agreed, verdict.missing) for verdict in found} == {(False, (1,))}
-    assert any("rank 1 was no longer waiting for the others 300 s after" in verdict.reason for verdict in found)
+    assert any("rank 1 no longer waited for the others 300 s after" in verdict.reason for verdict in found)
 
 
 def test_a_graph_compiled_again_by_one_rank_only_keeps_its_decision() -> None:
@@ -229,35 +210,22 @@ def test_what_all_run_is_alike_unless_a_rank_differs_for_once_and_is_later_than_
 
 def test_a_rank_that_never_comes_leaves_the_original_order_and_is_named() -> None:
     for end in ends([[A], [A], []]):
-        assert end.verdicts[2] == ()
-        for verdicts in end.verdicts[:2]:
-            assert verdicts is not None
-            assert not verdicts[0].agreed
-            assert 2 in verdicts[0].missing
-        assert end.verdicts[0] == end.verdicts[1]
-
-
-def test_a_rank_that_never_comes_would_hang_the_others_without_a_limit() -> None:
-    with pytest.raises(StuckError):
+        first, second, third = end.verdicts
+        assert (first, third) == (second, ())
+        assert [(v.agreed, 2 in v.missing) for v in first or ()] == [(False, True)]
+    with pytest.raises(StuckError):  # without a limit it would hang the others
         ends([[A], []], limit_passes=False)
 
 
 def test_somebody_late_by_a_hair_gets_both_decisions_but_never_two() -> None:
     """The race at the limit is really explored: the same start ends agreed, or not, by timing alone."""
-    decisions = {tuple(v.agreed for verdicts in end.verdicts for v in verdicts or ()) for end in ends([[A], [A]])}
+    found = ends([[A], [A]])
+    decisions = {tuple(v.agreed for verdicts in end.verdicts for v in verdicts or ()) for end in found}
     assert decisions == {(True, True), (False, False)}
+    assert {end.store["waiting"] for end in found} <= {b"0"}
 
 
-@pytest.mark.slow
-@pytest.mark.private
-def test_counters_are_even_when_nobody_dies() -> None:
-    for end in ends([[A, B], [B, A]]):
-        assert end.store["waiting"] == b"0"
-
-
-def _everyone_for_himself(
-    mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: float, short_limit_s: float
-) -> Generator[StoreCall, Any, Verdict]:
+def _everyone_for_himself(mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: float) -> Steps:
     """The protocol that suggests itself: read all digests until the limit, each rank decides alone."""
     yield StoreCall("set", (f"{mine.key}/0/{rank}", mine.to_json()))
     yield StoreCall("set", (f"at/{rank}", f"{mine.key}/0"))
@@ -273,55 +241,15 @@ def _everyone_for_himself(
     return Verdict(agreed=False, reason="late")
 
 
-def _no_look_back(
-    mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: float, short_limit_s: float
-) -> Generator[StoreCall, Any, Verdict]:
-    """Overwrites the verdict instead of letting one value in."""
-    steps = agreement_steps(mine, name, rank, ranks, limit_s, short_limit_s)
-    step = next(steps)
-    try:
-        while True:
-            if step.call == "compare_set" and step.args[0].endswith("/verdict"):
-                yield StoreCall("set", (step.args[0], step.args[2]))
-                step = steps.send(step.args[2])
-            else:
-                step = steps.send((yield step))
-    except StopIteration as done:
-        verdict: Verdict = done.value
-        return verdict
-
-
-@pytest.mark.parametrize("broken", [_everyone_for_himself, _no_look_back])
-def test_the_checker_finds_the_race_in_protocols_that_have_it(broken: Any) -> None:
+def test_the_checker_finds_the_race_in_a_protocol_that_has_it() -> None:
     graphs = [[A], [A]]
-    found = Checker(graphs, agree=broken, written_once=False).ends()
+    found = Checker(graphs, agree=_everyone_for_himself, written_once=False).ends()
     assert not all(alike(graphs, end) for end in found)
 
 
-def _goes_by_what_is_recorded(
-    mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: float, short_limit_s: float
-) -> Generator[StoreCall, Any, Verdict]:
-    """A graph that is compiled again meets its first verdict, as it did once."""
-    if (yield StoreCall("check", ([f"{mine.key}/0/{rank}"],))):
-        text = yield StoreCall("get", (f"{mine.key}/0/{rank}",))
-        if Digest.from_json(text.split(" ", 1)[1]) == mine:
-            return Verdict.from_json((yield StoreCall("get", (f"{mine.key}/0/verdict",))))
-    return (yield from agreement_steps(mine, name, rank, ranks, limit_s, short_limit_s))
-
-
-@pytest.mark.slow
-@pytest.mark.private
-def test_the_checker_finds_that_nobody_hears_of_a_later_failure() -> None:
-    graphs = [[A, A], [A, FAILED]]
-    found = list(Checker(graphs, agree=_goes_by_what_is_recorded).ends())
-    assert not all(alike_at_the_end(graphs, end) or came_too_late(end) for end in found)
-
-
-def _gives_up(
-    mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: float, short_limit_s: float
-) -> Generator[StoreCall, Any, Verdict]:
+def _gives_up(mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: float) -> Steps:
     """Falls back by itself when a step fails, as it did once."""
-    steps = agreement_steps(mine, name, rank, ranks, limit_s, short_limit_s)
+    steps = agreement_steps(mine, name, rank, ranks, limit_s)
     result = None
     try:
         while True:

@@ -22,9 +22,8 @@ from overlap_sched.distributed.negotiation import (
 from overlap_sched.distributed.protocol import agreement_steps
 from overlap_sched.errors import AgreementError
 from overlap_sched.scheduler.restrictions import Proposal
-from tests.distributed.test_agreement import Clock
 from tests.distributed.test_interleavings import A, B, C
-from tests.support.agreement_ranks import MemoryStore
+from tests.support.agreement_ranks import Clock, MemoryStore
 from tests.support.interleavings import Checker
 
 KEPT_US = 10.0
@@ -36,7 +35,7 @@ def proposal_of(rank: int) -> Proposal:
     return Proposal(("collective a", "collective b"), (0, 1), (rank % 2, 1 - rank % 2))
 
 
-def choosing(mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: float, short_limit_s: float) -> Any:
+def choosing(mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: float) -> Any:
     """What comes behind the verdict that all differ, as :mod:`overlap_sched.inductor.decision` does it.
 
     A rank that has not got this verdict keeps its launches, and does not come: that is all the same as one that dies.
@@ -50,7 +49,7 @@ def choosing(mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: 
         digest = chosen_digest(mine, verdict, choice, choice.proposal.sequence if choice.proposal else ())
     except Exception as error:
         choice, digest = None, chosen_digest(mine, verdict, None, failure=str(error))
-    final = yield from agreement_steps(digest, name, rank, ranks, limit_s, short_limit_s)
+    final = yield from agreement_steps(digest, name, rank, ranks, limit_s)
     return Verdict(final.agreed, choice.text if final.agreed and choice is not None else "kept")
 
 
@@ -127,14 +126,8 @@ def chosen(kept_us: Sequence[float], planned: Sequence[Mapping[int, float]]) -> 
     found: dict[int, LaunchChoice] = {}
 
     def run(rank: int) -> None:
-        found[rank] = negotiate(
-            verdict,
-            proposal_of(rank),
-            kept_us[rank],
-            lambda _: planned[rank],
-            Membership(store, rank, len(kept_us)),
-            10.0,
-        )
+        here = Membership(store, rank, len(kept_us))
+        found[rank] = negotiate(verdict, proposal_of(rank), kept_us[rank], lambda _: planned[rank], here, 10.0)
 
     threads = [Thread(target=run, args=(rank,)) for rank in range(len(kept_us))]
     for thread in threads:
@@ -158,18 +151,9 @@ def test_a_rank_alone_keeps_its_own() -> None:
 
 
 def test_a_rank_that_does_not_come() -> None:
-    clock = Clock()
+    clock, here = Clock(), Membership(MemoryStore(), 0, 2)
     with pytest.raises(AgreementError, match="not all ranks have shown their proposal in time"):
-        negotiate(
-            verdict_of(A, B),
-            proposal_of(0),
-            1.0,
-            lambda _: {},
-            Membership(MemoryStore(), 0, 2),
-            5.0,
-            clock=clock,
-            sleep=clock.sleep,
-        )
+        negotiate(verdict_of(A, B), proposal_of(0), 1.0, lambda _: {}, here, 5.0, clock)
     assert clock.now_s == pytest.approx(5.0)
 
 

@@ -118,7 +118,7 @@ def test_shapes_that_cannot_be_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("reader.tensor(buf9, (4,))", "input 'x': its storage 'buf9' is not defined before it"),
+        ("reader.tensor(buf9, (4,))", "its storage 'buf9' is not defined before it"),
         ("b = reader.storage(None, 8)\nreader.tensor(b, (4,), (-1,))", "do not fit its storage of 8 bytes"),
         ("b = reader.storage(None, -8)\nreader.tensor(b, (4,))", "do not fit its storage of -8 bytes"),
         ("b = reader.storage(None, 8)\nreader.tensor(b, (n,))", "the name 'n' is not defined"),

@@ -17,7 +17,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from overlap_sched.dump.load import Dump, load_dump
-from overlap_sched.dump.values import Results, fake_execution
+from overlap_sched.dump.values import Results, fake_execution, tensors_in
 from overlap_sched.errors import DumpError
 from overlap_sched.fx.lifting import lift
 from overlap_sched.simulate.ledger import LiveRanges
@@ -313,7 +313,7 @@ def test_an_operator_that_was_run_before_gives_new_tensors_of_its_own() -> None:
     aten = torch.ops.aten
     with fake_execution():
         results = Results()
-        plain, turned = torch.empty(4, 4), torch.empty(4, 4).t()
+        plain, turned, part = torch.empty(4, 4), torch.empty(4, 4).t(), torch.empty(9, 4)[5:]
         calls = [
             (aten.neg.default, (plain,)),
             (aten.neg.default, (turned,)),
@@ -322,16 +322,21 @@ def test_an_operator_that_was_run_before_gives_new_tensors_of_its_own() -> None:
             (aten.add.Scalar, (plain, 1.5)),
             (aten._unsafe_view.default, (plain, [16])),  # its schema does not say that it is a view
             (aten.t.default, (plain,)),
+            (aten.t.default, (part,)),
+            (aten.slice.Tensor, (part, 0, 1, 3)),
+            (aten.as_strided.default, (part, [2], [3], 1)),
+            (aten.cat.default, ([plain, part],)),
             (aten.sum.dim_IntList, (plain, [0], True)),
         ]
         for target, args in calls:
-            first, again = (results.run(target, args, {}, args[:1]) for _ in range(2))
-            direct = target(*args)
+            first, again = (results.run(target, args, {}, tensors_in(args)) for _ in range(2))
+            direct, given = target(*args), storage(tensors_in(args)[0])
             for made in (first, again):
-                assert (made.shape, made.stride(), made.dtype) == (direct.shape, direct.stride(), direct.dtype)
-                assert (storage(made) == storage(args[0])) == (storage(direct) == storage(args[0]))
-            assert storage(first) != storage(again) or storage(direct) == storage(args[0])
-        assert len(results._known) == 6
+                assert described(made) == described(direct)
+                assert made.untyped_storage().nbytes() == direct.untyped_storage().nbytes()
+                assert (storage(made) == given) == (storage(direct) == given)
+            assert storage(first) != storage(again) or storage(direct) == given
+        assert len(results._known) == len(calls)
 
 
 def storage(tensor: torch.Tensor) -> int:

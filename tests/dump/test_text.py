@@ -15,9 +15,9 @@ from overlap_sched.cost.placement import Facts
 from overlap_sched.dump import sizes_to_give
 from overlap_sched.dump.graph import UnknownOp
 from overlap_sched.dump.groups import DumpGroup
-from overlap_sched.dump.load import Loader, load_dump
+from overlap_sched.dump.load import ParsedDump, load_dump
 from overlap_sched.dump.source import read_source
-from overlap_sched.dump.values import Opaque, Results
+from overlap_sched.dump.values import Opaque
 from overlap_sched.errors import DumpError
 from overlap_sched.fx.lifting import carried_facts, lift
 from overlap_sched.report.words.graph import AssumedSize
@@ -317,8 +317,8 @@ class sub(torch.nn.Module):
     body = "sub = self.sub\nmoved = torch.ops.higher_order.invoke_subgraph(sub, 'sub', x)\nreturn (moved,)"
     path = tmp_path / "dump.py"
     path.write_text(handwritten(body, [("x", "float32 4 4")], nested=nested))
-    loader = Loader(read_source(path), {"9": DumpGroup(2)}, {}, Results())
-    assert loader.asked_by_name == {"9": DumpGroup(2)}
+    dump = ParsedDump(read_source(path), {"9": DumpGroup(2)}, {})
+    assert dump.asked_by_name == {"9": DumpGroup(2)}
 
 
 def test_a_dump_without_load_args_is_described_by_its_annotations(tmp_path: Path) -> None:

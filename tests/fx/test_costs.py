@@ -72,50 +72,30 @@ def test_what_is_overwritten_is_not_read() -> None:
 
 
 ATTENTION = 4 * 2 * 8 * 64 * 64 * 16  # b h s s d, two matmuls of 2 operations each
+QKV = [(2, 8, 64, 16)] * 3
 
 
 @pytest.mark.parametrize(
-    ("op", "args", "flops"),
+    ("op", "shapes", "flops"),
     [
-        (ATEN._scaled_dot_product_flash_attention.default, "qkv", ATTENTION),
-        (ATEN._scaled_dot_product_flash_attention_for_cpu.default, "qkv", ATTENTION),
-        (ATEN._scaled_dot_product_flash_attention_backward.default, "gqkv", ATTENTION * 5 // 2),
-        (ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default, "gqkv", ATTENTION * 5 // 2),
+        (ATEN._scaled_dot_product_flash_attention, QKV, ATTENTION),
+        (ATEN._scaled_dot_product_flash_attention_for_cpu, QKV, ATTENTION),
+        (ATEN._scaled_dot_product_flash_attention_backward, [*QKV, QKV[0]], ATTENTION * 5 // 2),
+        (ATEN._scaled_dot_product_flash_attention_for_cpu_backward, [*QKV, QKV[0]], ATTENTION * 5 // 2),
+        (ATEN._grouped_mm, [(4160, 2048), (8, 2048, 1408)], 23991418880),  # the shared dsv3 graph's
+        (ATEN._grouped_mm, [(8, 2048, 16), (16, 100)], 2 * 2048 * 16 * 100),
+        (ATEN._grouped_mm, [(8, 4, 16), (8, 16, 32)], 2 * 8 * 4 * 16 * 32),
+        (ATEN.bmm, [(4, 4), (4, 4)], None),  # 2-d: torch's formula cannot unpack it
     ],
-    ids=lambda p: getattr(p, "__name__", str(p)),
+    ids=str,
 )
-def test_attention(op: Any, args: str, flops: int) -> None:
+def test_operations(op: Any, shapes: list[tuple[int, ...]], flops: int | None) -> None:
     b = Builder()
-    inputs = [b.input(name) for name in args]
-    for node in inputs:
-        node.meta["val"] = b.tensor(2, 8, 64, 16)
-    b.call("attention", op, *inputs, val=b.tensor(2, 8, 64, 16))
-    assert nodes(b.done(inputs[0]))["attention"].flops == flops
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "flops"),
-    [
-        ((4160, 2048), (8, 2048, 1408), 23991418880),  # the shared dsv3 graph's
-        ((8, 2048, 16), (16, 100), 2 * 2048 * 16 * 100),
-        ((8, 4, 16), (8, 16, 32), 2 * 8 * 4 * 16 * 32),
-    ],
-)
-def test_grouped_matmul(a: tuple[int, ...], b: tuple[int, ...], flops: int) -> None:
-    builder = Builder()
-    x, y = builder.input("x"), builder.input("y")
-    x.meta["val"], y.meta["val"] = builder.tensor(*a), builder.tensor(*b)
-    builder.call("mm", ATEN._grouped_mm.default, x, y)
-    assert nodes(builder.done(x))["mm"].flops == flops
-
-
-def test_a_formula_that_fails_counts_nothing_and_is_noted() -> None:
-    b = Builder()
-    x = b.input("x")
-    b.call("wrong", ATEN.bmm.default, x, x)  # 2-d: torch's formula cannot unpack it
-    lifted = lift(b.done(x))
-    assert lifted.notes["flops_failed"] == 1
-    assert lifted.problem.nodes[1].flops == 0
+    inputs = [b.input(f"x{i}", *shape) for i, shape in enumerate(shapes)]
+    b.call("op", op.default, *inputs, val=b.tensor(*shapes[0]))
+    lifted = lift(b.done(inputs[0]))
+    assert lifted.problem.nodes[len(shapes)].flops == (flops or 0)
+    assert lifted.notes.get("flops_failed", 0) == (flops is None)
 
 
 def test_convolution_flags_are_part_of_its_shape() -> None:
@@ -130,23 +110,13 @@ def test_convolution_flags_are_part_of_its_shape() -> None:
     assert found["convolution_1"].flops == 2 * 4 * 3 * 9 * 4 * 4
 
 
-def test_symbolic_sizes_count_by_their_hints() -> None:
-    gm = torch.fx.experimental.proxy_tensor.make_fx(lambda x: (x @ x.t()) * 2, tracing_mode="symbolic")(
-        torch.ones(6, 5)
-    )
-    mm = next(n for n in lift(gm).problem.nodes if n.op == "aten.mm.default")
+def test_symbolic_sizes_count_by_their_hints_and_those_that_depend_on_data_by_a_default() -> None:
+    lifted = lift(make_fx(lambda x: (x @ x.t()) * 2, tracing_mode="symbolic")(torch.ones(6, 5)))
+    mm = next(n for n in lifted.problem.nodes if n.op == "aten.mm.default")
     assert (mm.flops, mm.bytes) == (2 * 6 * 5 * 6, 4 * (30 + 30 + 36))
-    assert lift(gm).problem.storages[0].bytes == 120
-
-
-def test_sizes_that_depend_on_data_have_a_default() -> None:
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    env = ShapeEnv(allow_dynamic_output_shape_ops=True)
-    with torch._subclasses.FakeTensorMode(shape_env=env):
-        x = torch.empty(10)
-        gm = torch.fx.experimental.proxy_tensor.make_fx(lambda x: x.nonzero() * 2, tracing_mode="symbolic")(x)
-    lifted = lift(gm)
+    assert lifted.problem.storages[0].bytes == 120
+    with torch._subclasses.FakeTensorMode(shape_env=ShapeEnv(allow_dynamic_output_shape_ops=True)):
+        lifted = lift(make_fx(lambda x: x.nonzero() * 2, tracing_mode="symbolic")(torch.empty(10)))
     assert lifted.notes["size_without_hint"] > 0
     assert 80 <= lifted.problem.storages[-1].bytes <= 8192 * 8  # newer torch knows that it is 10 rows at most
 
@@ -161,10 +131,8 @@ def test_the_users_times_go_first() -> None:
 
 @pytest.mark.parametrize("time", [-1.0, float("nan"), float("inf"), "fast", True])
 def test_what_is_no_time(time: Any) -> None:
-    gm = trace(lambda x: (x @ x,), (4, 4))
-    with pytest.raises(CostError) as error:
-        lift(gm, cost=lambda node: time)
-    assert str(error.value).startswith(f"cost() returned {time!r} for node 'mm'. Return microseconds, 0 or more, or")
+    with pytest.raises(CostError, match=f"{time!r} for node 'mm'"):
+        lift(trace(lambda x: (x @ x,), (4, 4)), cost=lambda node: time)
 
 
 def test_another_model() -> None:
@@ -176,11 +144,8 @@ def test_another_model() -> None:
 
 
 def test_names_that_are_no_inputs() -> None:
-    gm = trace(lambda x, y: (x @ y,), (4, 4), (4, 4))
-    with pytest.raises(OptionsError) as error:
-        lift(gm, parameters=["x_1", "y"])
-    assert str(error.value).startswith("parameters names 'y', which is not an input of the graph (did you mean")
-    assert str(error.value).endswith("Give names of placeholder nodes, or a function of them.")
+    with pytest.raises(OptionsError, match=r"parameters names 'y', .*did you mean 'y_1'"):
+        lift(trace(lambda x, y: (x @ y,), (4, 4), (4, 4)), parameters=["x_1", "y"])
 
 
 def reductions(group: str) -> Any:
@@ -210,35 +175,29 @@ def test_a_loaded_dump_carries_its_groups() -> None:
     assert lift(gm.graph, groups={"alone": Group(4, True)}).problem.groups["alone"] == Group(4, True)
 
 
-def test_group_sizes_from_values_where_the_operator_does_not_say() -> None:
-    importlib.import_module("torch.distributed._symmetric_memory")  # registers the operator, in some versions
-    b = Builder()
-    x = b.input("x")
-    op = torch.ops.symm_mem._low_contention_all_gather.default
-    b.call("gather", op, x, "ring", val=b.tensor(16, 4))
-    assert lift(b.done(x)).problem.groups == {"ring": Group(4, True)}
-
-
-def test_collectives_of_the_older_namespace_name_their_ranks() -> None:
-    b = Builder()
-    x = b.input("x")
-    op = torch.ops.c10d_functional.all_reduce.default
-    b.call("reduce", op, x, "sum", "", [0, 8, 16, 24], 4)
-    problem = lift(b.done(x)).problem
-    assert problem.groups == {":[0, 8, 16, 24]": Group(4, False, 4, (0, 8, 16, 24))}  # one rank on each node
-
-
-def test_a_group_that_the_graph_looks_up() -> None:
-    class ProcessGroup:
-        group_name = "dp"
-
-    b = Builder()
-    x, group = b.input("x"), b.input("group")
-    group.meta["val"] = ProcessGroup()
-    b.call("gather", C10D.all_gather_into_tensor.default, x, 4, group, val=b.tensor(16, 4))
-    problem = lift(b.done(x)).problem
-    assert problem.nodes[2].group == "dp"
-    assert problem.groups == {"dp": Group(4, True)}
+def test_groups_that_operators_name_in_other_ways() -> None:
+    importlib.import_module("torch.distributed._symmetric_memory")  # registers an operator, in some versions
+    group = type("ProcessGroup", (), {"group_name": "dp"})
+    for op, arguments, found in (
+        # by values alone
+        (torch.ops.symm_mem._low_contention_all_gather.default, ("ring",), {"ring": Group(4, True)}),
+        # by ranks: one on each node
+        (
+            torch.ops.c10d_functional.all_reduce.default,
+            ("sum", "", [0, 8, 16, 24], 4),
+            {":[0, 8, 16, 24]": Group(4, False, 4, (0, 8, 16, 24))},
+        ),
+        # by a node that looks it up
+        (C10D.all_gather_into_tensor.default, (4, group), {"dp": Group(4, True)}),
+    ):
+        b = Builder()
+        x, looked_up = b.inputs("x", "group")
+        looked_up.meta["val"] = group()
+        given = [looked_up if one is group else one for one in arguments]
+        b.call("collective", op, x, *given, val=b.tensor(16, 4))
+        problem = lift(b.done(x)).problem
+        assert problem.groups == found
+        assert [problem.nodes[2].group] == list(found)
 
 
 def test_live_groups_tell_whether_they_are_inside_a_node() -> None:
@@ -331,57 +290,41 @@ def test_larger_side_of_a_collective() -> None:
     assert found["reduce_scatter_tensor"].op == "reduce_scatter_tensor"
 
 
-def test_embeddings_and_gathers_read_the_rows_that_they_give() -> None:
-    builder = Builder()
-    table, tokens = builder.input("table"), builder.input("tokens")
-    table.meta["val"] = builder.tensor(1000, 16)
-    tokens.meta["val"] = builder.tensor(2, 4).long()
-    rows = 4 * 8 * 16
-    for name, op, args in (
-        ("embedding", ATEN.embedding.default, (table, tokens)),
-        ("index_select", ATEN.index_select.default, (table, 0, tokens)),
-        ("index", ATEN.index.Tensor, (table, [tokens])),
-        ("gather", ATEN.gather.default, (table, 0, tokens)),
-    ):
-        builder.call(name, op, *args, val=builder.tensor(2, 4, 16))
-    few = builder.call("few", ATEN.embedding.default, table, tokens, val=builder.tensor(4000, 16))
-    gradient = builder.call(
-        "gradient", ATEN.embedding_dense_backward.default, few, tokens, 1000, -1, False, val=builder.tensor(1000, 16)
-    )
-    found = nodes(builder.done(gradient))
-    for name in ("embedding", "index_select", "index", "gather"):
-        assert found[name].bytes == 2 * rows + 64, name
-    assert found["few"].bytes == 4 * 1000 * 16 + 64 + 4 * 4000 * 16  # never more than the whole table
-    assert found["gradient"].bytes == 4 * 4000 * 16 + 64 + 4 * 1000 * 16  # all of it is written: zeros
-
-
 @pytest.mark.parametrize(
-    ("op", "args", "touched"),
+    ("op", "args", "out", "nbytes"),
     [
-        (ATEN.index_put_.default, ("table", ["tokens"], "values"), 1),
-        (ATEN.index_put_.default, ("table", ["tokens"], "values", True), 2),
-        (ATEN.index_copy_.default, ("table", 0, "tokens", "values"), 1),
-        (ATEN.index_add_.default, ("table", 0, "tokens", "values"), 2),
-        (ATEN.scatter_.src, ("table", 0, "tokens", "values"), 1),
-        (ATEN.scatter_add_.default, ("table", 0, "tokens", "values"), 2),
-        (ATEN.index_put_.default, ("table", ["tokens"], "number"), None),
+        *(
+            (op, args, (8, 16), 2 * 512 + 64)
+            for op, args in (
+                (ATEN.embedding.default, ("table", "tokens")),
+                (ATEN.index_select.default, ("table", 0, "tokens")),
+                (ATEN.index.Tensor, ("table", ["tokens"])),
+                (ATEN.gather.default, ("table", 0, "tokens")),
+            )
+        ),
+        # never more than the whole table
+        (ATEN.embedding.default, ("table", "tokens"), (4000, 16), 64 * 1000 + 64 + 64 * 4000),
+        # all of it is written: zeros
+        (ATEN.embedding_dense_backward.default, ("values", "tokens", 1000, -1, False), (1000, 16), 512 + 64 + 64000),
+        (ATEN.index_put_.default, ("table", ["tokens"], "values"), None, 512 + 64 + 512),
+        (ATEN.index_put_.default, ("table", ["tokens"], "values", True), None, 512 + 64 + 2 * 512),
+        (ATEN.index_copy_.default, ("table", 0, "tokens", "values"), None, 512 + 64 + 512),
+        (ATEN.index_add_.default, ("table", 0, "tokens", "values"), None, 512 + 64 + 2 * 512),
+        (ATEN.scatter_.src, ("table", 0, "tokens", "values"), None, 512 + 64 + 512),
+        (ATEN.scatter_add_.default, ("table", 0, "tokens", "values"), None, 512 + 64 + 2 * 512),
+        # one number, for nobody knows how many rows
+        (ATEN.index_put_.default, ("table", ["tokens"], "number"), None, 2 * 64000 + 64 + 4),
     ],
-    ids=lambda p: str(p) if isinstance(p, int) or p is None else None,
+    ids=str,
 )
-def test_scatters_in_place_touch_the_rows_that_they_write(op: Any, args: Any, touched: int | None) -> None:
-    builder = Builder()
-    values = {name: builder.input(name) for name in ("table", "tokens", "values", "number")}
-    values["table"].meta["val"] = builder.tensor(1000, 16)
-    values["tokens"].meta["val"] = builder.tensor(8).long()
-    values["values"].meta["val"] = builder.tensor(8, 16)
-    values["number"].meta["val"] = builder.tensor()
+def test_lookups_and_scatters_in_place_touch_rows(op: Any, args: Any, out: Any, nbytes: int) -> None:
+    b = Builder()
+    values = {"table": b.input("table", 1000, 16), "tokens": b.input("tokens", 8), "values": b.input("values", 8, 16)}
+    values["number"] = b.input("number")
+    values["tokens"].meta["val"], values["number"].meta["val"] = b.tensor(8).long(), b.tensor()
     args = [[values[a[0]]] if isinstance(a, list) else values.get(a, a) for a in args]
-    builder.call("put", op, *args, val=values["table"].meta["val"])
-    found = nodes(builder.done(values["table"]))["put"]
-    if touched is None:  # one number, for nobody knows how many rows
-        assert found.bytes == 2 * 64000 + 64 + 4
-    else:
-        assert found.bytes == 512 + 64 + touched * 512
+    b.call("op", op, *args, val=b.tensor(*out) if out else values["table"].meta["val"])
+    assert nodes(b.done(values["table"]))["op"].bytes == nbytes
 
 
 ROWS, WIDTH = 256, 512
@@ -459,16 +402,8 @@ KERNELS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], dict[str, in
     "softmax, decomposed": (softmax, [X], {"div": 2 * FULL}),
     "softmax": (lambda x: ATEN._softmax.default(x * 2, -1, False) + 1, [X], {"add": 2 * FULL}),
     "softmax backward": (softmax_backward, [X, X], {"sum_1": 2 * FULL + 4 * ROWS}),
-    "views are looked through": (
-        lambda x: ((x + 1).view(-1) * 2).view(WIDTH, ROWS).unsqueeze(0).exp(),
-        [X],
-        {"exp": 2 * FULL},
-    ),
-    "results in another order are not merged with who made them": (
-        transposed,
-        [X],
-        {"relu": 2 * FULL, "mul": 2 * FULL},
-    ),
+    "views": (lambda x: ((x + 1).view(-1) * 2).view(WIDTH, ROWS).unsqueeze(0).exp(), [X], {"exp": 2 * FULL}),
+    "results in another order stay apart": (transposed, [X], {"relu": 2 * FULL, "mul": 2 * FULL}),
     "parts are read as parts": (halves, [X], {"mul": FULL + FULL // 2}),
     "a slice is read as a part": (lambda x: x[:, :8] * 2, [X], {"mul": 2 * 4 * ROWS * 8}),
     "broadcast values are read once": (lambda x: x.expand(ROWS, WIDTH) + 1, [(WIDTH,)], {"add": FULL + 4 * WIDTH}),
@@ -493,16 +428,13 @@ def test_matmuls_stay_alone_and_what_they_read_is_stored() -> None:
     assert (by_name["mm"].source, by_name["relu_1"].part_of, by_name["relu_1"].time_us) == ("roofline", "mul", 0.0)
 
 
-def test_matmuls_read_broadcast_values_from_copies() -> None:
+def test_what_is_read_in_copies_and_in_parts() -> None:
     found = kernels(fused(lambda x, y: x.expand(ROWS, WIDTH) @ y, (1, 1), (WIDTH, WIDTH)))
-    assert found["expand"] == FULL + 4
-
-
-def test_lookups_read_the_rows_that_they_pick() -> None:
-    def f(table: Tensor, x: Tensor) -> Tensor:
-        return table[x.argmax(1)] * 2
-
-    assert kernels(fused(f, (10_000, WIDTH), (ROWS, 7)))["mul"] == 2 * FULL + 4 * 7 * ROWS
+    assert found["expand"] == FULL + 4  # matmuls read broadcast values from copies
+    found = kernels(fused(lambda table, x: table[x.argmax(1)] * 2, (10_000, WIDTH), (ROWS, 7)))
+    assert found["mul"] == 2 * FULL + 4 * 7 * ROWS  # lookups read the rows that they pick
+    found = kernels(fused(lambda x, y: torch.cat([x * 2, y * 3]) + 1, (ROWS, WIDTH), (ROWS, WIDTH)))
+    assert sum(found.values()) == 4 * FULL  # the sum joins: nobody else reads the concatenation
 
 
 def test_masks_pick_what_only_the_data_knows() -> None:
@@ -511,14 +443,6 @@ def test_masks_pick_what_only_the_data_knows() -> None:
         x = torch.empty(ROWS, WIDTH)
         gm = make_fx(lambda x: x[x > 0] * 2)(x)
     assert set(kernels(lift(gm, fusion="inductor"))) == {"gt", "index", "mul"}
-
-
-def test_concatenations_are_written() -> None:
-    def f(x: Tensor, y: Tensor) -> Tensor:
-        return torch.cat([x * 2, y * 3]) + 1
-
-    moved = sum(kernels(fused(f, (ROWS, WIDTH), (ROWS, WIDTH))).values())
-    assert moved == 4 * FULL  # the sum joins: nobody else reads the concatenation
 
 
 def scattered(x: Tensor, at: Tensor, values: Tensor) -> Tensor:
@@ -557,22 +481,20 @@ def test_times_of_the_user_are_kept_and_are_all_that_a_kernel_takes() -> None:
     assert (sources["pow_1"], sources["mean"]) == ("user", "fusion")
 
 
-def doubled(reduction: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    return lambda x: reduction(x) * 2
-
-
-def test_reductions_name_their_dimensions_in_many_ways() -> None:
-    ways: list[tuple[Callable[[Tensor], Tensor], int]] = [
-        (lambda x: x.sum(), 1),
-        (lambda x: x.sum(0), WIDTH),
-        (lambda x: x.mean([-1]), ROWS),
-        (lambda x: x.amax((0, 1)), 1),
-        (lambda x: torch.linalg.vector_norm(x, 2.0, 1), ROWS),
-        (lambda x: x.max(1)[0], ROWS),
-    ]
-    for reduction, points in ways:  # squares of the result join only where there is one for each point
-        assert len(kernels(fused(doubled(reduction), (ROWS, WIDTH)))) == 1, points
-        assert len(kernels(fused(doubled(reduction), (ROWS + 1, WIDTH + 1)))) == 1, points
+@pytest.mark.parametrize(
+    "reduction",
+    [
+        lambda x: x.sum(),
+        lambda x: x.sum(0),
+        lambda x: x.mean([-1]),
+        lambda x: x.amax((0, 1)),
+        lambda x: torch.linalg.vector_norm(x, 2.0, 1),
+        lambda x: x.max(1)[0],
+    ],
+)
+def test_reductions_name_their_dimensions_in_many_ways(reduction: Callable[[Tensor], Tensor]) -> None:
+    for more in (0, 1):  # what follows joins only where there is one of it for each point
+        assert len(kernels(fused(lambda x: reduction(x) * 2, (ROWS + more, WIDTH + more)))) == 1
 
 
 @pytest.mark.slow
@@ -660,7 +582,7 @@ def test_a_graph_of_which_the_traces_have_nothing(tmp_path: Path) -> None:
     b.call("mm", ATEN.mm.default, x, x)
     gm = b.done(x)
     cost = ProfileCost(write(tmp_path, [event("aten::add", 0, 1, (4, 4), (4, 4))]))
-    with pytest.warns(OverlapSchedWarning, match=r"^a graph keeps its predicted times: .*has none of the graph's oper"):
+    with pytest.warns(OverlapSchedWarning, match="a graph keeps its predicted times: "):
         lifted = lift(gm, cost=cost)
     assert lifted.problem == lift(gm).problem
     assert {price.source for price in lifted.prices} == {"roofline", "free"}
@@ -669,8 +591,7 @@ def test_a_graph_of_which_the_traces_have_nothing(tmp_path: Path) -> None:
 
 def test_shapes_of_lists_numbers_and_keywords() -> None:
     b = Builder()
-    x = b.input("x")
-    number = b.input("number")
+    x, number = b.inputs("x", "number")
     number.meta["val"] = b.tensor()
     cat = b.call("cat", ATEN.cat.default, [x, x], 1)
     add = b.call("add", ATEN.add.Tensor, x, number)

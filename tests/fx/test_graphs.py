@@ -18,7 +18,8 @@ from torch import Tensor, fx
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 
 from overlap_sched import pinned
-from overlap_sched.cost import Compute, Pricer, Roofline
+from overlap_sched.cost import Compute, Roofline
+from overlap_sched.cost.model import price_of
 from overlap_sched.errors import CostError, OptionsError, OverlapSchedWarning, ProblemError, VerificationError
 from overlap_sched.fx import Report, lift, reorder, schedule_graph
 from overlap_sched.fx.fitting import fit_graph
@@ -26,7 +27,6 @@ from overlap_sched.fx.graphs import MARK, marks_of, module_of
 from overlap_sched.judge.validate import pin_violation
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE
-from tests.fx.test_hazards import Builder
 from tests.support.fx_graphs import C10D, gather, on_gpu, reordered, same, tensors, trace, wait
 
 APPLY = importlib.import_module("overlap_sched.fx.apply")
@@ -69,20 +69,15 @@ def test_a_graph_is_reordered_in_place_within_its_peak(memory_model: Any) -> Non
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [
-        (torch.nn.Linear(2, 2), "gm is a Linear; it is a graph of a compiler, a torch.fx.GraphModule. Call enable()"),
-        (hidable, "gm is a function; it is a graph of a compiler, a torch.fx.GraphModule. Call enable() before"),
-        (EXAMPLE, "gm is a Problem; it is a graph of a compiler, a torch.fx.GraphModule. Of a Problem:"),
-        ("x.py", "gm is a str; it is a graph of a compiler, a torch.fx.GraphModule."),
-    ],
+    [(torch.nn.Linear(2, 2), "Linear.* enable"), (hidable, "function.* enable"), (EXAMPLE, "Problem"), ("x.py", "str")],
 )
 def test_what_is_no_graph_is_refused(given: Any, said: str) -> None:
     for take in (schedule_graph, lift, lambda gm: reorder(gm, []), lambda gm: fit_graph(gm, memory_limit="1GiB")):
-        with pytest.raises(OptionsError, match=f"^{re.escape(said)}"):
+        with pytest.raises(OptionsError, match=f"^gm is a {said}"):
             take(given)
     gm = trace(hidable, (2, 4), (4, 4))
     for call in (schedule_graph, lambda *given: fit_graph(*given, memory_limit="1GiB")):
-        with pytest.raises(OptionsError, match=r"^options is '1GiB'; it is an Options: Options\(headroom='1GiB'\)\.$"):
+        with pytest.raises(OptionsError, match=r"^options is '1GiB'; .*Options\(headroom='1GiB'\)"):
             call(gm, "1GiB")
 
 
@@ -103,10 +98,7 @@ def fails(node: fx.Node) -> float:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        (
-            {"model": Fails()},
-            r"Fails\.collective_us raised TypeError: float\(\) .*, of Collective\(op='all_gather_into",
-        ),
+        ({"model": Fails()}, r"Fails\.collective_us raised TypeError: .*, of Collective\(op='all_gather_into"),
         ({"cost": fails}, r"fails raised ValueError: no (.*), of \1\. Return microseconds\."),
     ],
 )
@@ -116,10 +108,8 @@ def test_costs_that_raise_are_named(how: dict[str, Any], said: str) -> None:
         lift(gm, **how)
     with pytest.warns(OverlapSchedWarning, match=f"as it was: CostError: {said}"):
         assert not schedule_graph(gm, **how).changed
-    with pytest.raises(
-        CostError, match=r"^Fails\.compute_us raised KeyError: 'mm', of Compute\(op='mm', flops=1, bytes=2\)"
-    ):
-        Pricer(Fails()).compute(Compute("mm", 1, 2))
+    with pytest.raises(CostError, match=r"^Fails\.compute_us raised KeyError: 'mm', of Compute\(op='mm'"):
+        price_of(Fails(), Compute("mm", 1, 2))
 
 
 def test_a_graph_without_collectives_is_untouched() -> None:
@@ -127,7 +117,6 @@ def test_a_graph_without_collectives_is_untouched() -> None:
     before, code = names(gm), gm.code
     report = schedule_graph(gm)
     assert report == Report(report.name, reason="the graph has no collectives", lift_s=report.lift_s)
-    assert (report.changed, report.reason, report.schedule) == (False, "the graph has no collectives", None)
     assert (names(gm), gm.code) == (before, code)
     assert str(report).endswith("left as it was: the graph has no collectives")
 
@@ -153,14 +142,9 @@ def test_a_graph_without_collectives_is_ordered_for_its_peak_where_memory_is_the
 
 
 def test_nothing_to_gain() -> None:
-    gm = trace(lambda x: (wait(gather(x)),), (4, 4))
-    report = schedule_graph(gm)
-    assert not report.changed
-    assert report.reason == (
-        "no better order was found: 12.0 us stay exposed because no compute is left at the end of the step to run "
-        "meanwhile (1 collective)"
-    )
-    assert report.schedule is not None
+    report = schedule_graph(trace(lambda x: (wait(gather(x)),), (4, 4)))
+    assert (report.changed, report.schedule is None) == (False, False)
+    assert re.match("no better order was found: 12.0 us stay exposed because", str(report.reason))
 
 
 def test_reserved_memory_is_looked_at_on_a_gpu() -> None:
@@ -216,50 +200,17 @@ def test_a_failure_half_way_through_is_undone(monkeypatch: pytest.MonkeyPatch) -
     assert names(gm) == before
 
 
-def test_a_bare_graph() -> None:
-    """What torch's custom passes are handed."""
-    gm = trace(hidable, (2, 4), (4, 4))
-    assert schedule_graph(gm.graph, Options(headroom="1MiB"), cost=slow).changed
-    gm.graph.lint()
-
-
-def test_inputs_stay_in_front_and_the_output_last() -> None:
+def test_reordering_keeps_inputs_in_front_and_refuses_other_nodes() -> None:
     gm = trace(hidable, (2, 4), (4, 4))
     nodes = list(gm.graph.nodes)
+    assert lift(gm).problem == lift(gm).problem  # which only reads
     reorder(gm, [nodes[-1], *nodes[2:-1], nodes[1], nodes[0]])
     assert list(gm.graph.nodes) == nodes
-
-
-def test_an_order_of_other_nodes_is_refused() -> None:
-    gm = trace(hidable, (2, 4), (4, 4))
-    nodes = list(gm.graph.nodes)
-    with pytest.raises(ProblemError) as error:
+    with pytest.raises(ProblemError, match=r"13 nodes \(12 different\)"):
         reorder(gm, [*nodes[:-1], nodes[0]])
-    assert str(error.value).startswith("the order has 13 nodes (12 different) and the graph has 13. List each of the")
     assert list(gm.graph.nodes) == nodes
-
-
-def test_lifting_is_deterministic_and_only_reads() -> None:
-    gm = trace(hidable, (2, 4), (4, 4))
-    before = names(gm)
-    assert lift(gm).problem == lift(gm).problem
-    assert names(gm) == before
-
-
-@pytest.mark.slow
-@pytest.mark.private
-def test_the_traits_of_an_operator_are_found_once() -> None:
-    """Work, not seconds: ten thousand nodes of few operators parse few schemas."""
-    traits = importlib.import_module("overlap_sched.fx.operators").traits_of
-    b = Builder()
-    x = b.input("x")
-    for i in range(2000):
-        x = b.call(f"n{i}", (torch.ops.aten.sin if i % 2 else torch.ops.aten.cos).default, x)
-    gm = b.done(x)
-    lift(gm)
-    misses = traits.cache_info().misses
-    lift(gm)
-    assert traits.cache_info().misses == misses
+    assert schedule_graph(gm.graph, Options(headroom="1MiB"), cost=slow).changed  # what torch's custom passes are given
+    gm.graph.lint()
 
 
 # --- real runs: a world of one, gloo -----------------------------------------------------------------------------
@@ -340,8 +291,6 @@ def test_real_two_groups(world: list[str]) -> None:
     expected = run(gm)
     report = schedule_graph(gm, Options(headroom="1MiB"), cost=slow)
     assert report.changed
-    assert report.schedule is not None
-    assert len(report.schedule.problem.groups) == 2
     gm.graph.lint()
     assert same(run(gm), expected)
 
@@ -386,17 +335,6 @@ def test_real_training_through_autograd_is_bitwise_equal(world: list[str]) -> No
     assert any(freed)
 
 
-def step(w: Tensor, x: Tensor) -> Any:
-    a = wait(gather(w))
-    y = x @ x
-    b = wait(gather(w * 2))
-    return a @ (y @ y), b
-
-
-def slow_gather(node: Any) -> float | None:
-    return 100.0 if "mm" in str(node.name) else None
-
-
 @pytest.mark.parametrize(
     ("path", "module"),
     [
@@ -422,14 +360,14 @@ def test_what_is_no_stack_is_no_module_and_no_pin() -> None:
 
 
 def test_marks_of_nodes_are_kept() -> None:
-    gm = trace(step, (2, 4), (4, 4))
-    free = schedule_graph(trace(step, (2, 4), (4, 4)), Options(headroom="1MiB"), cost=slow_gather).schedule
+    gm = trace(hidable, (2, 4), (4, 4))
+    free = schedule_graph(trace(hidable, (2, 4), (4, 4)), Options(headroom="1MiB"), cost=slow).schedule
     for node in gm.graph.nodes:
         if "all_gather" in node.name:
             node.meta["custom"] = {MARK + "apart": True}
     problem = lift(gm).problem
     assert [node.marks for node in problem.nodes if node.op.startswith("all_gather")] == [("apart",)] * 2
-    report = schedule_graph(gm, Options(headroom="1MiB"), cost=slow_gather)
+    report = schedule_graph(gm, Options(headroom="1MiB"), cost=slow)
     assert report.changed
     assert report.schedule is not None
     assert free is not None
@@ -439,22 +377,20 @@ def test_marks_of_nodes_are_kept() -> None:
 
 def test_a_pin_about_nothing_is_noted_and_a_bad_one_leaves_the_graph() -> None:
     options = Options(headroom="1MiB", pins=("apart: all_to_all*", "apart: all_gather*"))
-    assert schedule_graph(trace(step, (2, 4), (4, 4)), options, cost=slow_gather).notes["pins_about_nothing"] == 1
-    gm = trace(step, (2, 4), (4, 4))
+    assert schedule_graph(trace(hidable, (2, 4), (4, 4)), options, cost=slow).notes["pins_about_nothing"] == 1
+    gm = trace(hidable, (2, 4), (4, 4))
     before = [node.name for node in gm.graph.nodes]
     next(node for node in gm.graph.nodes if "all_gather" in node.name).meta["custom"] = {MARK + "beside": True}
     with pytest.warns(OverlapSchedWarning, match="pin 'beside' is none"):
-        report = schedule_graph(gm, Options(), cost=slow_gather)
+        report = schedule_graph(gm, Options(), cost=slow)
     assert not report.changed
     assert [node.name for node in gm.graph.nodes] == before
 
 
 def test_a_block_takes_one_pin_without_nodes() -> None:
-    with pytest.raises(OptionsError, match="pin 'near' is none"):
-        pinned("near")
-    with pytest.raises(OptionsError) as told:
-        pinned("apart: all_gather*")
-    assert str(told.value).startswith("pin 'apart: all_gather*' names nodes; inside of a block it is about all of")
+    for pin, said in (("near", "pin 'near' is none"), ("apart: all_gather*", "names nodes; inside of a block")):
+        with pytest.raises(OptionsError, match=said):
+            pinned(pin)
     with pinned("apart"):
         pass
 

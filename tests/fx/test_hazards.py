@@ -63,10 +63,13 @@ class Builder:
         with self.mode:
             return torch.empty(shape, device=device)
 
-    def input(self, name: str, device: str = "cpu") -> fx.Node:
+    def input(self, name: str, *shape: int, device: str = "cpu") -> fx.Node:
         node = self.graph.placeholder(name)
-        node.meta["val"] = self.tensor(4, 4, device=device)
+        node.meta["val"] = self.tensor(*(shape or (4, 4)), device=device)
         return node
+
+    def inputs(self, *names: str) -> list[fx.Node]:
+        return [self.input(name) for name in names]
 
     def call(self, name: str, target: Any, *args: Any, val: Any = None, **kwargs: Any) -> fx.Node:
         node = self.graph.create_node("call_function", target, args, kwargs, name=name)
@@ -86,64 +89,154 @@ def hazards_of(gm: fx.GraphModule, **arguments: Any) -> set[tuple[str, str]]:
     return {pair for pair in pairs - data if pair[1] != "output"}
 
 
-def test_attention_without_dropout_draws_nothing() -> None:
-    b = Builder()
-    q = b.input("q")
-    flash = ATEN._scaled_dot_product_flash_attention.default
-    b.call("rand", ATEN.rand_like.default, q)
-    b.call("none", flash, q, q, q)
-    b.call("zero", flash, q, q, q, 0.0)
-    b.call("named", flash, q, q, q, dropout_p=0.0)
-    b.call("some", flash, q, q, q, 0.1)
-    b.call("rand2", ATEN.rand_like.default, q)
-    assert hazards_of(b.done(q)) == {("rand", "some"), ("some", "rand2")}
-
-
-def test_asserts_and_items_keep_their_order_and_no_one_elses() -> None:
-    b = Builder()
-    x = b.input("x")
-    b.call("check", ATEN._assert_async.msg, x, "no", val=0)
-    item = b.call("item", ATEN._local_scalar_dense.default, x, val=3)
-    b.call("compute", ATEN.mul.Tensor, x, x)
-    b.call("positive", operator.gt, item, 0, val=True)
-    b.call("check2", ATEN._assert_scalar.default, True, "no", val=0)
-    assert hazards_of(b.done(x)) == {("check", "item"), ("item", "check2")}
-
-
 def unknown(x: Tensor) -> Tensor:
     return x
 
 
-def test_unknown_calls_keep_their_place_among_all_that_is_impure() -> None:
-    b = Builder()
-    x, y = b.input("x"), b.input("y")
-    z = b.call("pure", ATEN.mul.Tensor, x, y)
-    b.call("rand", ATEN.rand_like.default, y)
-    b.call("write", ATEN.add_.Tensor, y, 1, val=y.meta["val"])
-    b.call("who_knows", unknown, z)
-    b.call("read", ATEN.mul.Tensor, z, z)
-    b.call("rand2", ATEN.rand_like.default, y)
-    b.call("elsewhere", ATEN.mul.Tensor, x, x)
-    gm = b.done(x)
-    assert hazards_of(gm) == {
-        ("pure", "write"),  # reads y
-        ("rand", "write"),
-        ("rand", "who_knows"),
-        ("write", "who_knows"),
-        ("who_knows", "read"),  # it may have written z
-        ("who_knows", "rand2"),
-        ("write", "rand2"),
-    }
-    assert lift(gm).notes["unknown_op"] == 1
+FLASH, RAND, MUL, ADD_ = (
+    *(ATEN._scaled_dot_product_flash_attention.default, ATEN.rand_like.default),
+    *(ATEN.mul.Tensor, ATEN.add_.Tensor),
+)
+CAST, ITEM, CHECK, GATHER = (
+    *(ATEN._to_copy.default, ATEN._local_scalar_dense.default),
+    *(ATEN._assert_async.msg, C10D.all_gather_into_tensor.default),
+)
+GRAD_MODE, STREAM = (torch._C._set_grad_enabled, False), (torch.ops.streams.wait_stream.default, 0, 1)
+ON_HOST = {"device": "cpu"}
+LATER = {**ON_HOST, "non_blocking": True}
+Call = tuple[Any, ...]
 
 
-def test_a_host_stop_stays_on_its_side_of_an_unknown_call() -> None:
+def fenced(*fence: Any) -> tuple[str, list[Call], str]:
+    calls = [("early", MUL, "x", "x"), ("early2", MUL, "early", "x"), ("fence", *fence)]
+    calls += [("late", MUL, "x", "x"), ("late2", MUL, "late", "early"), ("fence2", *fence)]
+    return "x", calls, "early2<fence fence<late late2<fence2 fence<fence2"
+
+
+# inputs (those in capitals are on another device, as on a GPU), calls: name, operator, arguments by name; what has to
+# come before what although no data flows
+HAZARDS: dict[str, tuple[str, list[Call], str]] = {
+    "attention without dropout draws nothing": (
+        "q",
+        [
+            *(("rand", RAND, "q"), ("none", FLASH, *"qqq"), ("zero", FLASH, *"qqq", 0.0)),
+            *(("named", FLASH, *"qqq", {"dropout_p": 0.0}), ("some", FLASH, *"qqq", 0.1), ("rand2", RAND, "q")),
+        ],
+        "rand<some some<rand2",
+    ),
+    "asserts and items keep their order and no one else's": (
+        "x",
+        [
+            *(("check", CHECK, "x", "no"), ("item", ITEM, "x"), ("compute", MUL, "x", "x")),
+            *(("positive", operator.gt, "item", 0), ("check2", ATEN._assert_scalar.default, True, "no")),
+        ],
+        "check<item item<check2",
+    ),
+    "an unknown call is a barrier for what is impure, and may have written all that it takes": (
+        "x y",
+        [
+            *(("z", MUL, "x", "y"), ("rand", RAND, "y"), ("write", ADD_, "y", 1), ("who_knows", unknown, "z")),
+            *(("read", MUL, "z", "z"), ("rand2", RAND, "y"), ("elsewhere", MUL, "x", "x")),
+        ],
+        "z<write rand<write rand<who_knows write<who_knows who_knows<read who_knows<rand2 write<rand2",
+    ),
+    "a host stop stays on its side of an unknown call": (
+        "X y",
+        [("stop", CAST, "X", ON_HOST), ("who_knows", unknown, "y"), ("stop2", CAST, "X", ON_HOST)],
+        "stop<who_knows who_knows<stop2",
+    ),
+    "everything keeps its side of a grad mode": fenced(*GRAD_MODE),
+    "everything keeps its side of a stream": fenced(*STREAM),
+    # early is a race in the original, and stays one
+    "readers of a copy that need not be finished stay behind the stop": (
+        "X",
+        [
+            *(("to_host", CAST, "X", LATER), ("early", MUL, "to_host", 2), ("stop", ITEM, "X")),
+            *(("late", MUL, "to_host", 3), ("stop2", ITEM, "X"), ("later", MUL, "to_host", 3)),
+        ],
+        "to_host<stop early<stop stop<late stop<later stop<stop2",
+    ),
+    # on one device cast is no stop
+    "a blocking copy to the host is a stop": (
+        "X y",
+        [
+            *(("to_host", CAST, "X", LATER), ("cast", CAST, "y", {"dtype": torch.float64})),
+            *(("stop", CAST, "X", ON_HOST), ("late", MUL, "to_host", 3)),
+        ],
+        "to_host<stop stop<late",
+    ),
+    "an effect is a stop for what is being copied, which it may read": (
+        "X y",
+        [("to_host", CAST, "X", LATER), ("check", CHECK, "y", "no"), ("late", MUL, "to_host", 3)],
+        "to_host<check check<late",
+    ),
+    "what a collective reads is written behind its wait": (
+        "x",
+        [("launch", GATHER, "x", 2, "0"), ("wait", C10D.wait_tensor.default, "launch"), ("write", ADD_, "x", 1)],
+        "launch<write wait<write",
+    ),
+    # nothing says which of the inputs the collective reads until then; own reads x by its older name
+    "a wait for an earlier graph reads what that may have been given": (
+        "x y z",
+        [
+            *(("before", ADD_, "z", 1), ("wait", C10D.wait_tensor.default, "x"), ("write", ADD_, "y", 1)),
+            *(("own", MUL, "x", "x"), ("made", ADD_, "own", 1)),
+        ],
+        "before<wait wait<write wait<own",
+    ),
+    "effects keep their order, and their operators' writes": (
+        "token x",
+        [
+            *(("read", MUL, "x", "x"), ("one", with_effects, "token", ADD_, "x", 1)),
+            *(("two", with_effects, "token", ATEN._print.default, "hello"), ("read2", MUL, "x", "x")),
+        ],
+        "read<one one<two one<read2",
+    ),
+    "what was made functional may be written in place after all": (
+        "x y",
+        [
+            ("read", MUL, "x", "y"),
+            ("v1", auto_functionalized, ADD_, {"self": "x", "other": "y"}),
+            ("read2", MUL, "x", "y"),
+            ("v2", auto_functionalized_v2, ADD_, {"_self_base_index": 0, "other": "x", "_all_bases": ["y"]}),
+        ],
+        "read<v1 v1<read2 v1<v2 read<v2 read2<v2",
+    ),
+}
+VALUES: dict[str, Callable[[Builder], Any]] = {
+    "one": lambda b: (b.tensor(0), b.tensor(4, 4)),
+    "two": lambda b: (b.tensor(0),),
+    "v1": lambda b: (b.tensor(4, 4), b.tensor(4, 4)),
+    **dict.fromkeys(("check", "check2", "fence", "fence2"), lambda b: 0),
+    **dict.fromkeys(("item", "positive"), lambda b: 3),
+    **dict.fromkeys(("launch", "wait"), lambda b: b.tensor(8, 4)),
+}
+
+
+@pytest.mark.parametrize("name", HAZARDS)
+def test_what_has_to_keep_its_order(name: str) -> None:
+    inputs, calls, expected = HAZARDS[name]
     b = Builder()
-    x, y = b.input("x", "meta"), b.input("y")
-    b.call("stop", ATEN._to_copy.default, x, device="cpu")
-    b.call("who_knows", unknown, y)
-    b.call("stop2", ATEN._to_copy.default, x, device="cpu")
-    assert hazards_of(b.done(x)) == {("stop", "who_knows"), ("who_knows", "stop2")}
+    nodes = {x: b.input(x, device="meta" if x.isupper() else "cpu") for x in inputs.split()}
+    for call, target, *given in calls:
+        args = fx.node.map_aggregate(tuple(given), lambda one: nodes.get(one, one) if isinstance(one, str) else one)
+        kwargs = args[-1] if isinstance(args[-1], dict) else {}
+        value = VALUES[call](b) if call in VALUES else None
+        nodes[call] = b.call(call, target, *(args[:-1] if kwargs else args), val=value)
+        nodes[call].kwargs = kwargs
+    found = {pair for pair in hazards_of(b.done(next(iter(nodes.values())))) if "made" not in pair}
+    assert found == {tuple(pair.split("<")) for pair in expected.split()}
+
+
+def test_what_a_collective_copies_is_free_when_it_returns() -> None:
+    """DeepSpeed's reductions copy what they are given: what writes to that may pass the wait, but not the launch."""
+    define()
+    b = Builder()
+    x = b.input("x")
+    launched = b.call("launch", torch.ops.dc.reduce_grad.default, x, 7, 1, val=b.tensor(8, 4))
+    b.call("wait", C10D.wait_tensor.default, launched, val=b.tensor(8, 4))
+    b.call("write", ADD_, x, 1)
+    assert hazards_of(b.done(x)) == {("launch", "write")}
 
 
 def test_modules_and_methods_are_unknown() -> None:
@@ -161,121 +254,10 @@ def test_modules_and_methods_are_unknown() -> None:
     assert lift(gm).notes["no_val"] == 2
 
 
-@pytest.mark.parametrize(
-    ("fence", "args"),
-    [(torch._C._set_grad_enabled, (False,)), (torch.ops.streams.wait_stream.default, (0, 1))],
-    ids=["grad_mode", "stream"],
-)
-def test_everything_keeps_its_side_of_a_fence(fence: Any, args: tuple[Any, ...]) -> None:
-    b = Builder()
-    x = b.input("x")
-    early = b.call("early", ATEN.mul.Tensor, x, x)
-    b.call("early2", ATEN.mul.Tensor, early, x)
-    b.call("fence", fence, *args, val=0)
-    late = b.call("late", ATEN.mul.Tensor, x, x)
-    b.call("late2", ATEN.mul.Tensor, late, early)
-    b.call("fence2", fence, *args, val=0)
-    gm = b.done(x)
-    assert hazards_of(gm) == {("early2", "fence"), ("fence", "late"), ("late2", "fence2"), ("fence", "fence2")}
-    assert lift(gm).notes["fence"] == 2
-
-
-def test_autocast_and_grad_mode_are_fences() -> None:
-    for target in (torch.amp._enter_autocast, torch.amp._exit_autocast, torch._C._set_grad_enabled):
+def test_autocast_grad_mode_and_pools_of_memory_are_fences() -> None:
+    pools = [torch.ops.mempool.begin.default] if hasattr(torch.ops.mempool, "begin") else []
+    for target in (torch.amp._enter_autocast, torch.amp._exit_autocast, torch._C._set_grad_enabled, *pools):
         assert traits_of(target).ordering is Ordering.FENCE
-
-
-def test_readers_of_a_non_blocking_copy_stay_behind_the_stop() -> None:
-    b = Builder()
-    x = b.input("x", "meta")  # stands for a GPU
-    host = b.call("to_host", ATEN._to_copy.default, x, device="cpu", non_blocking=True)
-    b.call("early", ATEN.mul.Tensor, host, 2)  # a race in the original; stays one
-    b.call("stop", ATEN._local_scalar_dense.default, x, val=1)
-    b.call("late", ATEN.mul.Tensor, host, 3)
-    b.call("stop2", ATEN._local_scalar_dense.default, x, val=1)
-    b.call("later", ATEN.mul.Tensor, host, 3)
-    gm = b.done(x)
-    assert {pair for pair in hazards_of(gm) if pair[1] in ("early", "late", "later", "stop")} == {
-        ("to_host", "stop"),
-        ("early", "stop"),
-        ("stop", "late"),
-        ("stop", "later"),
-    }
-
-
-@pytest.mark.parametrize("to", ["cpu", "meta"])
-def test_a_blocking_copy_between_devices_is_a_stop(to: str) -> None:
-    b = Builder()
-    x, y = b.input("x", "meta"), b.input("y")
-    host = b.call("to_host", ATEN._to_copy.default, x, device="cpu", non_blocking=True)
-    b.call("cast", ATEN._to_copy.default, y, dtype=torch.float64)  # on one device: no stop
-    b.call("stop", ATEN._to_copy.default, x if to == "cpu" else y, device=to, val=b.tensor(4, 4, device=to))
-    b.call("late", ATEN.mul.Tensor, host, 3)
-    assert hazards_of(b.done(x)) == {("to_host", "stop"), ("stop", "late")}
-
-
-def test_an_effect_is_a_stop_for_what_is_being_copied() -> None:
-    """It may read what was copied, or stop the device unseen: later readers stay behind it."""
-    b = Builder()
-    x = b.input("x", "meta")
-    host = b.call("to_host", ATEN._to_copy.default, x, device="cpu", non_blocking=True)
-    b.call("check", ATEN._assert_async.msg, b.input("y"), "no", val=0)
-    b.call("late", ATEN.mul.Tensor, host, 3)
-    assert hazards_of(b.done(x)) == {("to_host", "check"), ("check", "late")}
-
-
-@pytest.mark.parametrize("copies", [False, True])
-def test_what_a_collective_copies_is_free_when_it_returns(copies: bool) -> None:
-    """DeepSpeed's reductions copy what they are given: what writes to that may pass the wait, but not the launch."""
-    define()
-    b = Builder()
-    x = b.input("x")
-    gathers = C10D.all_gather_into_tensor.default, 2, "0"
-    target, *arguments = (torch.ops.dc.reduce_grad.default, 7, 1) if copies else gathers
-    launched = b.call("launch", target, x, *arguments, val=b.tensor(8, 4))
-    b.call("wait", C10D.wait_tensor.default, launched, val=b.tensor(8, 4))
-    b.call("write", ATEN.add_.Tensor, x, 1)
-    assert hazards_of(b.done(x)) == {("launch", "write")} | (set() if copies else {("wait", "write")})
-
-
-def test_a_wait_for_an_earlier_graph_reads_what_that_may_have_been_given() -> None:
-    """Nothing says which of the inputs the collective reads until then: none is written before."""
-    b = Builder()
-    x, y, z = b.input("x"), b.input("y"), b.input("z")
-    b.call("before", ATEN.add_.Tensor, z, 1)
-    b.call("wait", C10D.wait_tensor.default, x)
-    b.call("write", ATEN.add_.Tensor, y, 1)
-    b.call("made", ATEN.add_.Tensor, b.call("own", ATEN.mul.Tensor, x, x), 1)
-    found = {pair for pair in hazards_of(b.done(x)) if "wait" in pair}
-    assert found == {("before", "wait"), ("wait", "write"), ("wait", "own")}  # own reads x by its older name
-
-
-def test_with_effects_keeps_its_order_and_its_operators_writes() -> None:
-    b = Builder()
-    token, x = b.input("token"), b.input("x")
-    b.call("read", ATEN.mul.Tensor, x, x)
-    b.call("one", with_effects, token, ATEN.add_.Tensor, x, 1, val=(b.tensor(0), b.tensor(4, 4)))
-    b.call("two", with_effects, token, ATEN._print.default, "hello", val=(b.tensor(0),))
-    b.call("read2", ATEN.mul.Tensor, x, x)
-    assert hazards_of(b.done(x)) == {("read", "one"), ("one", "two"), ("one", "read2")}
-
-
-def test_auto_functionalized_may_write_in_place_after_all() -> None:
-    b = Builder()
-    x, y = b.input("x"), b.input("y")
-    b.call("read", ATEN.mul.Tensor, x, y)
-    both = (b.tensor(4, 4), b.tensor(4, 4))
-    v1 = b.call("v1", auto_functionalized, ATEN.add_.Tensor, val=both)
-    v1.kwargs = {"self": x, "other": y}
-    b.call("read2", ATEN.mul.Tensor, x, y)
-    b.call("v2", auto_functionalized_v2, ATEN.add_.Tensor, _self_base_index=0, other=x, _all_bases=[y])
-    assert hazards_of(b.done(x)) == {
-        ("read", "v1"),
-        ("v1", "read2"),
-        ("v1", "v2"),
-        ("read", "v2"),
-        ("read2", "v2"),
-    }
 
 
 def subgraph(*targets: Any) -> fx.GraphModule:
@@ -350,7 +332,7 @@ def test_every_combination_of_traits_is_read_as_what_it_says(monkeypatch: pytest
     monkeypatch.setattr(reading, "traits_of", lambda op: current[0] if op is ATEN.maximum.default else traits_of(op))
     for fresh in (False, True):
         b = Builder()
-        inputs = b.input("x"), b.input("y")
+        inputs = b.inputs("x", "y")
         for one in inputs:
             b.call(f"before_{one}", ATEN.neg.default, one)
         b.call("op", ATEN.maximum.default, *inputs, val=b.tensor(4, 4) if fresh else inputs[0].meta["val"])
@@ -465,44 +447,7 @@ def test_dynamo_style_item_assignment_writes() -> None:
     assert traits_of(torch.sym_max).plain
 
 
-def test_mutable_ops_of_every_kind_are_seen() -> None:
-    """Each operator that torch marks as mutable writes something, as far as our traits go."""
-    seen = 0
-    for name in (
-        "add_",
-        "copy_",
-        "_foreach_add_",
-        "_fused_adam_",
-        "index_put_",
-        "native_batch_norm",
-        "resize_",
-        "set_",
-    ):
-        packet = getattr(ATEN, name)
-        for overload in packet.overloads():
-            op = getattr(packet, overload)
-            if op._schema.is_mutable:
-                seen += 1
-                assert traits_of(op).writes or traits_of(op).writes_all, op
-    assert seen > 10
-
-
-def test_mutation_in_traced_graphs_is_pinned_by_schema() -> None:
-    gm = trace(lambda x, y: (x.add_(y), torch._foreach_add_([y], 1.0))[0], (4,), (4,))
-    assert hazards_of(gm) == {("add_", "_foreach_add_")}
-
-
 NONE, RANDOM, EFFECT, BARRIER, FENCE = Ordering
-Steps = list[tuple[str, str]]
-"""Per position what is read and what is written: a storage is a letter."""
-
-
-def storage_pairs(steps: Steps) -> list[Pair]:
-    return sorted(set(storage_hazards((at, reads, writes) for at, (reads, writes) in enumerate(steps))))
-
-
-def impurity_pairs(orderings: Iterable[Ordering]) -> list[Pair]:
-    return sorted(impurity_hazards(enumerate(orderings)))
 
 
 def closure(n: int, pairs: Iterable[Pair]) -> set[Pair]:
@@ -531,7 +476,7 @@ def test_storages_against_brute_force(seed: int) -> None:
         for before, (reads_before, writes_before) in enumerate(steps[:at])
         if {*writes} & {*reads_before, *writes_before} or {*reads} & {*writes_before}
     ]
-    assert closure(12, storage_pairs(steps)) == closure(12, conflicts)  # type: ignore[arg-type]
+    assert closure(12, storage_hazards((at, *step) for at, step in enumerate(steps))) == closure(12, conflicts)
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -561,7 +506,7 @@ def test_impurity_and_fences_against_brute_force(seed: int) -> None:
         for at, before in pairs
         if max(orderings[at], orderings[before]) >= BARRIER or NONE != orderings[at] == orderings[before]
     ]
-    assert closure(n, impurity_pairs(orderings)) == closure(n, conflicts)
+    assert closure(n, impurity_hazards(enumerate(orderings))) == closure(n, conflicts)
     data = [pair for pair in pairs if rng.random() < 0.15]
     fences = [pair for pair in pairs if FENCE in (orderings[pair[0]], orderings[pair[1]])]
     nodes = [(at, orderings[at] is FENCE, {u for v, u in data if v == at}) for at in range(n)]
@@ -595,17 +540,16 @@ def test_what_takes_a_process_group_communicates(registered: list[OpOverload]) -
     assert len(registered) > 3000
 
 
-def test_what_has_a_generator_or_its_name_draws_random_numbers(registered: list[OpOverload]) -> None:
-    """Besides those tagged; backwards and sizes do not, and some are given the numbers that they use."""
+def test_what_schemas_and_tags_say_is_known(registered: list[OpOverload]) -> None:
+    """Random numbers, numbers for the host, running statistics: most that write these run on a GPU alone."""
     for op in registered:
-        if "generator" in {a.name for a in op._schema.arguments} or torch.Tag.nondeterministic_seeded in op.tags:
-            assert traits_of(op).ordering >= Ordering.RANDOM, op
-
-
-def test_what_is_tagged_synchronises(registered: list[OpOverload]) -> None:
-    for op in registered:
+        traits, given = traits_of(op), {a.name for a in op._schema.arguments}
+        if "generator" in given or torch.Tag.nondeterministic_seeded in op.tags:
+            assert traits.ordering >= Ordering.RANDOM, op
         if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.intersection(op.tags):
-            assert traits_of(op).syncs or traits_of(op).comm is not None, op
+            assert traits.syncs or traits.comm is not None, op
+        if not re.search(READ_ONLY, op._schema.name):
+            assert {name for _, name in traits.writes} >= given & {"running_mean", "running_var"}, op
     assert traits_of(ATEN._local_scalar_dense.default).syncs
     assert traits_of(ATEN.is_nonzero.default).syncs
 
@@ -616,24 +560,12 @@ def test_tables_name_operators_and_arguments_that_exist(registered: list[OpOverl
     for name, arguments in catalogue.WRITES.items():
         assert name not in names or names[name].issuperset(arguments), name
     listed = {*catalogue.WRITES, *catalogue.SYNCS, *catalogue.VIEWS, *catalogue.RANDOM}
-    elsewhere = {
-        "ao::wait_tensor",
-        "inductor_prims::inductor_reserve_rng_state",
-        "fsdp::all_gather_copy_in",
-    }  # imported
+    elsewhere = {"ao::wait_tensor", "inductor_prims::inductor_reserve_rng_state", "fsdp::all_gather_copy_in"}
     assert {name for name in listed - names.keys() if "vllm" not in name} <= elsewhere
 
 
 READ_ONLY = "backward|functional|no_training|no_update|elemt|quantized"
 """Operators that look at running statistics and leave them as they are."""
-
-
-def test_running_statistics_are_written_by_all_that_do_not_only_read_them(registered: list[OpOverload]) -> None:
-    """Most of these run on a GPU alone."""
-    for op in registered:
-        given = [a.name for a in op._schema.arguments if a.name in ("running_mean", "running_var")]
-        if given and not re.search(READ_ONLY, op._schema.name):
-            assert {name for _, name in traits_of(op).writes}.issuperset(given), op
 
 
 @pytest.mark.parametrize(
@@ -693,12 +625,6 @@ def test_a_sparse_tensor_shares_the_values_that_it_is_made_of() -> None:
     b.call("read", ATEN.mul.Tensor, values, 2, val=b.tensor(4))
     found = hazards_of(b.done(indices))
     assert {("early", "write"), ("write", "late"), ("late", "write2"), ("write2", "read")} <= found
-
-
-def test_pools_of_memory_are_fences() -> None:
-    if not hasattr(torch.ops.mempool, "begin"):
-        pytest.skip("this torch has no pools in graphs")
-    assert traits_of(torch.ops.mempool.begin.default).ordering is Ordering.FENCE
 
 
 @pytest.mark.slow

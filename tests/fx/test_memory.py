@@ -258,59 +258,62 @@ def asserted(env: ShapeEnv, condition: torch.SymBool | bool) -> None:
         env.guard_or_defer_runtime_assert(condition.node.expr, "asserted by the test")
 
 
-def test_a_difference_is_at_most_the_whole_and_never_below_zero(env: ShapeEnv) -> None:
-    (u0,) = unbacked(env, 1)
-    asserted(env, u0 >= 0)
-    asserted(env, u0 <= ROWS)
-    sizes = Sizes((), env)
-    assert [sizes.largest(size) for size in (u0, ROWS - u0, 4 * (ROWS - u0))] == [ROWS, ROWS, 4 * ROWS]
-    assert [sizes.hint(size) for size in (u0, ROWS - u0)] == [ROWS // 2, ROWS // 2]
-    assert (sizes.largest(-5 - u0), sizes.hint(-5 - u0)) == (0, 0)
-    assert sizes.assumed == (AssumedSize("u0", "", ROWS, True),)
+def limits(low: float = 0, high: float = ROWS) -> Callable[..., list[Any]]:
+    return lambda *sizes: [one for size in sizes for one in (size >= low, size <= high)]
 
 
-def test_parts_that_add_up_to_a_whole(env: ShapeEnv) -> None:
-    u0, u1, u2 = parts = unbacked(env, 3)
-    for part in parts:
-        asserted(env, part >= 0)
-    asserted(env, u0 + u1 + u2 <= ROWS)
-    sizes = Sizes((), env)
-    assert [sizes.largest(part) for part in parts] == [ROWS] * 3
-    assert sizes.largest(u0 + u1 + u2) == sizes.largest(u0 + u1) == ROWS
-    assert sizes.largest(2 * u0 + u1) == 2 * ROWS
-    assert [sizes.hint(part) for part in parts] == [32, 16, 8]
-
-
-def test_without_a_limit_it_is_a_guess(env: ShapeEnv) -> None:
-    u0, u1, u2, u3 = unbacked(env, 4)
-    asserted(env, u1 >= 10_000)
-    asserted(env, u2 <= 2 * u0)
-    asserted(env, u3 <= 2**31 - 1)  # says nothing: the largest 32-bit number
-    sizes = Sizes((), env)
-    assert [sizes.largest(size) for size in (u0, u1, u2, u3)] == [8192, 10_000, 16_384, 8192]
-    assert [sizes.hint(size) for size in (u0, u1, u2, u3)] == [8192, 10_000, 8192, 8192]
-    assert [(one.name, one.limited) for one in sizes.assumed] == [(f"u{i}", False) for i in range(4)]
-
-
-def test_what_is_not_linear_is_bounded_too(env: ShapeEnv) -> None:
-    u0, u1 = unbacked(env, 2)
-    for size in (u0, u1):
-        asserted(env, size >= 0)
-        asserted(env, size <= 9)
-    sizes = Sizes((), env)
-    assert [sizes.largest(size) for size in (u0 * u1, u0 // 2, torch.sym_max(u0, 20))] == [81, 4, 20]
-    assert sizes.hint(u0 * u1) == 16
+@pytest.mark.parametrize(
+    ("asserts", "sizes", "largest", "hints"),
+    [
+        # a difference is at most the whole, and never below zero
+        (
+            lambda u: limits()(u[0]),
+            lambda u: (u[0], ROWS - u[0], 4 * (ROWS - u[0]), -5 - u[0]),
+            [ROWS, ROWS, 4 * ROWS, 0],
+            [ROWS // 2, ROWS // 2, 2 * ROWS, 0],
+        ),
+        # parts that add up to a whole
+        (
+            lambda u: [*(one >= 0 for one in u[:3]), u[0] + u[1] + u[2] <= ROWS],
+            lambda u: (*u[:3], u[0] + u[1] + u[2], u[0] + u[1], 2 * u[0] + u[1]),
+            [*[ROWS] * 5, 2 * ROWS],
+            [32, 16, 8, 56, 48, 80],
+        ),
+        # without a limit it is a guess; the largest 32-bit number is none
+        (
+            lambda u: [u[1] >= 10_000, u[2] <= 2 * u[0], u[3] <= 2**31 - 1],
+            lambda u: u,
+            [8192, 10_000, 16_384, 8192],
+            [8192, 10_000, 8192, 8192],
+        ),
+        # what is not linear is bounded, too
+        (
+            lambda u: limits(0, 9)(*u[:2]),
+            lambda u: (u[0] * u[1], u[0] // 2, torch.sym_max(u[0], 20)),
+            [81, 4, 20],
+            [16, 2, 20],
+        ),
+    ],
+)
+def test_sizes_within_what_is_asserted(env: ShapeEnv, asserts: Any, sizes: Any, largest: Any, hints: Any) -> None:
+    symbols = unbacked(env, 4)
+    for condition in asserts(symbols):
+        asserted(env, condition)
+    found = Sizes((), env)
+    assert [found.largest(size) for size in sizes(symbols)] == largest
+    assert [found.hint(size) for size in sizes(symbols)] == hints
+    for one in found.assumed:
+        assert one == AssumedSize(one.name, "", found.largest(symbols[int(one.name[1:])]), largest[0] != 8192)
 
 
 def test_a_hint_of_the_user_is_taken_within_the_limits(env: ShapeEnv) -> None:
     u0, u1 = unbacked(env, 2)
-    asserted(env, u0 >= 0)
-    asserted(env, u0 <= ROWS)
+    for condition in limits()(u0):
+        asserted(env, condition)
     for size in (u0, u1):
         env.var_to_hint_override[size.node.expr] = 100
     sizes = Sizes((), env)
-    assert [sizes.hint(size) for size in (u0, u1)] == [ROWS, 100]
-    assert [sizes.largest(size) for size in (u0, u1)] == [ROWS, 100]
+    assert [sizes.hint(size) for size in (u0, u1)] == [sizes.largest(size) for size in (u0, u1)] == [ROWS, 100]
 
 
 def test_a_gather_of_an_unbacked_number_of_rows_is_read(env: ShapeEnv) -> None:

@@ -155,12 +155,6 @@ def lists_written(x: Tensor, y: Tensor) -> Any:
     return before, after, x + 1
 
 
-def reductions_chained(x: Tensor, y: Tensor) -> Any:
-    part = wait(scatter(x @ y))
-    full = wait(gather(part))
-    return full + wait(C10D.all_reduce(y, "sum", "1"))
-
-
 def out_of_aten(x: Tensor, y: Tensor) -> Any:
     buffer = torch.empty(4, 4)
     torch.add(x, y, out=buffer)
@@ -169,26 +163,8 @@ def out_of_aten(x: Tensor, y: Tensor) -> Any:
     return first, buffer + 0
 
 
-GRAPHS: list[Callable[..., Any]] = [
-    write_after_read,
-    copy_to_an_input_at_the_end,
-    view_before_the_write_read_after,
-    random_numbers,
-    random_in_place,
-    in_place_collective,
-    out_variant,
-    write_to_the_input_of_a_collective_after_its_wait,
-    write_to_the_input_of_a_collective_in_flight,
-    one_wait_for_two_collectives,
-    view_of_an_output_before_its_wait,
-    older_names_of_an_output_behind_its_wait,
-    coalesced,
-    coalesced_with_one_wait,
-    one_wait_for_two_groups,
-    lists_written,
-    reductions_chained,
-    out_of_aten,
-]
+GRAPHS: list[Callable[..., Any]] = [f for f in [*globals().values()] if getattr(f, "__module__", "") == __name__]
+"""All of the above."""
 
 
 @pytest.mark.slow
@@ -206,7 +182,7 @@ def test_every_allowed_order_gives_the_same_bits(f: Callable[..., Any], timing: 
 
 @pytest.mark.slow
 @pytest.mark.private
-@pytest.mark.parametrize("f", [f for f in GRAPHS if f is not reductions_chained], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("f", GRAPHS, ids=lambda f: f.__name__)
 def test_without_hazards_some_order_would_be_wrong(f: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The graphs above can fail: without the hazards' dependencies they do (save where data flow is all there is)."""
     if f in (coalesced, copy_to_an_input_at_the_end):
@@ -340,38 +316,25 @@ def users(lifted: Lifted, maker: str) -> list[str]:
     return [node.name for node in nodes if storage in node.use]
 
 
-def test_a_gathered_weight_lives_from_the_forward_to_its_last_use_in_the_backward() -> None:
-    assert users(lift(whole_step()), "all_gather_into_tensor_1") == ["wait_tensor_1", "mm_1", "t_1", "mm_3"]
-
-
-def test_gradients_and_the_loss_live_to_the_end() -> None:
-    lifted = lift(whole_step())
-    for maker in ("sum_1", "reduce_scatter_tensor", "reduce_scatter_tensor_1"):
-        assert users(lifted, maker)[-1] == "output"
-
-
-def test_all_inputs_of_a_step_stay() -> None:
-    problem = lift(whole_step()).problem
-    inputs = [s for node in problem.nodes if node.kind is Kind.INPUT for s in node.alloc]
-    assert len(inputs) == 3
-    assert all(problem.storages[s].pinned for s in inputs)
-
-
-def test_what_is_recomputed_has_memory_of_its_own() -> None:
+def test_what_lives_how_long() -> None:
     """A recomputed node carries the ``val`` of the first; it is another tensor all the same."""
-    lifted = lift(recomputed())
-    assert users(lifted, "all_gather_into_tensor_1") == ["wait_tensor_1", "mm_1"]
-    assert users(lifted, "all_gather_into_tensor_1_again") == ["wait_tensor_1_again", "t_1", "mm_3"]
-    assert users(lifted, "relu") == ["detach_2", "mm_1", "t", "mm_2"]
-    assert users(lifted, "relu_again") == ["detach_2_again", "detach_4", "threshold_backward"]
-    assert dict(lifted.notes) == {}
-
-
-def test_a_recomputed_wait_is_that_of_the_recomputed_collective() -> None:
-    nodes = lift(recomputed()).problem.nodes
+    first, again = lift(whole_step()), lift(recomputed())
+    assert users(first, "all_gather_into_tensor_1") == ["wait_tensor_1", "mm_1", "t_1", "mm_3"]
+    for maker in ("sum_1", "reduce_scatter_tensor", "reduce_scatter_tensor_1"):
+        assert users(first, maker)[-1] == "output"
+    inputs = [s for node in first.problem.nodes if node.kind is Kind.INPUT for s in node.alloc]
+    assert [first.problem.storages[s].pinned for s in inputs] == [True] * 3
+    assert users(again, "all_gather_into_tensor_1") == ["wait_tensor_1", "mm_1"]
+    assert users(again, "all_gather_into_tensor_1_again") == ["wait_tensor_1_again", "t_1", "mm_3"]
+    assert users(again, "relu") == ["detach_2", "mm_1", "t", "mm_2"]
+    assert users(again, "relu_again") == ["detach_2_again", "detach_4", "threshold_backward"]
+    assert dict(again.notes) == {}
+    nodes = again.problem.nodes
     launch_of = {n.name: nodes[n.collective].name for n in nodes if n.collective is not None}
     assert launch_of["wait_tensor_1"] == "all_gather_into_tensor_1"
     assert launch_of["wait_tensor_1_again"] == "all_gather_into_tensor_1_again"
+    peaks = [peak_memory(one.problem, one.problem.original_order)[0] for one in (first, again)]
+    assert peaks[1] < peaks[0]
 
 
 def test_an_original_that_is_used_after_its_copy_is_itself() -> None:
@@ -387,13 +350,6 @@ def test_an_original_that_is_used_after_its_copy_is_itself() -> None:
     lifted = lift(gm)
     assert users(lifted, "relu_again") == ["detach_2_again"]
     assert users(lifted, "relu")[-2:] == ["detach_4", "output"]
-
-
-def test_recomputation_lowers_the_peak_that_is_planned_with() -> None:
-    peaks = [
-        peak_memory(lifted.problem, lifted.problem.original_order)[0] for lifted in (lift(make()) for make in STEPS)
-    ]
-    assert peaks[1] < peaks[0]
 
 
 @pytest.mark.slow

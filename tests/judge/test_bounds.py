@@ -1,29 +1,27 @@
-"""Lower bounds: no order is shorter; with a budget, under contention, and in windows."""
+"""Lower bounds: no order is shorter; with a budget, under contention, and of parts."""
 
-import random
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched.judge.budget_bound import budget_bound_us
-from overlap_sched.judge.lower_bound import Chain, Losses, losses, lower_bound_us, windowed_bound_us
+from overlap_sched.judge.lower_bound import lower_bound_us, parts_bound_us
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import peak_memory
 from overlap_sched.problem import Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.file import read_problem
-from tests.judge.test_contention import contended, contentions, with_lanes
+from tests.judge.test_contention import contended, with_lanes
 from tests.support.exact_search import shortest_step
 from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import INSTANCES, all_orders
-from tests.support.small_graphs import read_golden, small_graphs
+from tests.support.small_graphs import SEEDS, read_golden, small_graph, small_graphs
 
 GROUPS = {"fsdp": Group(8, intra_node=False)}
+APART = st.sampled_from((1, 2, 3, 4, 8, 64))
 
 
 def tail(slow_us: float, x_bytes: int = 0, table_bytes: int = 0) -> Problem:
@@ -96,23 +94,36 @@ def test_what_waits_for_a_large_value_may_hold_what_that_is_made_of() -> None:
     assert shortest(problem, 211) == 70.0
 
 
-def test_large_graphs_have_the_bound_of_any_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = tail(slow_us=25.0)
-    monkeypatch.setattr("overlap_sched.judge.budget_bound.EXACT_NODES", len(problem.nodes))
-    assert budget_bound_us(problem, 10**9) == 100.0
-    monkeypatch.setattr("overlap_sched.judge.budget_bound.EXACT_NODES", len(problem.nodes) - 1)
-    assert budget_bound_us(problem, 10**9) == lower_bound_us(problem) == 91.0
-
-
-@given(problems(max_steps=6))
+@given(problems(max_steps=6), st.just(Contention()) | with_lanes, APART)
 @examples(200)
-def test_no_order_within_a_budget_beats_the_bound(problem: Problem) -> None:
+def test_no_order_within_a_budget_beats_the_bound(problem: Problem, contention: Contention, apart: int) -> None:
     if len(problem.nodes) > 8:
         return
+    problem = contended(problem, contention)
     measured = [(peak_memory(problem, o)[0], replay(problem, o).step_us) for o in all_orders(problem)]
     for budget in {peak for peak, _ in measured}:
         optimum = min(step for peak, step in measured if peak <= budget)
         assert lower_bound_us(problem) <= budget_bound_us(problem, budget) <= optimum * (1 + 1e-9)
+        assert parts_bound_us(problem, apart) <= optimum * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "links", "stretch", "all_us"),
+    [
+        ({"": 1.25}, {}, {}, 14165.2),
+        ({"": 1.25}, {"dp": "wire", "tp": "wire"}, {}, 14405.6),
+        ({"": 2.0}, {}, {"": 0.5}, 12929.0),
+    ],
+)
+def test_under_contention_bounds_are_as_strong_as_they_were(
+    slowdown: dict[str, float], links: dict[str, str], stretch: dict[str, float], all_us: float
+) -> None:
+    found = 0.0
+    for problem in map(small_graph, SEEDS[:40]):
+        there = {group: link for group, link in links.items() if group in problem.groups}
+        slowed = replace(problem, contention=Contention(slowdown, there, stretch))
+        found += budget_bound_us(slowed, peak_memory(slowed, slowed.original_order)[0])
+    assert round(found, 1) == all_us
 
 
 @pytest.mark.slow
@@ -127,48 +138,6 @@ def test_optima_of_small_graphs() -> None:
     assert (raised, all_us) == (14, 113210.0)  # as strong as it was, on graphs like these
 
 
-CONTENDED_GROUPS = {"tp": Group(8, intra_node=True), "fsdp": Group(64, intra_node=False)}
-
-
-def drawn(gather_us: float = 40.0) -> Problem:
-    """As in the module: compute 30, an exchange of 10 that compute 20 waits for, and a gather beside all of it."""
-    nodes = (
-        Node("gather", Kind.COLLECTIVE, time_us=gather_us, group="fsdp"),
-        Node("first", Kind.COMPUTE, time_us=30.0),
-        Node("exchange", Kind.COLLECTIVE, deps=(1,), time_us=10.0, group="tp"),
-        Node("wait", Kind.WAIT, collective=2),
-        Node("second", Kind.COMPUTE, deps=(3,), time_us=20.0),
-    )
-    return Problem("drawn", nodes, (), CONTENDED_GROUPS, contention=Contention({"": 1.25}))
-
-
-def test_the_drawn_example() -> None:
-    problem = drawn()
-    assert losses(problem) == Losses(
-        50.0, ((pytest.approx(8.0), pytest.approx(0.2)), (pytest.approx(2.0), pytest.approx(0.2)))
-    )
-    # 10 of the gather fall beside the exchange, 30 beside compute, which loses 6
-    assert lower_bound_us(problem) == pytest.approx(66.0)
-    assert replay(problem, problem.original_order).step_us == pytest.approx(
-        67.5
-    )  # the gather goes on once it is launched
-    assert lower_bound_us(drawn(gather_us=5.0)) == pytest.approx(60.0)  # all of it beside the exchange
-
-
-def test_what_is_not_counted_runs_beside_the_chain() -> None:
-    other = Node("other", Kind.COMPUTE, time_us=20.0)
-    problem = replace(drawn(), nodes=(*drawn().nodes, other))
-    # beside the exchange 8 of the other compute are done: 12 are left, and 30 of the gather take 6
-    assert lower_bound_us(problem) == pytest.approx(30 + 10 + 20 + 12 + 6)
-
-
-def test_a_narrow_place_loses_too() -> None:
-    problem = replace(tail(slow_us=5.0, x_bytes=10, table_bytes=100), contention=Contention({"": 1.25}))
-    # as without contention for 101 bytes, 98, whose chain ends with the scatter of 40; a fifth of the other 11 is lost
-    assert budget_bound_us(replace(problem, contention=Contention()), 101) == 98.0
-    assert budget_bound_us(problem, 101) == pytest.approx(98.0 + 2.2)
-
-
 def test_what_is_ahead_on_the_stream_takes_from_compute() -> None:
     slow = tail(slow_us=25.0)
     # without contention 100: each weight gradient (20) runs before the last launch, or queues behind it (25). With it,
@@ -178,122 +147,10 @@ def test_what_is_ahead_on_the_stream_takes_from_compute() -> None:
     assert budget_bound_us(problem, 10**9) == pytest.approx(20 + 40 + 2 * 25 + 0.2)
 
 
-@cache
-def small() -> tuple[Problem, ...]:
-    """Rounds of compute and exchanges, gathers that a round needs, compute on the side: 6 to 10 nodes."""
-    grown = (_chains(random.Random(seed)) for seed in range(60))
-    return tuple(problem for problem in grown if len(problem.nodes) <= 10)
-
-
-def _chains(draw: random.Random) -> Problem:
-    nodes: list[Node] = []
-    storages: list[Storage] = []
-
-    def add(kind: Kind, **fields: object) -> int:
-        nodes.append(Node(f"{kind.value}{len(nodes)}", kind, **fields))  # type: ignore[arg-type]
-        return len(nodes) - 1
-
-    def made() -> int:
-        storages.append(Storage(draw.choice((1, 2, 4, 8))))
-        return len(storages) - 1
-
-    last: tuple[int, ...] = ()
-    held: tuple[int, ...] = ()
-    for _ in range(2):
-        needs = last
-        if draw.random() < 0.7:
-            full = made()
-            gather = add(
-                Kind.COLLECTIVE, alloc=(full,), time_us=float(draw.choice((4, 8, 16))), op="all_gather", group="fsdp"
-            )
-            needs = (*needs, add(Kind.WAIT, use=(full,), collective=gather))
-            held = (*held, full)
-        out = made()
-        compute = add(Kind.COMPUTE, deps=needs, alloc=(out,), use=held, time_us=float(draw.choice((4, 8))))
-        exchange = add(
-            Kind.COLLECTIVE,
-            deps=(compute,),
-            use=(out,),
-            time_us=float(draw.choice((2, 4, 8))),
-            op="all_to_all",
-            group="tp",
-        )
-        last, held = (add(Kind.WAIT, use=(out,), collective=exchange),), (out,)
-    if draw.random() < 0.7:
-        add(Kind.COMPUTE, alloc=(made(),), time_us=float(draw.choice((2, 4, 8))))
-    slowdown = draw.choice(({"": 1.25}, {"": 2.0}, {"all_gather": 1.5}, {"all_gather": 1.25, "all_to_all": 4.0}))
-    links = draw.choice(({}, {}, {"tp": "wire", "fsdp": "wire"}))
-    return Problem("chains", tuple(nodes), tuple(storages), CONTENDED_GROUPS, contention=Contention(slowdown, links))
-
-
-def measured(problem: Problem) -> Iterator[tuple[int, float]]:
-    for order in all_orders(problem):
-        yield peak_memory(problem, order)[0], replay(problem, order).step_us
-
-
-def test_no_order_of_small_graphs_beats_the_bounds() -> None:
-    met, all_us = 0, 0.0
-    for problem in small():
-        orders = list(measured(problem))
-        bound, optimum = lower_bound_us(problem), min(step for _, step in orders)
-        assert bound <= optimum * (1 + 1e-9)
-        for budget in {peak for peak, _ in orders}:
-            within = min(step for peak, step in orders if peak <= budget)
-            assert bound <= budget_bound_us(problem, budget) <= within * (1 + 1e-9)
-        met += bound >= optimum * (1 - 1e-9)
-        all_us += bound
-    assert (met, round(all_us, 1)) == (24, 1016.2)  # as strong as it was, on graphs like these
-
-
-@pytest.mark.parametrize("stretch", [{"": 0.25}, {"all_gather": 0.5, "all_to_all": 2.0}])
-def test_nor_where_collectives_go_faster_beside_compute(stretch: dict[str, float]) -> None:
-    lower = 0
-    for given_problem in small()[::3]:
-        problem = replace(given_problem, contention=replace(given_problem.contention, stretch=stretch))
-        orders = list(measured(problem))
-        for budget in {peak for peak, _ in orders}:
-            within = min(step for peak, step in orders if peak <= budget)
-            assert lower_bound_us(problem) <= budget_bound_us(problem, budget) <= within * (1 + 1e-9)
-        lower += lower_bound_us(problem) < lower_bound_us(given_problem)
-    assert lower > 3  # it is about something
-
-
-@pytest.mark.slow
-@given(problems(max_steps=6), contentions)
-@examples(200)
-def test_no_order_under_contention_beats_the_bound(problem: Problem, contention: Contention) -> None:
-    if len(problem.nodes) > 8:
-        return
-    problem = contended(problem, contention)
-    orders = list(measured(problem))
-    for budget in {peak for peak, _ in orders}:
-        optimum = min(step for peak, step in orders if peak <= budget)
-        assert lower_bound_us(problem) <= budget_bound_us(problem, budget) <= optimum * (1 + 1e-9)
-
-
-def test_a_chain_of_nothing_is_all_compute_and_what_is_lost() -> None:
-    assert Losses(50.0, ((8.0, 0.2), (2.0, 0.5))).step_us(Chain(0.0, 0.0, 0.0)) == 58.0
-    assert Losses(50.0, ()).step_us(Chain(50.0, 0.0, 0.0)) == 50.0
-
-
-WINDOWS = st.sampled_from((1, 2, 3, 4, 8, 64))
-
-
-@pytest.mark.slow
-@given(problems(max_steps=6), WINDOWS, with_lanes)
-@examples(250)
-def test_no_order_beats_it(problem: Problem, window: int, contention: Contention) -> None:
-    if len(problem.nodes) > 8:
-        return
-    problem = contended(problem, contention)
-    optimum = min(replay(problem, order).step_us for order in all_orders(problem))
-    assert windowed_bound_us(problem, window) <= optimum * (1 + 1e-9)
-
-
-@given(problems(max_steps=40), WINDOWS)
+@given(problems(max_steps=40), APART)
 @examples(100)
-def test_it_is_never_above_the_exact_one(problem: Problem, window: int) -> None:
-    assert windowed_bound_us(problem, window) <= lower_bound_us(problem) * (1 + 1e-9)
+def test_the_bound_of_parts_is_never_above_that_of_the_whole(problem: Problem, apart: int) -> None:
+    assert parts_bound_us(problem, apart) <= lower_bound_us(problem) * (1 + 1e-9)
 
 
 def layers(count: int) -> Problem:
@@ -311,22 +168,13 @@ def layers(count: int) -> Problem:
     return Problem("layers", tuple(nodes), (), {"fsdp": Group(8, True)})
 
 
-@pytest.mark.parametrize("window", [8, 16, 100, 1000])
-def test_windows_are_chained(window: int) -> None:
+@pytest.mark.parametrize("apart", [8, 16, 100, 1000])
+def test_parts_are_added_up(apart: int, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = layers(50)
-    assert lower_bound_us(problem) == windowed_bound_us(problem, window) == 50 * 25.0
-
-
-def test_compute_that_no_window_sees_whole_is_counted_once() -> None:
-    """A scatter that all compute must precede, then compute that needs it: heads and tails across windows."""
-    chain = [Node(f"a{k}", Kind.COMPUTE, (k - 1,) if k else (), time_us=1.0) for k in range(100)]
-    side = [Node(f"b{k}", Kind.COMPUTE, (99,), time_us=1.0) for k in range(3)]
-    scatter = Node("scatter", Kind.COLLECTIVE, (100, 101), time_us=50.0, group="fsdp")
-    wait = Node("wait", Kind.WAIT, (103,), collective=103)
-    more = [Node(f"c{k}", Kind.COMPUTE, (104 + k,), time_us=1.0) for k in range(100)]
-    problem = Problem("long", (*chain, *side, scatter, wait, *more), (), {"fsdp": Group(8, True)})
-    assert lower_bound_us(problem) == 102.0 + 50.0 + 100.0
-    assert windowed_bound_us(problem, 20) == 102.0 + 50.0 + 100.0
+    assert lower_bound_us(problem) == parts_bound_us(problem, apart) == 50 * 25.0
+    monkeypatch.setattr("overlap_sched.judge.lower_bound.EXACT_NODES", 100)
+    monkeypatch.setattr("overlap_sched.judge.budget_bound.EXACT_NODES", 100)
+    assert lower_bound_us(problem) == budget_bound_us(problem, 0) == 50 * 25.0
 
 
 @pytest.mark.slow
@@ -334,15 +182,7 @@ def test_compute_that_no_window_sees_whole_is_counted_once() -> None:
 @pytest.mark.parametrize("name", ["llama3_8b_bw_64_2d", "llama3_8b_fw_64_2d"])
 def test_little_is_lost_on_real_graphs(name: str, scale: float) -> None:
     problem = read_problem(INSTANCES / f"{name}.json.gz", scale)
-    plain = replace(problem, name="windows")
-    assert windowed_bound_us(plain, 1024) == pytest.approx(lower_bound_us(problem), rel=0.001)
-
-
-def test_large_graphs_have_this_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlap_sched.judge.lower_bound.EXACT_NODES", 100)
-    monkeypatch.setattr("overlap_sched.judge.lower_bound.windowed_bound_us", lambda problem: 7.0)
-    assert lower_bound_us(layers(25)) == 25 * 25.0
-    assert lower_bound_us(layers(26)) == 7.0
+    assert parts_bound_us(problem, 1024) == pytest.approx(lower_bound_us(problem), rel=0.001)
 
 
 def one_stream(late_launch_us: float, behind_us: float) -> Problem:
@@ -363,5 +203,5 @@ def test_a_stream_begins_with_its_earliest_and_ends_with_its_freest(late_launch_
     problem = one_stream(late_launch_us, behind_us)
     optimum = min(replay(problem, order).step_us for order in all_orders(problem))
     assert optimum == 20.0
-    for bound_us in (lower_bound_us(problem), windowed_bound_us(problem, 8)):
+    for bound_us in (lower_bound_us(problem), parts_bound_us(problem, 8)):
         assert bound_us == optimum

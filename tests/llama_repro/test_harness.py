@@ -131,11 +131,9 @@ def test_wrong_usage_is_told_apart(run, undrawn, capsys, tmp_path):
     assert "llama_repro:" in capsys.readouterr().err
     (tmp_path / "file").touch()
     assert run("--plots", str(tmp_path / "file")) == 2
-    assert "the folder cannot be made (File exists); name another with --plots." in _one_line(capsys.readouterr().err)
-
-
-def _one_line(text):
-    return " ".join(text.split())
+    assert "the folder cannot be made (File exists); name another with --plots." in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 _HEAVY = {"mm", "dgrad", "wgrad"}
@@ -290,20 +288,11 @@ def test_torchs_order_is_a_valid_order_of_the_problem(tiny):
     assert not torch.distributed.is_initialized()
 
 
-@pytest.mark.slow
-def test_every_torch_with_the_pass_orders_a_problem():
-    assert violation(EXAMPLE, torch_pass.torch_order(EXAMPLE).order) is None
-
-
-def _instance(name):
-    return read_problem(INSTANCES / f"{name}.json.gz")
-
-
 @needs_pass
 @pytest.mark.slow
 @pytest.mark.parametrize(("caps", "step_ms", "percent"), [(DEFAULT_CAPS, 1399.9, 10.4), at_night(NO_CAPS, 1411.7, 7.9)])
 def test_the_figures_measured_on_an_instance_come_out(caps, step_ms, percent):
-    problem = _instance("llama3_8b_bw_64_1d")
+    problem = read_problem(INSTANCES / "llama3_8b_bw_64_1d.json.gz")
     order = torch_pass.torch_order(problem, caps).order
     assert violation(problem, order) is None
     assert replay(problem, order).step_us / 1e3 == pytest.approx(step_ms, abs=0.1)
@@ -314,7 +303,7 @@ def test_the_figures_measured_on_an_instance_come_out(caps, step_ms, percent):
 @needs_pass
 @pytest.mark.slow
 def test_where_torch_recurses_without_end_it_is_helped_and_that_is_said():
-    problem = _instance("llama3_8b_fw_64_2d")
+    problem = read_problem(INSTANCES / "llama3_8b_fw_64_2d.json.gz")
     order, _, remark = torch_pass.torch_order(problem)
     assert "recurses without end on 'repro_llama3_8b_fw_64_2d'" in remark
     assert violation(problem, order) is None

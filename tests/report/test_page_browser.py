@@ -16,8 +16,7 @@ import pytest
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.problem.file import read_problem, write_problem
-from overlap_sched.report.page import write_page
-from overlap_sched.report.page_data import ExtraOrder, Extras
+from overlap_sched.report.page import ExtraOrder, Extras, write_page
 from overlap_sched.report.units import duration, size
 from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.transform.plan import plan
@@ -325,7 +324,7 @@ def test_rewrites_and_an_order_beside(browser: Any, tmp_path: Path) -> None:
     made = plan(problem, PRICES, Options(rewrites=("bucket",), headroom="100%"))
     beside = ExtraOrder("torch", problem.original_order)
     extras = Extras(made, beside)
-    write_page(made.schedule, tmp_path / "out.html", extras=extras)
+    write_page(made.schedule, tmp_path / "out.html", extras)
     for width in (WIDE, NARROW):
         page = opened(browser, tmp_path / "out.html", width)
         assert page.tab.evaluate("document.documentElement.scrollWidth") <= width
@@ -369,7 +368,7 @@ def test_a_fit(browser: Any, tmp_path: Path, cli: Command) -> None:
 @pytest.mark.slow
 def test_a_dump(browser: Any, tmp_path: Path, cli: Command) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    from tests.cli.test_dump import DUMP  # it needs torch
+    from tests.support.inputs import DUMP  # it needs torch
 
     dump, out = tmp_path / "layer.py", tmp_path / "out.html"
     dump.write_text(DUMP)

@@ -42,7 +42,7 @@ def test_off_a_terminal_a_line_every_ten_seconds_says_what_is_left() -> None:
     tell = log_steps(lines.append, lambda: next(seconds))
     for text in ("reading", "run 1 of 11", "run 2 of 11", "run 4 of 11"):
         tell(text)
-    assert lines == ["overlap-sched: run 1 of 11 (12 s)", "overlap-sched: run 4 of 11 (24 s, about 32 s left)"]
+    assert lines == ["run 1 of 11 (12 s)", "run 4 of 11 (24 s, about 32 s left)"]
 
 
 def test_quick_work_off_a_terminal_shows_nothing() -> None:
@@ -59,26 +59,6 @@ def test_a_log_file_gets_none_even_where_colours_are_forced(
     with progress(delay_s=0.0) as tell:
         tell("reading")
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.slow
-def test_what_counts_has_a_bar_and_says_what_is_left() -> None:
-    console = terminal()
-    console.width = 120
-    with progress(console, delay_s=0.0) as tell:
-        for done in range(1, 8):
-            tell(f"budget {done} of 9: 4 GiB")
-            threading.Event().wait(0.05)
-        for _ in range(200):
-            if "left" in written(console):
-                break
-            threading.Event().wait(0.02)
-        counted = written(console)
-        tell("writing order.json")
-        threading.Event().wait(0.3)
-    assert " of 9: 4 GiB" in counted
-    assert "left" in counted
-    assert "left" not in written(console).rsplit("writing order.json", 1)[1]
 
 
 def test_stages_say_that_they_begin_and_do_the_same() -> None:

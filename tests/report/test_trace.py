@@ -17,10 +17,8 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import memory_profile
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Order, Problem, Storage
 from overlap_sched.problem.file import Limits, read_problem
-from overlap_sched.report.trace import RESERVED, arrow, span, trace_document, write_trace
-from overlap_sched.report.trace_measured import MeasuredStep, read_measured_steps
+from overlap_sched.report.trace import RESERVED, MeasuredStep, read_measured_steps, trace_document, write_trace
 from overlap_sched.scheduler.driver import Schedule
-from overlap_sched.scheduler.driver import schedule as scheduled
 from overlap_sched.simulate.allocator import replay_allocator
 from tests.report.conftest import schedule_by_hand
 from tests.support.examples import at_night
@@ -123,16 +121,6 @@ def test_the_example_event_by_event(reordered: Schedule, tmp_path: Path) -> None
         ("launch gather", 2001): (0, 0), ("launch scatter; wait full", 2001): (80, 0), ("wait grad", 2001): (120, 0),
         ("gather", 2002): (0, 40), ("scatter", 2002): (80, 40),
     }  # fmt: skip
-
-
-def test_arrows_from_launch_over_the_collective_to_the_wait(reordered: Schedule, tmp_path: Path) -> None:
-    found = events(reordered, tmp_path)
-    parts = [(e["ph"], e["tid"], e["ts"], e["id"]) for e in found if e["ph"] in "stf" and e["pid"] == 2]
-    first, second = 2 * 2**32 + 3, 2 * 2**32 + 8
-    assert sorted(parts, key=lambda part: (part[3], part[2], "stf".index(part[0]))) == [
-        ("s", 2001, 0, first), ("t", 2002, 0, first), ("f", 2001, 80, first),
-        ("s", 2001, 80, second), ("t", 2002, 80, second), ("f", 2001, 120, second),
-    ]  # fmt: skip
 
 
 def test_arguments_say_what_and_why(reordered: Schedule, tmp_path: Path) -> None:
@@ -245,27 +233,6 @@ def test_real_graphs(by_hand: ByHand, name: str, tmp_path: Path) -> None:
     problem = read_problem(INSTANCES / f"{name}.json.gz")
     schedule = by_hand(problem, problem.original_order)
     check(schedule, events(schedule, tmp_path))
-
-
-def test_what_the_scheduler_returns(tmp_path: Path) -> None:
-    schedule = scheduled(EXAMPLE)
-    found = events(schedule, tmp_path)
-    check(schedule, found)
-    assert all(e["args"]["why"] for e in found if e["ph"] == "X" and e["cat"] == "collective")
-
-
-def test_neighbours_touch() -> None:
-    cuts = (0.0004, 1.0006, 2.0015, 2.0016)
-    first, second, third = (span(1, 1, "s", "c", a, b, {}) for a, b in pairwise(cuts))
-    assert [(e["ts"], e["dur"]) for e in (first, second)] == [(0.0, 1.001), (1.001, second["dur"])]
-    assert round(second["ts"] + second["dur"], 3) == third["ts"]
-    assert third["dur"] in (0, 0.001)
-
-
-def test_only_the_end_of_an_arrow_says_how_it_is_bound() -> None:
-    parts = [arrow(phase, 1, 2, "c", 3, 4.00049) for phase in ("s", "t", "f")]
-    assert [part.get("bp") for part in parts] == [None, None, "e"]
-    assert {(part["ts"], part["id"], part["name"], part["cat"]) for part in parts} == {(4.0, 3, "c", "c")}
 
 
 def meta(of: str, pid: int | str, tid: int | str, **args: object) -> Event:
@@ -430,69 +397,3 @@ def test_odd_events(tmp_path: Path, reordered: Schedule) -> None:
         ("C", "counter"),
         ("i", "old mark"),
     ]
-
-
-Event = dict[str, Any]
-
-
-def fine() -> list[Event]:
-    """Two rows, an arrow between them, a counter and a mark."""
-    return [
-        {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "p"}},
-        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 10, "args": {"name": "a"}},
-        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 11, "args": {"name": "b"}},
-        {"ph": "X", "name": "outer", "cat": "c", "pid": 1, "tid": 10, "ts": 0, "dur": 10.5, "args": {}},
-        {"ph": "X", "name": "inner", "cat": "c", "pid": 1, "tid": 10, "ts": 2, "dur": 8.5},
-        {"ph": "s", "name": "n", "cat": "c", "id": 5, "pid": 1, "tid": 10, "ts": 2},
-        {"ph": "X", "name": "point", "cat": "c", "pid": 1, "tid": 11, "ts": 4, "dur": 0, "cname": "bad"},
-        {"ph": "f", "name": "n", "cat": "c", "id": 5, "pid": 1, "tid": 11, "ts": 4, "bp": "e"},
-        {"ph": "C", "name": "m", "pid": 1, "tid": 0, "ts": 0, "args": {"x": 1, "y": 2}},
-        {"ph": "C", "name": "m", "pid": 1, "tid": 0, "ts": 3, "args": {"x": 2, "y": 2}},
-        {"ph": "i", "s": "p", "name": "mark", "pid": 1, "tid": 10, "ts": 1},
-    ]
-
-
-def said(events: list[Event], **more: object) -> list[str]:
-    return violations(json.dumps({"traceEvents": events, **more}))
-
-
-def test_a_fine_trace() -> None:
-    assert said(fine()) == []
-    assert said(fine(), displayTimeUnit="ns") == []
-
-
-@pytest.mark.parametrize(
-    ("at", "change", "wrong"),
-    [
-        (3, {"ph": "Y"}, "event 3 (outer): is no object with a known phase"),
-        (3, {"name": ""}, "event 3 (): has no name"),
-        (3, {"pid": "1"}, "event 3 (outer): pid is no 32-bit number"),
-        (3, {"tid": 2**32}, "event 3 (outer): tid is no 32-bit number"),
-        (3, {"ts": "0"}, "event 3 (outer): ts is no number"),
-        (3, {"dur": -1}, "event 3 (outer): dur is no duration"),
-        (3, {"dur": float("nan")}, "event 3 (outer): dur is no duration"),
-        (3, {"args": []}, "event 3 (outer): args is no object"),
-        (3, {"cat": None}, "event 3 (outer): cat is no text"),
-        (6, {"cname": "scarlet"}, "event 6 (point): cname is none of the reserved names"),
-        (9, {"args": {}}, "event 9 (m): args are no series of numbers"),
-        (9, {"args": {"x": True, "y": 1}}, "event 9 (m): args are no series of numbers"),
-        (10, {"s": "x"}, "event 10 (mark): s is no scope"),
-        (5, {"id": "5"}, "event 5 (n): has no id and category to be found by"),
-        (5, {"bp": "e"}, "event 5 (n): bp is not the e of an end"),
-        (0, {"args": {"name": 1}}, "event 0 (process_name): is no metadata that is documented"),
-        (0, {"name": "process_colour"}, "event 0 (process_colour): is no metadata that is documented"),
-        (0, {"pid": 2}, "process 1 has 0 names"),
-        (1, {"tid": 11}, "row (1, 10) has 0 names"),
-        (9, {"args": {"x": 1}}, "counter m of process 1 has other series at 3"),
-        (8, {"ts": 4}, "counter m of process 1 goes back to 3"),
-        (4, {"dur": 8.501}, "inner at 2 overlaps another span of its row"),
-        (7, {"ts": 4.001}, "the f of arrow 5 at 4.001 is in no span"),
-        (5, {"ts": 11}, "the s of arrow 5 at 11 is in no span"),
-        (7, {"id": 6}, "arrow n 5 is s, not s, t ..., f"),
-        (7, {"ph": "t", "bp": None}, "event 7 (n): bp is not the e of an end"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong(at: int, change: Event, wrong: str) -> None:
-    events = fine()
-    events[at] |= change
-    assert wrong in said(events)

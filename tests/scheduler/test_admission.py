@@ -1,4 +1,4 @@
-"""Admission against recomputation from scratch; range maxima, ready sets and sorted keys against plain ones."""
+"""Admission against recomputation from scratch; when refused nodes come back."""
 
 import random
 from types import SimpleNamespace
@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sortedcontainers import SortedList
 
 from overlap_sched import EXAMPLE
 from overlap_sched.judge.validate import memory_profile
@@ -17,12 +16,10 @@ from overlap_sched.scheduler.admission import (
     THIS_STEP,
     CompletionProfile,
     Obstacle,
-    PositionalProfile,
-    RangeMax,
-    completion_profile,
 )
-from overlap_sched.scheduler.ready import FewKeys, ReadyList
+from overlap_sched.scheduler.ready import ReadyList, SortedKeys
 from overlap_sched.scheduler.task import Reference
+from overlap_sched.simulate.ledger import LiveRanges
 from tests.support.graphs import problems
 from tests.support.oracle import random_order, rules
 
@@ -37,9 +34,11 @@ def check(memory: CompletionProfile, done: list[int]) -> None:
     for k, v in enumerate(rest):
         at = memory.position[v]
         assert memory.profile[at] == profile[len(done) + k], (done, v)
-        if isinstance(memory, PositionalProfile):
+        if memory.step_of is not None:
             assert memory.step_of[at] == len(done) + k, (done, v)
     assert all(memory.profile[memory.position[v]] < LOWEST // 2 for v in done)
+    alloc_bytes = memory.alloc_bytes[rest[0]] if rest else 0
+    assert memory.live_bytes + alloc_bytes == (profile[len(done)] if rest else LiveRanges(problem).end_bytes)
     assert memory.first == min((memory.position[v] for v in rest), default=len(memory.order))
 
 
@@ -50,8 +49,8 @@ def test_profile_equals_recomputation_and_admission_is_exact(
     reference = random_order(problem, seed)
     profile = memory_profile(problem, reference)
     limit = np.array(profile if positional else max(profile), dtype=np.int64) + headroom
-    memory = completion_profile(Reference(problem, reference), limit)
-    assert list(memory.profile.array(0, len(profile))) == profile
+    memory = CompletionProfile(Reference(problem, reference), limit)
+    assert list(memory.profile) == profile
     before, done, draw = rules(problem), [], random.Random(seed)
     while len(done) < len(reference):
         ready = [v for v in reference if v not in done and before[v] <= set(done)]
@@ -71,39 +70,13 @@ def test_profile_equals_recomputation_and_admission_is_exact(
                 assert 0 < memory.refusal(v, obstacle).over_bytes <= over
         assert reference[memory.first] in admitted  # the guarantee
         v = draw.choice(admitted)
-        low = memory.profile.array(0, len(reference))
+        low = memory.profile.copy()
         lowered = memory.run(v)
         fell = {at for at in range(len(reference)) if memory.profile[at] < low[at] and at != memory.position[v]}
         assert fell <= {at for begin, end in lowered for at in range(begin, end)}
         done.append(v)
         check(memory, done)
-        assert memory.live_bytes == live_bytes(problem, done)
     assert memory.peak_bytes == max(memory_profile(problem, done))
-
-
-def live_bytes(problem: Problem, done: list[int]) -> int:
-    """Bytes live between steps: what the next step would find if it allocated nothing."""
-    rest = [v for v in random_order(problem, 0) if v not in set(done)]
-    if not rest:
-        return end_bytes(problem)
-    before = rules(problem)
-    v = next(v for v in rest if before[v] <= set(done))
-    allocated = 0
-    if problem.nodes[v].kind != "input":
-        allocated = sum(problem.storages[s].bytes for s in problem.nodes[v].alloc)
-    return memory_profile(problem, [*done, v, *[w for w in rest if w != v]])[len(done)] - allocated
-
-
-def end_bytes(problem: Problem) -> int:
-    """What is left when all has run: pinned, unused inputs, what an output allocates and nothing uses."""
-    total = 0
-    for node in problem.nodes:
-        for s in node.alloc:
-            used = any(s in other.use for other in problem.nodes)
-            size, pinned = problem.storages[s]
-            if (used and pinned) or (not used and node.kind in ("input", "output")):
-                total += size
-    return total
 
 
 def test_reference_profile_of_the_example() -> None:
@@ -112,7 +85,7 @@ def test_reference_profile_of_the_example() -> None:
 
 
 def test_a_refusal_names_bytes_and_place() -> None:
-    memory = CompletionProfile(Reference(EXAMPLE, EXAMPLE.original_order), 21 * MIB)
+    memory = CompletionProfile(Reference(EXAMPLE, EXAMPLE.original_order), np.array(21 * MIB))
     for v in (0, 1, 2, 4):
         assert memory.admits(v)
         memory.run(v)
@@ -122,34 +95,6 @@ def test_a_refusal_names_bytes_and_place() -> None:
     assert memory.refusal(6, obstacle) == (4 * MIB, 5)
     memory.run(3)
     assert memory.admits(5)
-
-
-SIZES = st.integers(-(2**40), 2**40)
-
-
-@given(st.lists(SIZES, min_size=1, max_size=40), st.integers(1, 7), st.data())
-def test_as_a_plain_array(values: list[int], block: int, data: st.DataObject) -> None:
-    plain, blocks = np.array(values, dtype=np.int64), RangeMax(np.array(values, dtype=np.int64), block)
-    for _ in range(data.draw(st.integers(0, 12))):
-        begin = data.draw(st.integers(0, len(values) - 1))
-        end = data.draw(st.integers(begin + 1, len(values)))
-        if data.draw(st.booleans()):
-            amount = data.draw(SIZES)
-            blocks.add(begin, end, amount)
-            plain[begin:end] += amount
-        else:
-            blocks.drop(begin)
-            plain[begin] = LOWEST
-        limit = data.draw(SIZES)
-        above = begin + np.flatnonzero(plain[begin:end] > limit)
-        assert blocks.last_above(begin, end, limit) == (above[-1] if len(above) else -1)
-        highest = int(plain[begin:end].max())
-        if highest > LOWEST // 2:  # dropped values are only known to be low
-            assert blocks.max(begin, end) == highest
-            at = begin + int(plain[begin:end].argmax())
-            assert blocks[at] == blocks.array(begin, end)[at - begin] == highest
-        else:
-            assert blocks.max(begin, end) < LOWEST // 2
 
 
 MM, GATHER = 4, 2
@@ -192,39 +137,13 @@ def test_what_was_too_large_for_a_step_waits_for_room(missing: int, back: list[i
     assert ready.unblocked([]) == back
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_plain_list_does_what_a_list_of_lists_does(seed: int) -> None:
-    draw = random.Random(seed)
-    few, many = FewKeys(), SortedList()
-    for _ in range(200):
-        key = (draw.randrange(30), draw.randrange(30))
-        if draw.random() < 0.6 or not few:
-            few.add(key)
-            many.add(key)
-        elif draw.random() < 0.8:
-            key = draw.choice(few)
-            few.remove(key)
-            many.remove(key)
+def test_sorted_keys_stay_sorted_and_know_what_is_not_inside() -> None:
+    draw, keys = random.Random(1), SortedKeys[tuple[int, int]]()
+    for _ in range(300):
+        if draw.random() < 0.6 or not keys:
+            keys.add((draw.randrange(30), draw.randrange(30)))
         else:
-            assert few.pop(0) == many.pop(0)
-        low, high = sorted((draw.randrange(31), draw.randrange(31)))
-        assert list(few) == list(many)
-        assert list(few.irange((low,), (high,))) == list(many.irange((low,), (high,)))
-        assert list(few.irange((low, 3), (high, 3))) == list(many.irange((low, 3), (high, 3)))
-        assert list(few.irange(None, (high,))) == list(many.irange(None, (high,)))
-        assert list(few.irange((low,))) == list(many.irange((low,)))
-
-
-def test_both_ends_of_a_range_are_in_it_and_keys_may_be_removed_on_the_way() -> None:
-    few = FewKeys([1, 2, 3, 4])
-    for key in few.irange(2, 3):
-        few.remove(key)
-    assert few == [1, 4]
-
-
-@pytest.mark.parametrize("key", [0, 2, 9])
-def test_what_is_not_inside_is_not_removed(key: int) -> None:
-    few = FewKeys([1, 3, 5])
-    with pytest.raises(ValueError, match=f"^{key} is not among the keys$"):
-        few.remove(key)
-    assert few == [1, 3, 5]
+            keys.remove(draw.choice(keys))
+        assert keys == sorted(keys)
+    with pytest.raises(ValueError, match="31"):
+        keys.remove((31, 0))

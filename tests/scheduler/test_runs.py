@@ -26,14 +26,14 @@ TWO = forward(20)
 
 @pytest.mark.parametrize("problem", [ONE, TWO], ids=["backward", "forward"])
 def test_the_bound_that_knows_the_end_of_streams_is_one(problem: Problem) -> None:
-    bound_us = streams_bound_us(problem, Reference(problem, problem.original_order).priorities())
+    bound_us = streams_bound_us(Reference(problem, problem.original_order).priorities())
     assert busy_us(problem)[1] <= bound_us <= lower_bound_us(problem) * (1 + 1e-9)
     assert bound_us <= replay(problem, problem.original_order).step_us
 
 
 def test_what_follows_on_the_last_collective_counts() -> None:
     # some compute is behind every collective of the forward pass
-    assert streams_bound_us(TWO, Reference(TWO, TWO.original_order).priorities()) > busy_us(TWO)[1]
+    assert streams_bound_us(Reference(TWO, TWO.original_order).priorities()) > busy_us(TWO)[1]
 
 
 @examples(60)

@@ -7,14 +7,15 @@ import json
 import os
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from overlap_sched.distributed import Agreement, Digest, agree, broadcast_costs, digest_of, run_token
+from overlap_sched.distributed import Digest, agree, broadcast_costs, digest_of, run_token
 from overlap_sched.distributed.agreement import membership_of
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Problem
@@ -65,25 +66,29 @@ class MemoryStore:
         return self.values.get(key, expected.encode())
 
 
+class Clock:
+    """Time that passes only while somebody sleeps; then other ranks may do something."""
+
+    def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        self.now_s, self.naps_s, self.meanwhile = 0.0, list[float](), meanwhile
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now_s += seconds
+        self.naps_s.append(seconds)
+        self.meanwhile()
+
+
 LIMIT_S = 60.0
 """Far more than a loaded machine needs; scenes in which a rank is missing use a short one."""
 
 
-def as_json(agreement: Agreement) -> dict[str, Any]:
-    verdict = agreement.verdict
-    differs = {part: [list(side) for side in sides] for part, sides in verdict.differs.items()}
-    return {
-        "agreed": agreement.agreed,
-        "launches_alike": verdict.launches_alike,
-        "reason": verdict.reason,
-        "differs": differs,
-        "missing": list(verdict.missing),
-        "in_doubt": agreement.in_doubt,
-    }
-
-
 def ask(mine: Digest, timeout_s: float = LIMIT_S) -> dict[str, Any]:
-    return as_json(agree(mine, timeout_s))
+    agreement = agree(mine, timeout_s)
+    return {**asdict(agreement.verdict), "in_doubt": agreement.in_doubt}
 
 
 def scenes(rank: int, last: int) -> dict[str, Any]:
@@ -91,7 +96,7 @@ def scenes(rank: int, last: int) -> dict[str, Any]:
     odd = rank == last
     found: dict[str, Any] = {}
     found["equal"] = ask(digest("equal"))
-    found["graph"] = ask(digest("another" if odd else "graph"))
+    found["operators"] = ask(digest("another" if odd else "graph"))
     found["options"] = ask(digest("options", headroom=int(odd)))
     found["costs"] = ask(digest("costs", slower_us=float(odd)))
     slower_us = broadcast_costs({"all": rank + 0.1}, timeout_s=LIMIT_S)["all"]
@@ -103,15 +108,12 @@ def scenes(rank: int, last: int) -> dict[str, Any]:
     if not odd:  # the odd one finds it in a cache the second time
         found["hit and miss"].append(ask(digest("cached"), 1.0))
     dist.barrier()
-    found["fails the second time"] = [ask(digest("twice"))]
     twice = digest("twice")
-    mine = Digest.of_failure("KeyError: 'mm'", twice.key, twice.launches) if odd else twice
-    found["fails the second time"].append(ask(mine))
-    found["late"] = []
+    failed = Digest.of_failure("KeyError: 'mm'", twice.key, twice.launches)
+    found["fails the second time"] = [ask(twice), ask(failed if odd else twice)]
+    found["late"], limit_s = [], 0.05
     for i in range(12):
-        limit_s = 0.05
-        if odd:
-            time.sleep(limit_s * i / 6)
+        time.sleep(limit_s * i / 6 if odd else 0.0)
         found["late"].append(ask(digest(f"late {i}"), limit_s))
         dist.barrier()
     found["token"] = run_token()
@@ -131,7 +133,7 @@ def one_dies(rank: int, last: int) -> dict[str, Any]:
 def server_dies(rank: int, last: int) -> dict[str, Any]:
     """Rank 0 serves the store; it goes while the other waits."""
     if rank == 0:
-        membership = membership_of(None, None, None)
+        membership = membership_of()
         assert membership is not None
         while not membership.store.check(["overlap_sched/agreement/all/waiting"]):
             time.sleep(0.01)

@@ -26,7 +26,7 @@ class Fault(Exception):  # noqa: N818 - what a rank receives instead of a result
 
 
 FAULT = Fault("injected")
-LIMITS_S = (300.0, 30.0)
+LIMIT_S = 300.0
 WRITES = ("set", "add", "compare_set")
 MUTABLE = ("at/", "waiting", "absent")
 """Keys that are written again and again, by how they begin."""
@@ -78,7 +78,7 @@ class StuckError(AssertionError):
     """Ranks that have not finished, and none can take a step."""
 
 
-Agree = Callable[[Digest, str, int, Sequence[int], float, float], Generator[StoreCall, Any, Verdict]]
+Agree = Callable[[Digest, str, int, Sequence[int], float], Generator[StoreCall, Any, Verdict]]
 
 
 @dataclass
@@ -219,7 +219,7 @@ class Checker:
         if done == len(graphs):
             self._ranks.append(Rank(known, tuple(map(Verdict.from_json, known.verdicts))))
             return len(self._ranks) - 1
-        steps = self.agree(graphs[done], f"call{done}", rank, range(len(self.graphs)), *LIMITS_S)
+        steps = self.agree(graphs[done], f"call{done}", rank, range(len(self.graphs)), LIMIT_S)
         try:
             step = next(steps)
             for result in known.received:

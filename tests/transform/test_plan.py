@@ -15,7 +15,7 @@ from overlap_sched.scheduler.restrictions import DeviceLimit
 from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform import plan as planning
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.plan import left_out, plan, plan_of_rewrites, rewrites_without
+from overlap_sched.transform.plan import plan, plan_of_rewrites
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Bucket, Stream
 from overlap_sched.transform.search import RewriteSearch, Trial, schedule_again
@@ -272,28 +272,3 @@ def test_names_do_not_collide_with_those_of_the_graph() -> None:
     ]
     found = plan(Problem("named", tuple(nodes), BOUND.storages, BOUND.groups), PRICES, BUCKETS)
     assert violation(found.schedule.problem, found.schedule.order) is None
-
-
-def test_what_a_bucket_buys_where_the_network_binds_is_its_latency() -> None:
-    found = plan(BOUND, PRICES, replace(BUCKETS, headroom="100%"))
-    left = left_out(found, PRICES)
-    largest = sorted(found.records, key=lambda record: -record.stream_us)
-    assert [one.rewrite for one in left] == [record.rewrite for record in largest[:12]]
-    saved = {record.rewrite: record.stream_us for record in found.records}
-    for one in left:
-        assert isinstance(one.rewrite, Bucket)
-        assert one.why_not == ""
-        assert one.with_us == pytest.approx(found.schedule.scheduled.step_us, rel=0.1)
-        assert 0 < one.bought_us <= saved[one.rewrite] * (1 + 1e-9)
-    assert left_out(found, PRICES, most=1) == left[:1]
-    assert left_out(found, PRICES) == left
-
-
-def test_members_of_a_bucket_stay_on_the_stream_on_which_it_was() -> None:
-    bucket, other = Bucket(("scatter0_0", "scatter0_1"), "coalesced"), Bucket(("gather0_0", "gather0_1"), "coalesced")
-    made = (bucket, other, Stream(bucket.name), Stream("scatter1_0"))
-    rest = rewrites_without(made, bucket)
-    assert rest == (other, Stream("scatter0_0"), Stream("scatter0_1"), Stream("scatter1_0"))
-    assert rewrites_without(made, other) == (bucket, Stream(bucket.name), Stream("scatter1_0"))
-    groups = {node.name: node.group for node in apply(BOUND, rest, PRICES).nodes}
-    assert (groups["scatter0_0"], groups["scatter0_1"]) == ("fsdp/2", "fsdp/2")

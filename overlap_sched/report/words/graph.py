@@ -2,12 +2,13 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Literal, NamedTuple, get_args
 
 from rich.table import Table
 
-from overlap_sched.cost.profile import How, MeasuredTime, Profile, Sought
-from overlap_sched.cost.table import CollectiveTime, KernelTime, Tables, describe_table
+from overlap_sched.cost.profile import Profile
+from overlap_sched.cost.table import Tables, describe_table
 from overlap_sched.peak_memory.peak import Peak
 from overlap_sched.problem import Kind, NodeId, Problem
 from overlap_sched.report.table import align_rows, captioned_table
@@ -39,16 +40,13 @@ def sizes_assumed(sizes: Sequence[AssumedSize]) -> str:
 
     Those that no assert limits come first.
     """
-    if not sizes:
-        return ""
-    ranked = sorted(sizes, key=lambda size: size.limited)
+    shown = [
+        f"{one.name}{f' ({one.node})' * bool(one.node)} "
+        + (f"<= {one.taken:,} as asserted" if one.limited else f"= {one.taken:,}")
+        for one in sorted(sizes, key=lambda one: one.limited)[:_SHOWN]
+    ]
     more = f" and {len(sizes) - _SHOWN:,} more" if len(sizes) > _SHOWN else ""
-    return f"peak rests on guessed sizes: {', '.join(map(_shown, ranked[:_SHOWN]))}{more}"
-
-
-def _shown(size: AssumedSize) -> str:
-    node = f" ({size.node})" if size.node else ""
-    return f"{size.name}{node} {f'<= {size.taken:,} as asserted' if size.limited else f'= {size.taken:,}'}"
+    return f"peak rests on guessed sizes: {', '.join(shown)}{more}" if sizes else ""
 
 
 Purpose = Literal["FSDP", "data", "tensor", "expert", "host", "other"]
@@ -61,10 +59,9 @@ MOST_SEEN = 60
 
 def group_purposes(problem: Problem) -> dict[str, Purpose]:
     """Per process group on which something runs, what it is for, by most of its bytes."""
-    sums = dict[str, dict[Purpose, int]]()
+    sums = defaultdict[str, Counter[Purpose]](Counter)
     for v in problem.collectives:
-        of, what = sums.setdefault(problem.nodes[v].group or "", {}), _what(problem, v)
-        of[what] = of.get(what, 0) + max(problem.nodes[v].bytes, 1)
+        sums[problem.nodes[v].group or ""][_what(problem, v)] += max(problem.nodes[v].bytes, 1)
     return {name: max(of, key=lambda what: of[what]) for name, of in sums.items()}
 
 
@@ -73,11 +70,8 @@ def group_names(purposes: Mapping[str, Purpose]) -> dict[str, str]:
 
     A name of more than digits says what it is for itself.
     """
-    return {name: _named(name, what) for name, what in purposes.items()}
-
-
-def _named(name: str, what: Purpose) -> str:
-    return f"{what} {name}" if name.removesuffix(second_group("")).isdecimal() else printable(name)
+    unnamed = {name for name in purposes if name.removesuffix(second_group("")).isdecimal()}
+    return {name: f"{what} {name}" if name in unnamed else printable(name) for name, what in purposes.items()}
 
 
 def by_purpose(names: Iterable[str], purposes: Mapping[str, Purpose]) -> list[str]:
@@ -135,20 +129,17 @@ def peak_text(peak: Peak) -> str:
         needed = ", ".join(names[v] for v in one.needed_by[:3]) or "nobody"
         needed += f" and {len(one.needed_by) - 3:,} more" if len(one.needed_by) > 3 else ""
         needed += ": never freed" if not one.needed_by and problem.storages[one.storage].pinned else ""
-        mark, what = " " if one.forced else "*", f"made by {names[one.maker]}, needed by {needed}"
         if one.bytes:
-            rows.append((mark, size(one.bytes), one.kind, what))
-    return "\n".join(
-        [
-            f"{printable(problem.name)}: peak {size(peak.bytes)}, first at {names[peak.node]}, "
-            f"step {peak.position + 1:,} of {peak.steps:,} ({problem.memory_model} memory model, simulated)",
-            *align_rows(by_kind),
-            f"  live at this node in every order: {size(peak.forced_bytes)} ({100 * peak.forced_bytes / whole:.1f} %); "
-            "in some orders, storages marked * are not live here",
-            *(["largest:" if len(rows) > 1 else "the only one:"] if rows else []),
-            *align_rows(rows),
-        ]
-    )
+            what = f"made by {names[one.maker]}, needed by {needed}"
+            rows.append((" " if one.forced else "*", size(one.bytes), one.kind, what))
+    lines = [
+        f"{printable(problem.name)}: peak {size(peak.bytes)}, first at {names[peak.node]}, "
+        f"step {peak.position + 1:,} of {peak.steps:,} ({problem.memory_model} memory model, simulated)",
+        *align_rows(by_kind),
+        f"  live at this node in every order: {size(peak.forced_bytes)} ({100 * peak.forced_bytes / whole:.1f} %); "
+        "in some orders, storages marked * are not live here",
+    ]
+    return "\n".join([*lines, *(["largest:", *align_rows(rows)] if rows else [])])
 
 
 _LISTED = 4
@@ -160,71 +151,56 @@ def profile_notes(profile: Profile) -> Iterator[str]:
     pairs = zip(profile.sought, profile.measured, strict=True)
     timed = [(node, m) for node, m in pairs if m is not None or node.us > 0.0]
     how = Counter(m.how for _, m in timed if m is not None)
-    ways: tuple[tuple[How, str], ...] = (
-        ("order", "by shapes and order"),
-        ("shapes", "by shapes alone"),
-        ("names", "by names of fused kernels"),
-    )
+    ways = {"order": "by shapes and order", "shapes": "by shapes alone", "names": "by names of fused kernels"}
     yield (
         f"profile: {sum(how.values()):,} of {count(len(timed), 'node')} that take time were found in it, "
         f"{profile.share():.1%} of the predicted time"
-        + "".join(f", {how[key]:,} {what}" for key, what in ways if how[key])
+        + "".join(f", {how[key]:,} {what}" for key, what in ways.items() if how[key])  # type: ignore[index]
         + f" ({count(profile.runs, 'run')} on {count(profile.ranks, 'rank')})"
     )
     if profile.skew_us is not None:
         yield f"profile: {duration(profile.skew_us)} of waiting for late ranks taken out of the collectives of a run"
     else:
-        yield (
-            "profile: one rank: its collectives still hold the time that it waited for others in them; give the traces "
-            "of more ranks to take that out"
-        )
+        yield "profile: one rank: its collectives still hold waiting for others; give the traces of more ranks"
     missing = Counter(node.name for node, m in timed if m is None).most_common()
     if missing:
         listed = ", ".join(f"{n} x {printable(name)}" for name, n in missing[:_LISTED])
-        more = ", ..." if len(missing) > _LISTED else ""
-        yield f"profile: not found, so as predicted: {listed}{more}"
+        yield f"profile: not found, so as predicted: {listed}{', ...' * (len(missing) > _LISTED)}"
 
 
 def profile_table(profile: Profile) -> Table:
     """The operators whose predicted and measured times differ most."""
-    rows: dict[str, list[tuple[Sought, MeasuredTime]]] = defaultdict(list)
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for node, measured in zip(profile.sought, profile.measured, strict=True):
         if measured is not None:
-            rows["in fused kernels" if measured.how == "names" else _label(node)].append((node, measured))
-    totals = [
-        (label, len(pairs), sum(node.us for node, _ in pairs), sum(m.us for _, m in pairs))
-        for label, pairs in rows.items()
-    ]
+            shapes = [str(list(shape)) for shape in node.shapes or ()]
+            shapes[2:] = ["..."] * (len(shapes) > 2)
+            name = " ".join([node.name.removeprefix("_c10d_functional::"), *shapes])
+            found["in fused kernels" if measured.how == "names" else printable(name)].append((node.us, measured.us))
+    totals = [(label, len(us), *map(sum, zip(*us, strict=True))) for label, us in found.items()]
     totals.sort(key=lambda row: (-abs(row[3] - row[2]), row[0]))
+    rows = [
+        (label, f"{nodes:,}", duration(predicted), duration(us), f"{us / predicted:,.2f}" if predicted else "-")
+        for label, nodes, predicted, us in totals[:_ROWS]
+    ]
     heads = ("nodes", "predicted", "measured", "measured / predicted")
-    table = captioned_table("where prediction and profile differ most", "", heads, first="operator")
-    for label, nodes, predicted, measured_us in totals[:_ROWS]:
-        ratio = f"{measured_us / predicted:,.2f}" if predicted else "-"
-        table.add_row(label, f"{nodes:,}", duration(predicted), duration(measured_us), ratio)
-    return table
-
-
-def _label(node: Sought) -> str:
-    shapes = [str(list(shape)) for shape in node.shapes or ()]
-    return printable(" ".join([node.name.removeprefix("_c10d_functional::"), *shapes[:2], *["..."][: len(shapes) > 2]]))
+    return captioned_table("where prediction and profile differ most", "", heads, "operator", rows)
 
 
 def calibration_text(tables: Tables, failed: Sequence[str], path: str) -> str:
     """A line per table: how much was measured, and the largest of it; then what failed."""
     lines = [f"{printable(path)}: {len(tables.collectives):,} collectives, {len(tables.kernels):,} kernels measured"]
-    groups: dict[tuple[str, int, int], list[CollectiveTime]] = defaultdict(list)
-    for one in sorted(tables.collectives, key=lambda one: (one.kind, one.ranks, one.nodes, one.bytes)):
-        groups[one.kind, one.ranks, one.nodes].append(one)
-    for key, (least, *_, most) in ((key, (ones[0], *ones)) for key, ones in groups.items()):
+    collectives = sorted(tables.collectives, key=lambda one: (one.kind, one.ranks, one.nodes, one.bytes))
+    for key, ones in groupby(collectives, key=lambda one: (one.kind, one.ranks, one.nodes)):
+        of_one = list(ones)
+        least, most = of_one[0], of_one[-1]
         lines.append(
             f"  {describe_table(*key)}: {size(least.bytes)} {duration(least.time_us)}, "
             f"{size(most.bytes)} {duration(most.time_us)} ({most.bytes / most.time_us / 1e3:.2f} GB/s), "
             f"launch {duration(least.launch_us)} to {duration(most.launch_us)}"
         )
-    ops: dict[str, list[KernelTime]] = defaultdict(list)
-    for kernel in sorted(tables.kernels, key=lambda one: one.op):
-        ops[kernel.op].append(kernel)
-    for op, kernels in ops.items():
+    for op, of in groupby(sorted(tables.kernels, key=lambda one: one.op), key=lambda one: one.op):
+        kernels = list(of)
         flops = max(one.flops / one.time_us / 1e6 for one in kernels)
         rate = f"{flops:.3g} TFLOP/s" if flops else f"{max(one.bytes / one.time_us / 1e3 for one in kernels):.3g} GB/s"
         lines.append(f"  {printable(op)}: {len(kernels)} shapes, {rate} at best")

@@ -1,36 +1,107 @@
 """A schedule in words: figures and a table, why each collective is where it is, what came of it, and why not more."""
 
 import difflib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
+from msgspec import Struct
 from rich.table import Table
 
 from overlap_sched.errors import ProblemError
+from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.options import Options, replayed_allocator
-from overlap_sched.problem import ANY_GROUP, MAX_TOTAL_BYTES, Order, Problem
+from overlap_sched.problem import ANY_GROUP, MAX_TOTAL_BYTES, Kind, Order, Problem
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.pins import BINDS_NOTHING, binds_nothing, pinned
 from overlap_sched.problem.precedence import launched_on
 from overlap_sched.problem.sizes import EXPANDABLE, PLAIN, VARIABLES, AllocatorSettings
-from overlap_sched.report.causes import ROUNDING, WORDS, Cause, causes, causes_text
-from overlap_sched.report.table import captioned_table
+from overlap_sched.report.table import align_rows, captioned_table
 from overlap_sched.report.units import between, change, count, duration, printable, size
 from overlap_sched.report.words.graph import group_names, group_purposes
 from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.scheduler.explain import Decision
 from overlap_sched.simulate.allocator import replay_allocator
 
+TAIL = "tail"
+WORDS = {
+    TAIL: "no compute is left at the end of the step to run meanwhile",
+    "dependency": "what is sent was ready too late for an earlier launch",
+    "stream": "another collective was still on the stream",
+    "memory": "an earlier launch would not have fitted into the memory budget",
+    "start": "what is launched at the start of the graph is waited for too soon",
+    "choice": "launched where the order has it, although an earlier launch was possible",
+    "nothing": "rounding",
+}
+"""What each cause is, for people."""
+ROUNDING = 1e-9
+"""Relative to the step: stall time below this comes from adding up floating-point numbers."""
+
+
+class Cause(Struct, frozen=True, forbid_unknown_fields=True):
+    """One cause and what it costs.
+
+    Attributes:
+        name: ``tail``, or what blocked the collectives (:data:`overlap_sched.scheduler.driver.Holder`).
+        exposed_us: Stall that it causes.
+        collectives: How many collectives it makes compute wait for.
+    """
+
+    name: str
+    exposed_us: float
+    collectives: int
+
+
+def causes(schedule: Schedule) -> tuple[Cause, ...]:
+    """The causes that cost anything, the most expensive first; they add up to the exposed time of the step."""
+    return causes_of(schedule.problem, replay(schedule.problem, schedule.order), schedule.decisions)
+
+
+def causes_of(problem: Problem, timeline: Replay, decisions: Sequence[Decision]) -> tuple[Cause, ...]:
+    """The same of any order: its replay, and the records of its collectives."""
+    last_us, found = last_compute_us(problem, timeline), defaultdict[str, list[float]](list)
+    for decision in decisions:
+        for name, us in stalls_by_cause(problem, timeline, decision, last_us).items():
+            found[name].append(us)
+    least_us = ROUNDING * timeline.step_us
+    made = (Cause(name, sum(all_us), sum(us > least_us for us in all_us)) for name, all_us in found.items())
+    return tuple(sorted((one for one in made if one.exposed_us > 0), key=lambda one: (-one.exposed_us, one.name)))
+
+
+def stalls_by_cause(problem: Problem, timeline: Replay, decision: Decision, last_us: float) -> dict[str, float]:
+    """Return the stalls of one collective in microseconds, by cause; ``last_us`` is :func:`last_compute_us`."""
+    found: dict[str, float] = {}
+    for w in problem.waits.get(decision.collective, ()):
+        name = TAIL if timeline.at_us[w] >= last_us else decision.held_by
+        found[name] = found.get(name, 0.0) + timeline.stall_us[w]
+    return found
+
+
+def last_compute_us(problem: Problem, timeline: Replay) -> float:
+    """When the last compute node that takes time has run: a stall from then on is the tail."""
+    computing = (v for v, node in enumerate(problem.nodes) if node.kind is Kind.COMPUTE and node.time_us)
+    return max((timeline.finish_us[v] for v in computing), default=0.0)
+
+
+def causes_text(found: tuple[Cause, ...]) -> str:
+    """One line per cause; rounding is left out."""
+    rows = [
+        (duration(cause.exposed_us), f"{cause.collectives:,}", WORDS.get(cause.name, cause.name))
+        for cause in found
+        if cause.collectives
+    ]
+    title = "Exposed time by cause, and of how many collectives:" if rows else "Nothing is exposed."
+    return "\n".join([title, *align_rows(rows)])
+
 
 def contention_line(contention: Contention) -> str:
     """One line that says which slowdown, stretch, lanes and links there are; empty where there is no contention."""
     parts = []
     if any(factor != 1.0 for factor in contention.slowdown.values()):
-        by_kind = sorted(contention.slowdown.items(), key=lambda item: item[0] == "")  # "every kind" comes last
-        beside = [f"beside {_kind(kind, len(by_kind) > 1)}" for kind, _ in by_kind]
-        times = [f"{factor:.15g}{'' if k else ' times as long'}" for k, (_, factor) in enumerate(by_kind)]
-        parts.append(f"compute takes {', '.join(map(' '.join, zip(times, beside, strict=True)))}")
+        factors = sorted(contention.slowdown.items(), key=lambda item: item[0] == "")  # "every kind" comes last
+        first, *more = (f"{factor:.15g}@ beside {_kind(kind, len(factors) > 1)}" for kind, factor in factors)
+        parts.append(f"compute takes {', '.join([first.replace('@', ' times as long'), *more]).replace('@', '')}")
     if contention.shares:
         taken = (f"{share:.15g} where it is bound by its {kind}" for kind, share in contention.shares.items())
         parts.append(f"of that it takes {' and '.join(taken)}")
@@ -70,10 +141,8 @@ def pins_text(schedule: Schedule) -> str:
 def collectives_text(problem: Problem) -> str:
     """``3 collectives``, ``3 collectives (1 blocks compute)``: launched by an operator itself, or in a sub-graph."""
     blocking = sum(group != ANY_GROUP for node in problem.nodes for group in node.launches)
-    if not blocking:
-        return count(len(problem.collectives), "collective")
-    text = f"{count(len(problem.collectives) + blocking, 'collective')} ({blocking:,} block"
-    return f"{text}{'s' if blocking == 1 else ''} compute)"
+    text = count(len(problem.collectives) + blocking, "collective")
+    return f"{text} ({blocking:,} block{'s' * (blocking == 1)} compute)" if blocking else text
 
 
 def apart_line(schedule: Schedule) -> str:
@@ -96,11 +165,10 @@ def together_text(schedule: Schedule) -> str:
     if after <= before:
         return ""
     known = all(problem.groups[problem.nodes[v].group or ""].ranks for v in problem.collectives)
-    pairs, are = ("pair", "is") if after == 1 else ("pairs", "are")
     return (
-        f"{after:,} {pairs} of collectives of process groups that share more than one rank"
-        f"{'' if known else ' (ranks that are not known are taken to be shared)'} {are} in flight together, "
-        f"{before:,} originally. Where a backend must not have that: --concurrent-groups disjoint."
+        f"In flight together: {count(after, 'pair')} of collectives of process groups that share more than one rank"
+        f"{'' if known else ' (ranks that are not known are taken to be shared)'}, {before:,} originally. Where a "
+        "backend must not have that: --concurrent-groups disjoint."
     )
 
 
@@ -130,29 +198,28 @@ def settings_for(problem: Problem, options: Options | None = None) -> AllocatorS
 
 
 def reserved_for(
-    problem: Problem, order: Order, settings: AllocatorSettings | None, original: Problem | None = None
+    problem: Problem, order: Order, options: Options | None = None, original: Problem | None = None
 ) -> Reserved | None:
-    """Replay the original order and a new one; ``None`` without settings.
+    """Replay the original order and a new one; ``None`` where none is replayed.
 
     Args:
         problem: Of the new order.
         order: The new one.
-        settings: Of the allocator.
+        options: Say which allocator is replayed; ``None``: the defaults.
         original: Whose order is the original one; ``None``: the same problem (else it was rewritten).
     """
+    settings, was = settings_for(problem, options), original or problem
     if settings is None:
         return None
-    was = original or problem
-    after = replay_allocator(problem, order, settings).reserved_bytes
-    same = was is problem and order == was.original_order
-    before = after if same else replay_allocator(was, was.original_order, settings).reserved_bytes
+    before = after = replay_allocator(problem, order, settings).reserved_bytes
+    if was is not problem or order != was.original_order:
+        before = replay_allocator(was, was.original_order, settings).reserved_bytes
     return Reserved(before, after, settings)
 
 
 def reserved_of(schedule: Schedule, original: Problem | None = None) -> Reserved | None:
     """The same of a schedule, with the allocator of its options."""
-    settings = settings_for(schedule.problem, schedule.options)
-    return reserved_for(schedule.problem, schedule.order, settings, original)
+    return reserved_for(schedule.problem, schedule.order, schedule.options, original)
 
 
 def reserved_rows(found: Reserved | None, limit_bytes: int | None = None) -> Sequence[tuple[str, ...]]:
@@ -200,21 +267,19 @@ def summary(schedule: Schedule, more: Sequence[tuple[str, ...]] = ()) -> Table:
     """Before, after, and the limit of each: a table for :mod:`rich` to print; then more rows of the same columns."""
     problem = schedule.problem
     groups = {group for node in problem.nodes for group in launched_on(node)} - {ANY_GROUP}
-    table = captioned_table(
+    seconds = f" Scheduled in {schedule.schedule_s:.2f} s." if schedule.schedule_s else ""
+    caption = (
+        f"Simulated, in the {problem.memory_model} memory model. Limits: a lower bound on any order's step; the memory "
+        f"budget, {budget_words(schedule)}.{seconds}"
+    )
+    return captioned_table(
         f"{printable(problem.name)}: {count(len(problem.nodes), 'node')}, "
         f"{collectives_text(problem)} on {count(len(groups), 'process group')}",
-        with_contention_line(
-            f"Simulated, in the {problem.memory_model} memory model. Limits: a lower bound on any order's step; "
-            f"the memory budget, {budget_words(schedule)}."
-            + (f" Scheduled in {schedule.schedule_s:.2f} s." if schedule.schedule_s else ""),
-            problem.contention,
-        ),
+        with_contention_line(caption, problem.contention),
         ("original", "scheduled", "change", "limit"),
-        first="",
+        "",
+        (*summary_rows(schedule), *more),
     )
-    for row in (*summary_rows(schedule), *more):
-        table.add_row(*row)
-    return table
 
 
 def summary_rows(schedule: Schedule) -> list[tuple[str, ...]]:
@@ -263,14 +328,9 @@ def explanation(schedule: Schedule, collective: str | None = None, top: int | No
     if schedule.fell_back is not None:
         head.append(f"The original order was kept: {printable(schedule.fell_back)}.")
     head += filter(None, [pins_text(schedule)])
-    listed = most_exposed(schedule, top)
-    parts = ["\n".join(head), causes_text(causes(schedule))]
-    if listed:
-        parts.append(
-            "Most exposed first:"
-            if len(listed) == len(decisions)
-            else f"The {count(len(listed), 'most exposed collective')} of {len(decisions):,} (--all shows every one):"
-        )
+    listed, some = most_exposed(schedule, top), f"most exposed of {len(decisions):,} (--all shows every one):"
+    shown = "Most exposed first:" if len(listed) == len(decisions) else f"The {len(listed):,} {some}"
+    parts = ["\n".join(head), causes_text(causes(schedule)), *[shown][: len(listed)]]
     return "\n\n".join([*parts, *(_record(schedule, d, called) for d in listed)])
 
 
@@ -281,23 +341,21 @@ def most_exposed(schedule: Schedule, top: int | None = None) -> list[Decision]:
 
 def _record(schedule: Schedule, decision: Decision, called: Mapping[str, str]) -> str:
     """One decision in a few lines: what, where and why, when, and what blocked it."""
-    problem = schedule.problem
-    node = problem.nodes[decision.collective]
+    problem, node = schedule.problem, schedule.problem.nodes[decision.collective]
     group, module = problem.groups[node.group or ""], f" in {printable(node.module)}" if node.module else ""
-    under = [f"{printable(problem.nodes[v].name)} ({duration(problem.nodes[v].time_us)})" for v in decision.under]
+    hiding = [f"{printable(problem.nodes[v].name)} ({duration(problem.nodes[v].time_us)})" for v in decision.under]
+    under = f" under {', '.join(hiding)}" if hiding else ""
+    by, waited = decision.original_position - decision.position, "nothing in this graph waits for it"
+    moved = f"originally {decision.original_position:,}: {abs(by):,} {'earlier' if by > 0 else 'later'}"
+    if decision.collective in problem.waits:
+        waited = f"first waited for at {duration(decision.wait_us)}"
     lines = [
         f"{printable(node.name)}{module}: {printable(node.op) or 'collective'} on group {called[node.group or '']} "
         f"of {group.size}, {size(node.bytes)}, {duration(node.time_us)}",
-        f"  exposed {duration(decision.exposed_us)}, hidden {duration(decision.hidden_us)}"
-        + (f" under {', '.join(under)}" if under else ""),
-        f"  launched at position {decision.position:,} ({_moved(decision)}), at {duration(decision.launch_us)}: "
-        f"{_WHY[decision.reason]}",
-        f"  ran from {duration(decision.start_us)} to {duration(decision.finish_us)}; "
-        + (
-            f"first waited for at {duration(decision.wait_us)}"
-            if decision.collective in problem.waits
-            else "nothing in this graph waits for it"
-        ),
+        f"  exposed {duration(decision.exposed_us)}, hidden {duration(decision.hidden_us)}{under}",
+        f"  launched at position {decision.position:,} ({moved if by else 'as originally'}), at "
+        f"{duration(decision.launch_us)}: {_WHY[decision.reason]}",
+        f"  ran from {duration(decision.start_us)} to {duration(decision.finish_us)}; {waited}",
         f"  blocked by {blocked_by(problem, decision)}",
     ]
     if decision.over_position is not None:
@@ -315,26 +373,20 @@ def launched_because(decision: Decision) -> str:
     return "where the original order has it" if decision.reason == "original" else _WHY[decision.reason]
 
 
-def _moved(decision: Decision) -> str:
-    by = decision.original_position - decision.position
-    if by == 0:
-        return "as originally"
-    return f"originally {decision.original_position:,}: {abs(by):,} {'earlier' if by > 0 else 'later'}"
-
-
 def blocked_by(problem: Problem, decision: Decision) -> str:
     """Say what keeps a collective from being launched sooner."""
     holder = "" if decision.held_node is None else printable(problem.nodes[decision.held_node].name)
-    if decision.held_by == "nothing":
-        return "nothing"
-    if decision.held_by == "dependency":
-        return f"a dependency: {holder} had to run first" if holder else "a dependency"
-    if decision.held_by == "stream":
-        return f"its stream: {holder} was still on it" if holder else "its stream, which was busy"
-    if decision.held_by == "start":
-        return "the start of the graph: it was launched at once, and waited for too soon"
-    if decision.held_by == "memory":
-        return "memory: launched sooner, it would not have fitted into the budget"
+    match decision.held_by:
+        case "nothing":
+            return "nothing"
+        case "dependency":
+            return f"a dependency: {holder} had to run first" if holder else "a dependency"
+        case "stream":
+            return f"its stream: {holder} was still on it" if holder else "its stream, which was busy"
+        case "start":
+            return "the start of the graph: it was launched at once, and waited for too soon"
+        case "memory":
+            return "memory: launched sooner, it would not have fitted into the budget"
     return "nothing: dependencies and live bytes allow an earlier launch"
 
 
@@ -352,13 +404,9 @@ def find_collective(problem: Problem, name: str) -> int:
     names = {problem.nodes[v].name: v for v in problem.collectives}
     if name in names:
         return names[name]
-    near = difflib.get_close_matches(name, names, n=3)
-    if near:
-        hint = f"Did you mean {' or '.join(map(repr, near))}?"
-    elif names:
-        hint = f"The first ones are {', '.join(map(repr, list(names)[:3]))}."
-    else:
-        hint = "This problem has no collectives."
+    near = " or ".join(map(repr, difflib.get_close_matches(name, names, n=3)))
+    there = f"The first ones are {', '.join(map(repr, list(names)[:3]))}." if names else "It has no collectives."
+    hint = f"Did you mean {near}?" if near else there
     raise ProblemError(f"problem {problem.name!r} has no collective named {name!r}. {hint}")
 
 
@@ -380,8 +428,7 @@ _BADGES: dict[Came, str] = {
 }
 
 
-@dataclass(frozen=True)
-class InShort:
+class InShort(NamedTuple):
     """What came of a schedule.
 
     Attributes:
@@ -404,34 +451,24 @@ def verdict(schedule: Schedule, original: Problem, reserved: Reserved | None, fi
         reserved: Of both orders; ``None``: not replayed.
         fits: Does it fit into the memory limit that was asked for (the budget)? ``None``: none was.
     """
-    before, after = schedule.original, schedule.scheduled
+    before, after, limit = schedule.original, schedule.scheduled, schedule.memory_limit_bytes
     gap = f"{gap_percent(after.step_us, schedule.lower_bound_us):.1f} % above the lower bound"
     if original is schedule.problem and schedule.order == schedule.problem.original_order:
         memory = f"{size(after.peak_bytes)} live" + (f" and {size(reserved.after)} reserved" if reserved else "")
         said = f"The original order stays: a step of {duration(after.step_us)}, {gap}, a peak of {memory}."
         return InShort("kept", _BADGES["kept"], said)
+    came: Came = "reordered"
+    if fits is not None or limit is not None:
+        came = "runs" if (not schedule.short_bytes if fits is None else fits) else "fails"
+    into = size(schedule.budget_bytes if limit is None else limit)
+    end = {"runs": f", and it fits into {into}", "fails": f", but it does not fit into {into}"}.get(came, "")
     step = _compared(before.step_us, after.step_us, "as long as before", "shorter", "longer")
     memory = _memory("live", before.peak_bytes, after.peak_bytes)
-    reserves = "reserved" if fits is None and schedule.memory_limit_bytes is None else "reserved without a limit"
-    memory += "" if reserved is None else f" and {_memory(reserves, reserved.before, reserved.after)}"
-    came, end = _end(schedule, fits)
-    return InShort(
-        came,
-        _BADGES[came],
-        f"The step takes {duration(after.step_us)} instead of {duration(before.step_us)} ({step}; {gap}) with a peak "
-        f"of {memory}{end}.",
-    )
-
-
-def _end(schedule: Schedule, fits: bool | None) -> tuple[Came, str]:
-    """Say whether it runs, where that was asked."""
-    limit = schedule.memory_limit_bytes
-    if fits is None and limit is None:
-        return "reordered", ""
-    limit = schedule.budget_bytes if limit is None else limit
-    if not schedule.short_bytes if fits is None else fits:
-        return "runs", f", and it fits into {size(limit)}"
-    return "fails", f", but it does not fit into {size(limit)}"
+    if reserved is not None:
+        what = "reserved" if came == "reordered" else "reserved without a limit"
+        memory += f" and {_memory(what, reserved.before, reserved.after)}"
+    said = f"The step takes {duration(after.step_us)} instead of {duration(before.step_us)} ({step}; {gap}) with a peak"
+    return InShort(came, _BADGES[came], f"{said} of {memory}{end}.")
 
 
 def _memory(what: str, before: float, after: float) -> str:
@@ -469,26 +506,23 @@ def why_no_better(kept: Schedule) -> str:
         return "no better order was found: nothing is exposed"
     parts = []
     for one in found[:_SHOWN]:
-        share = f"{duration(one.exposed_us)} " if len(found) > 1 else ""
-        parts.append(f"{share}because {_BECAUSE[one.name]} ({count(one.collectives, 'collective')})")
+        share = f" {duration(one.exposed_us)}" if len(found) > 1 else ""
+        parts.append(f"{share} because {_BECAUSE[one.name]} ({count(one.collectives, 'collective')})")
     comma = "," if len(found) > 1 else ""
-    return f"no better order was found: {duration(kept.scheduled.exposed_us)} stay exposed{comma} {', '.join(parts)}"
+    return f"no better order was found: {duration(kept.scheduled.exposed_us)} stay exposed{comma}{','.join(parts)}"
 
 
 def _causes(kept: Schedule) -> tuple[Cause, ...]:
     """List what exposes an order, with what memory refuses as a cause of its own; the most expensive first."""
     if not kept.scheduled.exposed_us:
         return ()
-    free = schedule(
-        kept.problem,
-        replace(kept.options, headroom=MAX_TOTAL_BYTES, memory_limit=None, base="original", effort=1, strict=False),
-    )
+    roomy = {"headroom": MAX_TOTAL_BYTES, "memory_limit": None, "base": "original", "effort": 1, "strict": False}
+    free = schedule(kept.problem, replace(kept.options, **roomy))  # type: ignore[arg-type]
     name = "memory" if free.scheduled.peak_bytes > kept.budget_bytes else "memory_limit"
-    limited = name == "memory" or kept.memory_limit_bytes is not None
     hidden_us = kept.scheduled.exposed_us - free.scheduled.exposed_us
-    if not limited or hidden_us <= 0 or free.scheduled.step_us >= kept.scheduled.step_us:
+    refused = hidden_us > 0 and free.scheduled.step_us < kept.scheduled.step_us
+    if not refused or (name == "memory_limit" and kept.memory_limit_bytes is None):
         return causes(kept)
     exposed_us = {d.collective: d.exposed_us for d in free.decisions}
     hidden = sum(d.exposed_us > exposed_us[d.collective] for d in kept.decisions)
-    found = (Cause(name, hidden_us, hidden), *causes(free))
-    return tuple(sorted(found, key=lambda cause: (-cause.exposed_us, cause.name)))
+    return tuple(sorted((Cause(name, hidden_us, hidden), *causes(free)), key=lambda one: (-one.exposed_us, one.name)))

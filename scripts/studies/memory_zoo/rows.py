@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from overlap_sched.judge.validate import peak_memory
 from overlap_sched.peak_memory.addresses import plan_addresses
-from overlap_sched.peak_memory.best import ORDERS, best_order
+from overlap_sched.peak_memory.best import best_order, lpmf
 from overlap_sched.peak_memory.memory_graph import lead_with_inputs, memory_graph_of
 from overlap_sched.problem import Problem
 from overlap_sched.simulate.allocator import replay_allocator
@@ -22,7 +22,7 @@ class ZooRow:
     Attributes:
         model: Its name. batch: the batch size. update: whether the step ends with SGD.
         nodes: Of the graph.
-        original_bytes: Peak of the order as traced. lpmf_bytes, bfs_bytes, dfs_bytes: of torch's three orders.
+        original_bytes: Peak of the order as traced. lpmf_bytes: of torch's, the lowest of its three here.
         peak_bytes: Of ours. bound_bytes: no order's peak is lower. found_by: what found ours.
         arena_bytes: One arena for our order, aligned to 512 bytes. fragmentation: the part of it above the peak.
         original_reserved_bytes, reserved_bytes: What torch's allocator reserves for the original order and for ours.
@@ -35,8 +35,6 @@ class ZooRow:
     nodes: int
     original_bytes: int
     lpmf_bytes: int
-    bfs_bytes: int
-    dfs_bytes: int
     peak_bytes: int
     bound_bytes: int
     found_by: str
@@ -61,9 +59,7 @@ class ZooRow:
 def zoo_row(model: str, batch: int, update: bool, problem: Problem) -> ZooRow:
     """All figures of one step."""
     graph = memory_graph_of(problem, "group")
-    torch_peaks = {
-        name: peak_memory(problem, lead_with_inputs(graph, ORDERS[name](graph)))[0] for name in ("lpmf", "bfs", "dfs")
-    }
+    lpmf_bytes, _ = peak_memory(problem, lead_with_inputs(graph, lpmf(graph)))
     plan, order_s = timed(lambda: best_order(problem, "group"))
     addresses, addresses_s = timed(lambda: plan_addresses(problem, plan.order))
     return ZooRow(
@@ -72,9 +68,7 @@ def zoo_row(model: str, batch: int, update: bool, problem: Problem) -> ZooRow:
         update=update,
         nodes=len(problem.nodes),
         original_bytes=plan.original_bytes,
-        lpmf_bytes=torch_peaks["lpmf"],
-        bfs_bytes=torch_peaks["bfs"],
-        dfs_bytes=torch_peaks["dfs"],
+        lpmf_bytes=lpmf_bytes,
         peak_bytes=plan.peak_bytes,
         bound_bytes=plan.bound_bytes,
         found_by=plan.found_by,

@@ -11,13 +11,13 @@ from scripts.studies.memory_zoo.rows import ZooRow
 
 def zoo_table(rows: Sequence[ZooRow]) -> str:
     """One line per step with SGD."""
-    heads = ["model, batch", "nodes", "original", "lpmf", "bfs", "dfs", "**ours**", "saved", "bound", "arena"]
+    heads = ["model, batch", "nodes", "original", "lpmf", "**ours**", "saved", "bound", "arena"]
     heads += ["fragmentation", "torch reserves: original → ours", "order", "addresses"]
     lines = [
         (
             f"{row.model}, {row.batch}",
             f"{row.nodes:,}",
-            *map(size, (row.original_bytes, row.lpmf_bytes, row.bfs_bytes, row.dfs_bytes)),
+            *map(size, (row.original_bytes, row.lpmf_bytes)),
             f"**{size(row.peak_bytes)}**",
             f"{row.saved_percent:.1f} %",
             _bound(row),
@@ -59,13 +59,13 @@ def _averages(rows: Sequence[ZooRow]) -> Iterator[Sequence[str]]:
 
 def torch_table(rows: Sequence[ZooRow]) -> str:
     """Beside torch's published ratios: steps with SGD, and without (gradients are kept, as in its graphs)."""
-    heads = ["model, batch", "", "original", "best of lpmf, bfs, dfs", "ours", "ratio", "torch, published", "bound"]
+    heads = ["model, batch", "", "original", "lpmf", "ours", "ratio", "torch, published", "bound"]
     lines = [
         (
             f"{row.model}, {row.batch}",
             "with SGD" if row.update else "gradients kept",
             size(row.original_bytes),
-            size(min(row.original_bytes, row.lpmf_bytes, row.bfs_bytes, row.dfs_bytes)),
+            size(min(row.original_bytes, row.lpmf_bytes)),
             size(row.peak_bytes),
             f"{row.original_bytes / row.peak_bytes:.2f}",
             f"{TORCH_RATIOS[row.model, row.batch]:.2f}",

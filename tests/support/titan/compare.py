@@ -125,7 +125,7 @@ def _timed(gb_per_s: float, record: Path | None) -> int:
     if record is not None:
         rows = [{"case": name, **_recorded(job)} for name, job in found.items()]
         command = f"scripts/titan.sh --slow-network {gb_per_s:g}"
-        packages = ("torch", "torchtitan", "numpy", "sortedcontainers")
+        packages = ("torch", "torchtitan", "numpy")
         write_record(record, {**provenance(command, packages), "same_losses": same, "rows": rows})
     return int(not same)
 

@@ -8,7 +8,7 @@ import pytest
 
 from overlap_sched.pipeline.compare import PlannedPipeline, named, plan_pipeline
 from overlap_sched.pipeline.replay import memory_curves, pipeline_peaks, replay_pipeline
-from overlap_sched.report import pipeline_page
+from overlap_sched.report import pipeline as pipeline_page
 from overlap_sched.report.colours import PIPELINE
 from overlap_sched.report.units import duration
 from tests.support.pipelines import random_job, random_schedule, uniform

@@ -77,6 +77,7 @@ def run_titan(arguments: list[str], run_traced: Callable[..., Any]) -> list[list
 def trained(arguments: list[str]) -> dict[str, Any]:
     """A training, looked at from the outside."""
     import overlap_sched
+    from tests.support.reports import report_data
 
     overlap_sched.clear_reports()
     graphs: list[fx.GraphModule] = []
@@ -95,7 +96,7 @@ def trained(arguments: list[str]) -> dict[str, Any]:
         "between": between(graphs[0]) if graphs else 0,
         "regions": sum(hasattr(node.target, "__wrapped__") for node in nodes),
         "stages": stages,
-        "reports": [report.to_json() for report in overlap_sched.reports()],
+        "reports": [report_data(report) for report in overlap_sched.reports()],
         "warned": [str(one.message) for one in said if one.category is overlap_sched.errors.OverlapSchedWarning],
     }
 

@@ -46,8 +46,6 @@ from overlap_sched.transform.rewrites import Fission
 from overlap_sched.transform.search import Refuses, refuse_nothing
 
 _DUMP_SUFFIXES = (".py", ".txt", ".log")
-_PARTS, _REGIONS, _FISSIONS = (2,), 4, 2
-"""Sub-graphs of a dump that run in parts: in how many, how many are looked at, and how many of those are tried."""
 _GUESSES = {
     "unknown_op": "an operator that is not known: kept in its place, with everything around it",
     "unknown_communication": "an operator that takes a process group: taken for communication that blocks",
@@ -440,7 +438,7 @@ def _load_dump(source: Input, tell: Callable[[str], None], wants: Wants) -> Load
             f"collectives are priced for {cluster.name}, as nothing says where the graph runs: "
             f"{cluster.ranks_per_node} ranks per node{slowed}; say otherwise with --cluster FILE_OR_NAME"
         )
-    on, fissions = device if cluster is None else cluster.device, fission_candidates
+    on = device if cluster is None else cluster.device
     loaded = Loaded(
         lifted.problem,
         lifted.prices,
@@ -448,7 +446,7 @@ def _load_dump(source: Input, tell: Callable[[str], None], wants: Wants) -> Load
         profile,
         {"device": on.name, "cluster": None if cluster is None else cluster.name, "fusion": fusion},
         model,
-        fissions=tuple(fissions(lifted, parts=_PARTS, effort=_REGIONS)[:_FISSIONS]) if wants.fissions else (),
+        fissions=tuple(fission_candidates(lifted)) if wants.fissions else (),
         batches=(*batch_fissions(lifted), *expert_fissions(lifted)) if wants.batches else (),
         device_bytes=on.memory_bytes,
     )

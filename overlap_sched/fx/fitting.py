@@ -33,8 +33,6 @@ KINDS = (*OF_VALUES, FISSION)
 """What is done where nothing else is asked for: results stay equal to the last bit."""
 ALL = (*KINDS, BATCH)
 """What may be asked for; the last rounds otherwise: the step in parts along its batch, whose gradients are added up."""
-_PARTS, _REGIONS, _FISSIONS = (2,), 4, 2
-"""Into how many parts a part of a graph is cut; regions that are grown, and fissions of them that are tried."""
 
 
 def fit_graph(
@@ -113,7 +111,7 @@ def fit_lifted(
         raise OptionsError(f"kinds has {unknown[0]!r}; known are {', '.join(map(repr, ALL))}.")
     of_values = [kind for kind in OF_VALUES if kind in kinds and (kind != "offload" or "cuda" in lifted.devices)]
     prices = Prices(lifted.model, host=host)
-    some = fission_candidates(lifted, parts=_PARTS, effort=_REGIONS)[:_FISSIONS] if FISSION in kinds else []
+    some = fission_candidates(lifted) if FISSION in kinds else []
     batches = [*batch_fissions(lifted), *expert_fissions(lifted)] if BATCH in kinds else []
     return fit(
         lifted.problem,

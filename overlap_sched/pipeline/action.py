@@ -35,6 +35,8 @@ class ActionKind(StrEnum):
 COMPUTE = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
 SENDS = (ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD)
 RECEIVES = (ActionKind.RECEIVE_FORWARD, ActionKind.RECEIVE_BACKWARD)
+BACKWARDS = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
+"""They make the gradient of a stage's input."""
 UPDATES = (ActionKind.REDUCE, ActionKind.STEP)
 """Once per stage, for all micro-batches."""
 

@@ -11,7 +11,7 @@ go from stage to stage while that helps.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, permutations
+from itertools import accumulate, pairwise, permutations
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -42,12 +42,6 @@ class RankNeed(NamedTuple):
     recomputed: tuple[int, ...]
 
 
-def way_us(job: PipelineJob) -> float:
-    """At least, of one micro-batch."""
-    first = job.stages[job.routes[0].stages[0]]
-    return sum(stage.forward.time_us + _down_us(stage) for stage in job.stages) + _whole_us(first) - _down_us(first)
-
-
 def _down_us(stage: PipelineStage) -> float:
     """The least until the gradient goes on: D."""
     return min(one.time_us for one in (stage.backward, stage.input_gradient) if one is not None)
@@ -59,105 +53,13 @@ def _whole_us(stage: PipelineStage) -> float:
     return min(stage.backward.time_us, stage.input_gradient.time_us + stage.weight_gradient.time_us)
 
 
+def _longer_us(stage: PipelineStage) -> float:
+    """By recomputation."""
+    return 0.0 if stage.recomputed is None else _whole_us(stage.recomputed) - _whole_us(stage)
+
+
 def _sums(values: Iterable[float]) -> list[float]:
     return [0.0, *accumulate(values)]
-
-
-class RankNeeds:
-    """Of a job in a layout, with ``part`` of 1F1B's micro-batches in flight; ``None``: limits are left aside."""
-
-    def __init__(self, job: PipelineJob, layout: StageLayout, part: float | None) -> None:
-        self._job, self._layout, self._part = job, layout, part
-        self._units = [job.stages[stage] for stage in job.routes[0].stages]
-        self._stages = layout.count(job.ranks)
-        self._forward = _sums(unit.forward.time_us for unit in self._units)
-        self._down, self._whole = _sums(map(_down_us, self._units)), _sums(map(_whole_us, self._units))
-        self._halves = any(unit.splits for unit in self._units)
-        self._scale = least_part(job)
-        self._known: dict[tuple[int, Pieces], RankNeed] = {}
-
-    def of(self, rank: int, pieces: Pieces) -> RankNeed:
-        """The need of a rank; computed once."""
-        if (rank, pieces) not in self._known:
-            self._known[rank, pieces] = self._need_of(rank, pieces)
-        return self._known[rank, pieces]
-
-    def spread_us(self) -> float:
-        """At least, of the worst rank, whatever units it has: of the kR + 1 longest some rank has k + 1."""
-        ranks, batches = self._job.ranks, self._job.micro_batches
-        each = sorted((b - a for a, b in zip(self._both(), self._both()[1:], strict=False)), reverse=True)
-        if self._layout.kind == "mirrored":  # half of the micro-batches of each unit are on one rank, half on another
-            return self._scale * batches * sum(each) / ranks
-        most_us = max(sum(each[k * ranks - k : k * ranks + 1]) for k in range((len(each) - 1) // ranks + 1))
-        if self._scale < 1.0:
-            return self._scale * batches * most_us
-        waits = sum(self._forward[:ranks]) + (0.0 if self._halves else sum(self._down[:ranks]))
-        return max(batches * most_us, (waits + batches * sum(each)) / ranks)
-
-    def _both(self) -> list[float]:
-        return [f + b for f, b in zip(self._forward, self._whole, strict=True)]
-
-    def _need_of(self, rank: int, pieces: Pieces) -> RankNeed:
-        batches, forward, down, whole = self._job.micro_batches, self._forward, self._down, self._whole
-        counts = [batches] * len(pieces)
-        if self._layout.kind == "mirrored":
-            counts = [-(-batches // 2), batches // 2]
-        down_us = whole_us = stage_us = 0.0
-        passing: dict[int, tuple[int, int]] = {}  # by unit: micro-batches, and those in flight in 1F1B
-        for (a, b), count, stage in zip(pieces, counts, self._layout.stages_of(rank, self._job.ranks), strict=True):
-            ahead_us = forward[b] - forward[a]
-            down_us += count * (ahead_us + down[b] - down[a])
-            whole_us += count * (ahead_us + whole[b] - whole[a])
-            stage_us = max(stage_us, ahead_us + whole[b] - whole[a])
-            in_flight = min(count, ceil((self._stages - stage) / self._layout.chunks))
-            passing |= dict.fromkeys(range(a, b), (count, in_flight))
-        held = self._bytes(passing, 1.0, ())
-        limit = 0 if self._job.memory_limit_bytes is None else self._job.memory_limit_bytes[rank]
-        recomputed, over = self._fitted(passing, limit)
-        more_us = sum(passing[unit][0] * self._longer_us(unit) for unit in recomputed)
-        least_us = self._scale * whole_us
-        if self._scale == 1.0:
-            head_us, tail_us = (min(sums[a] for a, _ in pieces) for sums in (forward, down))
-            least_us = head_us + max(whole_us + (0.0 if self._halves else tail_us), down_us + tail_us)
-        return RankNeed(least_us, whole_us + more_us, stage_us, held / (limit or 1), over, recomputed)
-
-    def _longer_us(self, unit: int) -> float:
-        again = self._units[unit].recomputed
-        return 0.0 if again is None else _whole_us(again) - _whole_us(self._units[unit])
-
-    def _fitted(self, passing: dict[int, tuple[int, int]], limit: int) -> tuple[tuple[int, ...], int]:
-        """The units that have to be recomputed, and the bytes that are lacking even so."""
-        part, chosen = self._part, list[int]()
-        if part is None:
-            return (), 0
-        over = self._bytes(passing, part, ()) - limit
-        if over <= 0:
-            return (), 0
-        may = [unit for unit in passing if self._units[unit].recomputed is not None] if part else []
-        for unit in sorted(may, key=lambda one: self._freed(one, passing[one]), reverse=True):
-            chosen.append(unit)
-            over = self._bytes(passing, part, chosen) - limit
-            if over <= 0:
-                break
-        return tuple(chosen), max(over, 0)
-
-    def _freed(self, unit: int, passing: tuple[int, int]) -> float:
-        """Bytes per microsecond."""
-        again, (count, in_flight) = self._units[unit].recomputed, passing
-        freed = 0 if again is None else in_flight * (self._units[unit].saved_bytes - again.saved_bytes)
-        return freed / max(count * self._longer_us(unit), 1e-9)
-
-    def _bytes(self, passing: dict[int, tuple[int, int]], part: float, recomputed: Sequence[int]) -> int:
-        """Bytes that a rank holds at once, about; with no micro-batch in flight, at least."""
-        total = most = 0
-        for unit, (_, in_flight) in passing.items():
-            one = self._units[unit]
-            if unit in recomputed and one.recomputed is not None:
-                one = one.recomputed
-            total += one.static_bytes + ceil(part * in_flight) * one.saved_bytes
-            blocks = (one.forward, one.backward) if one.input_gradient is None else (one.forward, one.input_gradient)
-            most = max([most, *(block.transient_bytes + block.output_bytes for block in blocks)])
-        return total + most if part else total
 
 
 IN_FLIGHT = (2.0, 1.0, 0.5, 0.0)
@@ -197,25 +99,28 @@ def unit_cuts(job: PipelineJob, layout: StageLayout) -> tuple[list[UnitCut], flo
         cut = cutter.best()
         if cut is not None:
             found[UnitCut(cut, cutter.recomputed(cut))] = None
-    return list(found), max(cutters[-1].least_us(), way_us(job))
+    first = job.stages[job.routes[0].stages[0]]  # at least, of one micro-batch:
+    way_us = sum(stage.forward.time_us + _down_us(stage) for stage in job.stages) + _whole_us(first) - _down_us(first)
+    return list(found), max(cutters[-1].least_us(), way_us)
 
 
 class _Cutter:
-    """The search for a cut that fits with ``part`` of the micro-batches of 1F1B, see :class:`RankNeeds`."""
+    """The search for a cut, with ``part`` of 1F1B's micro-batches in flight; ``None``: limits are left aside."""
 
     def __init__(self, job: PipelineJob, layout: StageLayout, part: float | None) -> None:
-        self._job, self._layout, self._need = job, layout, RankNeeds(job, layout, part)
-        self._units, self._stages = len(job.stages), layout.count(job.ranks)
-
-    @property
-    def _exact(self) -> bool:
-        if self._layout.kind == "looped":
-            return self._layout.chunks == 1
-        return self._units <= MOST_UNITS
+        self._job, self._layout, self._part = job, layout, part
+        self._units = [job.stages[stage] for stage in job.routes[0].stages]
+        self._count, self._stages = len(self._units), layout.count(job.ranks)
+        self._forward = _sums(unit.forward.time_us for unit in self._units)
+        self._down, self._whole = _sums(map(_down_us, self._units)), _sums(map(_whole_us, self._units))
+        self._halves = any(unit.splits for unit in self._units)
+        self._scale = least_part(job)
+        self._known: dict[tuple[int, Pieces], RankNeed] = {}
+        self._exact = layout.chunks == 1 if layout.kind == "looped" else self._count <= MOST_UNITS
 
     def best(self) -> Cut | None:
         """The best cut, if any fits."""
-        if self._units < self._stages:
+        if self._count < self._stages:
             return None
         if not self._exact:
             return self._by_moves()
@@ -230,9 +135,9 @@ class _Cutter:
 
     def least_us(self) -> float:
         """The least that no cut is below, in microseconds."""
-        if self._units < self._stages:
+        if self._count < self._stages:
             return inf
-        return self._need.spread_us() if not self._exact else self._least("least_us", {})[1]
+        return self._spread_us() if not self._exact else self._least("least_us", {})[1]
 
     def recomputed(self, cut: Cut) -> tuple[int, ...]:
         """The units that are recomputed with a cut."""
@@ -260,7 +165,7 @@ class _Cutter:
         """A cut with which no rank has more."""
 
         def ok(rank: int, pieces: Sequence[tuple[int, int]]) -> bool:
-            need = self._need.of(rank, tuple(pieces))
+            need = self._need(rank, tuple(pieces))
             return not need.over and all(getattr(need, what) <= value for what, value in most.items())
 
         if self._layout.kind == "looped":
@@ -275,7 +180,7 @@ class _Cutter:
 
     def _in_turn(self, ok: Callable[[int, int, int], bool]) -> Cut | None:
         cut: list[int] = []
-        a, ranks, units = 0, self._job.ranks, self._units
+        a, ranks, units = 0, self._job.ranks, self._count
         for rank in range(ranks):
             b = a
             while b < units - (ranks - 1 - rank) and ok(rank, a, b + 1):
@@ -288,7 +193,7 @@ class _Cutter:
 
     def _from_both_ends(self, ok: Callable[[int, tuple[int, int], tuple[int, int]], bool]) -> Cut | None:
         """Take stages k and n - 1 - k in step k: by the end of the front, the least start of the back."""
-        units, steps, middle = self._units, self._stages // 2, self._stages % 2
+        units, steps, middle = self._count, self._stages // 2, self._stages % 2
         reached: dict[int, tuple[int, Cut, Cut]] = {0: (units, (), ())}
         for step in range(steps):
             left = 2 * (steps - 1 - step) + middle  # stages to come
@@ -313,7 +218,7 @@ class _Cutter:
 
     def _by_moves(self) -> Cut | None:
         """Move single units while the worst rank becomes better."""
-        size, more = divmod(self._units, self._stages)
+        size, more = divmod(self._count, self._stages)
         cut = tuple(size + (s < more) for s in range(self._stages))
         best = self._badness(cut)
         while True:
@@ -341,4 +246,81 @@ class _Cutter:
     def _needs(self, cut: Cut) -> list[RankNeed]:
         ends, ranks = [0, *accumulate(cut)], self._job.ranks
         own = [self._layout.stages_of(rank, ranks) for rank in range(ranks)]
-        return [self._need.of(rank, tuple((ends[s], ends[s + 1]) for s in stages)) for rank, stages in enumerate(own)]
+        return [self._need(rank, tuple((ends[s], ends[s + 1]) for s in stages)) for rank, stages in enumerate(own)]
+
+    def _spread_us(self) -> float:
+        """At least, of the worst rank, whatever units it has: of the kR + 1 longest some rank has k + 1."""
+        ranks, batches = self._job.ranks, self._job.micro_batches
+        both = [f + b for f, b in zip(self._forward, self._whole, strict=True)]
+        each = sorted((b - a for a, b in pairwise(both)), reverse=True)
+        if self._layout.kind == "mirrored":  # half of the micro-batches of each unit are on one rank, half on another
+            return self._scale * batches * sum(each) / ranks
+        most_us = max(sum(each[k * ranks - k : k * ranks + 1]) for k in range((len(each) - 1) // ranks + 1))
+        if self._scale < 1.0:
+            return self._scale * batches * most_us
+        waits = sum(self._forward[:ranks]) + (0.0 if self._halves else sum(self._down[:ranks]))
+        return max(batches * most_us, (waits + batches * sum(each)) / ranks)
+
+    def _need(self, rank: int, pieces: Pieces) -> RankNeed:
+        """The need of a rank; computed once."""
+        if (rank, pieces) not in self._known:
+            self._known[rank, pieces] = self._need_of(rank, pieces)
+        return self._known[rank, pieces]
+
+    def _need_of(self, rank: int, pieces: Pieces) -> RankNeed:
+        batches, forward, down, whole = self._job.micro_batches, self._forward, self._down, self._whole
+        counts = [batches] * len(pieces)
+        if self._layout.kind == "mirrored":
+            counts = [-(-batches // 2), batches // 2]
+        down_us = whole_us = stage_us = 0.0
+        passing: dict[int, tuple[int, int]] = {}  # by unit: micro-batches, and those in flight in 1F1B
+        for (a, b), count, stage in zip(pieces, counts, self._layout.stages_of(rank, self._job.ranks), strict=True):
+            ahead_us = forward[b] - forward[a]
+            down_us += count * (ahead_us + down[b] - down[a])
+            whole_us += count * (ahead_us + whole[b] - whole[a])
+            stage_us = max(stage_us, ahead_us + whole[b] - whole[a])
+            in_flight = min(count, ceil((self._stages - stage) / self._layout.chunks))
+            passing |= dict.fromkeys(range(a, b), (count, in_flight))
+        held = self._bytes(passing, 1.0, ())
+        limit = 0 if self._job.memory_limit_bytes is None else self._job.memory_limit_bytes[rank]
+        recomputed, over = self._fitted(passing, limit)
+        more_us = sum(passing[unit][0] * _longer_us(self._units[unit]) for unit in recomputed)
+        least_us = self._scale * whole_us
+        if self._scale == 1.0:
+            head_us, tail_us = (min(sums[a] for a, _ in pieces) for sums in (forward, down))
+            least_us = head_us + max(whole_us + (0.0 if self._halves else tail_us), down_us + tail_us)
+        return RankNeed(least_us, whole_us + more_us, stage_us, held / (limit or 1), over, recomputed)
+
+    def _fitted(self, passing: dict[int, tuple[int, int]], limit: int) -> tuple[tuple[int, ...], int]:
+        """The units that have to be recomputed, and the bytes that are lacking even so."""
+        part, chosen = self._part, list[int]()
+        if part is None:
+            return (), 0
+        over = self._bytes(passing, part, ()) - limit
+        if over <= 0:
+            return (), 0
+        may = [unit for unit in passing if self._units[unit].recomputed is not None] if part else []
+        for unit in sorted(may, key=lambda one: self._freed(one, passing[one]), reverse=True):
+            chosen.append(unit)
+            over = self._bytes(passing, part, chosen) - limit
+            if over <= 0:
+                break
+        return tuple(chosen), max(over, 0)
+
+    def _freed(self, unit: int, passing: tuple[int, int]) -> float:
+        """Bytes per microsecond."""
+        again, (count, in_flight) = self._units[unit].recomputed, passing
+        freed = 0 if again is None else in_flight * (self._units[unit].saved_bytes - again.saved_bytes)
+        return freed / max(count * _longer_us(self._units[unit]), 1e-9)
+
+    def _bytes(self, passing: dict[int, tuple[int, int]], part: float, recomputed: Sequence[int]) -> int:
+        """Bytes that a rank holds at once, about; with no micro-batch in flight, at least."""
+        total = most = 0
+        for unit, (_, in_flight) in passing.items():
+            one = self._units[unit]
+            if unit in recomputed and one.recomputed is not None:
+                one = one.recomputed
+            total += one.static_bytes + ceil(part * in_flight) * one.saved_bytes
+            blocks = (one.forward, one.backward) if one.input_gradient is None else (one.forward, one.input_gradient)
+            most = max([most, *(block.transient_bytes + block.output_bytes for block in blocks)])
+        return total + most if part else total

@@ -21,17 +21,25 @@ default what its forward has received::
     saved    F [ all ]---- what is received ----[ F again, B: all ]
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import NamedTuple
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import Action, ActionKind
+from overlap_sched.pipeline.action import BACKWARDS, Action, ActionKind
 from overlap_sched.problem import MAX_TOTAL_BYTES
 from overlap_sched.problem.sizes import show_number
+
+_BLOCKS = {
+    ActionKind.FORWARD: "forward",
+    ActionKind.BACKWARD: "backward",
+    ActionKind.INPUT_GRADIENT: "input_gradient",
+    ActionKind.WEIGHT_GRADIENT: "weight_gradient",
+    ActionKind.REDUCE: "reduce",
+    ActionKind.STEP: "step",
+}
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,11 @@ class PipelineStage:
     reduce: PipelineBlock | None = None
     step: PipelineBlock | None = None
     recomputed: "PipelineStage | None" = None
+
+    def block(self, kind: ActionKind) -> PipelineBlock | None:
+        """What an action of a kind takes; ``None``: it has none, or it is no block."""
+        block: PipelineBlock | None = getattr(self, _BLOCKS.get(kind, ""), None)
+        return block
 
     @property
     def splits(self) -> bool:
@@ -157,14 +170,14 @@ class PipelineJob:
     @cached_property
     def after(self) -> tuple[int | None, ...]:
         """Per stage, the next one of forward; ``None`` of the last."""
-        following = {s: t for route in self.routes for s, t in zip(route.stages, route.stages[1:], strict=False)}
-        return tuple(following.get(stage) for stage in range(len(self.stages)))
+        following = dict(both for route in self.routes for both in pairwise(route.stages))
+        return tuple(map(following.get, range(len(self.stages))))
 
     @cached_property
     def before(self) -> tuple[int | None, ...]:
         """Per stage, the previous one of forward; ``None`` of the first."""
-        preceding = {t: s for route in self.routes for s, t in zip(route.stages, route.stages[1:], strict=False)}
-        return tuple(preceding.get(stage) for stage in range(len(self.stages)))
+        preceding = {stage: s for s, stage in enumerate(self.after)}
+        return tuple(map(preceding.get, range(len(self.stages))))
 
     @cached_property
     def stages_of(self) -> tuple[tuple[int, ...], ...]:
@@ -178,16 +191,15 @@ class PipelineJob:
 
     def needs_from(self, action: Action) -> int | None:
         """The stage that makes the input of an action; ``None``: no other one does."""
-        return self._beside(action, self.before, self.after)
+        if action.kind is ActionKind.FORWARD:
+            return self.before[action.stage]
+        return self.after[action.stage] if action.kind in BACKWARDS else None
 
     def gives_to(self, action: Action) -> int | None:
         """The stage that needs the output of an action; ``None``: no other one does."""
-        return self._beside(action, self.after, self.before)
-
-    def _beside(self, action: Action, ahead: tuple[int | None, ...], back: tuple[int | None, ...]) -> int | None:
         if action.kind is ActionKind.FORWARD:
-            return ahead[action.stage]
-        return back[action.stage] if action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT) else None
+            return self.after[action.stage]
+        return self.before[action.stage] if action.kind in BACKWARDS else None
 
     @property
     def micro_batches(self) -> int:
@@ -207,21 +219,19 @@ def _check_job(job: PipelineJob) -> None:
     check_actions(job.name, len(job.stages), job.micro_batches, runs)
     for number, stage in enumerate(job.stages):
         where = f"{job.name}: stage {number}"
-        blocks = ("forward", "backward", "input_gradient", "weight_gradient", "reduce", "step")
-        for name in blocks:
-            block = getattr(stage, name)
-            if block is not None:
+        for kind, name in _BLOCKS.items():
+            if (block := stage.block(kind)) is not None:
                 _check_block(f"{where}, {name},", block)
         if (stage.input_gradient is None) != (stage.weight_gradient is None):
             raise PipelineError(
                 f"{where} has one half of its backward alone: give both input_gradient and weight_gradient, or neither."
             )
-        for name in ("saved_bytes", "kept_bytes", "static_bytes"):
-            _check_bytes(where, name, getattr(stage, name))
+        _check(where, saved_bytes=stage.saved_bytes, kept_bytes=stage.kept_bytes, static_bytes=stage.static_bytes)
     for link in (job.link, *job.links.values()):
-        _check_link(job.name, link)
-    if not (math.isfinite(job.pair_factor) and job.pair_factor >= 0):
-        raise PipelineError(f"{job.name}: a pair takes {show_number(job.pair_factor)}: factors are finite, 0 or more.")
+        _check(f"{job.name}: a link", latency_us=link.latency_us)
+        if not link.bytes_per_s > 0:
+            raise PipelineError(f"{job.name}: a link has {show_number(link.bytes_per_s)} bytes/s: give more than 0.")
+    _check(f"{job.name}: a pair", factor=job.pair_factor)
     for (ahead, back), block in job.pairs.items():
         _check_block(f"{job.name}: the forward of stage {ahead} beside the backward of stage {back}", block)
 
@@ -256,7 +266,7 @@ def _check_ranks(job: PipelineJob) -> None:
             f"{job.name}: {job.ranks} ranks, but {len(limits)} memory limits: give one, or one per rank."
         )
     for limit in limits or ():
-        _check_bytes(job.name, "memory_limit_bytes", limit)
+        _check(job.name, memory_limit_bytes=limit)
 
 
 def _check_routes(job: PipelineJob) -> None:
@@ -280,25 +290,16 @@ def _check_routes(job: PipelineJob) -> None:
 
 
 def _check_block(where: str, block: PipelineBlock) -> None:
-    if not (math.isfinite(block.time_us) and block.time_us >= 0):
-        raise PipelineError(f"{where} takes {show_number(block.time_us)} us: times are finite and 0 or more.")
-    for name in ("transient_bytes", "output_bytes", "buffer_bytes"):
-        _check_bytes(where, name, getattr(block, name))
+    _check(where, time_us=block.time_us, transient_bytes=block.transient_bytes)
+    _check(where, output_bytes=block.output_bytes, buffer_bytes=block.buffer_bytes)
 
 
-def _check_bytes(where: str, name: str, count: int) -> None:
-    if not 0 <= count <= MAX_TOTAL_BYTES:
-        raise PipelineError(
-            f"{where} has {name} {show_number(count)}: sizes are 0 or more, in bytes, and 2**60 at most."
-        )
-
-
-def _check_link(where: str, link: PipelineLink) -> None:
-    if not (math.isfinite(link.latency_us) and link.latency_us >= 0 and link.bytes_per_s > 0):
-        raise PipelineError(
-            f"{where}: a link has latency {show_number(link.latency_us)} us and {show_number(link.bytes_per_s)} "
-            "bytes/s: latencies are finite and 0 or more, bandwidths above 0."
-        )
+def _check(where: str, **numbers: float) -> None:
+    for name, number in numbers.items():
+        if not 0 <= number <= MAX_TOTAL_BYTES:
+            raise PipelineError(
+                f"{where} has {name} {show_number(number)}: times, sizes and factors are 0 or more, and 2**60 at most."
+            )
 
 
 class Recomputation(NamedTuple):

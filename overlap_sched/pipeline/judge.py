@@ -30,75 +30,39 @@ Of K + 1 micro-batches that follow each other the last begins when one of the ot
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from math import inf
 from typing import TypeAlias
 
-from overlap_sched.pipeline.action import UPDATES, Action, ActionKind, Pair, PipelineSchedule, parts
-from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, Route
+from overlap_sched.pipeline.action import BACKWARDS, UPDATES, Action, ActionKind, Pair, PipelineSchedule, parts
+from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineStage, Route
 
 Event: TypeAlias = tuple[int, int] | Action
 """``(rank, position)`` of an item; the action that made what is sent, of a transfer."""
 
-_BACK = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
+Events: TypeAlias = dict[Event, tuple[float, list[Event]]]
+"""Per event what it takes, in microseconds, and what it waits for."""
 
 
-@dataclass
-class EventGraph:
-    """Events, what they take, and what each waits for."""
-
-    time_us: dict[Event, float] = field(default_factory=dict)
-    before: dict[Event, list[Event]] = field(default_factory=dict)
-
-    def add(self, event: Event, time_us: float, before: list[Event]) -> None:
-        """Add an event that waits for others."""
-        self.time_us[event], self.before[event] = time_us, before
-
-    def sorted_events(self) -> list[Event]:
-        """Events, each behind what it waits for; raises :class:`graphlib.CycleError` where there is no such order."""
-        return list(TopologicalSorter(self.before).static_order())
-
-    def times(self) -> dict[Event, tuple[float, float]]:
-        """When each event starts and ends at the earliest."""
-        found: dict[Event, tuple[float, float]] = {}
-        for event in self.sorted_events():
-            start = max([0.0, *(found[earlier][1] for earlier in self.before[event])])
-            found[event] = (start, start + self.time_us[event])
-        return found
-
-    def cycle(self) -> list[Event]:
-        """Events that wait for each other in a ring, the first again at the end; empty where there are none."""
-        try:
-            self.sorted_events()
-        except CycleError as error:
-            return list(error.args[1])
-        return []
-
-
-def event_graph(job: PipelineJob, schedule: PipelineSchedule) -> EventGraph:
+def event_graph(job: PipelineJob, schedule: PipelineSchedule) -> Events:
     """The graph of a schedule in which every action is there once, on its rank."""
-    graph = EventGraph()
+    graph: Events = {}
     at = {
         action: (rank, k)
         for rank, order in enumerate(schedule.orders)
         for k, item in enumerate(order)
         for action in parts(item)
     }
-    previous = {stage: s for route in job.routes for s, stage in zip(route.stages, route.stages[1:], strict=False)}
-    following = {s: stage for stage, s in previous.items()}
 
     def made_by(action: Action) -> list[Event]:
         """Find what brings the input of an action from another stage."""
-        if action.kind is ActionKind.FORWARD and action.stage in previous:
-            maker = Action(ActionKind.FORWARD, previous[action.stage], action.micro_batch)
-        elif action.kind in _BACK and action.stage in following:
-            back = [Action(kind, following[action.stage], action.micro_batch) for kind in _BACK]
-            maker = next(one for one in back if one in at)
-        else:
+        if (stage := job.needs_from(action)) is None:
             return []
-        return [maker if job.rank_of[maker.stage] != job.rank_of[action.stage] else at[maker]]
+        kinds = BACKWARDS if action.kind in BACKWARDS else (action.kind,)
+        maker = next(one for kind in kinds if (one := Action(kind, stage, action.micro_batch)) in at)
+        return [maker if job.rank_of[stage] != job.rank_of[action.stage] else at[maker]]
 
     for rank, order in enumerate(schedule.orders):
         compute: list[Event] = []
@@ -106,66 +70,39 @@ def event_graph(job: PipelineJob, schedule: PipelineSchedule) -> EventGraph:
         sent: dict[int, Event] = {}
         for k, item in enumerate(order):
             event, here = (rank, k), parts(item)
-            time_us = time_of(job, item)
             if here[0].kind is ActionKind.REDUCE:
-                graph.add(event, time_us, [*compute, *reductions])
+                graph[event] = time_of(job, item), [*compute, *reductions]
                 reductions = [event]
                 continue
             needed = [earlier for action in here for earlier in made_by(action)]
             if here[0].kind is ActionKind.STEP:
                 needed += [at[reduce] for reduce in (here[0]._replace(kind=ActionKind.REDUCE),) if reduce in at]
-            graph.add(event, time_us, [*compute, *needed])
+            graph[event] = time_of(job, item), [*compute, *needed]
             compute = [event]
             for action in here:
-                to = following.get(action.stage) if action.kind is ActionKind.FORWARD else previous.get(action.stage)
-                if action.kind not in (ActionKind.FORWARD, *_BACK) or to is None or job.rank_of[to] == rank:
+                to = job.gives_to(action)
+                if to is None or (other := job.rank_of[to]) == rank:
                     continue
-                other = job.rank_of[to]
-                graph.add(
-                    action, _sent_us(job, action, rank, other), [event, *([sent[other]] if other in sent else [])]
-                )
+                block = job.stages[action.stage].block(action.kind)
+                time_us = 0.0 if block is None else _transfer_us(job, action.stage, to, [block])
+                graph[action] = time_us, [event, *([sent[other]] if other in sent else [])]
                 sent[other] = action
     return graph
 
 
-def needs_of(job: PipelineJob, action: Action) -> PipelineBlock | None:
-    """Look up what an action takes; ``None``: its stage has no such action."""
-    stage = job.stages[action.stage]
-    match action.kind:
-        case ActionKind.FORWARD:
-            return stage.forward
-        case ActionKind.BACKWARD:
-            return stage.backward
-        case ActionKind.INPUT_GRADIENT:
-            return stage.input_gradient
-        case ActionKind.WEIGHT_GRADIENT:
-            return stage.weight_gradient
-        case ActionKind.REDUCE:
-            return stage.reduce
-        case ActionKind.STEP:
-            return stage.step
-        case _:
-            return None
-
-
 def time_of(job: PipelineJob, item: Action | Pair) -> float:
     """Add up what an item takes on its stream, in microseconds."""
-    times = [block.time_us for action in parts(item) if (block := needs_of(job, action)) is not None]
+    times = [block.time_us for action in parts(item) if (block := job.stages[action.stage].block(action.kind))]
     if not isinstance(item, Pair):
         return times[0]
     both = item.forward.stage, item.backward.stage
     return max(*times, job.pairs[both].time_us if both in job.pairs else job.pair_factor * sum(times))
 
 
-def _sent_us(job: PipelineJob, action: Action, sender: int, receiver: int) -> float:
-    link, block = job.links.get((sender, receiver), job.link), needs_of(job, action)
-    return link.latency_us + (0.0 if block is None else block.output_bytes / link.bytes_per_s * 1e6)
-
-
 _RUNS_BEFORE = {
-    ActionKind.BACKWARD: (ActionKind.FORWARD,),
-    ActionKind.INPUT_GRADIENT: (ActionKind.FORWARD,),
-    ActionKind.WEIGHT_GRADIENT: (ActionKind.INPUT_GRADIENT,),
+    ActionKind.BACKWARD: ActionKind.FORWARD,
+    ActionKind.INPUT_GRADIENT: ActionKind.FORWARD,
+    ActionKind.WEIGHT_GRADIENT: ActionKind.INPUT_GRADIENT,
 }
 
 
@@ -176,13 +113,7 @@ def violation(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
     and one step of stages that have them, behind all their gradients. F before B and I, I before W. No ring of ranks
     that wait for each other, where outputs are sent as soon as they are made and nobody waits to send.
     """
-    return (
-        _placed(job, schedule)
-        or _complete(job, schedule)
-        or _ordered(schedule)
-        or _updated_last(schedule)
-        or _deadlock(job, schedule)
-    )
+    return _placed(job, schedule) or _complete(job, schedule) or _ordered(schedule) or _deadlock(job, schedule)
 
 
 def _placed(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
@@ -198,7 +129,7 @@ def _placed(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
                     return f"rank {rank} runs {action}; stages are 0 to {len(job.stages) - 1}"
                 if job.rank_of[action.stage] != rank:
                     return f"rank {rank} runs {action}, but stage {action.stage} is on rank {job.rank_of[action.stage]}"
-                if needs_of(job, action) is None:
+                if job.stages[action.stage].block(action.kind) is None:
                     return f"rank {rank} runs {action}; stage {action.stage} has no such action"
                 if (action.micro_batch is None) != (action.kind in UPDATES):
                     return f"rank {rank} runs {action}: only reductions and steps are without a micro-batch"
@@ -236,35 +167,29 @@ def _wanted(job: PipelineJob) -> Iterator[tuple[tuple[Action, ...], ...]]:
 
 
 def _ordered(schedule: PipelineSchedule) -> str | None:
+    """F before B and I, I before W; gradients before their reduction, that before the step."""
     for rank, order in enumerate(schedule.orders):
         done: set[Action] = set()
         for item in order:
-            for kind, stage, m in parts(item):
-                for earlier in _RUNS_BEFORE.get(kind, ()):
-                    if Action(earlier, stage, m) not in done:
-                        return f"rank {rank} runs {Action(kind, stage, m)} before {Action(earlier, stage, m)}"
+            for action in parts(item):
+                kind, stage, m = action
+                earlier = Action(_RUNS_BEFORE[kind], stage, m) if kind in _RUNS_BEFORE else None
+                if earlier is not None and earlier not in done:
+                    return f"rank {rank} runs {action} before {earlier}"
+                late = UPDATES if m is not None else UPDATES[1:] if kind is ActionKind.REDUCE else ()
+                for update in late:
+                    if Action(update, stage) in done:
+                        return f"rank {rank} runs {Action(update, stage)} before {action}"
             done.update(parts(item))
     return None
 
 
-def _updated_last(schedule: PipelineSchedule) -> str | None:
-    """Gradients before their reduction, that before the step."""
-    late = {ActionKind.REDUCE: 1, ActionKind.STEP: 2}
-    for rank, order in enumerate(schedule.orders):
-        reached: dict[int, Action] = {}
-        for item in order:
-            for action in parts(item):
-                earlier = reached.get(action.stage)
-                if earlier is not None and late[earlier.kind] > late.get(action.kind, 0):
-                    return f"rank {rank} runs {earlier} before {action}"
-                if action.kind in late:
-                    reached[action.stage] = action
-    return None
-
-
 def _deadlock(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
-    ring = [event for event in event_graph(job, schedule).cycle() if not isinstance(event, Action)]
-    if not ring:
+    try:
+        TopologicalSorter({event: before for event, (_, before) in event_graph(job, schedule).items()}).prepare()
+    except CycleError as error:
+        ring = [event for event in error.args[1] if not isinstance(event, Action)]
+    else:
         return None
     names = [f"{schedule.orders[rank][k]} (rank {rank})" for rank, k in ring]
     names += names[:1] if ring[0] != ring[-1] else []
@@ -304,7 +229,7 @@ def limited_bound_us(job: PipelineJob) -> float:
                 return inf
             if stage.saved_bytes and held_us:
                 bounds.append(one.head_us + held_us * -(-count // (free // stage.saved_bytes)) + one.tail_us)
-            back = [stage.backward, *(half for half in (stage.input_gradient,) if half is not None)]
+            back = _backs(stage)
             ends = [stage.saved_bytes * (block.time_us - one.down_us) + _area(block, paired) for block in back]
             if stage.splits:
                 ends[1] += stage.kept_bytes * _time_us(stage.weight_gradient) + _area(stage.weight_gradient)
@@ -324,8 +249,8 @@ def _beyond_us(job: PipelineJob, stage: int, route: Route) -> float:
     times, total = _stage_times(job, route), 0.0
     behind = route.stages[route.stages.index(stage) :]
     for s, after in pairwise(behind):
-        back = [one for one in (job.stages[after].backward, job.stages[after].input_gradient) if one is not None]
-        total += _transfer_us(job, s, after, [job.stages[s].forward]) + _transfer_us(job, after, s, back)
+        total += _transfer_us(job, s, after, [job.stages[s].forward])
+        total += _transfer_us(job, after, s, _backs(job.stages[after]))
         total += times[after].forward_us + times[after].down_us
     return total
 
@@ -358,8 +283,7 @@ def _stage_times(job: PipelineJob, route: Route) -> dict[int, _StageTimes]:
             head_us += job.stages[before].forward.time_us + _transfer_us(
                 job, before, number, [job.stages[before].forward]
             )
-            back = [one for one in (stage.backward, stage.input_gradient) if one is not None]
-            step_us = _transfer_us(job, number, before, back)
+            step_us = _transfer_us(job, number, before, _backs(stage))
             way_us += step_us + found[before].down_us
             tail_us = step_us + (found[before].down_us + tail_us)
         else:
@@ -393,6 +317,11 @@ def _saved_us(job: PipelineJob, times: dict[int, _StageTimes], ahead: int, stage
         together = job.pair_factor * (one + other) if known is None else known.time_us
         most = max(most, alone - max(one, other, together))
     return most
+
+
+def _backs(stage: PipelineStage) -> list[PipelineBlock]:
+    """What may send back the gradient of a stage's input."""
+    return [stage.backward] if stage.input_gradient is None else [stage.backward, stage.input_gradient]
 
 
 def _time_us(block: PipelineBlock | None) -> float:

@@ -25,11 +25,7 @@ from overlap_sched.pipeline.replay import with_updates
 
 def below(micro_batches: int) -> Callable[[Action], Action | None]:
     """Leave out micro-batches from this number on."""
-
-    def kept(action: Action) -> Action | None:
-        return action if (action.micro_batch or 0) < micro_batches else None
-
-    return kept
+    return lambda action: action if (action.micro_batch or 0) < micro_batches else None
 
 
 def only(order: Iterable[Item], kept: Callable[[Action], Action | None]) -> tuple[Item, ...]:
@@ -37,10 +33,7 @@ def only(order: Iterable[Item], kept: Callable[[Action], Action | None]) -> tupl
     found: list[Item] = []
     for item in order:
         there = [action for action in map(kept, parts(item)) if action is not None]
-        if len(there) == 2:
-            found.append(Pair(*there))
-        else:
-            found.extend(there)
+        found += [Pair(*there)] if len(there) == 2 else there
     return tuple(found)
 
 
@@ -51,10 +44,8 @@ def gpipe(ranks: int, micro_batches: int) -> PipelineSchedule:
     rank (p - 1)(F + B); activations of all micro-batches at the peak.
     """
     batches = range(micro_batches)
-    return PipelineSchedule(
-        "gpipe",
-        tuple((*(forward(r, m) for m in batches), *(backward(r, m) for m in batches)) for r in range(ranks)),
-    )
+    orders = [(*(forward(r, m) for m in batches), *(backward(r, m) for m in batches)) for r in range(ranks)]
+    return PipelineSchedule("gpipe", tuple(orders))
 
 
 def one_f_one_b(ranks: int, micro_batches: int) -> PipelineSchedule:
@@ -64,17 +55,7 @@ def one_f_one_b(ranks: int, micro_batches: int) -> PipelineSchedule:
     arXiv 2104.04473, section 2.2.1 (PipeDream-Flush). Bubble per rank (p - 1)(F + B); activations of ``p - r``
     micro-batches at the peak of rank r.
     """
-    return PipelineSchedule("1f1b", tuple(_one_f_one_b(r, ranks - 1 - r, micro_batches) for r in range(ranks)))
-
-
-def _one_f_one_b(rank: int, warm_up: int, micro_batches: int) -> tuple[Item, ...]:
-    ahead = min(warm_up, micro_batches)
-    order: list[Item] = [forward(rank, m) for m in range(ahead)]
-    for m in range(micro_batches):
-        if m + ahead < micro_batches:
-            order.append(forward(rank, m + ahead))
-        order.append(backward(rank, m))
-    return tuple(order)
+    return replace(interleaved(ranks, 1, micro_batches), name="1f1b")
 
 
 def zb_h1(ranks: int, micro_batches: int) -> PipelineSchedule:
@@ -84,20 +65,21 @@ def zb_h1(ranks: int, micro_batches: int) -> PipelineSchedule:
     is that of torch's ``ScheduleInterleavedZeroBubble`` with one stage per rank). With F = I = W the bubble is (p -
     1)(F + I - W); what p micro-batches hold at the peak of every rank, as in rank 0 of 1F1B, if I frees nothing.
     """
-    return PipelineSchedule("zb-h1", tuple(_zb_h1(r, ranks - 1 - r, micro_batches) for r in range(ranks)))
+    orders = one_f_one_b(ranks, micro_batches).orders
+    return PipelineSchedule("zb-h1", tuple(tuple(_zb_h1(rank, order)) for rank, order in enumerate(orders)))
 
 
-def _zb_h1(rank: int, warm_up: int, micro_batches: int) -> tuple[Item, ...]:
-    ahead = min(warm_up, micro_batches)
-    order: list[Item] = [forward(rank, m) for m in range(ahead)]
-    for m in range(micro_batches):
-        if m + ahead < micro_batches:
-            order.append(forward(rank, m + ahead))
-        order.append(input_gradient(rank, m))
-        if m >= rank:
-            order.append(weight_gradient(rank, m - rank))
-    order.extend(weight_gradient(rank, m) for m in range(max(micro_batches - rank, 0), micro_batches))
-    return tuple(order)
+def _zb_h1(rank: int, order: Iterable[Item]) -> Iterator[Item]:
+    deferred = deque[Action]()
+    for item in order:
+        if not isinstance(item, Action) or item.kind is ActionKind.FORWARD:
+            yield item
+            continue
+        yield item._replace(kind=ActionKind.INPUT_GRADIENT)
+        deferred.append(item._replace(kind=ActionKind.WEIGHT_GRADIENT))
+        if len(deferred) > rank:
+            yield deferred.popleft()
+    yield from deferred
 
 
 def interleaved(ranks: int, chunks: int, micro_batches: int) -> PipelineSchedule:
@@ -107,11 +89,8 @@ def interleaved(ranks: int, chunks: int, micro_batches: int) -> PipelineSchedule
     share the bubble is (p - 1)(F + B) / v for v chunks, where micro-batches are a multiple of the ranks; activations
     of ``(v - 1) p + 2 (p - 1 - r) + 1`` chunks at the peak of rank r.
     """
-    if chunks == 1:
-        warm_ups = [ranks - 1 - rank for rank in range(ranks)]
-    else:
-        warm_ups = [(chunks - 1) * ranks + 2 * (ranks - 1 - rank) for rank in range(ranks)]
-    full = -(-micro_batches // ranks) * ranks
+    full, turns = -(-micro_batches // ranks) * ranks, 1 if chunks == 1 else 2
+    warm_ups = [(chunks - 1) * ranks + turns * (ranks - 1 - rank) for rank in range(ranks)]
     orders = (_interleaved_rank(rank, ranks, chunks, full, warm_up) for rank, warm_up in enumerate(warm_ups))
     return PipelineSchedule("interleaved", tuple(only(order, below(micro_batches)) for order in orders))
 

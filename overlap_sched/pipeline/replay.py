@@ -20,24 +20,26 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import Action, ActionKind, Item, Pair, PipelineSchedule, parts
+from overlap_sched.pipeline.action import (
+    BACKWARDS,
+    RECEIVES,
+    SENDS,
+    Action,
+    ActionKind,
+    Item,
+    Pair,
+    PipelineSchedule,
+    parts,
+)
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
 
-_BLOCK = {
-    ActionKind.FORWARD: "forward",
-    ActionKind.BACKWARD: "backward",
-    ActionKind.INPUT_GRADIENT: "input_gradient",
-    ActionKind.WEIGHT_GRADIENT: "weight_gradient",
-    ActionKind.REDUCE: "reduce",
-    ActionKind.STEP: "step",
-}
 _SENT = (ActionKind.FORWARD, ActionKind.INPUT_GRADIENT)
 
 
 def block_of(job: PipelineJob, action: Action) -> PipelineBlock:
     """Look up what an action takes; its stage has such an action."""
-    block = getattr(job.stages[action.stage], _BLOCK[action.kind])
-    assert isinstance(block, PipelineBlock), f"stage {action.stage} has no {_BLOCK[action.kind]}"
+    block = job.stages[action.stage].block(action.kind)
+    assert block is not None, f"stage {action.stage} has no {action.kind}"
     return block
 
 
@@ -324,9 +326,7 @@ def _live_bytes(job: PipelineJob, replay: PipelineReplay) -> list[list[_LiveByte
         live, needs = found[job.rank_of[stage]], job.stages[stage]
         live.append(_LiveBytes(run.start_us, run.end_us, _transient_bytes(job, action, run.item), action))
         if kind is ActionKind.FORWARD:
-            back = (
-                times.get(Action(ActionKind.BACKWARD, stage, m)) or times[Action(ActionKind.INPUT_GRADIENT, stage, m)]
-            )
+            back = next(times[one] for kind in BACKWARDS if (one := Action(kind, stage, m)) in times)
             live.append(_LiveBytes(run.start_us, back.end_us, needs.saved_bytes, action))
         elif kind is ActionKind.INPUT_GRADIENT:
             weights = times[Action(ActionKind.WEIGHT_GRADIENT, stage, m)]
@@ -334,18 +334,14 @@ def _live_bytes(job: PipelineJob, replay: PipelineReplay) -> list[list[_LiveByte
     for action, stage, made_us, start_us, end_us in replay.sent:
         sender, receiver, m = job.rank_of[action.stage], job.rank_of[stage], action.micro_batch
         ahead = action.kind is ActionKind.FORWARD
-        kinds = (ActionKind.FORWARD,) if ahead else (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
+        kinds = (ActionKind.FORWARD,) if ahead else BACKWARDS
         user = next(times[one] for kind in kinds if (one := Action(kind, stage, m)) in times)
         block = block_of(job, action)
         if sender == receiver:
             if user.start_us > made_us:
                 found[sender].append(_LiveBytes(made_us, user.start_us, block.buffer_bytes, action))
             continue
-        send, receive = (
-            (ActionKind.SEND_FORWARD, ActionKind.RECEIVE_FORWARD)
-            if ahead
-            else (ActionKind.SEND_BACKWARD, ActionKind.RECEIVE_BACKWARD)
-        )
+        send, receive = SENDS[not ahead], RECEIVES[not ahead]
         if end_us > made_us:
             found[sender].append(_LiveBytes(made_us, end_us, block.buffer_bytes, Action(send, action.stage, m)))
         if user.start_us > start_us:

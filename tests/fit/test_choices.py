@@ -1,6 +1,7 @@
 """Slots on the link, chains of copies, and choices that are taken back, by hand."""
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,10 +10,11 @@ from overlap_sched.cost import Roofline
 from overlap_sched.fit import fit
 from overlap_sched.fit.greedy import Above, Greedy
 from overlap_sched.fit.state import LinkTime, LiveState
-from overlap_sched.problem import Kind, Node, Problem, Storage
+from overlap_sched.problem import Problem
 from overlap_sched.transform.host import HostLink
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Recompute
+from tests.support.fit_graphs import computed
 
 MIB = 2**20
 
@@ -27,27 +29,12 @@ def test_slots_never_overlap() -> None:
     assert link.slots(10, 0.0, 60.0) == (10.0, 50.0)
 
 
-def test_two_streams_do_not_disturb_each_other() -> None:
-    link = LinkTime(HostLink("a byte per us", 1e6, 0.0, streams=2), 100.0)
-    link.take(10, 0.0, 20.0)
-    assert link.slots(10, 0.0, 30.0) == (10.0, 10.0) or link.slots(10, 0.0, 30.0) is None
-    assert link.slots(10, 5.0, 40.0) == (10.0, 30.0)
-
-
 def chain() -> Problem:
     """A value of 64 MiB of one of 64 MiB that nobody else uses; both made from x, then a long computation."""
-    node, kind = Node, Kind
-    nodes = [
-        node("x", kind.INPUT, alloc=(0,)),
-        node("h", kind.COMPUTE, (0,), (1,), (0,), 5.0, "aten.mul"),
-        node("value", kind.COMPUTE, (1,), (2,), (1,), 10.0, "aten.gelu"),
-    ]
-    for k in range(6):
-        nodes.append(node(f"m{k}", kind.COMPUTE, (2 + k,), (3 + k,), (2 + k,), 500.0, "aten.mm"))
-    nodes.append(node("grad", kind.COMPUTE, (2, 8), (9,), (2, 8), 100.0, "aten.mm"))
-    nodes.append(node("output", kind.OUTPUT, (9,), (), (9,)))
-    sizes = (1, 64, 64, *(40,) * 4, 1, 1, 1)
-    return Problem("chain", tuple(nodes), tuple(Storage(size * MIB, s == 0) for s, size in enumerate(sizes)))
+    ahead = (("x", "", 1, 0.0), ("h", "x", 64, 5.0), ("value", "h", 64, 10.0))
+    names = ["value", *(f"m{k}" for k in range(6))]
+    large = ((v, u, 40 if v < "m4" else 1, 500.0) for u, v in pairwise(names))
+    return computed("chain", *ahead, *large, ("grad", "value m5", 1, 100.0))
 
 
 def test_what_a_copy_needs_is_made_again_too() -> None:
@@ -74,17 +61,9 @@ def test_a_choice_that_is_not_needed_any_more_is_taken_back() -> None:
 
 def layers(depth: int) -> Problem:
     """Layers that are all alike, forward and backward: each saves a value for its gradient."""
-    node, kind = Node, Kind
-    nodes = [node("x", kind.INPUT, alloc=(0,))]
-    nodes += [node(f"f{k}", kind.COMPUTE, (k,), (1 + k,), (k,), 100.0, "aten.gelu") for k in range(depth)]
-    for k in reversed(range(depth)):
-        last, saved = len(nodes) - 1, 1 + k
-        given = (saved,) if k == depth - 1 else (saved, last)
-        nodes.append(
-            node(f"b{k}", kind.COMPUTE, tuple(sorted(given)), (last + 1,), tuple(sorted(given)), 100.0, "aten.mul")
-        )
-    nodes.append(node("output", kind.OUTPUT, (len(nodes) - 1,), (), (len(nodes) - 1,)))
-    return Problem("layers", tuple(nodes), tuple(Storage(MIB, s == 0) for s in range(2 * depth + 1)))
+    ahead = [(f"f{k + 1}", f"f{k}", 1, 100.0) for k in range(depth)]
+    back = [(f"b{k}", f"f{k} b{k + 1}" if k < depth else f"f{k}", 1, 100.0) for k in range(depth, 0, -1)]
+    return computed("layers", ("f0", "", 1, 0.0), *ahead, *back)
 
 
 @pytest.mark.slow

@@ -9,19 +9,19 @@ import pytest
 
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError, VerificationError
-from overlap_sched.fit import Fit, FitPoint, fit
+from overlap_sched.fit import FitPoint, fit
 from overlap_sched.fit.planner import Start
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import peak_memory, violation
 from overlap_sched.options import Options, replayed_allocator
-from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
+from overlap_sched.problem import EXAMPLE, Kind, Problem
 from overlap_sched.scheduler.restrictions import needed_bytes
 from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.apply import OFFLOAD, host_bytes
 from overlap_sched.transform.host import HostLink
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.rewrites import Offload, Recompute, Rewrite
-from tests.support.fit_graphs import random_step
+from overlap_sched.transform.rewrites import Offload, Recompute
+from tests.support.fit_graphs import computed, random_step
 
 FAST = HostLink("fast", 1e12, 1.0)
 PRICES = Prices(Roofline(), host=FAST)
@@ -75,6 +75,7 @@ def test_random_steps_keep_their_limits(seed: int, share: float) -> None:
         check_point(problem, point)
     assert found.fell_back is None
     assert found.fits == (found.best.peak_bytes <= limit)
+    assert share < 0.7 or (found.fits and found.best.rewrites)
     peaks = [point.peak_bytes for point in found.points]
     steps = [point.step_us for point in found.points]
     assert peaks == sorted(set(peaks))
@@ -94,19 +95,6 @@ def test_a_limit_in_percent_is_of_what_the_original_order_needs(allocator: str) 
     assert by_text.best.order == by_bytes.best.order
 
 
-@pytest.mark.slow
-def test_most_random_steps_fit_and_need_rewrites_for_it() -> None:
-    fitting, rewritten = 0, 0
-    for seed in range(12):
-        problem = random_step(random.Random(seed))
-        peak, _ = peak_memory(problem, problem.original_order)
-        found = fit(problem, PRICES, LIVE, memory_limit=int(0.7 * peak), effort=0)
-        fitting += found.fits
-        rewritten += found.fits and bool(found.best.rewrites)
-    assert fitting >= 10
-    assert rewritten >= 8
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_the_lowest_peak_within_a_slowdown(seed: int) -> None:
     problem = random_step(random.Random(seed), layers=6)
@@ -121,42 +109,22 @@ def test_the_lowest_peak_within_a_slowdown(seed: int) -> None:
 
 def saved(extra_us: float = 0.0) -> Problem:
     """A cheap value of 64 MiB from a small input, idle over a long and large computation, used at the end."""
-    node, kind = Node, Kind
-    return Problem(
-        name="saved",
-        nodes=(
-            node("x", kind.INPUT, alloc=(0,)),
-            node("value", kind.COMPUTE, (0,), (1,), (0,), 10.0 + extra_us, "aten.gelu"),
-            node("first", kind.COMPUTE, (1,), (2,), (1,), 100.0, "aten.mm"),
-            node("m", kind.COMPUTE, (2,), (3,), (2,), 500.0, "aten.mm"),
-            node("n", kind.COMPUTE, (3,), (4,), (3,), 500.0, "aten.mm"),
-            node("o", kind.COMPUTE, (4,), (5,), (4,), 500.0, "aten.mm"),
-            node("p", kind.COMPUTE, (5,), (6,), (5,), 500.0, "aten.mm"),
-            node("grad", kind.COMPUTE, (1, 6), (7,), (1, 6), 100.0, "aten.mm"),
-            node("output", kind.OUTPUT, (7,), (), (7,)),
-        ),
-        storages=tuple(
-            Storage(nbytes * MIB, pinned)
-            for nbytes, pinned in ((1, True), (64, False), *((40, False),) * 5, (1, False))
-        ),
-    )
-
-
-def best_of(found: Fit) -> tuple[Rewrite, ...]:
-    return found.best.rewrites
+    large = (("first", "value", 100.0), ("m", "first", 500.0), ("n", "m", 500.0), ("o", "n", 500.0), ("p", "o", 500.0))
+    ahead = (("x", "", 1, 0.0), ("value", "x", 64, 10.0 + extra_us))
+    return computed("saved", *ahead, *((v, u, 40, us) for v, u, us in large), ("grad", "value p", 1, 100.0))
 
 
 def test_a_cheap_value_runs_again() -> None:
     found = fit(saved(), PRICES, memory_limit=130 * MIB, kinds=("recompute",))
     assert found.fits
-    assert best_of(found) == (Recompute(("value",), ("grad",)),)
+    assert found.best.rewrites == (Recompute(("value",), ("grad",)),)
     assert found.best.step_us == pytest.approx(found.without.step_us + 10.0)
 
 
 def test_a_dear_value_goes_to_the_host_behind_its_last_use() -> None:
     found = fit(saved(extra_us=5_000.0), PRICES, memory_limit=130 * MIB)
     assert found.fits
-    assert best_of(found) == (Offload("value", ("grad",)),)
+    assert found.best.rewrites == (Offload("value", ("grad",)),)
     assert found.best.step_us == pytest.approx(found.without.step_us + FAST.copy_us(64 * MIB))
     assert found.best.host_bytes == 64 * MIB
     assert [node.op for node in found.best.problem.nodes if node.kind is Kind.COLLECTIVE] == [OFFLOAD, "reload"]
@@ -165,7 +133,7 @@ def test_a_dear_value_goes_to_the_host_behind_its_last_use() -> None:
 def test_host_memory_has_a_limit() -> None:
     problem = saved(extra_us=5_000.0)
     found = fit(problem, PRICES, memory_limit=130 * MIB, host_limit_bytes=63 * MIB)
-    assert best_of(found) == (Recompute(("value",), ("grad",)),)
+    assert found.best.rewrites == (Recompute(("value",), ("grad",)),)
     none = fit(problem, PRICES, memory_limit=130 * MIB, host_limit_bytes=63 * MIB, kinds=("offload",))
     assert not none.fits
     assert none.best.rewrites == ()
@@ -174,33 +142,31 @@ def test_host_memory_has_a_limit() -> None:
 def test_a_slow_link_hides_nothing() -> None:
     prices = Prices(Roofline(), host=HostLink("slow", 1e10, 1.0))
     found = fit(saved(extra_us=5_000.0), prices, memory_limit=130 * MIB)
-    assert best_of(found) == (Recompute(("value",), ("grad",)),)
+    assert found.best.rewrites == (Recompute(("value",), ("grad",)),)
 
 
 def test_what_is_told_not_to_run_again_does_not() -> None:
-    found = fit(saved(), PRICES, memory_limit=130 * MIB, kinds=("recompute",), rerun=("m", "n"))
-    assert not found.fits
+    assert not fit(saved(), PRICES, memory_limit=130 * MIB, kinds=("recompute",), rerun=("m", "n")).fits
 
 
 def test_a_limit_that_is_kept_anyway_changes_nothing() -> None:
     found = fit(EXAMPLE, PRICES, memory_limit=10**12)
-    assert best_of(found) == ()
+    assert found.best.rewrites == ()
     assert found.best.step_us <= found.without.step_us
 
 
 def test_extra_rewrites_are_candidates() -> None:
     one = Recompute(("value",), ("grad",))
     found = fit(saved(), PRICES, memory_limit=130 * MIB, kinds=(), extra=(Recompute(("m",), ("n",)), one))
-    assert found.fits
-    assert best_of(found) == (one,)
+    assert (found.fits, found.best.rewrites) == (True, (one,))
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({}, "memory_limit and max_slowdown are two questions: give one of them."),
-        ({"memory_limit": "1B", "max_slowdown": 0.1}, "memory_limit and max_slowdown are two questions: give one of"),
-        ({"memory_limit": -1}, "memory_limit is -1; write bytes, a size with a unit (40GiB), or percent of what the"),
+        ({}, "memory_limit and max_slowdown are two questions"),
+        ({"memory_limit": "1B", "max_slowdown": 0.1}, "memory_limit and max_slowdown are two questions"),
+        ({"memory_limit": -1}, "memory_limit is -1; write bytes"),
         ({"max_slowdown": -0.5}, "max_slowdown is -0.5; it is 0 to 1, 0.05 for five percent."),
         ({"memory_limit": "1B", "kinds": ("melt",)}, "kinds has 'melt'; known are 'recompute', 'offload'."),
         ({"memory_limit": "1B", "host_limit_bytes": -1}, "host_limit_bytes is -1; it is 0 or more."),

@@ -119,16 +119,10 @@ def test_placements_hold_and_effort_finds_the_smallest_arena(ranges: list[LiveRa
     assert arena == smallest_of_all(ranges) if effort else arena >= smallest_of_all(ranges)
 
 
-def test_example_has_no_fragmentation() -> None:
-    plan = plan_addresses(EXAMPLE, EXAMPLE.original_order)
-    assert (plan.arena_bytes, plan.peak_bytes, plan.fragmentation) == (21 * MIB, 21 * MIB, 0.0)
-
-
 @pytest.mark.parametrize("align", [0, -512, 1.5, True])
 def test_alignment_that_cannot_be(align: object) -> None:
-    with pytest.raises(OptionsError) as caught:
+    with pytest.raises(OptionsError, match=f"align_bytes is {align!r}; "):
         plan_addresses(EXAMPLE, EXAMPLE.original_order, align)  # type: ignore[arg-type]
-    assert str(caught.value) == f"align_bytes is {align!r}; it is a whole number of bytes, 1 or more."
 
 
 FEW_BOXES = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 6), st.integers(0, 4)), min_size=1, max_size=6).map(

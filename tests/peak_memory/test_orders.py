@@ -1,7 +1,6 @@
 """Orders with a low peak: proven by brute force on small graphs; windows; what is live at the peak."""
 
 import itertools
-import re
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.judge.validate import memory_profile, violation
+from overlap_sched.judge.validate import launch_violation, memory_profile, violation
 from overlap_sched.options import Preserve
 from overlap_sched.peak_memory import best
 from overlap_sched.peak_memory.best import best_order, judged, lower_to, lpmf, search, search_everywhere
@@ -18,6 +17,7 @@ from overlap_sched.peak_memory.memory_graph import Walk, lead_with_inputs, memor
 from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
 from overlap_sched.report.words.graph import peak_text
+from overlap_sched.simulate.ledger import LiveRanges
 from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import all_orders, peak_by_definition, random_order
@@ -27,23 +27,8 @@ SMALL = examples(60, settings(suppress_health_check=[HealthCheck.too_slow, Healt
 PRESERVES = st.sampled_from(("none", "group", "all", "waits"))
 
 
-def launches(problem: Problem, order: list[int], preserve: Preserve) -> list[list[int]]:
-    """Collectives in launch order, per key that is to keep it."""
-    keys = {"none": [], "all": [None], "waits": [None], "group": sorted(problem.groups)}[preserve]
-    comms = [v for v in order if problem.nodes[v].kind is Kind.COLLECTIVE]
-    return [[v for v in comms if key is None or problem.nodes[v].group == key] for key in keys]
-
-
-def waits_stay(problem: Problem, order: list[int]) -> bool:
-    """Each wait stands behind all launches that it followed."""
-    kinds = [node.kind for node in problem.nodes]
-    pairs = itertools.combinations(order, 2)
-    return not any(kinds[w] is Kind.WAIT and kinds[v] is Kind.COLLECTIVE and v < w for w, v in pairs)
-
-
 def allowed(problem: Problem, order: list[int], preserve: Preserve) -> bool:
-    alike = all(own == sorted(own) for own in launches(problem, order, preserve))
-    return violation(problem, order) is None and alike and (preserve != "waits" or waits_stay(problem, order))
+    return violation(problem, order) is None and launch_violation(problem, order, preserve) is None
 
 
 def few_orders(problem: Problem, preserve: Preserve = "none") -> list[list[int]]:
@@ -173,31 +158,27 @@ def test_lpmf_picks_what_torch_would(problem: Problem, preserve: Preserve) -> No
 
 def chain_with_updates(layers: int) -> Problem:
     """A training step in small: forward keeps activations, backward makes gradients, updates come at the end."""
-    nodes, storages = [], []
+    nodes, storages = [Node("x", Kind.INPUT, (), (0,))], [Storage(8)]
 
-    def add(name: str, deps: list[int], made: list[int], used: list[int], kind: Kind = Kind.COMPUTE) -> int:
-        first = len(storages)
-        storages.extend(Storage(size) for size in made)
-        nodes.append(Node(name, kind, tuple(deps), tuple(range(first, len(storages))), tuple(used)))
+    def add(name: str, needs: int, size: int, *used: int) -> int:
+        """A node behind another one; the storage that it makes, if any, is the last."""
+        alloc = (len(storages),) if size else ()
+        storages.extend(Storage(size) for _ in alloc)
+        nodes.append(Node(name, Kind.COMPUTE, (needs,), alloc, used))
         return len(nodes) - 1
 
-    x = add("x", [], [8], [], Kind.INPUT)
-    acts = [0]
+    x = 0
     for k in range(layers):
-        x = add(f"f{k}", [x], [8], [acts[-1]])
-        acts.append(len(storages) - 1)
-    grad, grads = x, acts[-1]
-    updates = []
+        x = add(f"f{k}", x, 8, k)
+    grad, grads, updates = x, layers, []
     for k in reversed(range(layers)):
-        grad = add(f"b{k}", [grad], [8], [grads, acts[k]])
+        grad = add(f"b{k}", grad, 8, grads, k)
         made = len(storages) - 1
-        w = add(f"w{k}", [grad], [64], [grads, acts[k]])
-        updates.append((k, w, len(storages) - 1))
+        updates.append((k, add(f"w{k}", grad, 64, grads, k), made + 1))
         grads = made
     for k, w, s in updates:
-        add(f"u{k}", [w], [], [s])
-    add("out", [], [], [], Kind.OUTPUT)
-    return Problem("steps", tuple(nodes), tuple(storages))
+        add(f"u{k}", w, 0, s)
+    return Problem("steps", (*nodes, Node("out", Kind.OUTPUT)), tuple(storages))
 
 
 def test_updates_follow_their_gradients() -> None:
@@ -208,23 +189,11 @@ def test_updates_follow_their_gradients() -> None:
     assert plan.peak_bytes < 4 * 64 + 20 * 8
 
 
-def test_collectives_keep_their_launch_order_within_a_group() -> None:
-    assert all(
-        allowed(EXAMPLE, list(best_order(EXAMPLE, preserve).order), preserve) for preserve in ("none", "group", "all")
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"preserve_collective_order": "some"}, "preserve_collective_order is 'some'; it is one of 'none', 'group',"),
-        ({"effort": -1}, "effort is -1; it is a whole number, 0 or more."),
-        ({"effort": True}, "effort is True; it is a whole number, 0 or more."),
-    ],
-)
-def test_arguments_that_cannot_be(arguments: dict[str, object], text: str) -> None:
-    with pytest.raises(OptionsError, match=f"^{re.escape(text)}"):
-        best_order(EXAMPLE, **arguments)  # type: ignore[arg-type]
+@pytest.mark.parametrize("wrong", [{"preserve_collective_order": "some"}, {"effort": -1}, {"effort": True}])
+def test_arguments_that_cannot_be(wrong: dict[str, object]) -> None:
+    ((name, value),) = wrong.items()
+    with pytest.raises(OptionsError, match=f"^{name} is {value!r}; it is "):
+        best_order(EXAMPLE, **wrong)  # type: ignore[arg-type]
 
 
 def test_a_climb_that_ends_higher_is_a_choice_not_a_free_move() -> None:
@@ -324,25 +293,12 @@ def test_what_is_live_adds_up_to_the_peak(problem: Problem, seed: int) -> None:
 
 
 def test_forced_is_what_every_order_has_there() -> None:
-    peak = explain_peak(EXAMPLE, EXAMPLE.original_order)
-    live_in_all = set(range(len(EXAMPLE.storages)))
-    for order in all_orders(EXAMPLE):
-        at = order.index(peak.node)
-        here = explain_peak_at(order, at)
-        live_in_all &= here
-    assert {storage.storage for storage in peak.storages if storage.forced} == live_in_all
-
-
-def explain_peak_at(order: list[int], at: int) -> set[int]:
-    """Storages of the example that are live at a position: made by then, needed from then on."""
-    live = set()
-    for s, (_, pinned) in enumerate(EXAMPLE.storages):
-        (maker,) = [v for v, node in enumerate(EXAMPLE.nodes) if s in node.alloc]
-        users = [order.index(v) for v, node in enumerate(EXAMPLE.nodes) if s in node.use]
-        begun = EXAMPLE.nodes[maker].kind is Kind.INPUT or order.index(maker) <= at
-        if begun and (pinned or max(users) >= at):
-            live.add(s)
-    return live
+    peak, ranges = explain_peak(EXAMPLE, EXAMPLE.original_order), LiveRanges(EXAMPLE)
+    live = [
+        {span.storage for span in ranges.of(order) if span.first <= order.index(peak.node) <= span.last}
+        for order in all_orders(EXAMPLE)
+    ]
+    assert {storage.storage for storage in peak.storages if storage.forced} == set.intersection(*live)
 
 
 def test_collectives_in_flight() -> None:
@@ -355,23 +311,14 @@ def test_collectives_in_flight() -> None:
 
 def a_step() -> Problem:
     """A weight, its momentum, activations that wait, a gradient, an update in place."""
-    kind, mib = Kind, MIB
+    rows: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = [("weight", (0,), ()), ("weight_momentum", (1,), ())]
+    rows += [("a", (2,), (0,)), *((f"busy{k}", (), ()) for k in range(12)), ("grad", (3,), ()), ("top", (4,), (3,))]
+    rows += [*((f"more{k}", (), ()) for k in range(12)), ("update", (), (0, 1, 3)), ("use_a", (), (2,))]
     nodes = [
-        Node("weight", kind.INPUT, (), (0,)),
-        Node("weight_momentum", kind.INPUT, (), (1,)),
-        Node("a", kind.COMPUTE, (0,), (2,), (0,)),
+        Node(name, Kind.COMPUTE if v > 1 else Kind.INPUT, (v - 1,) if v > 1 else (), alloc, use)
+        for v, (name, alloc, use) in enumerate(rows)
     ]
-    nodes += [Node(f"busy{k}", kind.COMPUTE, (len(nodes) + k - 1,), (), ()) for k in range(12)]
-    v = len(nodes)
-    nodes += [
-        Node("grad", kind.COMPUTE, (v - 1,), (3,), ()),
-        Node("top", kind.COMPUTE, (v,), (4,), (3,)),
-        *[Node(f"more{k}", kind.COMPUTE, (v + 1 + k,), (), ()) for k in range(12)],
-    ]
-    w = len(nodes)
-    nodes += [Node("update", kind.COMPUTE, (w - 1,), (), (0, 1, 3)), Node("use_a", kind.COMPUTE, (w,), (), (2,))]
-    sizes = (4, 4, 2, 3, 5)
-    return Problem("step", tuple(nodes), tuple(Storage(s * mib, pinned=k < 2) for k, s in enumerate(sizes)))
+    return Problem("step", tuple(nodes), tuple(Storage(n * MIB, k < 2) for k, n in enumerate((4, 4, 2, 3, 5))))
 
 
 def test_kinds_of_a_step() -> None:

@@ -6,7 +6,6 @@ import os
 import re
 import threading
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,65 +32,44 @@ from tests.support.examples import examples, run
 from tests.support.graphs import problems
 
 
-@pytest.mark.parametrize("name", ["example.json", "example.json.gz"])
-def test_round_trip(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    write_problem(EXAMPLE, path)
+@given(problems(), st.sampled_from(("p.json", "p.json.gz")))
+def test_round_trip_of_any_problem(tmp_path_factory: pytest.TempPathFactory, problem: Problem, name: str) -> None:
+    path = tmp_path_factory.mktemp("any") / name
+    write_problem(problem, path)
     first = path.read_bytes()
-    assert read_problem(path) == EXAMPLE
+    assert read_problem(path) == problem
     write_problem(read_problem(path), path)
     assert path.read_bytes() == first
 
 
-@given(problems())
-def test_round_trip_of_any_problem(tmp_path_factory: pytest.TempPathFactory, problem: Problem) -> None:
-    path = tmp_path_factory.mktemp("any") / "problem.json"
-    write_problem(problem, path)
-    assert read_problem(path) == problem
-
-
-def test_memory_model_is_written_where_it_is_not_runtime(tmp_path: Path) -> None:
+def test_contention_is_written_as_version_2_where_there_is_any(tmp_path: Path) -> None:
+    """Older readers know no other key than these: what is at its default is left out."""
     path = tmp_path / "p.json"
     write_problem(EXAMPLE, path)
-    assert "memory_model" not in json.loads(path.read_text())
-    data = json.loads(path.read_text()) | {"memory_model": "tracker"}
-    path.write_text(json.dumps(data))
-    assert read_problem(path).memory_model == "tracker"
-
-
-def test_contention_is_written_as_version_2_where_there_is_any(tmp_path: Path) -> None:
-    path = tmp_path / "p.json"
+    assert not {"memory_model", "contention"} & json.loads(path.read_text()).keys()
     problem = replace(EXAMPLE, contention=Contention({"all_gather": 1.1, "": 1.05}, {"fsdp": "nvlink"}))
     write_problem(problem, path)
-    assert json.loads(path.read_text())["format"] == "overlap-problem/2"
-    assert "stretch" not in json.loads(path.read_text())["contention"]  # older readers know no such key
+    written = json.loads(path.read_text())
+    assert (written["format"], written["contention"].keys()) == ("overlap-problem/2", {"slowdown", "links"})
     assert read_problem(path) == problem
-    assert "lanes" not in json.loads(path.read_text())["contention"]
-    both = replace(problem, contention=replace(problem.contention, stretch={"all_gather": 4.0}, lanes=2, crowding=1.5))
-    both = replace(both, contention=replace(both.contention, shares={"bytes": 1.5}, flops_per_byte=295.2))
-    write_problem(both, path)
-    assert read_problem(path) == both
-    for field, said in (
-        ({"slowdown": {"": "fast"}}, "contention.slowdown"),
-        ({"links": {"fsdp": 1}}, "contention.links"),
-        ({"lanes": 1.5}, "contention.lanes: expected int, got float"),
-        ({"links": []}, "contention.links: expected object, got array"),
-        ({"link": {}}, "contention: .*unknown field link. Did you mean 'links'?"),
-        ({"slowdown": {"": 10**400}}, "contention.slowdown.*: number out of range"),
-        ({"slowdown": {"": 0.5}}, "contention: compute beside '' takes 0.5 times its time"),
-        ({"links": {"fsdp": "nvlink", "tp": "nvlink"}}, "contention: group 'tp' has link"),
-    ):
-        tree = json.loads(path.read_text()) | {"contention": field}
-        assert re.match(said.replace("?", r"\?"), bad(path, json.dumps(tree).encode()))
-        write_problem(problem, path)
+    all_of_it = Contention(
+        {"": 1.5},
+        {"fsdp": "nvlink"},
+        {"all_gather": 4.0},
+        lanes=2,
+        crowding=1.5,
+        shares={"bytes": 1.5},
+        flops_per_byte=2.0,
+    )
+    write_problem(replace(problem, contention=all_of_it), path)
+    assert read_problem(path).contention == all_of_it
 
 
 def test_comm_scale(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     write_problem(EXAMPLE, path)
-    scaled = read_problem(path, comm_scale=4)
-    assert [node.time_us for node in scaled.nodes] == [0, 0, 160, 0, 50, 30, 30, 160, 0, 0]
-    with pytest.raises(ProblemError, match="comm_scale is -1: it is a finite factor of 0 or more"):
+    assert [node.time_us for node in read_problem(path, comm_scale=4).nodes] == [0, 0, 160, 0, 50, 30, 30, 160, 0, 0]
+    with pytest.raises(ProblemError, match="comm_scale is -1"):
         read_problem(path, comm_scale=-1)
 
 
@@ -122,7 +100,7 @@ def test_files_that_are_cut_short_or_something_else(tmp_path: Path) -> None:
         assert bad(plain, text[:end]).startswith("is not JSON (")
     assert "is not text" in bad(plain, text.replace(b'"dgrad"', b'"\xff"'))
     assert "is not JSON" in bad(plain, b"\xff\xfe\xff")
-    assert "is a list" in bad(plain, b"[" * 100_000)
+    assert "is a list, as an order is" in bad(plain, b"[" * 100_000)
     twice = bad(plain, text.replace(b'"pinned":', b'"pinned":false,"pinned":', 1))
     assert "'pinned' occurs twice" in twice
     assert "got int" in bad(plain, b"95")
@@ -144,80 +122,82 @@ def data() -> dict[str, Any]:
     }
 
 
-def put(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
-    def change(tree: Any) -> None:
-        for key in path[:-1]:
-            tree = tree[key]
-        tree[path[-1]] = value
-
-    return change
-
-
-def drop(*path: Any) -> Callable[[dict[str, Any]], None]:
-    def change(tree: Any) -> None:
-        for key in path[:-1]:
-            tree = tree[key]
+def changed(path: tuple[Any, ...], *value: Any) -> bytes:
+    """The file with a value at a path, or without what is there."""
+    tree = whole = data()
+    for key in path[:-1]:
+        tree = tree[key]
+    if value:
+        tree[path[-1]] = value[0]
+    else:
         del tree[path[-1]]
+    return json.dumps(whole).encode()
 
-    return change
+
+LINKS = {"links": {"g": "nvlink"}}
 
 
 @pytest.mark.parametrize(
-    ("change", "place", "said"),
+    ("path", "value", "place", "said"),
     [
-        (put("format", value="overlap-problem/3"), "format", "this version reads 'overlap-problem/1'"),
-        (put("contention", value={"links": {"g": "nvlink"}}), "", "Write 'overlap-problem/2' as its format"),
-        (drop("name"), "", "required field name"),
-        (put("nodes", value={}), "nodes", "expected array, got object"),
-        (put("nodes", 1, "kind", value="send"), "nodes[1].kind", "'send'. It is one of 'input', 'compute',"),
-        (put("nodes", 0, "deps", value=[0.5]), "nodes[0].deps[0]", "expected int"),
-        (drop("nodes", 0, "use"), "nodes[0]", "required field use"),
-        (put("nodes", 0, "us", value=-1), "compute 0 ('a')", "-1.0 us"),
-        (drop("nodes", 1, "group"), "collective 1 ('c')", "Add it to `groups`"),
-        (put("storages", 0, "bytes", value=1.5), "storages[0].bytes", "expected int"),
-        (put("memory_model", value="guess"), "memory_model", "'guess'"),
-        (put("nodes", 0, "us", value=10**400), "nodes[0].us", "out of range"),
-        (put("nodes", 0, "bytes", value=10**400), "compute 0 ('a')", "below 2**63"),
-        (put("nodes", 2, "us", value=3), "wait 2 ('w')", "Make it a compute node"),
-        (put("groups", "g", "size", value=0), "group 'g'", "1 to 2147483647"),
-        (put("nodes", 1, "dep", value=[0]), "nodes[1]", "unknown field dep. Did you mean 'deps'?"),
-        (put("groups", "g", "ranks", value=[0]), "group 'g'", "lists 1"),
+        (("format",), ("overlap-problem/3",), "format", "this version reads 'overlap-problem/1'"),
+        (("contention",), (LINKS,), "", "Write 'overlap-problem/2' as its format"),
+        (("name",), (), "", "required field name"),
+        (("nodes",), ({},), "nodes", "expected array, got object"),
+        (("nodes",), ([],), "problem 'p'", "has no nodes"),
+        (("nodes", 1, "kind"), ("send",), "nodes[1].kind", "'send'. It is one of 'input', 'compute',"),
+        (("nodes", 0, "deps"), ([0.5],), "nodes[0].deps[0]", "expected int"),
+        (("nodes", 0, "use"), (), "nodes[0]", "required field use"),
+        (("nodes", 0, "us"), (-1,), "compute 0 ('a')", "-1.0 us"),
+        (("nodes", 1, "group"), (), "collective 1 ('c')", "Add it to `groups`"),
+        (("nodes", 1, "launches"), ([3],), "nodes[1].launches[0]", "expected str, got int"),
+        (("storages", 0, "bytes"), (1.5,), "storages[0].bytes", "expected int"),
+        (("memory_model",), ("guess",), "memory_model", "'guess'"),
+        (("nodes", 0, "us"), (10**400,), "nodes[0].us", "out of range"),
+        (("nodes", 0, "us"), (float("nan"),), "is not JSON", ""),
+        (("nodes", 0, "us"), (float("inf"),), "is not JSON", ""),
+        (("nodes", 0, "bytes"), (10**400,), "compute 0 ('a')", "below 2**63"),
+        (("nodes", 2, "us"), (3,), "wait 2 ('w')", "Make it a compute node"),
+        (("groups", "g", "size"), (0,), "group 'g'", "1 to 2147483647"),
+        (("nodes", 1, "dep"), ([0],), "nodes[1]", "unknown field dep. Did you mean 'deps'?"),
+        (("groups", "g", "ranks"), ([0],), "group 'g'", "lists 1"),
     ],
 )
 def test_wrong_types_name_their_place(
-    tmp_path: Path, change: Callable[[dict[str, Any]], None], place: str, said: str
+    tmp_path: Path, path: tuple[Any, ...], value: tuple[Any, ...], place: str, said: str
 ) -> None:
-    tree = data()
-    change(tree)
+    text = bad(tmp_path / "p.json", changed(path, *value))
+    assert text.startswith(place)
+    assert said in text
+
+
+@pytest.mark.parametrize(
+    ("contention", "place", "said"),
+    [
+        ({"slowdown": {"": "fast"}}, "contention.slowdown", "expected float"),
+        ({"links": {"g": 1}}, "contention.links", "expected str"),
+        ({"lanes": 1.5}, "contention.lanes", "expected int, got float"),
+        ({"link": {}}, "contention", "unknown field link. Did you mean 'links'?"),
+        ({"slowdown": {"": 10**400}}, "contention.slowdown", "out of range"),
+        ({"slowdown": {"": 0.5}}, "contention", "compute beside '' takes 0.5 times its time"),
+        ({"links": {"g": "nvlink", "tp": "nvlink"}}, "contention", "group 'tp' has link"),
+    ],
+)
+def test_contention_that_cannot_be(tmp_path: Path, contention: dict[str, Any], place: str, said: str) -> None:
+    tree = data() | {"format": "overlap-problem/2", "contention": contention}
     text = bad(tmp_path / "p.json", json.dumps(tree).encode())
     assert text.startswith(place)
     assert said in text
 
 
-@pytest.mark.parametrize("us", ["NaN", "Infinity", "1e999"])
-def test_times_that_cannot_be(tmp_path: Path, us: str) -> None:
-    bad(tmp_path / "p.json", json.dumps(data()).replace('"us": 1.5', f'"us": {us}').encode())
-
-
 def test_counts_may_be_written_as_floats(tmp_path: Path) -> None:
-    path, tree = tmp_path / "p.json", data()
+    path, tree = tmp_path / "p.json", data() | {"memory_model": "tracker"}
     tree["nodes"][0] |= {"flops": 1e12, "group": "g"}
     path.write_text(json.dumps(tree))
-    node = read_problem(path).nodes[0]
+    found = read_problem(path)
+    node = found.nodes[0]
     assert (node.flops, type(node.flops), node.group) == (10**12, int, None)
-
-
-def test_a_well_formed_file_may_still_be_a_bad_problem(tmp_path: Path) -> None:
-    path = tmp_path / "p.json"
-    path.write_text(json.dumps(data() | {"nodes": [], "storages": []}))
-    with pytest.raises(ProblemError):
-        read_problem(path)
-
-
-def test_the_file_that_all_others_start_from_is_good(tmp_path: Path) -> None:
-    path = tmp_path / "p.json"
-    path.write_text(json.dumps(data()))
-    assert read_problem(path).nodes[2].collective == 1
+    assert (found.memory_model, found.nodes[2].collective) == ("tracker", 1)
 
 
 @pytest.mark.parametrize("name", ["p.json", "p.json.gz"])
@@ -228,8 +208,7 @@ def test_a_file_larger_than_the_limit_is_not_read_to_its_end(tmp_path: Path, nam
     assert read_problem(path, limits=Limits(input_bytes=size)) == EXAMPLE
     with pytest.raises(InputTooLargeError) as caught:
         read_problem(path, limits=Limits(input_bytes=size - 1))
-    assert str(caught.value).startswith(f"{path}: has more than {size - 1:,}")
-    assert str(caught.value).endswith("(--max-input-bytes on the command line) if the file is meant to be that large.")
+    assert re.match(rf".*: has more than {size - 1:,} .*Raise the limit \(--max-input-bytes", str(caught.value))
 
 
 def test_a_small_file_that_unpacks_to_a_huge_one(tmp_path: Path) -> None:
@@ -250,12 +229,13 @@ def test_more_nodes_than_the_limit(tmp_path: Path) -> None:
     assert read_problem(path, limits=Limits(nodes=10)) == EXAMPLE
     with pytest.raises(InputTooLargeError) as caught:
         read_problem(path, limits=Limits(nodes=9))
-    repair = "Raise the limit (--max-nodes on the command line) if the file is meant to be that large."
-    assert str(caught.value) == f"{path}: has 10 nodes, more than the limit of 9. {repair}"
+    assert str(caught.value).startswith(
+        f"{path}: has 10 nodes, more than the limit of 9. Raise the limit (--max-nodes "
+    )
     path.write_text(f"[{'[],' * 33}]")
     with pytest.raises(InputTooLargeError) as caught:
         read_problem(path, limits=Limits(nodes=2))
-    assert str(caught.value) == f"{path}: has 34 objects and lists, more than 16 for each of 2 nodes. {repair}"
+    assert str(caught.value).startswith(f"{path}: has 34 objects and lists, more than 16 for each of 2 nodes. Raise")
 
 
 @pytest.mark.parametrize(("limit", "name"), [({"nodes": 0}, "nodes"), ({"input_bytes": -1}, "input_bytes")])
@@ -283,13 +263,6 @@ def test_a_pipe_is_read_once(tmp_path: Path, gzipped: bool) -> None:
     writer.start()
     assert read_problem(path) == EXAMPLE
     writer.join()
-
-
-def test_an_order_is_no_problem(tmp_path: Path) -> None:
-    path = tmp_path / "order.json"
-    path.write_text('["a", "b"]')
-    with pytest.raises(ProblemError, match=r"order\.json: is a list, as an order is\. Give "):
-        read_problem(path)
 
 
 SECRET = Contention({"all_gather": 1.5, "our_kernel": 2.0, "": 1.25}, {"fsdp": "our rail", "ep": "our rail"})

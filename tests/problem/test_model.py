@@ -3,12 +3,12 @@
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched import errors
 from overlap_sched.distributed import digest_of
 from overlap_sched.errors import ProblemError
 from overlap_sched.judge.lower_bound import lower_bound_us
@@ -37,11 +37,6 @@ def test_predecessors_and_successors(problem: Problem) -> None:
     for v, before in enumerate(problem.predecessors):
         assert all(v in problem.successors[u] for u in before)
     assert sum(map(len, problem.predecessors)) == sum(map(len, problem.successors))
-
-
-def test_time_on_the_compute_stream() -> None:
-    """That of a collective is on its group's stream."""
-    assert EXAMPLE.compute_us == (0, 0, 0, 0, 50, 30, 30, 0, 0, 0)
 
 
 COMPUTE, WAIT = Kind.COMPUTE, Kind.WAIT
@@ -94,38 +89,33 @@ BROKEN = [
 
 @pytest.mark.parametrize(("nodes", "storages", "said"), BROKEN)
 def test_errors_name_what_is_wrong(nodes: tuple[Node, ...], storages: tuple[Storage, ...], said: str) -> None:
-    with pytest.raises(errors.ProblemError, match=said):
+    with pytest.raises(ProblemError, match=said):
         Problem("broken", nodes, storages, FSDP)
 
 
-def test_unknown_memory_model() -> None:
-    with pytest.raises(errors.ProblemError, match="memory_model is 'guess'; it is 'runtime' or 'tracker'"):
-        Problem("p", (A,), (), memory_model="guess")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("size", [0, -8, 2**31])
-def test_a_group_without_ranks(size: int) -> None:
-    with pytest.raises(errors.ProblemError, match=f"group 'tp' has size {size}; it is a number of ranks"):
-        Problem("p", (A,), (), {"tp": Group(size, True)})
-
-
-def test_contention_that_makes_the_step_endless() -> None:
-    with pytest.raises(errors.ProblemError, match="slowed down by contention, add up to infinity"):
-        Problem("p", (A._replace(time_us=1e9),), (), contention=Contention({"": 1e300}))
-    with pytest.raises(errors.ProblemError, match=r"takes 2\*\*1328 or more times its time"):
-        Contention({"": 10**400})
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"memory_model": "guess"}, "memory_model is 'guess'; it is 'runtime' or 'tracker'"),
+        *(({"groups": {"tp": Group(n, True)}}, f"group 'tp' has size {n}; it is a number") for n in (0, -8, 2**31)),
+        ({"contention": Contention({"": 1e300})}, "slowed down by contention, add up to infinity"),
+    ],
+)
+def test_what_a_problem_cannot_have(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ProblemError, match=said):
+        Problem("p", (A._replace(time_us=1e9),), (), **given)
 
 
 def test_a_long_ring_is_shortened() -> None:
     ring = tuple(Node(f"n{v}", Kind.COMPUTE, deps=((v - 1) % 1000,)) for v in range(1000))
-    with pytest.raises(errors.ProblemError, match=r"in a ring of 1000: n0 -> n1 -> .* -> n7 -> \.\.\.\. No order"):
+    with pytest.raises(ProblemError, match=r"in a ring of 1000: n0 -> n1 -> .* -> n7 -> \.\.\.\. No order"):
         Problem("ring", ring, ())
 
 
 def test_an_original_order_that_uses_the_output_of_a_later_wait_is_named() -> None:
     launch = Node("launch", Kind.COLLECTIVE, alloc=(0,), group="fsdp")
     wait = Node("wait", Kind.WAIT, use=(0,), collective=1)
-    with pytest.raises(errors.ProblemError, match=r"node 0 \('wait'\) is listed before node 1 \('launch'\)"):
+    with pytest.raises(ProblemError, match=r"node 0 \('wait'\) is listed before node 1 \('launch'\)"):
         Problem("early wait", (wait, launch), (Storage(1),), FSDP)
 
 
@@ -143,13 +133,6 @@ def test_a_long_chain() -> None:
     problem = chain(250_000)
     assert lower_bound_us(problem) == 249999.0
     assert violation(problem, schedule(problem, Options(effort=1)).order) is None
-
-
-def test_the_example_is_frozen() -> None:
-    with pytest.raises(AttributeError):
-        EXAMPLE.name = "other"  # type: ignore[misc]
-    with pytest.raises(AttributeError):
-        EXAMPLE.nodes[0].name = "other"  # type: ignore[misc]
 
 
 def problem(text: str) -> Problem:
@@ -201,10 +184,6 @@ def test_files_have_them_as_version_2(tmp_path: Path) -> None:
     assert [node.get("launches") for node in data["nodes"]] == [None, ["a"], ["*"]]
     assert read_problem(tmp_path / "p.json") == given
     assert json.loads(problem_bytes(problem("ab.")))["format"] == "overlap-problem/1"
-    data["nodes"][1]["launches"] = [3]
-    (tmp_path / "p.json").write_text(json.dumps(data))
-    with pytest.raises(ProblemError, match=r"nodes\[1\]\.launches\[0\]: expected str, got int"):
-        read_problem(tmp_path / "p.json")
 
 
 def test_redacted_names() -> None:
@@ -238,7 +217,7 @@ def test_as_much_is_live_as_in_the_whole(problem: Problem, data: st.DataObject) 
     assert halves[0][: len(ahead)] == whole[: len(ahead)]
     assert halves[1][len(halves[1]) - len(behind) :] == whole[len(ahead) :]
     assert [node.name for node in first.nodes[:-1]] == [problem.nodes[v].name for v in ahead]
-    assert [node.name for node in second.nodes[len(second.nodes) - len(behind) :]] == [
+    assert [node.name for node in second.nodes][-len(behind) or len(second.nodes) :] == [
         problem.nodes[v].name for v in behind
     ]
 
@@ -258,12 +237,8 @@ def test_what_a_node_needs_comes_first() -> None:
     assert violation(EXAMPLE, order) is None
     first, second = cut_problem(EXAMPLE.renumbered(order), count)
     assert [node.name for node in first.nodes] == ["w", "x", "mm", "wgrad", "example.given"]
-    assert [(node.name, node.kind.value) for node in second.nodes[:4]] == [
-        ("w.0", "input"),
-        ("mm.3", "input"),
-        ("wgrad.5", "input"),
-        ("gather", "collective"),
-    ]
+    assert [node.name for node in second.nodes[:4]] == ["w.0", "mm.3", "wgrad.5", "gather"]
+    assert [node.kind for node in second.nodes[:3]] == [Kind.INPUT] * 3
     assert replay(first, first.original_order).step_us == 80
     assert replay(second, second.original_order).step_us == 40 + 30 + 40
 

@@ -1,9 +1,8 @@
 """Pins: read, held against graphs, made pairs, kept by every order; judged by what they mean."""
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 from unittest.mock import patch
 from warnings import catch_warnings, simplefilter
 
@@ -59,68 +58,50 @@ def test_a_pin_is_read() -> None:
     assert read_pin("apart: in a").module == "a"
 
 
+@pytest.mark.parametrize("text", ["", "not", "together 3", "in flight", "beside: *", "apart: a b", "apart: a in b c"])
+def test_what_is_none_is_told(text: str) -> None:
+    with pytest.raises(OptionsError, match=f"^pin {text!r} is none; write 'not before MODULE',".replace("*", r"\*")):
+        Options(pins=(text,))
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("given", "said"),
     [
-        "",
-        "not",
-        "together 3",
-        "in flight",
-        "beside: *",
-        "apart: a b",
-        "apart: a in b c",
+        ({"pins": ("in flight 64",)}, "in flight, of pin 'in flight 64', is '64', a number without a unit"),
+        ({"pins": ("in flight x",)}, "in flight, of pin 'in flight x', is 'x'; write bytes"),
+        ({"pins": ("in flight 5%",)}, "in flight, of pin 'in flight 5%', is '5%'; write bytes"),
+        ({"pins": "apart"}, "pins is 'apart'; it is a tuple of lines of text"),
+        ({"pins": ("apart",), "rewrites": ("bucket",)}, r"rewrites is \('bucket',\) and pins is \('apart',\)"),
     ],
 )
-def test_what_is_none_is_told(text: str) -> None:
-    with pytest.raises(OptionsError) as told:
-        Options(pins=(text,))
-    assert str(told.value).startswith(f"pin {text!r} is none; write 'not before MODULE', 'not after MODULE',")
-    assert str(told.value).endswith("'in flight SIZE' or 'apart', then ': NODES in MODULE'.")
+def test_sizes_and_kinds_are_checked(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionsError, match=said):
+        Options(**given)
 
 
-def test_sizes_and_kinds_are_checked() -> None:
-    with pytest.raises(OptionsError, match=r"in flight, of pin 'in flight 64', is '64', a number without a unit"):
-        read_pin("in flight 64")
-    with pytest.raises(OptionsError, match="in flight, of pin 'in flight x', is 'x'; write bytes"):
-        read_pin("in flight x")
-    with pytest.raises(OptionsError, match="in flight, of pin 'in flight 5%', is '5%'; write bytes"):
-        read_pin("in flight 5%")
-    with pytest.raises(OptionsError, match=r"pins is 'apart'; it is a tuple of lines of text"):
-        Options(pins="apart")  # type: ignore[arg-type]
-    with pytest.raises(OptionsError, match=r"rewrites is \('bucket',\) and pins is \('apart',\)"):
-        Options(pins=("apart",), rewrites=("bucket",))
+@pytest.mark.parametrize(
+    ("module", "pattern", "inside"),
+    [
+        *(("layers.3.attention", "layers.3", True), ("layers.3", "layers.?", True), ("", "*", True)),
+        *(("layers.30", "layers.3", False), ("layers", "layers.3", False)),
+    ],
+)
+def test_modules(module: str, pattern: str, inside: bool) -> None:
+    assert is_in(module, pattern) == inside
 
 
-def test_modules() -> None:
-    assert is_in("layers.3.attention", "layers.3")
-    assert is_in("layers.3", "layers.?")
-    assert is_in("", "*")
-    assert not is_in("layers.30", "layers.3")
-    assert not is_in("layers", "layers.3")
-
-
-def test_orders_of_the_example() -> None:
+def test_pins_change_the_order_of_the_example() -> None:
+    """Each order also keeps its pin: see the property below."""
     free = EXAMPLE.names(schedule(EXAMPLE, OPTIONS).order)
     assert free.index("scatter") < free.index("full") < free.index("dgrad")
     late = named(EXAMPLE, "not before mm: all_gather*")
     assert late.index("mm") < late.index("gather") < free.index("scatter")
-    after = named(EXAMPLE, "not before dgrad: scatter")
-    assert after.index("dgrad") < after.index("scatter")
-    alone = named(EXAMPLE, "apart")
-    assert alone.index("full") < alone.index("scatter")
-    both = named(EXAMPLE, "together")
-    assert both.index("scatter") == both.index("gather") + 1
-    written = named(EXAMPLE, "as written")
-    assert written == EXAMPLE.names(EXAMPLE.original_order)
-
-
-def test_bytes_in_flight() -> None:
-    assert named(EXAMPLE, "in flight 16MiB") == EXAMPLE.names(schedule(EXAMPLE, OPTIONS).order)
+    assert named(EXAMPLE, "as written") == EXAMPLE.names(EXAMPLE.original_order)
+    assert named(EXAMPLE, "in flight 16MiB") == free
     less = named(EXAMPLE, "in flight 15MiB")
     assert less.index("full") < less.index("scatter")
-    with pytest.raises(PinError) as told:
+    with pytest.raises(PinError, match="pin 'in flight 7MiB' cannot be kept: gather alone has 8388608 bytes"):
         schedule(EXAMPLE, Options(pins=("in flight 7MiB",)))
-    assert str(told.value) == ("pin 'in flight 7MiB' cannot be kept: gather alone has 8388608 bytes. Allow as many.")
 
 
 def test_contradictions_name_both() -> None:
@@ -247,32 +228,17 @@ def test_pairs_are_enough_and_refused_only_with_a_reason(problem: Problem, texts
 @pytest.mark.parametrize(
     ("pin", "order", "broken"),
     [
-        (
-            "apart",
-            "w x gather mm wgrad scatter full dgrad grad output",
-            "scatter is launched while gather is in flight",
-        ),
-        ("together", "w x gather full mm dgrad wgrad scatter grad output", "full runs between gather and scatter"),
-        ("as written", "w x gather mm full dgrad wgrad scatter grad output", "mm runs before full"),
-        (
-            "in flight 9MiB",
-            "w x gather mm wgrad scatter full dgrad grad output",
-            "16777216 bytes are in flight behind scatter",
-        ),
-        (
-            "not before mm",
-            "w x gather mm full dgrad wgrad scatter grad output",
-            "gather is launched before anything of mm has run",
-        ),
-        (
-            "not after dgrad: red*",
-            "w x gather mm full dgrad wgrad scatter grad output",
-            "scatter is launched after all of dgrad",
-        ),
+        ("apart", "scatter full dgrad", "scatter is launched while gather is in flight"),
+        ("in flight 9MiB", "scatter full dgrad", "16777216 bytes are in flight behind scatter"),
+        ("together", "full dgrad scatter", "mm runs between gather and scatter"),
+        ("as written", "full dgrad scatter", "mm runs before full"),
+        ("not before mm", "full dgrad scatter", "gather is launched before anything of mm has run"),
+        ("not after dgrad: red*", "full dgrad scatter", "scatter is launched after all of dgrad"),
     ],
 )
 def test_the_judge_says_what_is_broken(pin: str, order: str, broken: str) -> None:
-    ids = [next(v for v, node in enumerate(EXAMPLE.nodes) if node.name == name) for name in order.split()]
+    names = f"w x gather mm wgrad {order} grad output".split()
+    ids = [next(v for v, node in enumerate(EXAMPLE.nodes) if node.name == name) for name in names]
     assert pin_violation(EXAMPLE, ids, (pin,)) == f"pin {pin!r} is broken: {broken}"
 
 
@@ -322,21 +288,19 @@ def test_where_something_waits_in_parts_it_is_not_over_with_the_first_of_them() 
     assert kept_apart(problem, (0, 2, 1, 5, 3, 4, 6), clashes(problem, "one")) == (0, 2, 1, 3, 5, 4, 6)
 
 
+def with_marks(problem: Problem, *marks: str, names: str = "") -> Problem:
+    """The collectives, or what is named, have these pins."""
+    marked = names.split() or problem.names(problem.collectives)
+    return replace(problem, nodes=tuple(n._replace(marks=marks) if n.name in marked else n for n in problem.nodes))
+
+
 def test_nodes_have_pins_of_their_own(tmp_path: Path) -> None:
     """Together within each module, not across; kept in files and without names."""
-    problem = layers(4)
-    marked = replace(
-        problem,
-        nodes=tuple(
-            node._replace(module=f"layers.{int(node.name[-1]) // 2}", marks=("apart",))
-            if node.kind is Kind.COLLECTIVE
-            else node
-            for node in problem.nodes
-        ),
-    )
+    nodes = (n._replace(module=f"layers.{int(n.name[-1]) // 2}") if n.group else n for n in layers(4).nodes)
+    problem = replace(layers(4), nodes=tuple(nodes))
+    marked = with_marks(problem, "apart")
     assert [len(one.nodes) for one in pinned(marked, ())] == [8]
-    together = replace(marked, nodes=tuple(n._replace(marks=("together",) if n.marks else ()) for n in marked.nodes))
-    assert [len(one.nodes) for one in pinned(together, ())] == [4, 4]
+    assert [len(one.nodes) for one in pinned(with_marks(problem, "together"), ())] == [4, 4]
     found = schedule(marked, Options(strict=True, headroom=20))
     assert pin_violation(marked, found.order, ()) is None
     assert pin_violation(marked, schedule(problem, found.options).order, ()) is not None
@@ -348,15 +312,9 @@ def test_nodes_have_pins_of_their_own(tmp_path: Path) -> None:
 
 
 def test_redacted_pins_name_nodes_instead_of_modules() -> None:
-    nodes = tuple(
-        node._replace(marks=("not before secret.module",))
-        if node.name == "gather"
-        else node._replace(module="secret.module")
-        if node.name == "mm"
-        else node
-        for node in EXAMPLE.nodes
-    )
-    marked = replace(EXAMPLE, nodes=nodes)
+    mm = EXAMPLE.nodes[4]._replace(module="secret.module")
+    problem = replace(EXAMPLE, nodes=(*EXAMPLE.nodes[:4], mm, *EXAMPLE.nodes[5:]))
+    marked = with_marks(problem, "not before secret.module", names="gather")
     shown = redact_problem(marked)
     assert "secret" not in repr(shown)
     assert shown.nodes[2].marks == ("not before n4",)
@@ -428,31 +386,21 @@ def test_a_module_has_begun_with_the_first_of_its_nodes_and_ends_with_the_last()
     assert pin_violation(problem, last, ("not after m: scatter",)) is not None
 
 
-def test_marks_name_no_nodes(tmp_path: Path) -> None:
-    marked = replace(EXAMPLE, nodes=tuple(n._replace(marks=("apart: all*",)) for n in EXAMPLE.nodes))
-    with pytest.raises(OptionsError, match=r"pin 'apart: all\*' names nodes; inside of a block .* Write 'apart'"):
+@pytest.mark.parametrize(
+    ("mark", "said"),
+    [("apart: all*", r"pin 'apart: all\*' names nodes; .* Write 'apart'"), ("near", "pin 'near' is none")],
+)
+def test_marks_are_pins_that_name_no_nodes(tmp_path: Path, mark: str, said: str) -> None:
+    marked = with_marks(EXAMPLE, mark)
+    with pytest.raises(OptionsError, match=said):
         schedule(marked)
     write_problem(marked, tmp_path / "marked.json")
-    with pytest.raises(ProblemError, match=r"marked\.json: pin 'apart: all\*' names nodes"):
+    with pytest.raises(ProblemError, match=rf"marked\.json: {said}"):
         read_problem(tmp_path / "marked.json")
 
 
 def test_with_marks_nothing_is_rewritten() -> None:
     problem = sharded([[2, 2]] * 3, compute_us=4.0)
-    marked = replace(problem, nodes=tuple(n._replace(marks=("in flight 1GiB",)) for n in problem.nodes))
     options = Options(rewrites=("bucket",), headroom="100%")
     assert plan(problem, PRICES, options).rewrites
-    assert not plan(marked, PRICES, options).trials
-
-
-def test_a_mark_in_a_file_that_is_no_pin_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "bad.json"
-    nodes = (node._replace(marks=("near",) if node.name == "gather" else ()) for node in EXAMPLE.nodes)
-    write_problem(replace(EXAMPLE, nodes=tuple(nodes)), path)
-    with pytest.raises(ProblemError, match=r"bad\.json: pin 'near' is none"):
-        read_problem(path)
-
-
-def test_pairs_of_pins_follow_each_other() -> None:
-    chain = pin_pairs(EXAMPLE, ("as written",))
-    assert chain == tuple(pairwise(v for v, n in enumerate(EXAMPLE.nodes) if n.kind not in (Kind.INPUT, Kind.OUTPUT)))
+    assert not plan(with_marks(problem, "in flight 1GiB"), PRICES, options).trials

@@ -75,3 +75,21 @@ def random_step(rng: random.Random, layers: int = 12) -> Problem:
         grad = following
     nodes.append(Node("output", Kind.OUTPUT, (last,), (), (grad,)))
     return Problem("random", tuple(nodes), tuple(storages), {"g": Group(8, True)})
+
+
+def computed(name: str, *rows: tuple[str, str, int, float]) -> Problem:
+    """Compute by rows (a node, what it takes, MiB that it makes, microseconds); the first is an input that stays."""
+    nodes, storages, held = list[Node](), list[Storage](), dict[str, int]()
+    ids = {row[0]: v for v, row in enumerate(rows)}
+    for made, taken, mib, us in rows:
+        alloc = (len(storages),) if mib else ()
+        storages += [Storage(mib * 2**20, not nodes) for _ in alloc]
+        held.update((made, s) for s in alloc)
+        use = tuple(held[one] for one in taken.split() if one in held)
+        kind = Kind.COMPUTE if taken else Kind.INPUT
+        nodes.append(
+            Node(made, kind, tuple(ids[one] for one in taken.split()), alloc, use, us, "aten.mm" if us else "")
+        )
+    last = rows[-1][0]
+    nodes.append(Node("output", Kind.OUTPUT, (ids[last],), (), (held[last],)))
+    return Problem(name, tuple(nodes), tuple(storages))

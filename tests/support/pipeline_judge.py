@@ -4,6 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from itertools import accumulate
 from typing import Literal
 
@@ -18,7 +19,7 @@ from overlap_sched.pipeline.action import (
     parts,
 )
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
-from overlap_sched.pipeline.judge import Event, event_graph, needs_of
+from overlap_sched.pipeline.judge import Event, event_graph
 
 # Times and memory of a valid schedule, from its graph of events and from one list of live bytes per rank.
 
@@ -50,7 +51,12 @@ class JudgedPipeline:
 
 def measure_pipeline(job: PipelineJob, schedule: PipelineSchedule) -> JudgedPipeline:
     """Judge a valid schedule (:func:`~overlap_sched.pipeline.judge.violation`)."""
-    times = event_graph(job, schedule).times()
+    graph = event_graph(job, schedule)
+    times: dict[Event, tuple[float, float]] = {}
+    for event in TopologicalSorter({event: before for event, (_, before) in graph.items()}).static_order():
+        time_us, before = graph[event]
+        start = max([0.0, *(times[earlier][1] for earlier in before)])
+        times[event] = start, start + time_us
     spans = tuple(tuple(times[rank, k] for k in range(len(order))) for rank, order in enumerate(schedule.orders))
     reduces = [[parts(item)[0].kind is ActionKind.REDUCE for item in order] for order in schedule.orders]
     busy = tuple(
@@ -124,7 +130,11 @@ def _live(
             yield 0.0, float("inf"), job.stages[stage].static_bytes
     for action, place in where.items():
         start, end = times[place]
-        on, own, block = job.rank_of[action.stage] == rank, job.stages[action.stage], needs_of(job, action)
+        on, own, block = (
+            job.rank_of[action.stage] == rank,
+            job.stages[action.stage],
+            job.stages[action.stage].block(action.kind),
+        )
         if on and block is not None:
             known, counts = together.get(action, (None, True))
             yield start, end, block.transient_bytes if known is None else known.transient_bytes * counts
@@ -133,7 +143,7 @@ def _live(
         if on and action.kind is ActionKind.WEIGHT_GRADIENT:
             yield times[where[action._replace(kind=ActionKind.INPUT_GRADIENT)]][1], end, own.kept_bytes
         maker = _maker(job, action, where)
-        made_of = None if maker is None else needs_of(job, maker)
+        made_of = None if maker is None else job.stages[maker.stage].block(maker.kind)
         if maker is None or made_of is None:
             continue
         made, here = times[where[maker]][1], job.rank_of[maker.stage] == rank

@@ -1,14 +1,19 @@
 """Sharded backward passes with bytes that fit: what rewrites are tried on, and prices by latency and rate."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
 from overlap_sched import Group, Kind, Node, Problem, Storage
 from overlap_sched.cost.model import Collective, Compute
+from overlap_sched.judge.validate import violation
+from overlap_sched.problem import FINISH, LAUNCH
+from overlap_sched.transform.apply import apply
+from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.prices import Prices
+from tests.support.oracle import peak_by_definition, step_by_definition
 
 # Whole steps whose weights are gathered for the forward and again, cast anew, for the backward; as problems.
 
@@ -98,7 +103,7 @@ def meanings(problem: Problem) -> dict[str, Any]:
     for node in problem.nodes:
         names = [problem.nodes[u].name for u in node.deps]
         before = [found[name] for name in names]
-        new = node.name.startswith(("bucket_", "split_", "again_"))
+        new = node.name.startswith(("bucket_", "again_"))
         if node.kind is Kind.COLLECTIVE:
             op = node.op.removesuffix("_coalesced")
             (what,) = (before,) if node.op != op else before
@@ -107,13 +112,9 @@ def meanings(problem: Problem) -> dict[str, Any]:
             (found[node.name],) = before
         elif new and "_in_" not in node.name and node.name.endswith("_in"):
             found[node.name] = [found[name] for name in sorted(names, key=_index)]
-        elif new and node.name.startswith("bucket_") and ("_part_" in node.name or "_get_" in node.name):
+        elif new and ("_part_" in node.name or "_get_" in node.name):
             (packed,) = before
             found[node.name] = packed[_index(node.name)]
-        elif new and node.name.startswith("split_") and "_part_" in node.name:
-            found[node.name] = (*before, "part", _index(node.name))
-        elif new and node.name.endswith("_copy"):
-            found[node.name] = _whole([found[name] for name in sorted(names, key=_index)])
         elif new:
             (found[node.name],) = before
         else:
@@ -123,15 +124,6 @@ def meanings(problem: Problem) -> dict[str, Any]:
 
 def _index(name: str) -> int:
     return int(name.rsplit("_", 1)[1])
-
-
-def _whole(parts: list[Any]) -> Any:
-    """Collectives of all parts of one thing, in their order, are the collective of it."""
-    ops = {op for op, _ in parts}
-    things = {repr(what[0]) for _, what in parts}
-    assert len(ops) == len(things) == 1
-    assert [what[2] for _, what in parts] == list(range(len(parts)))
-    return (ops.pop(), parts[0][1][0])
 
 
 RANKS = 4
@@ -153,6 +145,50 @@ class Wires:
 
 
 PRICES = Prices(Wires())
+
+
+def check_promises(problem: Problem, found: Plan, prices: Prices = PRICES) -> None:
+    """An order that can run, within the budget, as long as it says and no longer than without rewrites."""
+    after, order = found.schedule.problem, list(found.schedule.order)
+    assert found.schedule.fell_back is None
+    assert violation(after, order) is None
+    peak_bytes = max(peak_by_definition(problem, list(problem.original_order)))
+    assert max(peak_by_definition(after, order)) <= peak_bytes + found.schedule.headroom_bytes
+    step_us, without_us = step_by_definition(after, order), found.without.scheduled.step_us
+    assert abs(step_us - found.schedule.scheduled.step_us) <= 1e-6 * step_us
+    assert found.schedule.lower_bound_us * (1 - 1e-9) <= step_us <= without_us * (1 + 1e-9)
+    assert after == apply(problem, found.rewrites, prices)
+
+
+LAUNCH_US, FINISH_US = 5.0, 3.0
+
+
+class OnHost(Wires):
+    """As priced there, and what a launch and a wait take of the host."""
+
+    def launch_us(self, work: Collective) -> float:
+        return LAUNCH_US
+
+    def finish_us(self, work: Collective) -> float:
+        return FINISH_US
+
+
+HOST_PRICES = Prices(OnHost())
+
+
+def on_host(problem: Problem) -> Problem:
+    """The same with a launch node in front of each collective, and a finish node in front of each wait."""
+    nodes: list[Node] = []
+    ids: list[int] = []
+    for node in problem.nodes:
+        deps = tuple(ids[u] for u in node.deps)
+        if node.kind in (Kind.COLLECTIVE, Kind.WAIT):
+            op, us = (LAUNCH, LAUNCH_US) if node.kind is Kind.COLLECTIVE else (FINISH, FINISH_US)
+            nodes.append(Node(f"{node.name}.{op}", Kind.COMPUTE, deps, time_us=us, op=op))
+            deps = (*deps, len(nodes) - 1)
+        ids.append(len(nodes))
+        nodes.append(node._replace(deps=deps, collective=None if node.collective is None else ids[node.collective]))
+    return replace(problem, nodes=tuple(nodes))
 
 
 class _Maker:

@@ -182,8 +182,8 @@ def test_the_settings_that_torchtitan_overwrites_are_made_again(titan: Any, conf
             assert inductor_config.reorder_for_compute_comm_overlap
             last = inductor_config.reorder_for_compute_comm_overlap_passes[-1]
             assert type(last).__name__ == "SchedulerPass"
-            rewrites = inductor_config.post_grad_custom_post_pass.before
-            assert (type(rewrites).__name__, rewrites.before) == ("RewritePass", theirs)
+            ours = inductor_config.post_grad_custom_post_pass
+            assert (type(ours).__name__, ours.before) == ("WatchPass", theirs)
         finally:
             started.overlap_sched.close()
         assert inductor_config.post_grad_custom_post_pass is theirs

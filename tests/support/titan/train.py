@@ -54,6 +54,7 @@ def trained(arguments: list[str], folder: Path) -> dict[str, Any]:
     from torchtitan.components.metrics import MetricsProcessor
 
     import overlap_sched
+    from tests.support.reports import report_data
 
     overlap_sched.clear_reports()
     torch._dynamo.reset()  # the model of the job before is another one, but its code would serve
@@ -86,7 +87,7 @@ def trained(arguments: list[str], folder: Path) -> dict[str, Any]:
         "between": between(graphs[0]) if graphs else 0,
         "regions": sum(hasattr(node.target, "__wrapped__") for node in nodes),
         "stages": stages,
-        "reports": [report.to_json() for report in overlap_sched.reports()],
+        "reports": [report_data(report) for report in overlap_sched.reports()],
         "warned": [str(one.message) for one in said if one.category is overlap_sched.errors.OverlapSchedWarning],
     }
 

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from overlap_sched.cli.flags import Flag, limit_bytes, read_names, shortened
 from overlap_sched.cli.input import Input, Wants, read_input
-from overlap_sched.cli.plan import save_rewritten, times_of
+from overlap_sched.cli.plan import prices_of, save_rewritten
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, UnreachableError
 from overlap_sched.fit import fit
@@ -116,9 +116,8 @@ def run_fit(command: FitCommand, tell: Callable[[str], None]) -> tuple[str | tup
     if command.html:
         tell(f"writing {command.html}")
         schedule, extras = extras_of_fit(found)
-        write_page(
-            schedule, command.html, extras=replace(extras, command=command.given, times=times_of(command, loaded))
-        )
+        extras = replace(extras, command=command.given, prices=prices_of(command, loaded))
+        write_page(schedule, command.html, extras)
     save_rewritten(command, command.out, best.problem, bool(best.rewrites), tell)
     code = 1 if found.fell_back is not None else 0 if found.fits else 4
     if command.json:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple
 
+from msgspec import structs
+
 from overlap_sched.cli.flags import Flag, refuse, whole_number
 from overlap_sched.cost import FREE, H100, CostModel, Price, Roofline, device_named
 from overlap_sched.cost.cluster import ASSUMED, Cluster, MeshDimension, read_cluster
@@ -44,8 +46,6 @@ from overlap_sched.transform.rewrites import Fission
 from overlap_sched.transform.search import Refuses, refuse_nothing
 
 _DUMP_SUFFIXES = (".py", ".txt", ".log")
-_PARTS, _REGIONS, _FISSIONS = (2,), 4, 2
-"""Sub-graphs of a dump that run in parts: in how many, how many are looked at, and how many of those are tried."""
 _GUESSES = {
     "unknown_op": "an operator that is not known: kept in its place, with everything around it",
     "unknown_communication": "an operator that takes a process group: taken for communication that blocks",
@@ -209,7 +209,7 @@ class Input(InputLimits):
     def cluster_or(self, otherwise: str) -> Cluster:
         """Return the cluster named, or else the shipped one of that name, with the mesh given."""
         cluster = read_cluster(self.cluster or otherwise)
-        return replace(cluster, mesh=self.mesh) if self.mesh else cluster
+        return structs.replace(cluster, mesh=self.mesh) if self.mesh else cluster
 
 
 class Wants(NamedTuple):
@@ -438,7 +438,7 @@ def _load_dump(source: Input, tell: Callable[[str], None], wants: Wants) -> Load
             f"collectives are priced for {cluster.name}, as nothing says where the graph runs: "
             f"{cluster.ranks_per_node} ranks per node{slowed}; say otherwise with --cluster FILE_OR_NAME"
         )
-    on, fissions = device if cluster is None else cluster.device, fission_candidates
+    on = device if cluster is None else cluster.device
     loaded = Loaded(
         lifted.problem,
         lifted.prices,
@@ -446,7 +446,7 @@ def _load_dump(source: Input, tell: Callable[[str], None], wants: Wants) -> Load
         profile,
         {"device": on.name, "cluster": None if cluster is None else cluster.name, "fusion": fusion},
         model,
-        fissions=tuple(fissions(lifted, parts=_PARTS, effort=_REGIONS)[:_FISSIONS]) if wants.fissions else (),
+        fissions=tuple(fission_candidates(lifted)) if wants.fissions else (),
         batches=(*batch_fissions(lifted), *expert_fissions(lifted)) if wants.batches else (),
         device_bytes=on.memory_bytes,
     )

@@ -358,13 +358,12 @@ class Remake:
 
 
 class LinkTime:
-    """Slots that are taken, per stream, in microseconds of the order."""
+    """Slots of the link that are taken, in microseconds of the order."""
 
     def __init__(self, link: HostLink, end_us: float) -> None:
         """All is free, to the end of the order."""
         self.link, self.end_us = link, end_us
-        out: list[tuple[float, float]] = []
-        self._taken = {"out": out, "in": out if link.streams == 1 else []}
+        self._taken: list[tuple[float, float]] = []
 
     def slots(self, nbytes: int, from_us: float, to_us: float) -> tuple[float, float] | None:
         """Begin of a copy out, as soon as may be, and of one back, as late as may be; ``None``: not both between."""
@@ -376,12 +375,11 @@ class LinkTime:
     def take(self, nbytes: int, out_us: float, in_us: float) -> None:
         """Both slots are taken."""
         us = self.link.copy_us(nbytes)
-        insort(self._taken["out"], (out_us, out_us + us))
-        insort(self._taken["in"], (in_us, in_us + us))
+        insort(self._taken, (out_us, out_us + us))
+        insort(self._taken, (in_us, in_us + us))
 
     def _soonest(self, from_us: float, us: float) -> float:
-        at = from_us
-        taken = self._taken["out"]
+        at, taken = from_us, self._taken
         for begin, end in taken[max(bisect_left(taken, (from_us,)) - 1, 0) :]:
             if at + us <= begin:
                 return at
@@ -390,8 +388,7 @@ class LinkTime:
 
     def _latest(self, to_us: float, us: float) -> float | None:
         end_at = to_us
-        taken = self._taken["in"]
-        for begin, end in reversed(taken[: bisect_left(taken, (to_us,))]):
+        for begin, end in reversed(self._taken[: bisect_left(self._taken, (to_us,))]):
             if end <= end_at - us:
                 break
             end_at = min(end_at, begin)

@@ -34,12 +34,11 @@ Read an order: a JSON list of node names, as ``overlap-sched plan --out`` writes
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 from overlap_sched.errors import ProblemError
 from overlap_sched.judge.replay import Replay, replay
@@ -169,58 +168,49 @@ def _meeting(problem: Problem, concurrent: str) -> Callable[[int, int], bool]:
     return meet
 
 
-class _Asked(NamedTuple):
-    """The words of a pin, and the nodes that it is about."""
-
-    text: str
-    words: list[str]
-    about: list[int]
-
-
 def pin_violation(problem: Problem, order: Sequence[int], pins: Iterable[str]) -> str | None:
     """The first pin that a valid order breaks, of those given and those that nodes have, or ``None``."""
-    position = [0] * len(order)
-    for at, v in enumerate(order):
-        position[v] = at
-    for asked in (*(_given(problem, text) for text in pins), *_marked(problem)):
-        broken = _broken(problem, order, position, asked)
+    position = {v: at for at, v in enumerate(order)}
+    for text, about in (*((text, _matching(problem, text)) for text in pins), *_marked(problem)):
+        broken = _broken(problem, order, position, text.partition(":")[0].split(), about)
         if broken:
-            return f"pin {asked.text!r} is broken: {broken}"
+            return f"pin {text!r} is broken: {broken}"
     return None
 
 
-def _given(problem: Problem, text: str) -> _Asked:
-    rule, _, about = text.partition(":")
-    words = about.split()
+def _matching(problem: Problem, text: str) -> list[int]:
+    """The nodes that a pin is about."""
+    words = text.partition(":")[2].split()
     module = words.pop() if "in" in words and words[-1] != "in" else "*"
     pattern = words[0] if words and words[0] != "in" else "*"
-    found = [
+    return [
         v
         for v, node in enumerate(problem.nodes)
         if (fnmatchcase(node.op, pattern) or fnmatchcase(node.name, pattern)) and _inside(node, module)
     ]
-    return _Asked(text, rule.split(), found)
 
 
-def _marked(problem: Problem) -> Iterator[_Asked]:
+def _marked(problem: Problem) -> Iterator[tuple[str, list[int]]]:
+    """The pins that nodes have, with these nodes."""
     found: dict[tuple[str, str], list[int]] = {}
     for v, node in enumerate(problem.nodes):
         for text in node.marks:
             alone = text.split()[0] in ("together", "as")
             found.setdefault((text, node.module if alone else ""), []).append(v)
-    for (text, _), nodes in found.items():
-        yield _Asked(text, text.split(), nodes)
+    return ((text, nodes) for (text, _), nodes in found.items())
 
 
 def _inside(node: Node, module: str) -> bool:
     return fnmatchcase(node.module, module) or fnmatchcase(node.module, f"{module}.*")
 
 
-def _broken(problem: Problem, order: Sequence[int], position: Sequence[int], asked: _Asked) -> str:
-    nodes, words = problem.nodes, asked.words
-    launches = sorted((v for v in asked.about if nodes[v].kind is Kind.COLLECTIVE), key=position.__getitem__)
+def _broken(
+    problem: Problem, order: Sequence[int], position: Mapping[int, int], words: Sequence[str], about: Sequence[int]
+) -> str:
+    nodes = problem.nodes
+    launches = sorted((v for v in about if nodes[v].kind is Kind.COLLECTIVE), key=position.__getitem__)
     if words[0] == "as":
-        inside = [v for v in asked.about if nodes[v].kind not in (Kind.INPUT, Kind.OUTPUT)]
+        inside = [v for v in about if nodes[v].kind not in (Kind.INPUT, Kind.OUTPUT)]
         for u, v in pairwise(inside):
             if position[u] > position[v]:
                 return f"{nodes[v].name} runs before {nodes[u].name}"
@@ -230,7 +220,8 @@ def _broken(problem: Problem, order: Sequence[int], position: Sequence[int], ask
         if stranger is not None:
             return f"{nodes[stranger].name} runs between {nodes[launches[0]].name} and {nodes[launches[-1]].name}"
     elif words[0] == "not":
-        there = [position[v] for v, node in enumerate(nodes) if _computes(node) and _named(node, words[2])]
+        computes = (v for v, n in enumerate(nodes) if n.kind is Kind.COMPUTE and n.op not in ("launch", "finish"))
+        there = [position[v] for v in computes if _inside(nodes[v], words[2]) or nodes[v].name == words[2]]
         timed = [at for at in there if nodes[order[at]].time_us > 0] or there
         for v in launches if timed else ():
             if words[1] == "before" and position[v] < min(timed):
@@ -240,14 +231,6 @@ def _broken(problem: Problem, order: Sequence[int], position: Sequence[int], ask
     elif words[0] in ("in", "apart"):
         return _in_flight(problem, order, set(launches), size_bytes(words[-1], 0) if words[0] == "in" else None)
     return ""
-
-
-def _computes(node: Node) -> bool:
-    return node.kind is Kind.COMPUTE and node.op not in ("launch", "finish")
-
-
-def _named(node: Node, what: str) -> bool:
-    return _inside(node, what) or node.name == what
 
 
 def _in_flight(problem: Problem, order: Sequence[int], counted: set[int], most_bytes: int | None) -> str:

@@ -268,13 +268,11 @@ class _Interleaver:
         self.order.append(v)
         if self.memory is not None:
             self.memory.run(v)
-        if node.kind is not Kind.COLLECTIVE:
-            self.clock.run((v,))
-            self.since_us += self.reference.problem.compute_us[v]
-        elif on_demand:
+        if node.kind is Kind.COLLECTIVE and on_demand:
             self.clock.finish_us[v] = 0.0
         else:
-            self.clock.launch(v)
+            self.clock.run((v,))
+        self.since_us += self.reference.problem.compute_us[v]
         if on_demand:
             return
         goes_on = node.kind is not Kind.WAIT and self.since_us <= self.chains.stage_us

@@ -15,12 +15,11 @@ Where anything goes wrong on the way: the original order, and why.
 import gc
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
-from typing import NamedTuple
 
 from overlap_sched.errors import OverlapSchedWarning, PinError, ProblemError, VerificationError
 from overlap_sched.judge.budget_bound import budget_bound_us
@@ -40,7 +39,7 @@ from overlap_sched.problem.pins import pin_pairs, pinned
 from overlap_sched.problem.precedence import by_key
 from overlap_sched.scheduler.beam_search import search_small
 from overlap_sched.scheduler.explain import Decision, decisions
-from overlap_sched.scheduler.polish import count_rounds, fill_stalls, relink, shift_best
+from overlap_sched.scheduler.polish import fill_stalls, relink, shift_best
 from overlap_sched.scheduler.restrictions import (
     DeviceLimit,
     Proposal,
@@ -50,7 +49,7 @@ from overlap_sched.scheduler.restrictions import (
     kept_apart,
     on_one_stream,
 )
-from overlap_sched.scheduler.runs import first_run, lowest_peak, more_runs, of_chains
+from overlap_sched.scheduler.runs import count_rounds, first_run, lowest_peak, more_runs, of_chains
 from overlap_sched.scheduler.task import NO_WORK, TUNING, Candidate, Reason, Reference, Stage, Stages, Task, Work
 
 
@@ -179,7 +178,7 @@ def schedule(problem: Problem, options: Options | None = None, *, stages: Stages
     """
     options = _checked_options(problem, options)
     pin_pairs(problem, options.pins)  # what contradicts itself is the user's error, no reason to fall back
-    return _judged(problem, options, lambda task, original: _search(task, original, stages))
+    return _judged(problem, options, stages)
 
 
 def follow(problem: Problem, proposal: Proposal, options: Options | None = None) -> Schedule | None:
@@ -200,7 +199,7 @@ def follow(problem: Problem, proposal: Proposal, options: Options | None = None)
     options = _checked_options(problem, options)
     task = Task(problem, options, max(measure(problem, problem.original_order).profile))
     best = best_like(task, proposal, ALL)
-    return None if best is None else _judged(problem, options, lambda *_: _promised(task, best, best.step_us))
+    return None if best is None else _judged(problem, options, ALL, best)
 
 
 def follow_launches(problem: Problem, launches: Sequence[NodeId], options: Options) -> Schedule | None:
@@ -247,41 +246,25 @@ def schedule_of(problem: Problem, order: Sequence[NodeId], options: Options | No
     return _schedule(task, before, after, decisions(problem, after.timeline, best))
 
 
-class _Found(NamedTuple):
-    """The best order, the task whose budget it keeps to, and its step before groups were kept apart."""
-
-    best: Candidate
-    task: Task
-    unrestricted_us: float
-
-
-def _search(task: Task, original: Candidate, stages: Stages) -> _Found:
-    best, chosen = best_order(task, original, stages)
-    return _promised(chosen, keep_groups_apart(chosen, best, original, stages), best.step_us)
-
-
-def _promised(task: Task, best: Candidate, unrestricted_us: float) -> _Found:
-    return _Found(close_up(task, best), task, unrestricted_us)
-
-
-def _judged(problem: Problem, options: Options, search: Callable[[Task, Candidate], _Found]) -> Schedule:
-    """Judge what a search finds; where the judges or the search fail: the original order."""
+def _judged(problem: Problem, options: Options, stages: Stages, found: Candidate | None = None) -> Schedule:
+    """Judge the best order that stages find, or one found; where that or the search fails: the original order."""
     began, before = time.perf_counter(), measure(problem, problem.original_order)
     original = Candidate(problem.original_order, before.timeline.step_us, max(before.profile))
-    asked = Task(problem, options, original.peak_bytes)
-    after, found, fell_back = before, _Found(original, asked, original.step_us), None
+    asked = task = Task(problem, options, original.peak_bytes)
+    best, after, fell_back = original, before, None
     try:
-        found = search(asked, original)
-        if found.best.order == original.order and not found.task.within_budget(original.order):
-            found = found._replace(task=asked)  # nothing was found within a lower peak: what stays needs its own
-        after, fell_back = _verified(found.task, before, found.best)
+        if found is None:
+            found, task = best_order(asked, original, stages)
+        best = close_up(task, keep_groups_apart(task, found, original, stages))
+        if best.order == original.order and not task.within_budget(original.order):
+            task = asked  # nothing was found within a lower peak: what stays needs its own
+        after, fell_back = _verified(task, before, best)
     except PinError as error:
         fell_back = str(error)
     except Exception as error:  # a scheduler that fails must not take the training job with it
         fell_back = f"the scheduler failed: {type(error).__name__}: {error}"
         if options.strict:
             raise VerificationError(f"scheduling {problem.name!r} failed: {type(error).__name__}: {error}") from error
-    best, task, unrestricted_us = found
     if fell_back is not None:
         message = f"overlap_sched keeps the original order of {problem.name!r}: {fell_back}"
         if options.strict:
@@ -294,7 +277,7 @@ def _judged(problem: Problem, options: Options, search: Callable[[Task, Candidat
         fell_back=fell_back,
         work=best.work,
         schedule_s=time.perf_counter() - began,
-        unrestricted_us=None if options.concurrent_groups == "any" else unrestricted_us,
+        unrestricted_us=None if options.concurrent_groups == "any" else (found or original).step_us,
         memory_limit_bytes=None if device is None else device.limit_bytes,
         short_bytes=0 if device is None else device.short_bytes(task.live_ranges, best.order),
     )

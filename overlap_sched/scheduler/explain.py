@@ -2,14 +2,9 @@
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from overlap_sched.problem import Kind, Order, Position, Problem
-from overlap_sched.problem.precedence import Pair
 from overlap_sched.scheduler.restrictions import clashes
 from overlap_sched.scheduler.task import Candidate, Reason, Task
 
@@ -73,11 +68,7 @@ def decisions(problem: Problem, timeline: "Replay", best: Candidate, task: Task 
     order = best.order
     unmoved: Reason = "original" if order == problem.original_order else "reference"
     nodes, waits = problem.nodes, problem.waits
-    computing = [
-        v
-        for v in order
-        if nodes[v].kind not in (Kind.COLLECTIVE, Kind.WAIT) and timeline.finish_us[v] > timeline.start_us[v]
-    ]
+    computing = [v for v in order if problem.compute_us[v] > 0]
     starts = [timeline.start_us[v] for v in computing]
     previous: dict[str | None, int] = {}
     bars = None if task is None else _Bars(task, timeline, order)
@@ -144,22 +135,15 @@ class _Bars:
     """What a task lets no launch pass: its budget, launches and pins in their order, groups kept apart."""
 
     def __init__(self, task: Task, timeline: "Replay", order: Order) -> None:
-        self._task, self._timeline, self._order = task, timeline, order
+        self._task, self._at_us, self._order, self._pairs = task, timeline.at_us, order, frozenset(task.pairs)
         self._clash = clashes(task.problem, task.options.concurrent_groups)
-
-    @cached_property
-    def _spare_bytes(self) -> npt.NDArray[np.int64]:
-        """Per position but the last, what the budget has left where the node there runs one place later."""
-        limit = self._task.limit[1:] if self._task.limit.ndim else self._task.limit
-        return limit - self._task.live_ranges.profile(self._order)[:-1]
-
-    @cached_property
-    def _pairs(self) -> frozenset[Pair]:
-        return frozenset(self._task.pairs)
+        # per position but the last, what the budget has left where the node there runs one place later
+        limit = task.limit[1:] if task.limit.ndim else task.limit
+        self._spare_bytes = limit - task.live_ranges.profile(order)[:-1]
 
     def holder(self, position: Position) -> tuple[Holder, int | None]:
         """Find what keeps the launch there behind the node in front of which it would come any sooner."""
-        task, order, at_us = self._task, self._order, self._timeline.at_us
+        task, order, at_us = self._task, self._order, self._at_us
         v, begin = order[position], position - 1
         while begin > 0 and at_us[order[begin]] >= at_us[v]:
             begin -= 1

@@ -48,16 +48,7 @@ from overlap_sched.problem import Kind, NodeId
 from overlap_sched.problem.precedence import Pair, neighbours
 from overlap_sched.scheduler.admission import CompletionProfile
 from overlap_sched.scheduler.ready import ReadyList, SortedKeys
-from overlap_sched.scheduler.task import (
-    TUNING,
-    Candidate,
-    LaunchKey,
-    Reason,
-    Reference,
-    Refusal,
-    SchedulerRun,
-    Work,
-)
+from overlap_sched.scheduler.task import TUNING, Candidate, LaunchKey, Reason, Reference, Refusal, SchedulerRun, Work
 from overlap_sched.simulate.clock import Clock
 
 _FAR, _FARTHER = 40, 160
@@ -174,8 +165,8 @@ class ListScheduler:
         node, ready = self.nodes[v], self.ready
         ready.remove(v)
         self.order.append(v)
+        self.clock.run((v,))
         if node.kind is Kind.COLLECTIVE:
-            self.clock.launch(v)
             group = node.group or ""
             self._left_us[group] -= node.time_us
             del self._to_launch[group][v]
@@ -184,10 +175,7 @@ class ListScheduler:
                 self._streams_end_us = max(self._streams_end_us, end_us)
             self.reasons[v] = "reference" if self.memory.position[v] == self.memory.first else reason
         elif node.kind is not Kind.WAIT:
-            self.clock.compute(v)
             self.computed_us += node.time_us
-        elif node.collective is not None:
-            self.clock.wait(node.collective)
         lowered = self.memory.run(v)
         if ready.in_flight:
             for w in ready.completed(self.clock.clock_us):

@@ -63,7 +63,7 @@ import numpy.typing as npt
 from overlap_sched.problem import Kind, NodeId, Order
 from overlap_sched.problem.precedence import Pair, launch_pairs, moving_with, neighbours, positions, with_sooner
 from overlap_sched.scheduler.list_scheduler import list_schedule
-from overlap_sched.scheduler.runs import FAR_AHEAD, IN_ORDER
+from overlap_sched.scheduler.runs import FAR_AHEAD, IN_ORDER, count_rounds
 from overlap_sched.scheduler.task import SAME_STEP, TUNING, Candidate, Reason, Reference, Task
 from overlap_sched.simulate.clock import StepTrail
 from overlap_sched.simulate.ledger import LiveRanges, MovableOrder
@@ -127,11 +127,6 @@ def shifted(
 
 BETWEEN_POLICIES = (IN_ORDER, FAR_AHEAD)
 """Of runs that start from the shortest order in between: near it; and the critical path far ahead."""
-
-
-def count_rounds(task: Task) -> int:
-    """How many rounds effort is worth: one a unit on a graph of up to 15,000 nodes, less on a larger one."""
-    return task.options.effort * TUNING.run_nodes // max(len(task.problem.nodes), TUNING.run_nodes)
 
 
 def relink(task: Task, reference: Reference, best: Candidate) -> Candidate:

@@ -81,13 +81,6 @@ INTERLEAVED = (
 """For runs from an order of several chains (:mod:`overlap_sched.scheduler.chains`)."""
 
 
-def policies_for(compute_binds: bool, contended: bool = False) -> tuple[Policy, ...]:
-    """Those for a graph whose compute is longer than any stream (else: for one where a stream is)."""
-    if contended:
-        return CONTENDED_COMPUTE_BINDS if compute_binds else CONTENDED_NETWORK_BINDS
-    return COMPUTE_BINDS if compute_binds else NETWORK_BINDS
-
-
 MEMORY_EFFORT = 2
 """Most effort that goes into the order with the lowest peak (:func:`overlap_sched.peak_memory.best_order`)."""
 
@@ -131,8 +124,14 @@ def more_runs(task: Task, reference: Reference, best: Candidate) -> Candidate:
     return best
 
 
+def count_rounds(task: Task) -> int:
+    """How many rounds effort is worth: one a unit on a graph of up to 15,000 nodes, less on a larger one."""
+    return task.options.effort * TUNING.run_nodes // max(len(task.problem.nodes), TUNING.run_nodes)
+
+
 def _count(task: Task) -> int:
-    return runs(task.options.effort, len(task.problem.nodes))
+    """How many runs: one at least, none for no effort."""
+    return max(count_rounds(task), min(task.options.effort, 1))
 
 
 def _bound_us(task: Task, reference: Reference) -> float:
@@ -145,7 +144,9 @@ def _enough_us(task: Task, reference: Reference) -> float:
 
 def _policies(task: Task) -> tuple[Policy, ...]:
     compute_us, stream_us = busy_us(task.problem)
-    return policies_for(compute_us >= stream_us, bool(task.problem.contention))
+    if task.problem.contention:
+        return CONTENDED_COMPUTE_BINDS if compute_us >= stream_us else CONTENDED_NETWORK_BINDS
+    return COMPUTE_BINDS if compute_us >= stream_us else NETWORK_BINDS
 
 
 def _run(task: Task, start: Reference, policy: Policy, best: Candidate) -> tuple[Candidate, bool]:
@@ -189,11 +190,6 @@ def lowest_peak(task: Task) -> MemoryPlan:
     start = task.nearest
     plan = best_order(task.problem.renumbered(start, task.pairs), effort=effort)
     return replace(plan, problem=task.problem, order=tuple(start[k] for k in plan.order))
-
-
-def runs(effort: int, nodes: int) -> int:
-    """How many runs an effort is worth on a graph of so many nodes: one at least, none for no effort."""
-    return max(effort * TUNING.run_nodes // max(nodes, TUNING.run_nodes), min(effort, 1))
 
 
 def busy_us(problem: Problem) -> tuple[float, float]:

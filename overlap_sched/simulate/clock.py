@@ -53,14 +53,8 @@ class Clock(Protocol):
     def completes_us(self, v: NodeId) -> float:
         """When collective v is finished; later than now unless it is by now."""
 
-    def launch(self, v: NodeId) -> None:
-        """Collective v is launched now."""
-
-    def compute(self, v: NodeId) -> None:
-        """Compute node v runs."""
-
-    def wait(self, v: NodeId) -> None:
-        """The compute stream stalls until collective v is finished."""
+    def run(self, nodes: Sequence[NodeId]) -> None:
+        """Run nodes, in this order: compute, launches, and waits for what has been launched."""
 
     def end_us(self) -> float:
         """When all streams are done, if nothing else runs. The clock is of no use after that."""
@@ -146,7 +140,7 @@ class StepTrail:
 
 
 class PlainClock:
-    """What runs at the same time does not slow each other down; see :class:`Clock`. All but ``run`` is O(1)."""
+    """What runs at the same time does not slow each other down; see :class:`Clock`. All is O(1) per node."""
 
     def __init__(self, times: StepTimes) -> None:
         self._times, self._free_us = times, [0.0] * len(times.streams)
@@ -159,20 +153,6 @@ class PlainClock:
     def completes_us(self, v: NodeId) -> float:
         """When collective v is finished; later than now unless it is by now."""
         return self.finish_us[v]
-
-    def launch(self, v: NodeId) -> None:
-        """Collective v is launched now."""
-        stream = self._times.stream[v]
-        start_us = max(self.clock_us, self._free_us[stream])
-        self.finish_us[v] = self._free_us[stream] = start_us + self._times.collective_us[v]
-
-    def compute(self, v: NodeId) -> None:
-        """Compute node v runs."""
-        self.clock_us += self._times.compute_us[v]
-
-    def wait(self, v: NodeId) -> None:
-        """The compute stream stalls until collective v is finished."""
-        self.clock_us = max(self.clock_us, self.finish_us[v])
 
     def run(self, nodes: Sequence[NodeId]) -> None:
         """Run nodes, in this order."""
@@ -274,8 +254,7 @@ class SharedClock:
             return self.finish_us[v]
         return max(self.finish_us[v], math.nextafter(self.clock_us, math.inf))
 
-    def launch(self, v: NodeId) -> None:
-        """Collective v is launched now."""
+    def _launch(self, v: NodeId) -> None:
         group = self._nodes[v].group or ""
         queue = self._queue[group]
         pace = next((flights.pace for flights in self._link[group].flights.values()), 1.0)
@@ -284,8 +263,7 @@ class SharedClock:
         if len(queue) <= self._lanes:
             self._start(v)
 
-    def compute(self, v: NodeId) -> None:
-        """Compute node v runs."""
+    def _compute(self, v: NodeId) -> None:
         share, time_us = 1.0 if self._times.share is None else self._times.share[v], self._times.compute_us[v]
         self._set_computing(True)
         while True:
@@ -298,23 +276,19 @@ class SharedClock:
             time_us = max(time_us - (self._event_us - self.clock_us) / factor, 0.0)
             self._finish()
 
-    def wait(self, v: NodeId) -> None:
-        """The compute stream stalls until collective v is finished."""
-        self._set_computing(False)
-        while v not in self._done:
-            self._finish()
-
     def run(self, nodes: Sequence[NodeId]) -> None:
         """Run nodes, in this order."""
         compute_us, waited_for = self._times.compute_us, self._times.waited_for
         for v in nodes:
             time_us = compute_us[v]
             if time_us > 0.0:
-                self.compute(v)
+                self._compute(v)
             elif time_us == _LAUNCH:
-                self.launch(v)
+                self._launch(v)
             elif time_us == _WAIT:
-                self.wait(waited_for[v])
+                self._set_computing(False)
+                while waited_for[v] not in self._done:
+                    self._finish()
 
     def end_us(self) -> float:
         """When all streams are done, if nothing else runs."""

@@ -234,11 +234,11 @@ class _ProblemMaker(Draft):
         return self._transfer(launch, new.at)
 
     def to_device(self, new: New[NodeId], there: NodeId) -> NodeId:
-        fresh, group = self._like(self.gives(new.like)), self.prices.host.back
-        return self._transfer(Node(new.name, Kind.COLLECTIVE, (there,), fresh, op=RELOAD, group=group), new.at)
+        fresh = self._like(self.gives(new.like))
+        return self._transfer(Node(new.name, Kind.COLLECTIVE, (there,), fresh, op=RELOAD, group=OUT), new.at)
 
     def _transfer(self, launch: Node, at: float) -> NodeId:
-        self.groups.setdefault(launch.group or "", Group(1, True))
+        self.groups.setdefault(OUT, Group(1, True))
         nbytes = sum(self.storages[s].bytes for s in (*launch.use, *launch.alloc))
         return self.add(launch._replace(time_us=self.prices.host.copy_us(nbytes), bytes=nbytes), at)
 
@@ -368,14 +368,10 @@ class _ProblemMaker(Draft):
         self._parts.left.update(whole)
         for own, part in zip(self._parts.own, parts, strict=True):
             self._values[part] = _Value(tuple(own[s] for s in whole), leave.bytes)
-        if leave.how in ("parts", "same"):
-            for s in whole:
-                given = [own[s] for own in self._parts.own[: 1 if leave.how == "same" else None]]
-                self.rehouse(s, given, [w for w in self.holders(s) if w not in self._parts.gone])
+        for s in whole if leave.how == "same" else ():
+            self.rehouse(s, [self._parts.own[0][s]], [w for w in self.holders(s) if w not in self._parts.gone])
 
-    def hand_out(
-        self, v: NodeId, out: tuple[NodeId, ...] | None, users: Sequence[NodeId], copies: Sequence[NodeId]
-    ) -> None:
+    def hand_out(self, v: NodeId, out: NodeId | None, users: Sequence[NodeId], copies: Sequence[NodeId]) -> None:
         given = self.node(v).alloc or self.node(v).use
         for w in users:
             node = self.node(w)
@@ -385,7 +381,7 @@ class _ProblemMaker(Draft):
                 taken = set(given).intersection((*node.use, *node.alloc))
                 if not given or not taken <= self._parts.left:
                     raise RewriteError(f"{node.name!r} uses {self.name(v)!r}, which runs in parts and does not leave.")
-            self.redirect(v, copies if out is None else out, [w])
+            self.redirect(v, copies if out is None else [out], [w])
 
 
 class _Parts(NamedTuple):

@@ -31,6 +31,7 @@ from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.apply import NOT_KNOWN, apply
 from overlap_sched.transform.draft import Alike
 from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.recipes import sort_by_place
 from overlap_sched.transform.rewrites import BUCKETED, Rewrite
 
 POLICIES = (WHILE_STALLED, EARLY, FAR_AHEAD, IN_ORDER)
@@ -400,19 +401,9 @@ def order_as_it_was(problem: Problem, after: Problem, order: Sequence[NodeId]) -
         after: Rewritten; nodes that both have are named alike.
         order: A valid order of ``after``.
     """
-    ids = {node.name: v for v, node in enumerate(problem.nodes)}
-    wanted = [ids[name] for name in after.names(tuple(order)) if name in ids]
-    placed, result = bytearray(len(problem.nodes)), list[NodeId]()
-    for start in (*(v for v in wanted if problem.nodes[v].kind is not Kind.OUTPUT), *problem.original_order):
-        stack = [start]
-        while stack:
-            v = stack[-1]
-            missing = [u for u in problem.predecessors[v] if not placed[u]]
-            if missing and not placed[v]:
-                stack.extend(sorted(missing, reverse=True))
-                continue
-            stack.pop()
-            if not placed[v]:
-                placed[v] = True
-                result.append(v)
-    return tuple(result)
+    nodes, ids = problem.nodes, {node.name: v for v, node in enumerate(problem.nodes)}
+    there = [ids[name] for name in after.names(tuple(order)) if name in ids]
+    wanted = (v for v in there if nodes[v].kind is not Kind.OUTPUT)
+    places = {v: float(place) for place, v in enumerate(dict.fromkeys((*wanted, *problem.original_order)))}
+    needs, names = problem.predecessors.__getitem__, lambda v: nodes[v].name
+    return tuple(sort_by_place(places, places, needs, lambda v: (), names, ()))

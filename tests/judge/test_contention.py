@@ -1,7 +1,7 @@
 """Contention: replay and bound against an exact simulation, a drawn example, and none at all."""
 
+import re
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -13,9 +13,8 @@ from overlap_sched.judge.lower_bound import lower_bound_us, parts_bound_us
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
-from tests.support.examples import examples
 from tests.support.graphs import problems
-from tests.support.oracle import all_orders, contended_step, random_order
+from tests.support.oracle import random_order
 
 FACTORS = st.sampled_from((1.0, 1.25, 1.5, 3.0))
 KINDS = st.sampled_from(("", "all_gather", "all_gather_into_tensor", "reduce_scatter", "all_to_all"))
@@ -45,19 +44,6 @@ def contended(problem: Problem, contention: Contention) -> Problem:
     return replace(problem, nodes=tuple(nodes), contention=replace(contention, links=links))
 
 
-@pytest.mark.slow
-@given(problems(), with_lanes)
-@examples(200)
-def test_replay_is_the_exact_simulation(problem: Problem, contention: Contention) -> None:
-    problem = contended(problem, contention)
-    for seed in range(3):
-        order = random_order(problem, seed)
-        timeline, exact = replay(problem, order), contended_step(problem, order)
-        assert timeline.step_us == pytest.approx(float(exact.step_us), rel=1e-9)
-        assert timeline.exposed_us == pytest.approx(float(exact.exposed_us), rel=1e-9, abs=1e-3)
-        assert timeline.finish_us == pytest.approx([float(exact.finish_us[v]) for v in range(len(order))], rel=1e-9)
-
-
 @given(problems())
 def test_without_contention_not_a_bit_changes(problem: Problem) -> None:
     none = Contention({"": 1.0}, dict.fromkeys(list(problem.groups)[:1], "nvlink"))
@@ -66,16 +52,6 @@ def test_without_contention_not_a_bit_changes(problem: Problem) -> None:
         order = random_order(problem, seed)
         assert replay(replace(problem, contention=none), order) == replay(problem, order)
     assert lower_bound_us(replace(problem, contention=none)) == lower_bound_us(problem)
-
-
-@given(problems(max_steps=6), st.one_of(st.just(NO_CONTENTION), with_lanes))
-@examples(120)
-def test_no_order_beats_the_bound(problem: Problem, contention: Contention) -> None:
-    if len(problem.nodes) > 8:
-        return
-    problem = contended(problem, contention)
-    optimum = min(replay(problem, order).step_us for order in all_orders(problem))
-    assert lower_bound_us(problem) <= optimum * (1 + 1e-9)
 
 
 def two_groups() -> Problem:
@@ -130,41 +106,23 @@ def test_what_binds_compute_says_how_much_slower_it_gets() -> None:
     )  # bound by its bytes, of which nothing is said
 
 
-SHARES = "a share is finite and 0 or more (1: all of it, 0.5: beside a factor of 1.2 it takes 1.1 times its time)."
-CROWDING = "crowding is 1 (those in flight do not slow each other down) to lanes (no faster than one after the other)."
-STRETCH = (
-    "times its time; this factor is finite and above 0. Give how many times as long the collective takes, 1.1 for a "
-    "tenth longer, 0.9 for a tenth less."
-)
-
-
 @pytest.mark.parametrize(
-    ("wrong", "text"),
+    ("wrong", "said"),
     [
-        ({"slowdown": {"all_gather": 0.9}}, "compute beside 'all_gather' takes 0.9 times its time; a factor is"),
-        ({"shares": {"memory": 1.0}, "flops_per_byte": 100.0}, "compute bound by 'memory' takes 1.0 of a slowdown;"),
-        ({"shares": {"flops": -0.5}, "flops_per_byte": 100.0}, "compute bound by 'flops' takes -0.5 of a slowdown;"),
-        ({"shares": {"flops": 0.5}}, "shares by what binds compute, and flops_per_byte is 0.0: give the device's"),
-        ({"lanes": 2, "crowding": 2.5}, f"crowding is 2.5 and lanes 2; {CROWDING}"),
-        ({"crowding": 1.5}, f"crowding is 1.5 and lanes 1; {CROWDING}"),
-        ({"lanes": 0}, "lanes is 0; a group has one collective in flight, or more."),
-        *(
-            ({"stretch": {"all_gather": factor}}, f"'all_gather' beside compute takes {factor} {STRETCH}")
-            for factor in (0.0, -1.0, float("inf"), float("nan"))
-        ),
+        ({"slowdown": {"all_gather": 0.9}}, "compute beside 'all_gather' takes 0.9 times its time"),
+        ({"shares": {"memory": 1.0}, "flops_per_byte": 100.0}, "compute bound by 'memory' takes 1.0 of"),
+        ({"shares": {"flops": -0.5}, "flops_per_byte": 100.0}, "compute bound by 'flops' takes -0.5 of"),
+        ({"shares": {"flops": 0.5}}, "flops_per_byte is 0.0"),
+        ({"lanes": 2, "crowding": 2.5}, "crowding is 2.5 and lanes 2"),
+        ({"crowding": 1.5}, "crowding is 1.5 and lanes 1"),
+        ({"lanes": 0}, "lanes is 0"),
+        ({"links": {"tp": "nvlink"}}, "group 'tp' has link 'nvlink'"),
+        *(({"stretch": {"": factor}}, f"'' beside compute takes {factor}") for factor in (0.0, float("inf"), -1.0)),
     ],
 )
-def test_contention_that_cannot_be_is_told(wrong: dict[str, Any], text: str) -> None:
-    with pytest.raises(ProblemError) as caught:
-        Contention(**wrong)
-    assert str(caught.value).startswith(f"contention: {text}")
-
-
-def test_links_are_of_groups_that_there_are() -> None:
-    with pytest.raises(ProblemError) as caught:
-        replace(EXAMPLE, contention=Contention(links={"tp": "nvlink"}))
-    assert str(caught.value).startswith("contention: group 'tp' has link 'nvlink', but the problem's groups are")
-    assert str(caught.value).endswith("Name a process group, or leave it out.")
+def test_contention_that_cannot_be(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ProblemError, match=f"^contention: .*{re.escape(said)}"):
+        replace(EXAMPLE, contention=Contention(**wrong))
 
 
 def test_the_longest_prefix_counts() -> None:
@@ -187,26 +145,6 @@ def test_the_drawn_example_two_lanes() -> None:
     assert timeline.step_us == 50.0
     assert lower_bound_us(problem) == pytest.approx(45.0)  # 60 of them, at 3/4
     assert [Contention(lanes=3, crowding=2.0).crowded(n) for n in (0, 1, 2, 3)] == [1.0, 1.0, 1.5, 2.0]
-
-
-def test_the_oracle_knows_the_example() -> None:
-    exact = contended_step(EXAMPLE, EXAMPLE.original_order)
-    assert (exact.step_us, exact.exposed_us) == (190, 80)
-    assert exact.finish_us[8] == Fraction(190)
-
-
-def test_a_collective_takes_longer_beside_compute() -> None:
-    nodes = (
-        Node("gather", Kind.COLLECTIVE, time_us=40.0, op="all_gather_into_tensor", group="fsdp"),
-        Node("beside", Kind.COMPUTE, time_us=60.0),
-        Node("wait", Kind.WAIT, collective=0),
-    )
-    problem = Problem("one group", nodes, (), {"fsdp": Group(2, True)}, contention=Contention(stretch={"all_": 3.0}))
-    timeline = replay(problem, problem.original_order)
-    # a third of 60 us is done beside compute, the other 20 at the wait
-    assert (timeline.exposed_us, timeline.step_us, timeline.slowed_us) == (20.0, 80.0, 0.0)
-    assert problem.contention
-    assert problem.contention.stretch_of("reduce_scatter_tensor") == 1.0
 
 
 def test_a_collective_goes_faster_beside_compute() -> None:

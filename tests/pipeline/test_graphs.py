@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from overlap_sched import EXAMPLE
@@ -288,7 +289,7 @@ def test_links_of_a_cluster(tmp_path: Path) -> None:
     assert near.link == alone.link
     assert set(near.links) == {(0, 1), (1, 0)}
     assert near.links[0, 1].bytes_per_s > alone.link.bytes_per_s
-    huge = replace(read_cluster("dgx-h100"), ranks_per_node=2**40)  # of which two have links
+    huge = msgspec.structs.replace(read_cluster("dgx-h100"), ranks_per_node=2**40)  # of which two have links
     (tmp_path / "huge.toml").write_text(cluster_text(huge))
     text = HEAD + f'cluster = "{tmp_path / "huge.toml"}"\nranks_per_node = {2**40}\n'
     assert parsed(text + STAGE).links == near.links

@@ -19,6 +19,7 @@ from overlap_sched.scheduler.admission import (
 )
 from overlap_sched.scheduler.ready import ReadyList, SortedKeys
 from overlap_sched.scheduler.task import Reference
+from overlap_sched.simulate.ledger import LiveRanges
 from tests.support.graphs import problems
 from tests.support.oracle import random_order, rules
 
@@ -36,6 +37,8 @@ def check(memory: CompletionProfile, done: list[int]) -> None:
         if memory.step_of is not None:
             assert memory.step_of[at] == len(done) + k, (done, v)
     assert all(memory.profile[memory.position[v]] < LOWEST // 2 for v in done)
+    alloc_bytes = memory.alloc_bytes[rest[0]] if rest else 0
+    assert memory.live_bytes + alloc_bytes == (profile[len(done)] if rest else LiveRanges(problem).end_bytes)
     assert memory.first == min((memory.position[v] for v in rest), default=len(memory.order))
 
 
@@ -73,33 +76,7 @@ def test_profile_equals_recomputation_and_admission_is_exact(
         assert fell <= {at for begin, end in lowered for at in range(begin, end)}
         done.append(v)
         check(memory, done)
-        assert memory.live_bytes == live_bytes(problem, done)
     assert memory.peak_bytes == max(memory_profile(problem, done))
-
-
-def live_bytes(problem: Problem, done: list[int]) -> int:
-    """Bytes live between steps: what the next step would find if it allocated nothing."""
-    rest = [v for v in random_order(problem, 0) if v not in set(done)]
-    if not rest:
-        return end_bytes(problem)
-    before = rules(problem)
-    v = next(v for v in rest if before[v] <= set(done))
-    allocated = 0
-    if problem.nodes[v].kind != "input":
-        allocated = sum(problem.storages[s].bytes for s in problem.nodes[v].alloc)
-    return memory_profile(problem, [*done, v, *[w for w in rest if w != v]])[len(done)] - allocated
-
-
-def end_bytes(problem: Problem) -> int:
-    """What is left when all has run: pinned, unused inputs, what an output allocates and nothing uses."""
-    total = 0
-    for node in problem.nodes:
-        for s in node.alloc:
-            used = any(s in other.use for other in problem.nodes)
-            size, pinned = problem.storages[s]
-            if (used and pinned) or (not used and node.kind in ("input", "output")):
-                total += size
-    return total
 
 
 def test_reference_profile_of_the_example() -> None:

@@ -63,61 +63,6 @@ def test_what_memory_refuses_on_one_stream_does_not_stop_another() -> None:
     assert problem.names(run.order)[:2] == ["small", "mm"]
 
 
-def test_compute_is_looked_for_no_further_than_the_window() -> None:
-    nodes = (
-        Node("gather", Kind.COLLECTIVE, (), (0,), (), 50.0, "all_gather_into_tensor", "fsdp"),
-        Node("full", Kind.WAIT, (0,), (), (0,), collective=0),
-        Node("use", Kind.COMPUTE, (1,), (), (0,), 10.0),
-        Node("far", Kind.COMPUTE, (), (), (), 40.0),
-    )
-    problem = Problem("window", nodes, (Storage(1),), {"fsdp": Group(8, True)})
-    reference = Reference(problem, problem.original_order)
-    for window, names in [(3, ["gather", "far", "full", "use"]), (2, ["gather", "full", "use", "far"])]:
-        run = list_schedule(reference, np.array(1), Policy(lead=0.0, slack=-1.0, window=window)).made
-        assert run is not None
-        assert problem.names(run.order) == names
-
-
-def test_what_prepares_a_launch_runs_ahead_of_its_place_or_does_not() -> None:
-    nodes = (
-        Node("mm", Kind.COMPUTE, (), (), (), 100_000.0),
-        Node("cast", Kind.COMPUTE, (), (0,), (), 1.0),
-        Node("gather", Kind.COLLECTIVE, (1,), (1,), (0,), 50.0, "all_gather_into_tensor", "fsdp"),
-        Node("full", Kind.WAIT, (2,), (), (0, 1), collective=2),
-        Node("use", Kind.COMPUTE, (3,), (), (1,), 10.0),
-    )
-    problem = Problem("prepared", nodes, (Storage(1), Storage(1)), {"fsdp": Group(8, True)})
-    reference = Reference(problem, problem.original_order)
-    for prepares, first, step_us in [(True, "cast", 100_011.0), (False, "mm", 100_061.0)]:
-        run = list_schedule(reference, np.array(2), Policy(lead=0.0, slack=-1.0, prepares=prepares)).made
-        assert run is not None
-        assert problem.names(run.order)[0] == first
-        assert run.step_us == step_us
-
-
-def test_standing_still_launches_only_what_is_due_meanwhile() -> None:
-    """While `first` is awaited nothing can run; `later`, wanted after 200 us of compute, must not get before `next`."""
-    nodes = [
-        Node("first", Kind.COLLECTIVE, (), (0,), (), 20.0, "all_gather_into_tensor", "fsdp"),
-        Node("first.wait", Kind.WAIT, (0,), (), (0,), collective=0),
-    ]
-    for k in range(50):  # so many that nobody looks ahead through them
-        nodes.append(Node(f"step{k}", Kind.COMPUTE, (k + 1,), (), (0,), 1.0))
-    chain = len(nodes)
-    nodes += [
-        Node("next", Kind.COLLECTIVE, (chain - 1,), (1,), (0,), 20.0, "all_gather_into_tensor", "fsdp"),
-        Node("next.wait", Kind.WAIT, (chain,), (), (0, 1), collective=chain),
-        Node("mm", Kind.COMPUTE, (chain + 1,), (), (1,), 200.0),
-        Node("later", Kind.COLLECTIVE, (), (2,), (), 100.0, "all_gather_into_tensor", "fsdp"),
-        Node("later.wait", Kind.WAIT, (chain + 3,), (), (2,), collective=chain + 3),
-        Node("end", Kind.COMPUTE, (chain + 2, chain + 4), (), (2,), 10.0),
-    ]
-    problem = Problem("standstill", tuple(nodes), tuple(map(Storage, (1, 1, 1))), {"fsdp": Group(8, True)})
-    run = list_schedule(Reference(problem, problem.original_order), np.array(99), Policy(lead=0.0, slack=-1.0)).made
-    assert run is not None
-    assert run.step_us == 20 + 50 + 20 + 200 + 10
-
-
 def test_what_frees_memory_is_launched_in_its_place_though_nobody_needs_it_soon() -> None:
     """Reduce_scatters on a stream of their own: nobody needs their results before the end of the step.
 
@@ -162,13 +107,45 @@ class Graph:
 
     def run(self, policy: Policy = AT_LATEST) -> tuple[str, float]:
         """The names in the order in which they run, waits left out, and the step."""
-        assert len(self.nodes) <= 10
         storages = tuple(Storage(1) for _ in self.nodes)
         groups = {name: Group(8, True) for name in ("fsdp", "tp")}
         problem = Problem("rule", tuple(self.nodes), storages, groups)
         made = list_schedule(Reference(problem, problem.original_order), np.array(99), policy).made
         assert made is not None
         return " ".join(problem.names(made.order)), made.step_us
+
+
+def test_compute_is_looked_for_no_further_than_the_window() -> None:
+    graph = Graph()
+    graph.gather("gather", 50.0)
+    graph.compute("use", 10.0, "w.gather")
+    graph.compute("far", 40.0)
+    assert graph.run(Policy(lead=0.0, slack=-1.0, window=3)) == ("gather far w.gather use", 60.0)
+    assert graph.run(Policy(lead=0.0, slack=-1.0, window=2)) == ("gather w.gather use far", 100.0)
+
+
+@pytest.mark.parametrize(("prepares", "first", "step_us"), [(True, "cast", 100_011.0), (False, "mm", 100_061.0)])
+def test_what_prepares_a_launch_runs_ahead_of_its_place(prepares: bool, first: str, step_us: float) -> None:
+    graph = Graph()
+    graph.compute("mm", 100_000.0)
+    graph.compute("cast", 1.0)
+    graph.gather("gather", 50.0, "cast")
+    graph.compute("use", 10.0, "w.gather")
+    order, found_us = graph.run(Policy(lead=0.0, slack=-1.0, prepares=prepares))
+    assert (order.split()[0], found_us) == (first, step_us)
+
+
+def test_standing_still_launches_only_what_is_due_meanwhile() -> None:
+    """While `first` is awaited nothing can run; `later`, wanted after 200 us of compute, must not get before `next`."""
+    graph = Graph()
+    graph.gather("first", 20.0)
+    for k in range(50):  # so many that nobody looks ahead through them
+        graph.compute(f"step{k}", 1.0, f"step{k - 1}" if k else "w.first")
+    graph.gather("next", 20.0, "step49")
+    graph.compute("mm", 200.0, "w.next")
+    graph.gather("later", 100.0)
+    graph.compute("end", 10.0, "mm", "w.later")
+    assert graph.run(Policy(lead=0.0, slack=-1.0))[1] == 20 + 50 + 20 + 200 + 10
 
 
 def without(rule: str) -> Callable[[Graph], tuple[str, float]]:

@@ -82,15 +82,6 @@ def test_the_figure_and_the_option(first: Group, second: Group, concurrent: Conc
     assert answer.unrestricted_step_us == (None if concurrent == "any" else 51.0)
 
 
-def test_one_at_a_time_holds_for_groups_that_share_one_rank() -> None:
-    problem = step(ROW, COLUMN)
-    both = schedule(problem, Options(strict=True)).order
-    assert together_violation(problem, both, "disjoint") is None
-    assert str(together_violation(problem, both, "one")).startswith("gather (one) is launched while sum (other) is in")
-    apart = schedule(problem, Options(concurrent_groups="one", strict=True)).order
-    assert together_violation(problem, apart, "one") is None
-
-
 def test_what_is_together_originally_may_stay_so() -> None:
     problem = step(WORLD, ROW)
     nodes = [problem.nodes[v] for v in (0, 3, 2, 1, 4, 5, 6)]
@@ -188,20 +179,6 @@ def test_what_communicates_itself_beside_a_collective(groups: tuple[str, ...], p
     made = schedule(problem, Options(concurrent_groups="disjoint", strict=True, headroom="1GiB"))
     assert together_violation(problem, made.order, "disjoint") is None
     assert (made.scheduled.step_us < 71.0) == (said is None)
-
-
-def test_what_a_wait_needs_may_communicate_itself() -> None:
-    """The wait of the gather needs ``talks``, which must not run beside it: that cannot be had."""
-    problem = step(WORLD, ROW)
-    nodes = [problem.nodes[v] for v in (0, 2, 1, 3, 4, 5, 6)]
-    nodes[1] = nodes[1]._replace(launches=("other",))
-    for v, deps, collective in ((2, (0, 1), 0), (4, (3,), 3), (5, (1,), None), (6, (2, 4, 5), None)):
-        nodes[v] = nodes[v]._replace(deps=deps, collective=collective)
-    tied = replace(problem, nodes=tuple(nodes))
-    first = (1, 0, 2, 3, 4, 5, 6)
-    assert kept_apart(tied, tied.original_order, clashes(tied, "one", as_originally=False)) is None
-    assert kept_apart(tied, first, clashes(tied, "one", as_originally=False)) == first
-    assert kept_apart(tied, tied.original_order, clashes(tied, "one")) == tied.original_order
 
 
 @examples(60)
@@ -360,9 +337,6 @@ def test_process_groups_kept_apart_still_run() -> None:
     assert found.short_bytes == 0
 
 
-GROUPS = {"fsdp": Group(8, intra_node=True)}
-
-
 def launches(problem: Problem, order: Sequence[int]) -> list[int]:
     """The launches of an order, each by its place in the original one."""
     place = {v: k for k, v in enumerate(v for v, node in enumerate(problem.nodes) if launched_on(node))}
@@ -404,31 +378,15 @@ def test_its_own_order_comes_back(problem: Problem) -> None:
     assert (again.order, again.scheduled) == (made.order, made.scheduled)
 
 
-def swapped(count: int = 8) -> Problem:
-    """What is needed last is gathered first."""
-    nodes = [Node("w", Kind.INPUT, alloc=(0,))]
-    nodes += [
-        Node(f"gather {k}", Kind.COLLECTIVE, op="all_gather", time_us=10.0, alloc=(k,), use=(0,), group="fsdp")
-        for k in range(count, 0, -1)
-    ]
-    for k in range(1, count + 1):
-        nodes.append(Node(f"wait {k}", Kind.WAIT, use=(k,), collective=count + 1 - k))
-        nodes.append(
-            Node(f"mm {k}", Kind.COMPUTE, op="mm", time_us=10.0, use=(k,), deps=(len(nodes) - 2, len(nodes) - 1))
-        )
-    return Problem("swapped", tuple(nodes), (Storage(1, True), *(Storage(8, False) for _ in range(count))), GROUPS)
-
-
 def test_a_graph_with_other_nodes_gets_what_the_order_gains() -> None:
-    options = Options()
-    other = unlike(swapped(), Random(1), 3, (0, 0.5, -0.5), pad_us=1.0)
-    assert len(other.nodes) > len(swapped().nodes)
-    found = follow(other, Proposal.of(swapped(), schedule(swapped(), options).order), options)
-    kept = schedule(other, replace(options, preserve_collective_order="all"))
+    problem, options = layers(12), Options(headroom=8)
+    other = unlike(problem, Random(1), 3, (0, 0.5, -0.5), pad_us=1.0)
+    assert len(other.nodes) > len(problem.nodes)
+    found = follow(other, Proposal.of(problem, schedule(problem, options).order), options)
     assert found is not None
     assert found.scheduled.step_us <= 1.05 * schedule(other, options).scheduled.step_us
-    assert found.scheduled.step_us < 0.7 * kept.scheduled.step_us
-    assert found.scheduled.peak_bytes <= found.original.peak_bytes
+    assert found.scheduled.step_us < 0.7 * found.original.step_us
+    assert found.scheduled.peak_bytes <= found.original.peak_bytes + 8
     assert "original" not in {decision.reason for decision in found.decisions}
 
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched.judge.replay import replay
-from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem import Kind, Node, Problem
 from overlap_sched.problem.contention import Contention
-from overlap_sched.simulate.clock import Clock, PlainClock, SharedClock, StepTimes, StepTrail
+from overlap_sched.simulate.clock import PlainClock, SharedClock, StepTimes, StepTrail
 from tests.judge.test_contention import contended, two_groups, with_lanes
 from tests.support.examples import examples
 from tests.support.graphs import problems
@@ -18,21 +18,6 @@ from tests.support.oracle import random_order
 
 RAIL = {"fsdp": "rail", "ep": "rail"}
 SEEDS = st.integers(0, 2**32)
-
-
-def run(clock: Clock, problem: Problem, order: list[int]) -> list[float]:
-    """When each node is done with on the compute stream."""
-    left = []
-    for v in order:
-        node = problem.nodes[v]
-        if node.kind is Kind.COLLECTIVE:
-            clock.launch(v)
-        elif node.kind is not Kind.WAIT:
-            clock.compute(v)
-        elif node.collective is not None:
-            clock.wait(node.collective)
-        left.append(clock.clock_us)
-    return left
 
 
 @given(problems(), with_lanes)
@@ -48,10 +33,11 @@ def test_times_are_those_of_the_replay(problem: Problem, contention: Contention)
 def check_times(problem: Problem, clock: PlainClock | SharedClock) -> None:
     for seed in range(3):
         order, each = random_order(problem, seed), clock.copied()
-        timeline, at = replay(problem, order), run(each, problem, order)
-        later = [*order[1:], None]
-        expected = [timeline.step_us if w is None else timeline.at_us[w] for w in later]
-        assert at[:-1] == pytest.approx(expected[:-1], rel=1e-9)
+        timeline, at = replay(problem, order), list[float]()
+        for v in order:
+            at.append(each.clock_us)
+            each.run((v,))
+        assert at == pytest.approx([timeline.at_us[v] for v in order], rel=1e-9)
         assert each.end_us() == pytest.approx(timeline.step_us, rel=1e-9)
         for v in problem.collectives:
             assert each.completes_us(v) == each.finish_us[v] == pytest.approx(timeline.finish_us[v], rel=1e-9)
@@ -97,14 +83,14 @@ def test_the_drawn_example() -> None:
     problem = replace(problem, nodes=nodes, contention=Contention(links=RAIL))
     first, second = len(nodes) - 2, len(nodes) - 1
     clock = SharedClock(StepTimes(problem))
-    clock.launch(0)
+    clock.run((0,))
     assert clock.free_us("fsdp") == 40.0
-    clock.compute(first)
-    clock.launch(2)
+    clock.run((first,))
+    clock.run((2,))
     assert (clock.free_us("fsdp"), clock.free_us("ep")) == (70.0, 50.0)  # as if both went on together
-    clock.compute(second)
+    clock.run((second,))
     assert (clock.clock_us, clock.completes_us(2)) == (40.0, 50.0)
-    clock.wait(0)
+    clock.run((4,))
     assert (clock.clock_us, clock.finish_us[2]) == (60.0, 50.0)
 
 
@@ -113,12 +99,11 @@ def test_what_is_not_finished_is_never_said_to_be_by_now() -> None:
     gather, exchange = two_groups().nodes[0], two_groups().nodes[2]
     compute = gather._replace(name="compute", kind=Kind.COMPUTE, group=None, time_us=60.0)
     nodes = (gather, gather._replace(name="second", time_us=10.0), exchange._replace(time_us=40.0), compute)
+    nodes = (*nodes, Node("wait", Kind.WAIT, collective=1))
     problem = Problem("queue", nodes, (), two_groups().groups, contention=Contention(links=RAIL))
     clock = SharedClock(StepTimes(problem))
-    for v in range(3):
-        clock.launch(v)
-    clock.compute(3)
+    clock.run((0, 1, 2, 3))
     assert clock.finish_us[1] == 50.0  # but the gather shares its link until 80
     assert 60.0 < clock.completes_us(1) < 60.1
-    clock.wait(1)
+    clock.run((4,))
     assert clock.clock_us == 90.0

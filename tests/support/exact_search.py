@@ -17,74 +17,57 @@ from typing import NamedTuple
 from overlap_sched.problem import Kind, Problem
 
 
-class Facts(NamedTuple):
+class Facts:
     """What the search asks.
 
     Attributes:
-        need: Per node, what must have run before it.
-        takes_bytes: Per node, what its step brings to life.
-        keeps_bytes: Per node, the part of it that outlives the step.
+        need: Per node, what must have run before it. waits: its waits if it is a collective.
+        takes_bytes: Per node, what its step brings to life. keeps_bytes: the part of it that outlives the step.
         dying: (all users, bytes) of each storage that dies once they have run.
         inputs_bytes: Live from the start.
         bottom_level_us: Per node, the longest path from its begin to the end; of a collective, through its waits.
         launched_us: Per node, the same from its launch through what needs its launch only; 0 for all but collectives.
-        waits: Per node, its waits if it is a collective.
     """
 
-    need: list[int]
-    takes_bytes: list[int]
-    keeps_bytes: list[int]
-    dying: list[tuple[int, int]]
-    inputs_bytes: int
-    bottom_level_us: list[float]
-    launched_us: list[float]
-    waits: list[int]
+    def __init__(self, problem: Problem) -> None:
+        nodes, storages = problem.nodes, problem.storages
+        maker, users, self.waits = [0] * len(storages), [0] * len(storages), [0] * len(nodes)
+        for v, node in enumerate(nodes):
+            for s in node.alloc:
+                maker[s] = v
+            for s in node.use:
+                users[s] |= 1 << v
+            if node.collective is not None:
+                self.waits[node.collective] |= 1 << v
+        self.need, self.takes_bytes, self.keeps_bytes, self.inputs_bytes = [], [], [], 0
+        for v, node in enumerate(nodes):
+            before = (1 << v) - 1 if node.kind is Kind.OUTPUT else 0
+            for u in (*node.deps, *(maker[s] for s in node.use)):
+                before |= 1 << u
+            if node.collective is not None:
+                before |= 1 << node.collective
+            self.need.append(before & ~(1 << v))
+            brought = [] if node.kind is Kind.INPUT else node.alloc
+            self.takes_bytes.append(sum(storages[s].bytes for s in brought))
+            self.keeps_bytes.append(sum(storages[s].bytes for s in brought if node.kind is Kind.OUTPUT or users[s]))
+            if node.kind is Kind.INPUT:
+                self.inputs_bytes += sum(storages[s].bytes for s in node.alloc)
+        self.dying = [(users[s], size) for s, (size, pinned) in enumerate(storages) if users[s] and not pinned]
+        self.bottom_level_us, self.launched_us = [0.0] * len(nodes), [0.0] * len(nodes)
+        for v in range(len(nodes) - 1, -1, -1):
+            self._set_levels(problem, v)
 
-
-def facts_of(problem: Problem) -> Facts:
-    """All of it."""
-    nodes, storages = problem.nodes, problem.storages
-    maker, users, waits = [0] * len(storages), [0] * len(storages), [0] * len(nodes)
-    for v, node in enumerate(nodes):
-        for s in node.alloc:
-            maker[s] = v
-        for s in node.use:
-            users[s] |= 1 << v
-        if node.collective is not None:
-            waits[node.collective] |= 1 << v
-    need, takes, keeps = [], [], []
-    inputs_bytes = 0
-    for v, node in enumerate(nodes):
-        before = (1 << v) - 1 if node.kind is Kind.OUTPUT else 0
-        for u in (*node.deps, *(maker[s] for s in node.use), *(() if node.collective is None else (node.collective,))):
-            before |= 1 << u
-        need.append(before & ~(1 << v))
-        brought = sum(storages[s].bytes for s in node.alloc)
-        stays = node.kind is Kind.OUTPUT
-        if node.kind is Kind.INPUT:
-            inputs_bytes += brought
-        takes.append(0 if node.kind is Kind.INPUT else brought)
-        kept = sum(storages[s].bytes for s in node.alloc if stays or users[s])
-        keeps.append(0 if node.kind is Kind.INPUT else kept)
-    dying = [(users[s], size) for s, (size, pinned) in enumerate(storages) if users[s] and not pinned]
-    return Facts(need, takes, keeps, dying, inputs_bytes, *_bottom_levels(problem, need), waits)
-
-
-def _bottom_levels(problem: Problem, need: list[int]) -> tuple[list[float], list[float]]:
-    """Whoever waits for a collective begins to end when it does; others that need it need its launch only."""
-    nodes = problem.nodes
-    bottom, launched = [0.0] * len(nodes), [0.0] * len(nodes)
-    for v in range(len(nodes) - 1, -1, -1):
-        node = nodes[v]
+    def _set_levels(self, problem: Problem, v: int) -> None:
+        """Whoever waits for a collective begins to end when it does; others that need it need its launch only."""
+        node, bottom, launched = problem.nodes[v], self.bottom_level_us, self.launched_us
         bottom[v] = 0.0 if node.kind is Kind.WAIT else node.time_us
-        for w in range(v + 1, len(nodes)):
-            if need[w] >> v & 1:
+        for w in range(v + 1, len(problem.nodes)):
+            if self.need[w] >> v & 1:
                 after = max(bottom[w], launched[w])
-                if node.kind is Kind.COLLECTIVE and nodes[w].collective != v:
+                if node.kind is Kind.COLLECTIVE and problem.nodes[w].collective != v:
                     launched[v] = max(launched[v], after)
                 else:
                     bottom[v] = max(bottom[v], after if node.kind is Kind.WAIT else node.time_us + after)
-    return bottom, launched
 
 
 MOST_PATHS = 500_000
@@ -130,7 +113,11 @@ def shortest_step(problem: Problem, limit_bytes: int, completed_as_listed: bool 
     while queue:
         least, _, _, done, path, trail = heapq.heappop(queue)
         if done == search.everything:
-            return Exact(least, _unwound(trail), paths)
+            order = list[int]()
+            while trail:
+                trail, v = trail
+                order.append(v)
+            return Exact(least, tuple(reversed(order)), paths)
         if path not in best[done]:
             continue  # a better one to this set has come since
         for v in search.next(done, path):
@@ -147,14 +134,6 @@ def shortest_step(problem: Problem, limit_bytes: int, completed_as_listed: bool 
             least_now = max(least, search.bound_us(now, then))
             heapq.heappush(queue, (least_now, -now.bit_count(), paths, now, then, (trail, v)))
     return None
-
-
-def _unwound(trail: tuple) -> tuple[int, ...]:
-    order = []
-    while trail:
-        trail, v = trail
-        order.append(v)
-    return tuple(reversed(order))
 
 
 class _Path(NamedTuple):
@@ -196,7 +175,7 @@ class _Search:
     """The graph, and what is known of the sets met so far."""
 
     def __init__(self, problem: Problem, limit_bytes: int) -> None:
-        self.facts: Facts = facts_of(problem)
+        self.facts = Facts(problem)
         self.nodes = problem.nodes
         self.limit_bytes = limit_bytes
         self.everything = (1 << len(problem.nodes)) - 1

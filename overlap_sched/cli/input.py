@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple
 
+from msgspec import structs
+
 from overlap_sched.cli.flags import Flag, refuse, whole_number
 from overlap_sched.cost import FREE, H100, CostModel, Price, Roofline, device_named
 from overlap_sched.cost.cluster import ASSUMED, Cluster, MeshDimension, read_cluster
@@ -207,7 +209,7 @@ class Input(InputLimits):
     def cluster_or(self, otherwise: str) -> Cluster:
         """Return the cluster named, or else the shipped one of that name, with the mesh given."""
         cluster = read_cluster(self.cluster or otherwise)
-        return replace(cluster, mesh=self.mesh) if self.mesh else cluster
+        return structs.replace(cluster, mesh=self.mesh) if self.mesh else cluster
 
 
 class Wants(NamedTuple):

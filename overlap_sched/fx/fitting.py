@@ -71,16 +71,8 @@ def fit_graph(
     check_names("fit_graph", "gm, ", lifting, LIFTING)
     check_model(lifting.get("model"))
     lifted = lift(gm, **lifting)
-    found = fit_lifted(
-        lifted,
-        options,
-        memory_limit=memory_limit,
-        max_slowdown=max_slowdown,
-        kinds=kinds,
-        host=host,
-        host_limit_bytes=host_limit_bytes,
-        effort=effort,
-    )
+    question = {"memory_limit": memory_limit, "max_slowdown": max_slowdown, "host_limit_bytes": host_limit_bytes}
+    found = fit_lifted(lifted, options, kinds=kinds, host=host, effort=effort, **question)
     name, best = lifted.problem.name, found.best
     if not found.live_bytes_fit:
         return _left(found, options, f"{name!r} as it is: no plan found keeps the limit")
@@ -115,10 +107,8 @@ def fit_lifted(
 
     Values go to the host only from CUDA devices; ``lifted.model`` prices what rewrites make.
     """
-    unknown = sorted(set(kinds) - set(ALL))
-    if unknown:
-        known = ", ".join(map(repr, ALL))
-        raise OptionsError(f"kinds has {', '.join(map(repr, unknown))}; known are {known}.")
+    if unknown := sorted(set(kinds) - set(ALL)):
+        raise OptionsError(f"kinds has {unknown[0]!r}; known are {', '.join(map(repr, ALL))}.")
     of_values = [kind for kind in OF_VALUES if kind in kinds and (kind != "offload" or "cuda" in lifted.devices)]
     prices = Prices(lifted.model, host=host)
     some = fission_candidates(lifted) if FISSION in kinds else []

@@ -34,20 +34,21 @@ class _Maker:
         self.nodes.append(node._replace(deps=tuple(sorted(set(node.deps)))))
         return len(self.nodes) - 1
 
-    def input(self, name: str, nbytes: int, pinned: bool = False) -> tuple[int, int]:
+    def given(self, name: str, nbytes: int, pinned: bool = False) -> tuple[int, int]:
+        """An input: its node, and its storage."""
         s = self.storage(nbytes, pinned)
         return self.add(Node(name, Kind.INPUT, (), (s,))), s
 
     def collective(
-        self, name: str, op: str, source: tuple[int, int], result_bytes: int, larger: int, wait: str = ""
+        self, name: str, op: str, source: tuple[int, int], result_bytes: int, larger: int, waits: str = ""
     ) -> tuple[int, int]:
         """Launch and wait: the wait, and the storage of the result."""
         dep, taken = source
         result = self.storage(result_bytes)
         us = PRICES.collective_us(op, larger, Group(RANKS, True))
         launch = self.add(Node(name, Kind.COLLECTIVE, (dep,), (result,), (taken,), us, op, "fsdp", bytes=larger))
-        waited = Node(wait or f"{name}_wait", Kind.WAIT, (launch,), (), (taken, result), collective=launch)
-        return self.add(waited), result
+        wait = Node(waits or f"{name}_wait", Kind.WAIT, (launch,), (), (taken, result), collective=launch)
+        return self.add(wait), result
 
     def gathered(self, name: str, shard: tuple[int, int], nbytes: int) -> tuple[int, int]:
         """Cast, gathered and waited for: the wait, and the storage of the result."""
@@ -55,7 +56,9 @@ class _Maker:
         v = self.add(Node(f"cast{name}", Kind.COMPUTE, (shard[0],), (cast,), (shard[1],), 0.5, CAST))
         return self.collective(f"gather{name}", "all_gather_into_tensor", (v, cast), full, full, f"wait{name}")
 
-    def problem(self, name: str) -> Problem:
+    def problem(self, name: str, ends: Sequence[tuple[int, int]]) -> Problem:
+        """All of it, with an output of these."""
+        self.add(Node("output", Kind.OUTPUT, tuple(v for v, _ in ends), (), tuple(s for _, s in ends)))
         return Problem(name, tuple(self.nodes), tuple(self.storages), {"fsdp": Group(RANKS, True)})
 
 
@@ -72,9 +75,8 @@ def whole_step(
         again: Weights are gathered again for the backward, ``gather<layer>b``; else held until then.
     """
     make = _Maker()
-    shards = [make.input(f"w{k}", nbytes, pinned=True) for k, nbytes in enumerate(sizes)]
-    acts = [make.input("x", acts_bytes)]
-    held = []
+    shards = [make.given(f"w{k}", nbytes, pinned=True) for k, nbytes in enumerate(sizes)]
+    acts, held = [make.given("x", acts_bytes)], []
     for k, nbytes in enumerate(sizes):
         weight = make.gathered(f"{k}f", shards[k], nbytes)
         held.append(weight)
@@ -89,8 +91,7 @@ def whole_step(
         deps, use = (weight[0], grad[0], acts[k][0]), (weight[1], grad[1], acts[k][1])
         layer = Node(f"backward{k}", Kind.COMPUTE, deps, (s, temporary), use, compute_us, "aten.mm.default")
         grad = (make.add(layer), s)
-    make.add(Node("output", Kind.OUTPUT, (grad[0],), (), (grad[1],)))
-    return make.problem("step")
+    return make.problem("step", [grad])
 
 
 @st.composite
@@ -211,20 +212,14 @@ def sharded(sizes: Sequence[Sequence[int]], compute_us: float = 30.0, reduces: b
         reduces: A last all_reduce per layer, of one norm.
     """
     make = _Maker()
-    named = [[f"{k}_{p}" for p in range(len(layer))] for k, layer in enumerate(sizes)]
-    shards = {
-        name: make.input(f"w{name}", nbytes, pinned=True)
-        for names, layer in zip(named, sizes, strict=True)
-        for name, nbytes in zip(names, layer, strict=True)
-    }
-    acts = [make.input(f"x{k}", 8) for k in range(len(sizes))]
-    grad = make.input("g", 8)
+    shards = [[make.given(f"w{k}_{p}", n, pinned=True) for p, n in enumerate(layer)] for k, layer in enumerate(sizes)]
+    acts, grad = [make.given(f"x{k}", 8) for k in range(len(sizes))], make.given("g", 8)
     ends = []
     for k, layer in enumerate(sizes):
-        gathered = [
-            make.collective(f"gather{name}", "all_gather_into_tensor", shards[name], nbytes * RANKS, nbytes * RANKS)
-            for name, nbytes in zip(named[k], layer, strict=True)
-        ]
+        gathered = []
+        for p, nbytes in enumerate(layer):
+            full = nbytes * RANKS
+            gathered.append(make.collective(f"gather{k}_{p}", "all_gather_into_tensor", shards[k][p], full, full))
         passed = make.storage(8)
         deps = (grad[0], *(v for v, _ in gathered))
         use = (grad[1], *(s for _, s in gathered))
@@ -241,9 +236,7 @@ def sharded(sizes: Sequence[Sequence[int]], compute_us: float = 30.0, reduces: b
             v = make.add(Node(f"norm{k}", Kind.COMPUTE, (grad[0],), (norm,), (grad[1],), 2.0, "aten.sum"))
             ends.append(make.collective(f"reduce{k}", "all_reduce", (v, norm), 4, 4))
         grad = (dgrad, passed)
-    ends.append(grad)
-    make.add(Node("output", Kind.OUTPUT, tuple(v for v, _ in ends), (), tuple(s for _, s in ends)))
-    return make.problem("sharded")
+    return make.problem("sharded", [*ends, grad])
 
 
 @st.composite

@@ -5,6 +5,7 @@ also offered the orders of its neighbours with as much memory or less: more head
 does a faster network.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -28,7 +29,7 @@ from overlap_sched.problem.sizes import parse_size
 from overlap_sched.report.answers import SweepAnswer, SweepPoint, SweptOrder, as_json, contention_figures
 from overlap_sched.report.colours import AFTER, BEFORE, LIMIT
 from overlap_sched.report.table import captioned_table
-from overlap_sched.report.units import duration, from_to, memory_unit, printable, size
+from overlap_sched.report.units import duration, from_to, memory_unit, printable, size, time_unit
 from overlap_sched.report.words.schedule import gap_percent, with_contention_line
 from overlap_sched.scheduler.driver import Schedule, figures_of, schedule
 from overlap_sched.scheduler.task import SAME_STEP
@@ -235,29 +236,30 @@ def _table(found: SweepAnswer, problem: Problem) -> RenderableType:
 
 def _plot(found: SweepAnswer, path: str) -> None:
     """Draw the step over what is varied first; a set of curves for each combination of the others."""
-    from overlap_sched.report.pictures import plot_steps
+    from overlap_sched.report.pictures import Curve, plot_curves
 
     first, *others = found.points[0].varied
     last = max(point.varied[first] for point in found.points)
     per, unit = memory_unit(last) if first in MEMORY else (0.01, "%") if first == "noise" else (1, "times as now")
-    series: dict[str, list[SweepPoint]] = {}
+    scale, name = time_unit(max(point.original.step_us for point in found.points))
+    series = defaultdict[str, list[SweepPoint]](list)
     for point in found.points:
-        label = "".join(f", {name} {value_text(name, point.varied[name])}" for name in others)
-        series.setdefault(label, []).append(point)
-    curves = []
+        series["".join(f", {name} {value_text(name, point.varied[name])}" for name in others)].append(point)
+    curves = list[Curve]()
     for k, (label, points) in enumerate(series.items()):
         x = [point.varied[first] / per for point in points]
         for what, colour, style, steps_us in (
             ("original order", BEFORE, "--", [point.original.step_us for point in points]),
             ("our order", AFTER, "-", [point.scheduled.step_us for point in points]),
             ("lower bound", LIMIT, ":", [point.lower_bound_us for point in points]),
-            ("95 % of replays", AFTER, "-.", [point.scheduled.p95_us for point in points]),
+            ("95 % of replays", AFTER, "-.", [point.scheduled.p95_us or 0.0 for point in points]),
         ):
-            if None not in steps_us:
-                look = {"color": colour, "linestyle": style, "alpha": 1.0 - 0.7 * k / len(series)}
-                curves.append((x, steps_us, {"label": what + label, **look}))
+            if any(steps_us):
+                look = {"color": colour, "linestyle": style, "alpha": 1.0 - 0.7 * k / len(series), "marker": "."}
+                curves.append((x, [us / scale for us in steps_us], {"label": what + label, **look}))
     title = printable(found.name if found.cluster is None else f"{found.name} on {found.cluster}")
-    plot_steps(curves, title, f"{first} ({unit})", path, powers=first in MACHINE)
+    powers, drawn = first in MACHINE, f"step ({name}), simulated"
+    plot_curves(curves, title, f"{first} ({unit})", drawn, path, powers=powers)
 
 
 def value_text(name: str, value: float) -> str:

@@ -109,8 +109,8 @@ def order_only(node: fx.Node) -> list[fx.Node]:
     """List what a node takes only in order to come after it."""
     if not is_higher_order(node.target, "control_deps"):
         return []
-    looked_at: dict[fx.Node, None] = {}
-    fx.node.map_arg(node.args[1:], lambda one: looked_at.setdefault(one))
+    looked_at = set[fx.Node]()
+    fx.node.map_arg(node.args[1:], looked_at.add)
     return [one for one in node.all_input_nodes if one not in looked_at]
 
 

@@ -35,6 +35,7 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
+from msgspec import Struct
 from torch import fx
 from torch._inductor import config
 
@@ -100,7 +101,7 @@ def _key_of(part: Any) -> str | None:
     own = getattr(part, "uuid", None)
     if callable(own):
         return str(own())
-    return repr(part) if part is None or is_dataclass(part) else None
+    return repr(part) if part is None or is_dataclass(part) or isinstance(part, Struct) else None
 
 
 @cache

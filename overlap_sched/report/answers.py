@@ -27,7 +27,7 @@ from overlap_sched.problem.contention import NO_CONTENTION, Contention
 from overlap_sched.problem.pins import pinned
 from overlap_sched.report.pipeline import Varied, find_shortest
 from overlap_sched.report.words.rewrites import costs
-from overlap_sched.report.words.schedule import Cause, Reserved, causes, find_collective, gap_percent, most_exposed
+from overlap_sched.report.words.schedule import Cause, Reserved, causes, gap_percent, most_exposed
 from overlap_sched.scheduler.driver import Schedule
 from overlap_sched.scheduler.explain import Decision
 from overlap_sched.transform.plan import Plan
@@ -259,13 +259,8 @@ class ExplainAnswer(_Scheduled, frozen=True, kw_only=True, tag_field="schema", t
 
 def explain_answer(schedule: Schedule, collective: str | None = None, top: int | None = None) -> ExplainAnswer:
     """Return the answer; arguments as of :func:`overlap_sched.report.words.schedule.explanation`."""
-    listed = most_exposed(schedule, top)
-    if collective is not None:
-        wanted = find_collective(schedule.problem, collective)
-        listed = [d for d in schedule.decisions if d.collective == wanted]
-    most = [collective_figures(schedule.problem, d) for d in listed]
-    number, found = len(schedule.decisions), causes(schedule)
-    of = (schedule.problem, schedule.scheduled)
+    most = [collective_figures(schedule.problem, d) for d in most_exposed(schedule, top, collective)]
+    number, found, of = len(schedule.decisions), causes(schedule), (schedule.problem, schedule.scheduled)
     return _fill(ExplainAnswer, *of, collectives=number, causes=found, most_exposed=most, **_shared(schedule))
 
 
@@ -500,8 +495,8 @@ def pipeline_answer(
             {"forward": ahead, "backward": back, **_graph_figures(one)} for (ahead, back), one in graphs.pairs.items()
         ],
         varied=[
-            VariedSchedule(dict(change.values), (best := find_shortest(of)) and _schedule_figures(best))
-            for change, of in varied
+            VariedSchedule(dict(change.values), None if one is None else _schedule_figures(one))
+            for change, one in ((change, find_shortest(of)) for change, of in varied)
         ],
     )
 
@@ -513,7 +508,7 @@ def _schedule_figures(one: PlannedPipeline) -> PipelineScheduleFigures:
         PipelineScheduleFigures,
         *(one, run),
         gap_percent=gap_percent(run.step_us, one.bound_us),
-        ranks=[RankFigures(*us, at.bytes, str(at.item)) for *us, at in ranks],
+        ranks=[RankFigures(busy, idle, out, inside, at.bytes, str(at.item)) for busy, idle, out, inside, at in ranks],
         lacks=lack and RankLack(lack.rank, lack.bytes, str(lack.item)),
     )
 

@@ -607,11 +607,12 @@ def _by_order(
 
 def _fused(runs: Sequence[Run]) -> dict[str, float]:
     """By the operators in their names, the median time of fused kernels in a run."""
-    sums = [Counter[str]() for _ in runs]
+    sums = [defaultdict[str, float](float) for _ in runs]
     for us, run in zip(sums, runs, strict=True):
         for call in run.fused:
             us[fused_ops(call.name) or ""] += call.us or 0.0
-    return {ops: statistics.median(us[ops] for us in sums) for ops in dict.fromkeys(ops for us in sums for ops in us)}
+    every = dict.fromkeys(ops for us in sums for ops in us)
+    return {ops: statistics.median(us.get(ops, 0.0) for us in sums) for ops in every}
 
 
 _FUSED = re.compile(r"(?:^|_)(?:cpp|triton_[a-z]+|triton_[a-z]+_[a-z]+)_fused_(.*?)_\d+$")

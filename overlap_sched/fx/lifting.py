@@ -161,7 +161,7 @@ def _facts(members: list[_Site], live: Any, nodes: Nodes) -> Facts:
         return Facts(len(ranks), tuple(ranks))
     for reading, v in members if not size else ():  # how much larger one side of a gather or scatter is than the other
         into, out = sum(reading.value_bytes[u] for u in reading.inputs[v]), reading.value_bytes[v]
-        op = reading.traits[v].comm.op
+        op = getattr(reading.traits[v].comm, "op", "")
         small, large = (into, out) if "gather" in op else (out, into) if "scatter" in op else (0, 0)
         if size is None and 0 < small <= large and large % small == 0:
             size = large // small
@@ -473,11 +473,11 @@ def _node(
     r: Reading, v: int, after: Mapping[int, set[int]], memory: Memory, costs: Costs, group_of: Mapping[int, str]
 ) -> Node:
     node, traits, deps = r.nodes[v], r.traits[v], r.inputs[v]
-    kind = {Role.LAUNCH: Kind.COLLECTIVE, Role.WAIT: Kind.WAIT}.get(traits.role, _KIND.get(node.op, Kind.COMPUTE))
+    launches = traits.comm if traits.role is Role.LAUNCH else None
+    kind = Kind.WAIT if traits.role is Role.WAIT else Kind.COLLECTIVE if launches else _KIND.get(node.op, Kind.COMPUTE)
     if v in after or kind is Kind.OUTPUT:
         before = sorted({*deps, *after.get(v, ())})
         deps = tuple(dict.fromkeys((*deps, *before)) if kind is Kind.OUTPUT else before)  # values first, as listed
-    launches = kind is Kind.COLLECTIVE
     return Node(
         name=node.name,
         kind=kind,
@@ -485,7 +485,7 @@ def _node(
         alloc=memory.alloc[v],
         use=memory.use[v],
         time_us=costs.prices[v].time_us,
-        op=traits.comm.op if launches else traits.op,
+        op=launches.op if launches else traits.op,
         group=group_of[v] if launches else None,
         collective=r.launch_of.get(v),
         flops=costs.flops[v],

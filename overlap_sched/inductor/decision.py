@@ -358,7 +358,10 @@ def _choose(own: OrderDraft, kept: OrderDraft, verdict: Verdict) -> LaunchChoice
 
     step_us = (made.scheduled if kept.report.changed else made.original).step_us
     proposal = Proposal.of(mine.problem, _order(mine, own.report.changed))
-    return negotiate(verdict, proposal, step_us, planned, agree.membership(settings), settings.timeout_s)
+    here = agree.membership(settings)
+    if here is None:
+        return LaunchChoice()
+    return negotiate(verdict, proposal, step_us, planned, here, settings.timeout_s)
 
 
 def _keep(graph: Graph, draft: OrderDraft, reason: str, waits: bool) -> OrderDraft:

@@ -21,7 +21,7 @@ from tests.support.oracle import peak_by_definition, step_by_definition
 CAST = "prims.convert_element_type.default"
 
 
-class _StepMaker:
+class _Maker:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.storages: list[Storage] = []
@@ -34,14 +34,32 @@ class _StepMaker:
         self.nodes.append(node._replace(deps=tuple(sorted(set(node.deps)))))
         return len(self.nodes) - 1
 
+    def given(self, name: str, nbytes: int, pinned: bool = False) -> tuple[int, int]:
+        """An input: its node, and its storage."""
+        s = self.storage(nbytes, pinned)
+        return self.add(Node(name, Kind.INPUT, (), (s,))), s
+
+    def collective(
+        self, name: str, op: str, source: tuple[int, int], result_bytes: int, larger: int, waits: str = ""
+    ) -> tuple[int, int]:
+        """Launch and wait: the wait, and the storage of the result."""
+        dep, taken = source
+        result = self.storage(result_bytes)
+        us = PRICES.collective_us(op, larger, Group(RANKS, True))
+        launch = self.add(Node(name, Kind.COLLECTIVE, (dep,), (result,), (taken,), us, op, "fsdp", bytes=larger))
+        wait = Node(waits or f"{name}_wait", Kind.WAIT, (launch,), (), (taken, result), collective=launch)
+        return self.add(wait), result
+
     def gathered(self, name: str, shard: tuple[int, int], nbytes: int) -> tuple[int, int]:
         """Cast, gathered and waited for: the wait, and the storage of the result."""
-        cast, full = self.storage(nbytes), self.storage(nbytes * RANKS)
+        cast, full = self.storage(nbytes), nbytes * RANKS
         v = self.add(Node(f"cast{name}", Kind.COMPUTE, (shard[0],), (cast,), (shard[1],), 0.5, CAST))
-        op, larger = "all_gather_into_tensor", nbytes * RANKS
-        us = PRICES.collective_us(op, larger, Group(RANKS, True))
-        launch = self.add(Node(f"gather{name}", Kind.COLLECTIVE, (v,), (full,), (cast,), us, op, "fsdp", bytes=larger))
-        return self.add(Node(f"wait{name}", Kind.WAIT, (launch,), (), (cast, full), collective=launch)), full
+        return self.collective(f"gather{name}", "all_gather_into_tensor", (v, cast), full, full, f"wait{name}")
+
+    def problem(self, name: str, ends: Sequence[tuple[int, int]]) -> Problem:
+        """All of it, with an output of these."""
+        self.add(Node("output", Kind.OUTPUT, tuple(v for v, _ in ends), (), tuple(s for _, s in ends)))
+        return Problem(name, tuple(self.nodes), tuple(self.storages), {"fsdp": Group(RANKS, True)})
 
 
 def whole_step(
@@ -56,14 +74,9 @@ def whole_step(
         temporary_bytes: What lives while the first layer runs backward, at the end: room before for what is kept.
         again: Weights are gathered again for the backward, ``gather<layer>b``; else held until then.
     """
-    make = _StepMaker()
-    shards = []
-    for k, nbytes in enumerate(sizes):
-        s = make.storage(nbytes, pinned=True)
-        shards.append((make.add(Node(f"w{k}", Kind.INPUT, (), (s,))), s))
-    s = make.storage(acts_bytes)
-    acts = [(make.add(Node("x", Kind.INPUT, (), (s,))), s)]
-    held = []
+    make = _Maker()
+    shards = [make.given(f"w{k}", nbytes, pinned=True) for k, nbytes in enumerate(sizes)]
+    acts, held = [make.given("x", acts_bytes)], []
     for k, nbytes in enumerate(sizes):
         weight = make.gathered(f"{k}f", shards[k], nbytes)
         held.append(weight)
@@ -78,8 +91,7 @@ def whole_step(
         deps, use = (weight[0], grad[0], acts[k][0]), (weight[1], grad[1], acts[k][1])
         layer = Node(f"backward{k}", Kind.COMPUTE, deps, (s, temporary), use, compute_us, "aten.mm.default")
         grad = (make.add(layer), s)
-    make.add(Node("output", Kind.OUTPUT, (grad[0],), (), (grad[1],)))
-    return Problem("step", tuple(make.nodes), tuple(make.storages), {"fsdp": Group(RANKS, True)})
+    return make.problem("step", [grad])
 
 
 @st.composite
@@ -191,33 +203,6 @@ def on_host(problem: Problem) -> Problem:
     return replace(problem, nodes=tuple(nodes))
 
 
-class _Maker:
-    def __init__(self) -> None:
-        self.nodes: list[Node] = []
-        self.storages: list[Storage] = []
-        self.ids: dict[str, int] = {}
-
-    def storage(self, nbytes: int, pinned: bool = False) -> int:
-        self.storages.append(Storage(nbytes, pinned))
-        return len(self.storages) - 1
-
-    def add(self, node: Node) -> int:
-        self.nodes.append(node._replace(deps=tuple(sorted(node.deps))))
-        self.ids[node.name] = len(self.nodes) - 1
-        return len(self.nodes) - 1
-
-    def collective(
-        self, name: str, op: str, source: tuple[int, int], result_bytes: int, larger: int
-    ) -> tuple[int, int]:
-        """Launch and wait: the wait, and the storage of the result."""
-        dep, taken = source
-        result = self.storage(result_bytes)
-        us = PRICES.collective_us(op, larger, Group(RANKS, True))
-        launch = self.add(Node(name, Kind.COLLECTIVE, (dep,), (result,), (taken,), us, op, "fsdp", bytes=larger))
-        wait = Node(f"{name}_wait", Kind.WAIT, (launch,), (), (taken, result), collective=launch)
-        return self.add(wait), result
-
-
 def sharded(sizes: Sequence[Sequence[int]], compute_us: float = 30.0, reduces: bool = False) -> Problem:
     """A backward pass: each layer gathers its parameters, passes the gradient on, and reduces what it has computed.
 
@@ -227,23 +212,14 @@ def sharded(sizes: Sequence[Sequence[int]], compute_us: float = 30.0, reduces: b
         reduces: A last all_reduce per layer, of one norm.
     """
     make = _Maker()
-    shards = {}
-    for k, layer in enumerate(sizes):
-        for p, nbytes in enumerate(layer):
-            s = make.storage(nbytes, pinned=True)
-            shards[k, p] = (make.add(Node(f"w{k}_{p}", Kind.INPUT, (), (s,))), s)
-    acts = []
-    for k in range(len(sizes)):
-        s = make.storage(8)
-        acts.append((make.add(Node(f"x{k}", Kind.INPUT, (), (s,))), s))
-    s = make.storage(8)
-    grad = (make.add(Node("g", Kind.INPUT, (), (s,))), s)
+    shards = [[make.given(f"w{k}_{p}", n, pinned=True) for p, n in enumerate(layer)] for k, layer in enumerate(sizes)]
+    acts, grad = [make.given(f"x{k}", 8) for k in range(len(sizes))], make.given("g", 8)
     ends = []
     for k, layer in enumerate(sizes):
         gathered = []
         for p, nbytes in enumerate(layer):
             full = nbytes * RANKS
-            gathered.append(make.collective(f"gather{k}_{p}", "all_gather_into_tensor", shards[k, p], full, full))
+            gathered.append(make.collective(f"gather{k}_{p}", "all_gather_into_tensor", shards[k][p], full, full))
         passed = make.storage(8)
         deps = (grad[0], *(v for v, _ in gathered))
         use = (grad[1], *(s for _, s in gathered))
@@ -260,9 +236,7 @@ def sharded(sizes: Sequence[Sequence[int]], compute_us: float = 30.0, reduces: b
             v = make.add(Node(f"norm{k}", Kind.COMPUTE, (grad[0],), (norm,), (grad[1],), 2.0, "aten.sum"))
             ends.append(make.collective(f"reduce{k}", "all_reduce", (v, norm), 4, 4))
         grad = (dgrad, passed)
-    ends.append(grad)
-    make.add(Node("output", Kind.OUTPUT, tuple(v for v, _ in ends), (), tuple(s for _, s in ends)))
-    return Problem("sharded", tuple(make.nodes), tuple(make.storages), {"fsdp": Group(RANKS, True)})
+    return make.problem("sharded", [*ends, grad])
 
 
 @st.composite

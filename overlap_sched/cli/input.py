@@ -71,10 +71,12 @@ _GROUP = "NAME=SIZE or NAME=RANK,RANK,..."
 def _group(text: str) -> tuple[str, int | tuple[int, ...] | str]:
     """``fsdp=64``, with its ranks ``fsdp=0,8,16,24``, or with its dimension ``513=ep``."""
     name, _, given = text.rpartition("=")
-    if name and given and not given[0].isdigit() and "," not in given:
+    if not name or not given:
+        raise ValueError(text)
+    if not given[0].isdigit() and "," not in given:
         return name, given
     ranks = tuple(whole_number(number, 0, _MAX_RANKS) for number in given.split(","))
-    return name or whole_number(name), ranks[0] if len(ranks) == 1 else ranks
+    return name, ranks[0] if len(ranks) == 1 else ranks
 
 
 def _mesh(text: str) -> tuple[MeshDimension, ...]:
@@ -91,7 +93,9 @@ def _mesh(text: str) -> tuple[MeshDimension, ...]:
 def _size(text: str) -> tuple[str, int]:
     """``u0=4096``."""
     name, _, number = text.rpartition("=")
-    return name or whole_number(name), whole_number(number, 0)
+    if not name:
+        raise ValueError(text)
+    return name, whole_number(number, 0)
 
 
 def _bytes(text: str) -> int:

@@ -27,7 +27,6 @@ from overlap_sched.report.answers import (
 from overlap_sched.report.files import write_order
 from overlap_sched.report.memory_snapshot import write_memory_snapshot
 from overlap_sched.report.page import ExtraOrder, Extras, write_page
-from overlap_sched.report.progress import told_stages
 from overlap_sched.report.table import align_rows, complain
 from overlap_sched.report.trace import read_measured_steps
 from overlap_sched.report.units import count, duration, printable, size
@@ -98,13 +97,12 @@ def scheduled(command: Rewriting, tell: Callable[[str], None]) -> tuple[Loaded, 
     """Read the input and schedule it; with ``--rewrites`` also the plan that the schedule is of."""
     rewrites = bool(command.options.rewrites)
     loaded = read_input(command, tell, Wants(rewrites), saves=not rewrites)
-    problem, doing = loaded.problem, f"scheduling {len(loaded.problem.nodes):,} nodes"
-    wanted = options_for(command, command.options, problem)
+    problem, wanted = loaded.problem, options_for(command, command.options, loaded.problem)
     if command.order:
         return loaded, schedule_of(problem, read_order(command.order, problem), wanted), None
-    tell(doing)
+    tell(f"scheduling {len(problem.nodes):,} nodes")
     if not rewrites:
-        return loaded, schedule(problem, wanted, stages=told_stages(tell, doing)), None
+        return loaded, schedule(problem, wanted), None
     if loaded.model is not None:
         prices = Prices(loaded.model, command.comm_scale)
     else:
@@ -165,12 +163,9 @@ def run_plan(command: PlanCommand, tell: Callable[[str], None]) -> tuple[str | t
         return as_json(plan_answer(result, made, reserved, prices_of(command, loaded, rewrites=made is not None))), code
     device_bytes = result.memory_limit_bytes or loaded.device_bytes or None
     table, short = summary(result, reserved_rows(reserved, device_bytes)), in_flags(short_text(result))
-    if made is None:
-        kept = "" if result.fell_back is None else f"The original order was kept: {result.fell_back}"
-        more = (kept, pins_text(result))
-    else:
-        more = (rewrites_text(made),)
-    return tuple(filter(None, (short, table, *more, together_text(result)))), code
+    more = rewrites_text(made) if made is not None else pins_text(result)
+    kept = f"The original order was kept: {result.fell_back}" if made is None and result.fell_back is not None else ""
+    return tuple(filter(None, (short, table, kept, more, together_text(result)))), code
 
 
 TOP = 10

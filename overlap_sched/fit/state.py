@@ -161,11 +161,6 @@ class LiveState:
         k = bisect_right(parts, at, key=lambda part: part.begin)
         return parts[k - 1], parts[k] if k < len(parts) else None
 
-    def written_between(self, s: StorageId, begin: Position, end: Position) -> bool:
-        """Tell whether something writes to a storage between two places."""
-        k = bisect_right(self.writers[s], begin)
-        return k < len(self.writers[s]) and self.writers[s][k] < end
-
     def gives(self, v: NodeId, s: StorageId) -> bool:
         """Tell whether a node's result is the storage, or a view of it."""
         node = self.problem.nodes[v]
@@ -283,7 +278,7 @@ class Remake:
             return None
         us, excess, held, peak = node.time_us, 0, 0, 0
         for s in node.use:
-            if state.written_between(s, v, at):
+            if any(v < writer < at for writer in state.writers[s]):
                 return None
             price = self.need(s, at, depth + 1)
             if price is None:

@@ -495,8 +495,8 @@ def pipeline_answer(
             {"forward": ahead, "backward": back, **_graph_figures(one)} for (ahead, back), one in graphs.pairs.items()
         ],
         varied=[
-            VariedSchedule(dict(change.values), (best := find_shortest(of)) and _schedule_figures(best))
-            for change, of in varied
+            VariedSchedule(dict(change.values), None if one is None else _schedule_figures(one))
+            for change, one in ((change, find_shortest(of)) for change, of in varied)
         ],
     )
 
@@ -508,7 +508,7 @@ def _schedule_figures(one: PlannedPipeline) -> PipelineScheduleFigures:
         PipelineScheduleFigures,
         *(one, run),
         gap_percent=gap_percent(run.step_us, one.bound_us),
-        ranks=[RankFigures(*us, at.bytes, str(at.item)) for *us, at in ranks],
+        ranks=[RankFigures(busy, idle, out, inside, at.bytes, str(at.item)) for busy, idle, out, inside, at in ranks],
         lacks=lack and RankLack(lack.rank, lack.bytes, str(lack.item)),
     )
 

@@ -117,11 +117,9 @@ def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
     ops = tuple(dict.fromkeys(node.op for problem in problems for node in problem.nodes))
     modules = tuple(dict.fromkeys(node.module for problem in problems for node in problem.nodes if node.module))
     purposes = {**group_purposes(schedule.problem), **group_purposes(original)}
-    called, sizes = (
-        group_names(purposes),
-        {name: of.groups[name].size for of in problems for name in group_purposes(of)},
-    )
-    groups = by_purpose((name for name in sizes if name in purposes), purposes)
+    called = group_names(purposes)
+    sizes = {name: of.groups[name].size for of in problems for name in group_purposes(of)}
+    groups = by_purpose(sizes, purposes)
     ranges = [LiveRanges(problem) for problem in problems]
     runs = [
         _run(ranges[0], 0, "original", original.original_order, schedule.original),

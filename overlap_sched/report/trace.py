@@ -265,9 +265,8 @@ def row_events(problem: Problem, pid: int, name: str, order: Sequence[int], why:
     for group, row in rows.items():
         for at in line.streams[group]:
             node = problem.nodes[at.node]
-            why = to_builtins(collective_figures(problem, reasons[at.node]))
-            why |= {"why": why_text(problem, reasons[at.node]), "for": purposes[group]}
-            args = {"id": at.node, "module": node.module, **why}
+            said = {"why": why_text(problem, reasons[at.node]), "for": purposes[group], "module": node.module}
+            args = {"id": at.node, **said, **to_builtins(collective_figures(problem, reasons[at.node]))}
             event = span(pid, row, node.name, "collective", at.start_us, at.end_us, args)
             yield {**event, "cname": PURPOSES[purposes[group]].trace}
             for one in arrows[at.node]:  # only through those of some length, which alone are found again

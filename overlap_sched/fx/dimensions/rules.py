@@ -144,7 +144,7 @@ def shape(node: fx.Node) -> Shape:
 
 
 def results(value: Any) -> Sequence[Any]:
-    """What a call gives, or what is said of that, one by one."""
+    """What a call gives, one by one."""
     return value if isinstance(value, list | tuple) else (value,)
 
 

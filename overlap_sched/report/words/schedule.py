@@ -100,8 +100,8 @@ def contention_line(contention: Contention) -> str:
     parts = []
     if any(factor != 1.0 for factor in contention.slowdown.values()):
         factors = sorted(contention.slowdown.items(), key=lambda item: item[0] == "")  # "every kind" comes last
-        each = (f"{factor:.15g} times as long beside {_kind(kind, len(factors) > 1)}" for kind, factor in factors)
-        parts.append(f"compute takes {', '.join(each)}")
+        beside = (f"{factor:.15g} times as long beside {_kind(kind, len(factors) > 1)}" for kind, factor in factors)
+        parts.append(f"compute takes {', '.join(beside)}")
     if contention.shares:
         taken = (f"{share:.15g} where it is bound by its {kind}" for kind, share in contention.shares.items())
         parts.append(f"of that it takes {' and '.join(taken)}")

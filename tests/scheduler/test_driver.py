@@ -39,8 +39,9 @@ HEADROOMS = st.sampled_from([0, 1, 3, 7, "5%", "50%", "1GiB", "1TiB", 10**30])
 
 
 @st.composite
-def option_sets(draw: st.DrawFn, problem: Problem) -> Options:
-    return Options(
+def cases(draw: st.DrawFn, max_steps: int = 14) -> tuple[Problem, Options]:
+    problem = draw(problems(max_steps=max_steps))
+    return problem, Options(
         headroom=draw(HEADROOMS),
         budget=draw(st.sampled_from(["peak", "profile"])),
         memory_model=problem.memory_model,
@@ -48,12 +49,6 @@ def option_sets(draw: st.DrawFn, problem: Problem) -> Options:
         effort=draw(st.integers(1, 6)),
         strict=True,
     )
-
-
-@st.composite
-def cases(draw: st.DrawFn, max_steps: int = 14) -> tuple[Problem, Options]:
-    problem = draw(problems(max_steps=max_steps))
-    return problem, draw(option_sets(problem))
 
 
 def check_promises(problem: Problem, options: Options, result: Schedule) -> None:

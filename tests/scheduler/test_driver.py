@@ -241,10 +241,9 @@ def test_another_base_is_never_worse_than_the_default_at_the_same_budget(
 ) -> None:
     wanted = Options(headroom, base=base, effort=effort, memory_model=problem.memory_model, strict=True)
     asked = schedule(problem, wanted)
-    check = asked.scheduled
     assert violation(problem, asked.order) is None
-    assert check.peak_bytes <= asked.budget_bytes
-    assert check.step_us <= asked.original.step_us * (1 + 1e-9)
+    assert asked.scheduled.peak_bytes <= asked.budget_bytes
+    assert asked.scheduled.step_us <= asked.original.step_us * (1 + 1e-9)
     base_bytes = asked.original.peak_bytes
     if base == "memory-peak":
         base_bytes = best_order(problem, "none", min(effort, 2)).peak_bytes

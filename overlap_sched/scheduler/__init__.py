@@ -12,5 +12,5 @@ To be read from the top::
     restrictions    a device, groups kept apart, another rank's launches
     explain         why each collective is where it is
 
-From the call to the loop: ``schedule``, ``best_order``, ``Stages.run``, a stage such as ``first_run``, ``list_schedule``.
+From the call to the loop: ``schedule``, ``best_order``, ``Stages.run``, a stage (``first_run``), ``list_schedule``.
 """

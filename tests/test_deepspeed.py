@@ -4,7 +4,6 @@ import json
 import operator
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from random import Random
 from types import ModuleType, SimpleNamespace
@@ -23,8 +22,9 @@ from overlap_sched.fx.graphs import reorder
 from overlap_sched.inductor import clear_reports, reports
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.problem import Group, Kind, Problem
-from tests.support.deepspeed_graphs import STATE, Backend, start
+from tests.support.deepspeed_graphs import Backend, start
 from tests.support.deepspeed_ranks import Block, shards_of, step
+from tests.support.fx_graphs import random_order
 from tests.support.ranks import run_ranks
 
 EIGHT = {"dc": Group(8, True)}
@@ -56,46 +56,31 @@ def problem_of(gm: fx.GraphModule) -> Problem:
         return lift(gm, groups=EIGHT).problem
 
 
-def test_gathers_and_reductions_are_collectives_of_one_group(backward: fx.GraphModule) -> None:
+def test_what_the_problem_of_a_graph_says(backward: fx.GraphModule) -> None:
     problem = problem_of(backward)
-    launches = [node for node in problem.nodes if node.kind is Kind.COLLECTIVE]
+    nodes, launches = problem.nodes, [node for node in problem.nodes if node.kind is Kind.COLLECTIVE]
     gathers = [node for node in launches if node.op == "all_gather_into_tensor"]
-    assert len(gathers) == sum(node.name.startswith("allgather_param") for node in problem.nodes) == 8
+    assert len(gathers) == sum(node.name.startswith("allgather_param") for node in nodes) == 8
     assert len(launches) - len(gathers) == sum(node.op == "reduce_scatter_tensor" for node in launches) == 12
     assert {node.group for node in launches} == {"dc"}
     assert all(node.time_us > 0 and node.bytes in (64, 256, 4096) for node in launches)
-    waits = [problem.nodes[node.collective] for node in problem.nodes if node.collective is not None]
+    waits = [nodes[node.collective] for node in nodes if node.collective is not None]
     assert sorted(map(id, waits)) == sorted(map(id, launches))
-
-
-def test_a_parameter_lives_from_its_gather_to_its_last_release(backward: fx.GraphModule) -> None:
-    problem = problem_of(backward)
-    for gather in (node for node in problem.nodes if node.name.startswith("allgather_param")):
+    for gather in gathers:  # a parameter lives from its gather to its last release
         (storage,) = gather.alloc
         assert problem.storages[storage].bytes == gather.bytes
-        users = [node for node in problem.nodes if storage in node.use]
-        assert users[-1].name.startswith("release_param")
-
-
-def test_a_gradient_is_free_once_it_is_in_the_bucket(backward: fx.GraphModule) -> None:
-    problem = problem_of(backward)
-    last_use = {storage: node.name for node in problem.nodes for storage in node.use}
-    made = {s: node.name for node in problem.nodes for s in node.alloc}
-    gradients = {s for node in problem.nodes if node.name.startswith("reduce_grad") for s in node.use}
+        assert [node for node in nodes if storage in node.use][-1].name.startswith("release_param")
+    last_use = {storage: node.name for node in nodes for storage in node.use}
+    made = {s: node.name for node in nodes for s in node.alloc}
+    gradients = {s for node in nodes if node.name.startswith("reduce_grad") for s in node.use}
     assert {made[s].split("_")[0] for s in gradients} == {"mm", "sum", "native"}
-    assert "end" not in {last_use[s].split("_")[0] for s in gradients}
-
-
-def test_nothing_passes_the_end_of_backward(backward: fx.GraphModule) -> None:
-    problem = problem_of(backward)
-    names = [node.name for node in problem.nodes]
-    end = names.index("end_backward_default")
+    assert "end" not in {last_use[s].split("_")[0] for s in gradients}  # free once it is in the bucket
+    end = next(v for v, node in enumerate(nodes) if node.name == "end_backward_default")
     before = {end}
     for v in reversed(range(end)):  # all that it must come after, at any distance
-        if any(v in problem.nodes[u].deps for u in before):
+        if any(v in nodes[u].deps for u in before):
             before.add(v)
-    unordered = [names[v] for v in range(end) if v not in before and problem.nodes[v].kind is not Kind.INPUT]
-    assert unordered == []
+    assert all(v in before or nodes[v].kind is Kind.INPUT for v in range(end))
 
 
 def test_values_are_given_back(backward: fx.GraphModule) -> None:
@@ -122,24 +107,6 @@ def test_an_operator_that_is_not_known_keeps_its_place_among_launches(backward: 
     assert {v for v in launches if v < offload} <= set(problem.nodes[offload].deps)
 
 
-def shuffled(problem: Problem, random: Random) -> list[int]:
-    """Any order that keeps the dependencies."""
-    left = [len(set(node.deps)) for node in problem.nodes]
-    after: list[list[int]] = [[] for _ in problem.nodes]
-    for v, node in enumerate(problem.nodes):
-        for u in set(node.deps):
-            after[u].append(v)
-    ready, order = [v for v, count in enumerate(left) if not count], []
-    while ready:
-        v = ready.pop(random.randrange(len(ready)))
-        order.append(v)
-        for u in after[v]:
-            left[u] -= 1
-            if not left[u]:
-                ready.append(u)
-    return order
-
-
 def gathered_and_freed(nodes: list[fx.Node], problem: Problem, order: list[int]) -> list[list[Any]]:
     """What a problem says of parameters in an order: gathered, and freed behind their last use."""
     number = {s: nodes[v].args[2] for v, n in enumerate(problem.nodes) if "allgather_param" in n.name for s in n.alloc}
@@ -160,7 +127,7 @@ def test_every_admitted_order_gives_the_same(seed: int) -> None:
     def shuffle(gm: fx.GraphModule, bwd: bool) -> None:
         with zero3_values(gm.graph):
             lifted = lift(gm, groups=EIGHT)
-        order = shuffled(lifted.problem, random)
+        order = list(random_order(lifted.problem, random))
         told.extend(gathered_and_freed(list(lifted.nodes), lifted.problem, order))
         last = {lifted.nodes[v]: None for v in reversed(order)}  # a wait of several: where its last one stands
         reorder(gm, list(last)[::-1])
@@ -178,12 +145,11 @@ def test_two_ranks_train_alike(tmp_path: Path) -> None:
     run_ranks("tests.support.deepspeed_ranks", tmp_path, "graphs", ranks=2)
     found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     for one in found:
-        assert one["theirs"]["losses"] == one["ours"]["losses"]
-        assert one["theirs"]["gradients"] == one["ours"]["gradients"]
-        assert one["ours"]["left"] == [[], 0, 0]
-        assert one["theirs"]["graphs"] != one["ours"]["graphs"]
-    assert found[0]["ours"]["graphs"] == found[1]["ours"]["graphs"]
-    assert found[0]["ours"]["told"] == found[1]["ours"]["told"]
+        theirs, ours = one["theirs"], one["ours"]
+        assert (theirs["losses"], theirs["gradients"], [[], 0, 0]) == (ours["losses"], ours["gradients"], ours["left"])
+        assert theirs["graphs"] != ours["graphs"]
+        assert all(before >= after for before, after in one["peaks"])
+    assert all(found[0]["ours"][what] == found[1]["ours"][what] for what in ("graphs", "told"))
 
 
 def test_times_are_those_that_deepcompile_has_measured(backward: fx.GraphModule) -> None:
@@ -211,15 +177,6 @@ def test_a_failure_leaves_the_graph_as_it_was(
     assert [report.reason for report in (one.report for one in reports())] == ["RuntimeError: out of luck"] * 2
 
 
-def test_options_are_kept_to() -> None:
-    clear_reports()
-    step(partial(ours, options=Options(headroom=0)), 0, 1)
-    after = [one.report for one in reports()]
-    assert all(one.changed and one.schedule is not None for one in after)
-    assert all(one.schedule.scheduled.peak_bytes <= one.schedule.original.peak_bytes for one in after)
-    assert STATE.gathered == {}
-
-
 @pytest.mark.parametrize("lost", ["allgather_param", "reduce_grad"])
 def test_values_that_are_missing_take_no_job_with_them(backward: fx.GraphModule, lost: str) -> None:
     node = next(node for node in backward.graph.nodes if node.name.startswith(lost))
@@ -235,10 +192,6 @@ def test_values_that_are_missing_take_no_job_with_them(backward: fx.GraphModule,
 
 
 # With DeepSpeed itself (``pip install "overlap_sched[frameworks]"``): its contracts, its engine, its own passes.
-
-
-def needs_deepspeed() -> None:
-    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
 
 
 @pytest.fixture
@@ -271,21 +224,15 @@ def test_the_pass_is_registered_with_its_contract(registry: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (
-            {"stag": "titan"},
-            "register() takes no stag. It takes cost, model, ranks_per_node, cluster, timeout_s, and Options.",
-        ),
-        (
-            {"headroom": 0},
-            "register() takes no headroom: it is one of the options. Write register(Options(headroom=0)).",
-        ),
+        ({"stag": "titan"}, "register() takes no stag. It takes cost, model, ranks_per_node, cluster, timeout_s"),
+        ({"headroom": 0}, "Write register(Options(headroom=0))."),
         ({"timeout_s": 0}, "timeout_s is 0; it is a number of seconds above 0."),
     ],
 )
 def test_wrong_arguments_are_told_at_once(registry: dict[str, Any], given: dict[str, Any], told: str) -> None:
     with pytest.raises(OptionsError) as raised:
         register(**given)
-    assert str(raised.value) == told
+    assert told in str(raised.value)
     assert registry == {}
 
 
@@ -296,7 +243,7 @@ def test_without_deepspeed_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 
 
 def test_deepspeed_checks_the_schedule() -> None:
-    needs_deepspeed()
+    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
     from deepspeed.compile.backend import opt_passes
     from deepspeed.compile.passes import prefetch, zero3_compile
     from deepspeed.compile.passes.contract import PassContractError, register_pass_contract, validate_schedule
@@ -313,7 +260,7 @@ def test_deepspeed_checks_the_schedule() -> None:
 
 @pytest.mark.slow
 def test_its_engine_trains_alike(tmp_path: Path) -> None:
-    needs_deepspeed()
+    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
     for which in ("theirs", "ours"):
         run_ranks("tests.support.deepspeed_ranks", tmp_path, which, ranks=2, fresh=True, limit_s=600)
     for rank in range(2):

@@ -11,17 +11,18 @@ import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from overlap_sched import EXAMPLE, write_problem
 from overlap_sched.cli.command import COMMANDS, command_parser
 from overlap_sched.problem import Kind
+from tests.support.examples import module_at
 from tests.support.inputs import DUMP
 from tests.support.ranks import free_port
 
 ROOT = Path(__file__).parents[1]
+BENCHMARK, FIGURES = ROOT / "docs" / "benchmark.md", ROOT / "scripts" / "figures.py"
 READERS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 """What people read; records and changes stay as they were written."""
 _OTHERS = ("docs/records", "llama_repro", "scripts/instances")
@@ -106,18 +107,10 @@ def options_somewhere() -> frozenset[str]:
     places += [*ROOT.glob("scripts/studies/*/*.py"), ROOT / "tests/support/titan/compare.py"]
     text = "\n".join(path.read_text() for path in places if path.is_file())
     flags = {flag for name in COMMANDS for flag in command_parser(name)._option_string_actions}
-    others = {
-        "--version",
-        "--help",
-        "--nproc-per-node",
-        "--no-deps",
-        "--index-url",
-        "--fix",
-    }  # argparse, torchrun, pip, pip, ruff
-    others |= {"--nightly", "--dist", "--durations"}  # of pytest
-    others |= {"--ablate", "--fail-if", "--frontier"}  # gone since: older records name them
-    others |= {"--module", "--config", "--override", "--compile", "--parallelism"}  # torchtitan
-    return frozenset(re.findall(r"""["'](--[a-z][a-z0-9-]*)["']""", text)) | flags | others
+    others = "--version --help --nproc-per-node --no-deps --index-url --fix --nightly --dist --durations"  # of others
+    others += " --module --config --override --compile --parallelism"  # of torchtitan
+    others += " --ablate --fail-if --frontier"  # gone since: older records name them
+    return frozenset(re.findall(r"""["'](--[a-z][a-z0-9-]*)["']""", text)) | flags | set(others.split())
 
 
 @named([*DOCUMENTS, *STUDIES])
@@ -187,11 +180,9 @@ def test_names_in_documents_exist(document: Path) -> None:
 @named([*READERS, ROOT / "llama_repro" / "README.md", *STUDIES])
 def test_modules_and_files_in_documents_exist(document: Path) -> None:
     text = document.read_text()
-    for name in set(_MODULE.findall(text)):
-        places = [ROOT.joinpath(*name.split(".")), ROOT.joinpath(*name.split(".")).with_suffix(".py")]
-        assert any(place.exists() for place in places), f"{document.name}: there is no {name}"
-    for name in set(_FILE.findall(text)):
-        places = [ROOT / name, ROOT / "overlap_sched" / name]
+    modules = [name.replace(".", "/") for name in _MODULE.findall(text)]
+    for name in {*modules, *_FILE.findall(text)}:
+        places = [ROOT / name, ROOT / f"{name}.py", ROOT / "overlap_sched" / name]
         assert any(place.exists() for place in places), f"{document.name}: there is no {name}"
 
 
@@ -202,13 +193,6 @@ def test_the_index_names_what_users_can_call() -> None:
         for name in re.findall(r"`([\w.]+)`", names):
             *package, last = f"{module.strip('`')}.{name}".split(".")
             assert hasattr(importlib.import_module(".".join(package)), last), f"there is no {module}.{name}"
-
-
-@pytest.mark.parametrize("name", TUTORIALS)
-def test_every_block_of_python_is_one_that_runs(name: str) -> None:
-    found = [marked for language, marked, _ in blocks(name) if language == "python"]
-    assert found
-    assert all(found)
 
 
 def run(name: str, folder: Path, **environment: str) -> str:
@@ -262,6 +246,7 @@ def test_tutorials_run(name: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     cache_folder = str(tmp_path / "cache")  # on a cache hit no pass is called
+    assert all(marked for language, marked, _ in blocks(name) if language == "python")
     printed = run(name, tmp_path, **rank, TORCHINDUCTOR_CACHE_DIR=cache_folder)
     if name == "tutorial_training.md":
         assert [line.split()[0] for line in printed.splitlines()] == ["forward", "backward"]
@@ -286,19 +271,9 @@ def test_the_reference_builds_without_a_warning(tmp_path: Path) -> None:
     assert "overlap_sched.scheduler.driver.schedule" in page
 
 
-def figures() -> ModuleType:
-    """The script that runs again what documents show."""
-    spec = importlib.util.spec_from_file_location("figures", ROOT / "scripts" / "figures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @named(READERS)
 def test_all_that_is_shown_as_printed_has_its_command(document: Path) -> None:
-    for one in figures().shown(document.read_text()):
+    for one in module_at(FIGURES).shown(document.read_text()):
         assert one.source
 
 
@@ -306,7 +281,7 @@ def test_all_that_is_shown_as_printed_has_its_command(document: Path) -> None:
 @named([path for path in READERS if "```text printed" in path.read_text()])
 def test_documents_show_what_is_printed_today(document: Path) -> None:
     pytest.importorskip("torch")
-    assert figures().check(document) == []
+    assert module_at(FIGURES).check(document) == []
 
 
 def cells(path: Path) -> dict[str, list[list[str]]]:
@@ -321,9 +296,6 @@ def cells(path: Path) -> dict[str, list[list[str]]]:
 
 def numbers(row: list[str]) -> set[str]:
     return set(re.findall(r"\d[\d,.]*\d", " ".join(row)))
-
-
-BENCHMARK = ROOT / "docs" / "benchmark.md"
 
 
 def test_figures_of_the_benchmark_are_those_of_its_records() -> None:

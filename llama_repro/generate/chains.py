@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
-from overlap_sched.fit.planner import relabelled
 from overlap_sched.problem import Kind, Order, Problem, Storage
 from overlap_sched.problem.parts import JoinedProblem, join_beside, join_problems
 
@@ -83,7 +82,7 @@ class Chains:
                 if left[w] == 0 and nodes[w].kind is not Kind.OUTPUT:
                     heappush(ready, (key(w), w))
         order += [v for v, node in enumerate(nodes) if node.kind is Kind.OUTPUT]
-        return relabelled(self.problem, order)
+        return self.problem.renumbered(tuple(order))
 
 
 def halves(problem: Problem, parts: int = 2, *, gathers_shared: bool = True) -> Chains:

@@ -70,7 +70,8 @@ def run_calibrate(command: CalibrateCommand, tell: Callable[[str], object]) -> t
         if here.rank:
             return "", 0
         source = f"calibrate, {date.today()}, torch {torch.__version__}, {here.size} ranks"
-        cluster = cluster_from_tables(here.name, here.ranks_per_node, tables, source)
+        name = torch.cuda.get_device_name(here.device) if here.device.type == "cuda" else "cpu"
+        cluster = cluster_from_tables(name, here.ranks_per_node, tables, source)
         write_file(command.out, cluster_text(cluster).encode())
         return (calibration_text(tables, failed, command.out),), 0
 

@@ -58,12 +58,9 @@ def _main(arguments: list[str]) -> int:
     try:
         with _one_line_warnings():
             return _run(_command_of(arguments), arguments[1:])
-    except VerificationError as error:
-        _complain(f"error: {error}")
-        return FELL_BACK
     except OverlapSchedError as error:
         _complain(f"error: {error}")
-        return BAD_INPUT
+        return FELL_BACK if isinstance(error, VerificationError) else BAD_INPUT
     except OSError as error:
         with suppress(OSError):  # Python flushes standard output once more at exit: let that succeed
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -80,16 +77,11 @@ def _main(arguments: list[str]) -> int:
         return BUG
 
 
-class _Version(argparse.Action):
-    """Print what is installed, and stop; looked up only when asked for."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
-        torch = None
-        with suppress(PackageNotFoundError):
-            torch = version("torch")
-        with_torch = f"torch {torch}" if torch else "without torch"
-        print(f"overlap-sched {__version__} (Python {platform.python_version()}, {with_torch})")
-        parser.exit()
+def _versions() -> str:
+    torch = "without torch"
+    with suppress(PackageNotFoundError):
+        torch = f"torch {version('torch')}"
+    return f"overlap-sched {__version__} (Python {platform.python_version()}, {torch})"
 
 
 def _command_of(arguments: Sequence[str]) -> str:
@@ -103,7 +95,7 @@ def _command_of(arguments: Sequence[str]) -> str:
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the versions of what is installed, and stop")
+    parser.add_argument("--version", action="version", version=_versions(), help="print what is installed, and stop")
     parser.add_argument("command", choices=tuple(COMMANDS), metavar="COMMAND", help="COMMAND --help lists its options")
     if arguments and arguments[0] in GONE_COMMANDS:
         parser.error(f"{arguments[0]} is no command any more: {GONE_COMMANDS[arguments[0]]}.")

@@ -6,15 +6,16 @@ from typing import Annotated, Literal
 
 from rich.console import RenderableType
 
-from overlap_sched.cli.flags import Flag, limit_bytes, read_names, shortened
+from overlap_sched.cli.flags import Flag, limit_bytes, read_names
 from overlap_sched.cli.input import Input, Wants, read_input
-from overlap_sched.cli.plan import save_rewritten, times_of
+from overlap_sched.cli.plan import prices_of, save_rewritten
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, UnreachableError
 from overlap_sched.fit import fit
 from overlap_sched.fit.planner import KINDS
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem.sizes import parse_size
 from overlap_sched.report.answers import as_json, fit_answer
 from overlap_sched.report.files import write_order
 from overlap_sched.report.page import extras_of_fit, write_page
@@ -30,6 +31,7 @@ DEFAULT = (*KINDS, FISSION)
 """What is done without ``--kinds``: results stay equal to the last bit."""
 ALL = (*DEFAULT, BATCH)
 """What ``--kinds`` may name."""
+_SIZE = "a size with a unit: 64GiB"
 _PERCENT = "percent of the best order's step, 0% to 100%: 5%"
 
 
@@ -42,9 +44,9 @@ def _percent(text: str) -> float:
 
 
 def _host_bytes(text: str) -> int:
-    if text.strip().endswith("%"):
-        raise OptionsError(f"{shortened(text)!r} is not a size with a unit: 64GiB")
-    return limit_bytes("--host-memory", text, 0)
+    if "%" in text:
+        raise ValueError(text)
+    return parse_size("it", text, 0, _SIZE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class FitCommand(Input):
     """SIZE: look for the shortest step within so much memory: 40GiB, 24GB, or 60% of the original peak"""
     max_slowdown: Annotated[float | None, Flag(_percent, _PERCENT, group="question!")] = None
     """PERCENT: look for the lowest peak at which the step is at most so much longer than the best order: 5%"""
-    host_memory: Annotated[int | None, Flag(_host_bytes)] = None
+    host_memory: Annotated[int | None, Flag(_host_bytes, _SIZE)] = None
     """SIZE: use at most so much pinned host memory: 64GiB (default: as much as helps; 0: none)"""
     host_link: Literal["pcie5", "pcie4"] = "pcie5"
     """the link between device and host (default: pcie5, 51.2 GB/s in each direction; pcie4: 25.6)"""
@@ -116,9 +118,8 @@ def run_fit(command: FitCommand, tell: Callable[[str], None]) -> tuple[str | tup
     if command.html:
         tell(f"writing {command.html}")
         schedule, extras = extras_of_fit(found)
-        write_page(
-            schedule, command.html, extras=replace(extras, command=command.given, times=times_of(command, loaded))
-        )
+        extras = replace(extras, command=command.given, prices=prices_of(command, loaded))
+        write_page(schedule, command.html, extras)
     save_rewritten(command, command.out, best.problem, bool(best.rewrites), tell)
     code = 1 if found.fell_back is not None else 0 if found.fits else 4
     if command.json:

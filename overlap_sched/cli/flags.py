@@ -21,7 +21,7 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.options import GONE, Options, RewriteKind, close_to
 from overlap_sched.problem import MAX_TOTAL_BYTES
 from overlap_sched.problem.file import nameable
-from overlap_sched.problem.sizes import parse_limit, parse_size
+from overlap_sched.problem.sizes import parse_limit
 
 NO_DIFF = "compare the figures of two `overlap-sched plan --json` with jq, which can also fail a build"
 GONE_FLAGS = {
@@ -196,7 +196,7 @@ def _flags_of(command: type, *, inherited: bool = True) -> list[tuple[str, tuple
     hints = get_type_hints(command, None, None, True)
     names = [field.name for field in fields(command)] if inherited else inspect.get_annotations(command)
     parts = ((name, hints[name]) for name in names)
-    return [(name, get_args(of)[:2] if get_origin(of) is Annotated else (of, Flag())) for name, of in parts]  # type: ignore[misc]
+    return [(name, get_args(of)[:2] if get_origin(of) is Annotated else (of, Flag())) for name, of in parts]
 
 
 @cache
@@ -307,8 +307,7 @@ def _same_file(one: str, other: str) -> bool:
 def limit_bytes(option: str, text: str, original_peak_bytes: int) -> int:
     """A memory limit in bytes: ``80GB``, ``24GiB``, or percent of the original peak."""
     meant = "a size with a unit (80GB, 24GiB) or percent of the original peak (90%)"
-    read = parse_size if option == "--host-memory" else parse_limit  # of the host's it may be none
-    found = read(option, text, original_peak_bytes, meant)
+    found = parse_limit(option, text, original_peak_bytes, meant)
     if found > MAX_TOTAL_BYTES:
         raise OptionsError(f"{option} is {shortened(text)!r}; write {meant}.")
     return found

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple
 
+from msgspec import structs
+
 from overlap_sched.cli.flags import Flag, refuse, whole_number
 from overlap_sched.cost import FREE, H100, CostModel, Price, Roofline, device_named
 from overlap_sched.cost.cluster import ASSUMED, Cluster, MeshDimension, read_cluster
@@ -44,8 +46,6 @@ from overlap_sched.transform.rewrites import Fission
 from overlap_sched.transform.search import Refuses, refuse_nothing
 
 _DUMP_SUFFIXES = (".py", ".txt", ".log")
-_PARTS, _REGIONS, _FISSIONS = (2,), 4, 2
-"""Sub-graphs of a dump that run in parts: in how many, how many are looked at, and how many of those are tried."""
 _GUESSES = {
     "unknown_op": "an operator that is not known: kept in its place, with everything around it",
     "unknown_communication": "an operator that takes a process group: taken for communication that blocks",
@@ -71,10 +71,12 @@ _GROUP = "NAME=SIZE or NAME=RANK,RANK,..."
 def _group(text: str) -> tuple[str, int | tuple[int, ...] | str]:
     """``fsdp=64``, with its ranks ``fsdp=0,8,16,24``, or with its dimension ``513=ep``."""
     name, _, given = text.rpartition("=")
-    if name and given and not given[0].isdigit() and "," not in given:
+    if not name or not given:
+        raise ValueError(text)
+    if not given[0].isdigit() and "," not in given:
         return name, given
     ranks = tuple(whole_number(number, 0, _MAX_RANKS) for number in given.split(","))
-    return name or whole_number(name), ranks[0] if len(ranks) == 1 else ranks
+    return name, ranks[0] if len(ranks) == 1 else ranks
 
 
 def _mesh(text: str) -> tuple[MeshDimension, ...]:
@@ -91,7 +93,9 @@ def _mesh(text: str) -> tuple[MeshDimension, ...]:
 def _size(text: str) -> tuple[str, int]:
     """``u0=4096``."""
     name, _, number = text.rpartition("=")
-    return name or whole_number(name), whole_number(number, 0)
+    if not name:
+        raise ValueError(text)
+    return name, whole_number(number, 0)
 
 
 def _bytes(text: str) -> int:
@@ -209,7 +213,7 @@ class Input(InputLimits):
     def cluster_or(self, otherwise: str) -> Cluster:
         """Return the cluster named, or else the shipped one of that name, with the mesh given."""
         cluster = read_cluster(self.cluster or otherwise)
-        return replace(cluster, mesh=self.mesh) if self.mesh else cluster
+        return structs.replace(cluster, mesh=self.mesh) if self.mesh else cluster
 
 
 class Wants(NamedTuple):
@@ -438,7 +442,7 @@ def _load_dump(source: Input, tell: Callable[[str], None], wants: Wants) -> Load
             f"collectives are priced for {cluster.name}, as nothing says where the graph runs: "
             f"{cluster.ranks_per_node} ranks per node{slowed}; say otherwise with --cluster FILE_OR_NAME"
         )
-    on, fissions = device if cluster is None else cluster.device, fission_candidates
+    on = device if cluster is None else cluster.device
     loaded = Loaded(
         lifted.problem,
         lifted.prices,
@@ -446,7 +450,7 @@ def _load_dump(source: Input, tell: Callable[[str], None], wants: Wants) -> Load
         profile,
         {"device": on.name, "cluster": None if cluster is None else cluster.name, "fusion": fusion},
         model,
-        fissions=tuple(fissions(lifted, parts=_PARTS, effort=_REGIONS)[:_FISSIONS]) if wants.fissions else (),
+        fissions=tuple(fission_candidates(lifted)) if wants.fissions else (),
         batches=(*batch_fissions(lifted), *expert_fissions(lifted)) if wants.batches else (),
         device_bytes=on.memory_bytes,
     )

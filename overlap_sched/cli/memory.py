@@ -24,7 +24,7 @@ from overlap_sched.report.files import write_file, write_order
 from overlap_sched.report.table import captioned_table, complain
 from overlap_sched.report.units import change, printable, size
 from overlap_sched.report.words.graph import peak_text
-from overlap_sched.report.words.schedule import Reserved, reserved_for, reserved_rows, settings_for
+from overlap_sched.report.words.schedule import Reserved, reserved_for, reserved_rows
 
 FORMAT = "overlap-addresses/1"
 MAX_EFFORT = 30
@@ -101,7 +101,7 @@ def run_memory(command: MemoryCommand, tell: Callable[[str], None]) -> tuple[str
 
         tell(f"drawing {command.plot}")
         plot_memory(plan, command.plot)
-    reserved = reserved_for(problem, plan.order, settings_for(problem))
+    reserved = reserved_for(problem, plan.order)
     if command.json:
         return as_json(memory_answer(plan, addresses, reserved)), 0
     table = _table(plan, addresses, reserved)

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-from msgspec import to_builtins
 from rich.console import RenderableType
 
 from overlap_sched.cli.flags import SCHEDULING, Flag, in_flags, refuse
@@ -28,7 +27,6 @@ from overlap_sched.report.answers import (
 from overlap_sched.report.files import write_order
 from overlap_sched.report.memory_snapshot import write_memory_snapshot
 from overlap_sched.report.page import ExtraOrder, Extras, write_page
-from overlap_sched.report.progress import told_stages
 from overlap_sched.report.table import align_rows, complain
 from overlap_sched.report.trace import read_measured_steps
 from overlap_sched.report.units import count, duration, printable, size
@@ -99,13 +97,12 @@ def scheduled(command: Rewriting, tell: Callable[[str], None]) -> tuple[Loaded, 
     """Read the input and schedule it; with ``--rewrites`` also the plan that the schedule is of."""
     rewrites = bool(command.options.rewrites)
     loaded = read_input(command, tell, Wants(rewrites), saves=not rewrites)
-    problem, doing = loaded.problem, f"scheduling {len(loaded.problem.nodes):,} nodes"
-    wanted = options_for(command, command.options, problem)
+    problem, wanted = loaded.problem, options_for(command, command.options, loaded.problem)
     if command.order:
         return loaded, schedule_of(problem, read_order(command.order, problem), wanted), None
-    tell(doing)
+    tell(f"scheduling {len(problem.nodes):,} nodes")
     if not rewrites:
-        return loaded, schedule(problem, wanted, stages=told_stages(tell, doing)), None
+        return loaded, schedule(problem, wanted), None
     if loaded.model is not None:
         prices = Prices(loaded.model, command.comm_scale)
     else:
@@ -134,13 +131,11 @@ def fell_back(result: Schedule, made: Plan | None) -> bool:
     return (result.fell_back if made is None else made.fell_back or made.without.fell_back) is not None
 
 
-def times_of(command: Input, loaded: Loaded, *, rewrites: bool = False) -> str:
-    """Say for a page where its times come from; ``rewrites``: were the collectives of a problem file priced anew?"""
-    if loaded.priced_for is None:
-        anew = f", collectives predicted for {command.cluster or CLUSTER}" if rewrites else ""
-        return f"of the problem file{anew}"
-    measured = f", {count(len(command.profile), 'trace')} of a profiler where they have them" if command.profile else ""
-    return f"predicted for {loaded.priced_for['cluster'] or loaded.priced_for['device']}{measured}"
+def prices_of(command: Input, loaded: Loaded, *, rewrites: bool = False) -> PriceSource:
+    """Say where the times come from; ``rewrites``: were the collectives of a problem file priced anew?"""
+    anew = {"cluster": command.cluster or CLUSTER} if rewrites else {}
+    source, priced = ("problem file", anew) if loaded.priced_for is None else ("dump", loaded.priced_for)
+    return PriceSource(source, command.comm_scale, len(command.profile), **priced)  # type: ignore[arg-type]
 
 
 def run_plan(command: PlanCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
@@ -165,21 +160,12 @@ def run_plan(command: PlanCommand, tell: Callable[[str], None]) -> tuple[str | t
     code = 1 if fell_back(result, made) else 4 if result.short_bytes else 0
     tell("computing the lower bound")
     if command.json:
-        return as_json(plan_answer(result, made, reserved, prices_of(command, loaded))), code
+        return as_json(plan_answer(result, made, reserved, prices_of(command, loaded, rewrites=made is not None))), code
     device_bytes = result.memory_limit_bytes or loaded.device_bytes or None
     table, short = summary(result, reserved_rows(reserved, device_bytes)), in_flags(short_text(result))
-    if made is None:
-        kept = "" if result.fell_back is None else f"The original order was kept: {result.fell_back}"
-        more = (kept, pins_text(result))
-    else:
-        more = (rewrites_text(made),)
-    return tuple(filter(None, (short, table, *more, together_text(result)))), code
-
-
-def prices_of(command: Input, loaded: Loaded) -> PriceSource:
-    """Where the times come from, for ``--json``."""
-    source: Literal["problem file", "dump"] = "problem file" if loaded.priced_for is None else "dump"
-    return PriceSource(source, command.comm_scale, len(command.profile), **(loaded.priced_for or {}))  # type: ignore[arg-type]
+    more = rewrites_text(made) if made is not None else pins_text(result)
+    kept = f"The original order was kept: {result.fell_back}" if made is None and result.fell_back is not None else ""
+    return tuple(filter(None, (short, table, kept, more, together_text(result)))), code
 
 
 TOP = 10
@@ -281,7 +267,6 @@ def run_report(command: ReportCommand, tell: Callable[[str], None]) -> tuple[tup
     if command.beside is not None:
         beside = ExtraOrder(Path(command.beside).name.removesuffix(".json"), read_order(command.beside, original))
     tell(f"writing {command.html}")
-    times = times_of(command, loaded, rewrites=made is not None)
-    extras = Extras(made, beside, command=command.given, times=times)
-    write_page(result, command.html, {"prices": to_builtins(prices_of(command, loaded))}, extras)
+    prices = prices_of(command, loaded, rewrites=made is not None)
+    write_page(result, command.html, Extras(made, beside, command=command.given, prices=prices))
     return (f"{command.html}: written; open it in a browser",), int(fell_back(result, made))

@@ -5,6 +5,7 @@ also offered the orders of its neighbours with as much memory or less: more head
 does a faster network.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -28,7 +29,7 @@ from overlap_sched.problem.sizes import parse_size
 from overlap_sched.report.answers import SweepAnswer, SweepPoint, SweptOrder, as_json, contention_figures
 from overlap_sched.report.colours import AFTER, BEFORE, LIMIT
 from overlap_sched.report.table import captioned_table
-from overlap_sched.report.units import duration, from_to, memory_unit, printable, size
+from overlap_sched.report.units import duration, from_to, memory_unit, printable, size, time_unit
 from overlap_sched.report.words.schedule import gap_percent, with_contention_line
 from overlap_sched.scheduler.driver import Schedule, figures_of, schedule
 from overlap_sched.scheduler.task import SAME_STEP
@@ -103,7 +104,8 @@ def run_sweep(command: SweepCommand, tell: Callable[[str], None]) -> tuple[str |
 
     points = sweep(priced, vary, options_for(command, command.options, problem), tell)
     name = None if cluster is None else cluster.name
-    found = SweepAnswer(problem.name, problem.memory_model, contention_figures(problem.contention), name, points)
+    contention, model = contention_figures(problem.contention), problem.memory_model
+    found = SweepAnswer(name=problem.name, memory_model=model, contention=contention, cluster=name, points=points)
     if command.plot:
         tell(f"drawing {command.plot}")
         _plot(found, command.plot)
@@ -198,20 +200,15 @@ def _replay_with_noise(
     for at, (noise, problem) in enumerate(product(noises, problems.values()), 1):
         tell(f"replaying {at} of {len(noises) * len(problems)}")
         orders = {problem.original_order, *(made.order for made in found if made.problem is problem)}
-        steps: dict[Order, list[float]] = {order: [] for order in orders}
-        random = np.random.default_rng(0)
+        steps, random = {order: list[float]() for order in orders}, np.random.default_rng(0)
         for _ in range(DRAWS if noise else 1):
             factors = np.exp(noise * random.standard_normal(len(problem.nodes)) - noise**2 / 2).tolist()
-            nodes = tuple(
-                node._replace(time_us=node.time_us * factor) if node.time_us else node
-                for node, factor in zip(problem.nodes, factors, strict=True)
-            )
-            wrong = replace(problem, nodes=nodes)
+            times = zip(problem.nodes, factors, strict=True)
+            wrong = replace(problem, nodes=tuple(node._replace(time_us=node.time_us * by) for node, by in times))
             for order in orders:
                 steps[order].append(replay(wrong, order).step_us)
-        for order in orders:
-            median_us, p95_us = np.quantile(steps[order], (0.5, 0.95)).tolist()
-            quantiles[id(problem), order, noise] = median_us, p95_us
+        for order, of in steps.items():
+            quantiles[id(problem), order, noise] = tuple(np.quantile(of, (0.5, 0.95)).tolist())
     return quantiles
 
 
@@ -239,29 +236,30 @@ def _table(found: SweepAnswer, problem: Problem) -> RenderableType:
 
 def _plot(found: SweepAnswer, path: str) -> None:
     """Draw the step over what is varied first; a set of curves for each combination of the others."""
-    from overlap_sched.report.pictures import plot_steps
+    from overlap_sched.report.pictures import Curve, plot_curves
 
     first, *others = found.points[0].varied
     last = max(point.varied[first] for point in found.points)
     per, unit = memory_unit(last) if first in MEMORY else (0.01, "%") if first == "noise" else (1, "times as now")
-    series: dict[str, list[SweepPoint]] = {}
+    scale, name = time_unit(max(point.original.step_us for point in found.points))
+    series = defaultdict[str, list[SweepPoint]](list)
     for point in found.points:
-        label = "".join(f", {name} {value_text(name, point.varied[name])}" for name in others)
-        series.setdefault(label, []).append(point)
-    curves = []
+        series["".join(f", {name} {value_text(name, point.varied[name])}" for name in others)].append(point)
+    curves = list[Curve]()
     for k, (label, points) in enumerate(series.items()):
         x = [point.varied[first] / per for point in points]
         for what, colour, style, steps_us in (
             ("original order", BEFORE, "--", [point.original.step_us for point in points]),
             ("our order", AFTER, "-", [point.scheduled.step_us for point in points]),
             ("lower bound", LIMIT, ":", [point.lower_bound_us for point in points]),
-            ("95 % of replays", AFTER, "-.", [point.scheduled.p95_us for point in points]),
+            ("95 % of replays", AFTER, "-.", [point.scheduled.p95_us or 0.0 for point in points]),
         ):
-            if None not in steps_us:
-                look = {"color": colour, "linestyle": style, "alpha": 1.0 - 0.7 * k / len(series)}
-                curves.append((x, steps_us, {"label": what + label, **look}))
+            if any(steps_us):
+                look = {"color": colour, "linestyle": style, "alpha": 1.0 - 0.7 * k / len(series), "marker": "."}
+                curves.append((x, [us / scale for us in steps_us], {"label": what + label, **look}))
     title = printable(found.name if found.cluster is None else f"{found.name} on {found.cluster}")
-    plot_steps(curves, title, f"{first} ({unit})", path, powers=first in MACHINE)
+    powers, drawn = first in MACHINE, f"step ({name}), simulated"
+    plot_curves(curves, title, f"{first} ({unit})", drawn, path, powers=powers)
 
 
 def value_text(name: str, value: float) -> str:

@@ -17,7 +17,7 @@ Ranks are numbered node by node: rank r is on node r // ``ranks_per_node``. Its 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
@@ -130,8 +130,18 @@ class DefaultContention(Table):
     shares: dict[str, Number] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Cluster:
+class _Described(Table, kw_only=True):
+    name: str
+    ranks_per_node: Positive
+    inside: IntraNodeLink
+    across: Across | None = None
+    library: Library = "nccl"
+    generation: Generation = ""
+    contention: DefaultContention = msgspec.field(default_factory=DefaultContention)
+    source: str = ""
+
+
+class Cluster(_Described, kw_only=True):
     """See the module.
 
     Attributes:
@@ -143,7 +153,7 @@ class Cluster:
         library: How collectives are priced where they were not measured.
         generation: Of the GPU, for NCCL's tuning; ``""`` where that is not NVIDIA's.
         mesh: Dimensions of the device mesh, outermost to innermost; empty: not given.
-        beside: Default contention.
+        contention: By default.
         tables: What was measured.
         source: Where the rest comes from; of a measured file, when and on what.
 
@@ -151,17 +161,9 @@ class Cluster:
         CostError: Parts do not fit together.
     """
 
-    name: str
     device: Device
-    ranks_per_node: int
-    inside: IntraNodeLink
-    across: Across | None = None
-    library: Library = "nccl"
-    generation: Generation = ""
     mesh: tuple[MeshDimension, ...] = ()
-    beside: DefaultContention = field(default_factory=DefaultContention)
-    tables: Tables = field(default_factory=Tables)
-    source: str = ""
+    tables: Tables = msgspec.field(default_factory=Tables)
 
     def __post_init__(self) -> None:
         across = self.across
@@ -179,7 +181,7 @@ class Cluster:
                 '"hopper" or "blackwell", or library = "formula".'
             )
         try:
-            check_shares("contention.shares: ", self.beside.shares)
+            check_shares("contention.shares: ", self.contention.shares)
         except ProblemError as error:
             raise CostError(str(error)) from None
 
@@ -246,18 +248,10 @@ class _KernelTable(Table):
     spread_us: Number = 0.0
 
 
-class _FileTable(Table):
-    name: str
+class _FileTable(_Described, kw_only=True):
     device: str | _DeviceTable
-    ranks_per_node: Positive
-    inside: IntraNodeLink
     format: Literal["overlap-cluster/1"] = "overlap-cluster/1"
-    source: str = ""
-    library: Library = "nccl"
-    generation: Generation = ""
-    across: Across | None = None
     mesh: _MeshTable | None = None
-    contention: DefaultContention = msgspec.field(default_factory=DefaultContention)
     collective: tuple[_CollectiveTable, ...] = ()
     kernel: tuple[_KernelTable, ...] = ()
 
@@ -312,17 +306,10 @@ def parse_cluster(text: str, where: str) -> Cluster:
         )
     try:
         return Cluster(
-            name=file.name,
+            **{name: getattr(file, name) for name in _Described.__struct_fields__},
             device=_device_of(file.device),
-            ranks_per_node=file.ranks_per_node,
-            inside=file.inside,
-            across=file.across,
-            library=file.library,
-            generation=file.generation,
             mesh=tuple(map(MeshDimension, mesh.names, mesh.sizes)),
-            beside=file.contention,
             tables=Tables(tuple(times), kernels),
-            source=file.source,
         )
     except CostError as error:
         raise CostError(f"{where}: {error}") from None
@@ -331,7 +318,8 @@ def parse_cluster(text: str, where: str) -> Cluster:
 def _device_of(own: str | _DeviceTable) -> Device:
     """A name of the table of devices, or a device of the file's own."""
     if isinstance(own, _DeviceTable):
-        return Device(own.name, *map(float, msgspec.structs.astuple(own)[1:6]), memory_bytes=int(own.memory))
+        flops, bandwidth, *others = map(float, msgspec.structs.astuple(own)[1:6])
+        return Device(own.name, flops, bandwidth, *others, memory_bytes=int(own.memory))  # type: ignore[misc, arg-type]
     try:
         return device_named(own)
     except OptionsError as error:
@@ -355,18 +343,9 @@ def cluster_text(cluster: Cluster) -> str:
     for one in cluster.tables.collectives:
         grouped.setdefault(one[:3], []).append(one)
     file = _FileTable(
-        name=cluster.name,
-        device=_DeviceTable(*cluster.device),
-        ranks_per_node=cluster.ranks_per_node,
-        inside=cluster.inside,
-        source=cluster.source,
-        library=cluster.library,
-        generation=cluster.generation,
-        across=cluster.across,
-        mesh=_MeshTable([one.name for one in cluster.mesh], [one.size for one in cluster.mesh])
-        if cluster.mesh
-        else None,
-        contention=cluster.beside,
+        **{name: getattr(cluster, name) for name in _Described.__struct_fields__},
+        device=_DeviceTable(*cluster.device),  # type: ignore[arg-type]  # its fields, in their order
+        mesh=_MeshTable([d.name for d in cluster.mesh], [d.size for d in cluster.mesh]) if cluster.mesh else None,
         collective=tuple(
             _CollectiveTable(*key, *zip(*(one[3:] for one in ones), strict=True)) for key, ones in grouped.items()
         ),
@@ -381,12 +360,12 @@ def contention_of(cluster: Cluster, groups: Mapping[str, Group]) -> Contention:
     Every rank runs the same graph: groups of one rank that are in its node share its links there, and those that
     cross nodes share its part of the network cards.
     """
-    factors = {"" if kind == "any" else kind: factor for kind, factor in cluster.beside.slowdown.items()}
+    factors = {"" if kind == "any" else kind: factor for kind, factor in cluster.contention.slowdown.items()}
     own = Contention({kind: factor for kind, factor in factors.items() if factor > 1.0})
-    if cluster.beside.shares:
+    if cluster.contention.shares:
         balance = cluster.device.flops_per_s / cluster.device.bytes_per_s
-        own = replace(own, shares=cluster.beside.shares, flops_per_byte=balance)
-    if not cluster.beside.shared_links:
+        own = replace(own, shares=cluster.contention.shares, flops_per_byte=balance)
+    if not cluster.contention.shared_links:
         return own
     links = {name: INSIDE if group.intra_node else ACROSS for name, group in groups.items() if group.size > 1}
     shared = list(links.values())

@@ -137,46 +137,42 @@ class Setting(NamedTuple):
 
 def setting(cluster: Cluster, ranks: int, nodes: int) -> Setting:
     """Where a group of so many ranks runs."""
-    latency_us = 0.0 if cluster.across is None else cluster.across.latency_us
-    inside = cluster.inside.bytes_per_s
     return Setting(
-        ranks, nodes, cluster.generation, cluster.inside.fabric, inside, cluster.across_bytes_per_s, latency_us
+        ranks,
+        nodes,
+        cluster.generation,
+        cluster.inside.fabric,
+        cluster.inside.bytes_per_s,
+        cluster.across_bytes_per_s,
+        0.0 if cluster.across is None else cluster.across.latency_us,
     )
 
 
 def nccl_us(op: str, nbytes: int, where: Setting) -> tuple[NcclVariant, float, float]:
     """The way that NCCL takes, its latency, and the time of the bytes (microseconds)."""
-    found = [(way, *way.time_us(nbytes, where.ranks)) for way in ways(kind_of(op) or _other(op), where)]
+    kind = kind_of(op) or ("broadcast" if op.startswith("broadcast") else "send")
+    found = [(way, *way.time_us(nbytes, where.ranks)) for way in ways(kind, where)]
     return min(found, key=lambda one: one[1] + one[2])
-
-
-def _other(op: str) -> str:
-    return "broadcast" if op.startswith("broadcast") else "send"
 
 
 @cache
 def ways(kind: str, where: Setting) -> tuple[NcclVariant, ...]:
     """All that NCCL chooses among."""
-    if kind == "all_to_all":
-        return (_all_to_all(where),)
-    if kind == "send":
-        return (_send(where),)
+    if kind in ("all_to_all", "send"):
+        return (_all_to_all(where) if kind == "all_to_all" else _send(where),)
+    # LL128 wants NVLink inside (typeIntra at most PATH_NVB) and Volta or later
+    protocols = (0, 1, 2) if where.fabric in ("nvswitch", "nvlink") or where.per_node == 1 else (0, 2)
     if where.nodes == 1 and where.switched:
         found = [_switched_ring(kind, where)]
     else:
-        found = [_ring(kind, where, p) for p in range(3) if _enabled(where, p)]
+        found = [_ring(kind, where, p) for p in protocols]
     if kind == "all_reduce":
-        found += [_tree(where, p) for p in range(3) if where.nodes > 1 and _enabled(where, p)]
+        found += [_tree(where, p) for p in protocols] if where.nodes > 1 else []
         if where.switched and where.nodes == 1:
             found.append(NcclVariant("nvls", "SIMPLE", _NVLS_US, where.inside * _NVLS_PART * 5 / 6))
         if where.switched and where.nodes > 1 and where.per_node >= 4:
             found.append(_nvls_tree(where))
     return tuple(found)
-
-
-def _enabled(where: Setting, p: int) -> bool:
-    """LL128 wants NVLink inside (typeIntra at most PATH_NVB) and Volta or later."""
-    return _PROTOCOLS[p] != "LL128" or where.fabric in ("nvswitch", "nvlink") or where.per_node == 1
 
 
 def bus_bytes_per_s(where: Setting) -> float:
@@ -305,14 +301,13 @@ class ClusterModel(PricedModel):
         """Bound by ``latency`` or ``bandwidth``, whichever takes longer; a group of one rank has nothing to send."""
         if work.group.size == 1:
             return FREE
-        nodes = nodes_of(self.cluster, work.group)
-        if self.cluster.library == "nccl":
-            _, latency_us, sending_us = nccl_us(work.op, work.bytes, setting(self.cluster, work.group.size, nodes))
+        cluster, nodes = self.cluster, nodes_of(self.cluster, work.group)
+        source: Source = "nccl" if cluster.library == "nccl" else "roofline"
+        if source == "nccl":
+            _, latency_us, sending_us = nccl_us(work.op, work.bytes, setting(cluster, work.group.size, nodes))
         else:
-            latency_us, sending_us = _formula(self.cluster, work, nodes)
-        bound = "latency" if latency_us > sending_us else "bandwidth"
-        source: Source = "nccl" if self.cluster.library == "nccl" else "roofline"
-        return Price(latency_us + sending_us, source, bound)
+            latency_us, sending_us = _formula(cluster, work, nodes)
+        return Price(latency_us + sending_us, source, "latency" if latency_us > sending_us else "bandwidth")
 
 
 def nodes_of(cluster: Cluster, group: Group) -> int:
@@ -327,16 +322,14 @@ def model_of(cluster: Cluster) -> PricedModel:
 
     In one machine without GPUs (fabric ``memory``) the thread that computes launches collectives, too.
     """
-    formulas = ClusterModel(cluster)
-    if not cluster.tables:
-        return formulas
-    return TableModel(cluster.tables, formulas, on_host=cluster.inside.fabric == "memory")
+    formulas, on_host = ClusterModel(cluster), cluster.inside.fabric == "memory"
+    return TableModel(cluster.tables, formulas, on_host=on_host) if cluster.tables else formulas
 
 
 def _formula(cluster: Cluster, work: Collective, nodes: int) -> tuple[float, float]:
     """Latency, and a ring at the bandwidth of the slowest link: (n - 1) / n of the larger side, once or twice."""
     inside, across, n = cluster.inside, cluster.across, work.group.size
-    latency_us, rate = inside.latency_us, inside.bytes_per_s
+    latency_us, rate = float(inside.latency_us), float(inside.bytes_per_s)
     if nodes > 1 and across is not None:
         share = cluster.across_bytes_per_s
         cards = share if work.op.startswith("all_to_all") else share * -(-n // nodes)

@@ -67,11 +67,11 @@ def _scaled(cluster: Cluster, varied: Mapping[str, float]) -> Cluster:
     network, inside = varied.get("network", 1.0), varied.get("inside", 1.0)
     link, across = cluster.inside, cluster.across
     if network != 1.0 or inside != 1.0:  # what was measured holds for the network as it is
-        cluster = replace(cluster, tables=replace(cluster.tables, collectives=()))
+        cluster = structs.replace(cluster, tables=replace(cluster.tables, collectives=()))
     if across is None:
         inside *= network
     else:
         across = structs.replace(across, card_bytes_per_s=Bandwidth(across.card_bytes_per_s * network))
-    return replace(
+    return structs.replace(
         cluster, across=across, inside=structs.replace(link, bytes_per_s=Bandwidth(link.bytes_per_s * inside))
     )

@@ -30,13 +30,6 @@ from overlap_sched.options import Options, check_names
 
 NAME = "overlap_sched"
 """How the pass is called in a schedule of ``engine.compile``."""
-REQUIRES = "z3_gather_release"
-"""What ``zero3_compile`` provides (``deepspeed.compile.passes.contract.CAP_Z3_GATHER_RELEASE``)."""
-COMPETING = "prefetch"
-"""DeepCompile's own pass that moves gathers."""
-GROUP = SHARED["dc"]
-_UNMEASURED = "deepcompile_profile_incomplete"
-"""In a node's metadata where DeepCompile could not measure the whole graph (``profilers/graph_profile.py``)."""
 
 
 def register(options: Options | None = None, **how: Any) -> None:
@@ -61,7 +54,8 @@ def register(options: Options | None = None, **how: Any) -> None:
         raise OptionsError(
             f"there is no DeepCompile with contracts of passes here ({error}). pip install 'deepspeed>=0.19.8'."
         ) from error
-    needs = contract(requires=frozenset({REQUIRES}), conflicts_with=frozenset({COMPETING}))
+    # what ``zero3_compile`` provides (``CAP_Z3_GATHER_RELEASE``); DeepCompile's own pass that moves gathers
+    needs = contract(requires=frozenset({"z3_gather_release"}), conflicts_with=frozenset({"prefetch"}))
     register_compile_pass(NAME, partial(order_pass, settings=settings), needs)
 
 
@@ -90,9 +84,9 @@ def order_pass(
     ranks = _ranks_of(getattr(profiling_results.get(graph_id), "process_group", None))
     if ranks:
         settings = replace(settings, ranks=ranks)
-        gm.meta[GROUPS_KEY] = {GROUP: (len(ranks), ranks)}
-    nodes = list(gm.graph.nodes)
-    if settings.cost is None and any(map(measured, nodes)) and not any(_UNMEASURED in node.meta for node in nodes):
+        gm.meta[GROUPS_KEY] = {SHARED["dc"]: (len(ranks), ranks)}
+    nodes, partly = list(gm.graph.nodes), "deepcompile_profile_incomplete"  # (``profilers/graph_profile.py``)
+    if settings.cost is None and any(map(measured, nodes)) and not any(partly in node.meta for node in nodes):
         settings = replace(settings, cost=measured)
     try:
         with zero3_values(gm.graph):

@@ -37,9 +37,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.1
 """Time between two looks: twice as long each time. A thousand ranks make ten thousand small requests a second at most;
 a rank learns what it waits for at most a tenth of a second late."""
 
-_TRIES = 3
-"""How often the log of launch sequences is asked where the store fails."""
-
 PREFIX = "overlap_sched/"
 """In front of every key that we write."""
 
@@ -189,7 +186,7 @@ def agree(
         if here is None:
             return Agreement(True, Verdict(agreed=True))
         steps = agreement_steps(mine, uuid.uuid4().hex, here.rank, here.members, timeout_s)
-        verdict: Verdict = run_steps(steps, here.store, here.prefix, timeout_s, clock)
+        verdict: Verdict = run_steps(steps, here, timeout_s, clock)
         if verdict.agreed:  # nothing that could fail comes after this
             return Agreement(True, verdict)
     except StoreFailedError as error:
@@ -202,7 +199,7 @@ def agree(
 
 
 def run_steps(
-    steps: Generator[StoreCall, Any, Any], store: Store, prefix: str, timeout_s: float, clock: Clock = time
+    steps: Generator[StoreCall, Any, Any], membership: Membership, timeout_s: float, clock: Clock = time
 ) -> Any:
     """Drive one rank's steps on a real store and a real clock; what fails is thrown into them. Returns what they do.
 
@@ -224,7 +221,7 @@ def run_steps(
                         clock.sleep(min(pause_s, left_s))
                         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 else:
-                    result = perform(step, store, prefix)
+                    result = perform(step, membership.store, membership.prefix)
             except Exception as error:  # torch's stores raise several types, none of them public
                 proceed, result = steps.throw, error
     except StopIteration as done:
@@ -264,10 +261,9 @@ def sequence_in_force(
         return entry
     with _logs_lock:
         log = _log_of(membership)
-        for _ in range(_TRIES):
+        for _ in range(3):  # where the store fails
             try:
-                steps = log_steps(log, tuple(launches), entry)
-                found: Entry | None = run_steps(steps, membership.store, membership.prefix, 0.0)
+                found: Entry | None = run_steps(log_steps(log, tuple(launches), entry), membership, 0.0)
                 return found
             except Exception:  # torch's stores raise several types, none of them public
                 continue
@@ -293,8 +289,6 @@ def broadcast_costs(
     name: str = "costs",
     timeout_s: float = TIMEOUT_S,
     membership: Membership | None = None,
-    *,
-    strict: bool = False,
     clock: Clock = time,
 ) -> dict[str, float]:
     """Rank 0's costs, on every rank, to the last bit: no two machines measure the same.
@@ -310,47 +304,24 @@ def broadcast_costs(
         name: Which table; one for each thing that is measured.
         timeout_s: How long to wait for rank 0 (seconds).
         membership: This rank, the others and what they share; default: those of the default process group.
-        strict: Raise where the own table would be kept.
         clock: Tells the time and sleeps.
-
-    Raises:
-        AgreementError: With ``strict``: rank 0 did not come, or the store failed.
     """
 
-    def steps(rank: int) -> Generator[StoreCall, Any, str | None]:
+    def steps(rank: int) -> Generator[StoreCall, Any, list[str] | None]:
         if rank == 0:
-            return (yield StoreCall("compare_set", (name, "", json.dumps(dict(costs)))))
-        found = yield from wait_for([name])
-        return found and found[0]
+            yield StoreCall("compare_set", (f"costs/{name}", "", json.dumps(dict(costs))))
+        return (yield from wait_for([f"costs/{name}"]))
 
     reason = f"rank 0 did not publish them within {timeout_s:g} s"
     try:
         here = membership or membership_of()
         if here is None:
             return dict(costs)
-        text = run_steps(steps(here.rank), here.store, f"{PREFIX}costs/", timeout_s, clock)
+        for text in run_steps(steps(here.rank), here, timeout_s, clock) or ():
+            table: dict[str, float] = json.loads(text)
+            return table
     except Exception as error:  # torch raises several types, none of them public
-        text, reason = None, f"{type(error).__name__}: {error}"
-    if text is not None:
-        table: dict[str, float] = json.loads(text)
-        return table
-    message = f"cannot get the costs {name!r} of rank 0 ({reason})."
-    if strict:
-        raise AgreementError(message)
-    warnings.warn(f"{message} This rank uses its own.", OverlapSchedWarning, stacklevel=2)
+        reason = f"{type(error).__name__}: {error}"
+    message = f"cannot get the costs {name!r} of rank 0 ({reason}). This rank uses its own."
+    warnings.warn(message, OverlapSchedWarning, stacklevel=2)
     return dict(costs)
-
-
-def run_token(membership: Membership | None = None) -> str | None:
-    """A text that is the same on all ranks of this run and in no other run; ``None`` for a rank alone.
-
-    In the key of a cache whose entries depend on an agreement it keeps them from serving a later run, in which the
-    agreement does not stand. Within a run every rank must have the same entries, see ``docs/agreement.md``. Never
-    waits: whoever asks first makes it. If the store fails, the token is this rank's own, so its caches miss.
-    """
-    own = uuid.uuid4().hex
-    try:
-        here = membership or membership_of()
-        return None if here is None else here.store.compare_set(f"{PREFIX}run", "", own).decode()
-    except Exception:  # torch raises several types, none of them public
-        return own

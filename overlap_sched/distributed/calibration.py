@@ -80,15 +80,10 @@ class Machine:
         if self.size > 1:
             dist.barrier(group=self.control)
 
-    @property
-    def name(self) -> str:
-        """The name of the device."""
-        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
-
 
 @contextmanager
 def join_ranks(choice: DeviceChoice) -> Iterator[Machine]:
-    """Join the ranks that torchrun has started; a process group that is up already is used as it is.
+    """Join the ranks that torchrun has started.
 
     Args:
         choice: ``"auto"``: a GPU with NCCL where each local rank can have one, else the CPU with gloo.
@@ -96,9 +91,6 @@ def join_ranks(choice: DeviceChoice) -> Iterator[Machine]:
     Raises:
         CostError: torchrun has not started this process, or there are fewer GPUs than local ranks.
     """
-    if dist.is_initialized():
-        yield machine_on(_device(choice))
-        return
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         raise CostError(
             "calibrate measures what several processes do at once, and torchrun has not started this one. Run: "
@@ -106,11 +98,10 @@ def join_ranks(choice: DeviceChoice) -> Iterator[Machine]:
             "(N: the GPUs of this machine; without GPUs, 2 or more processes)"
         )
     device = _device(choice)
-    if device.type == "cuda":
+    on_gpu = device.type == "cuda"
+    if on_gpu:
         torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device, timeout=_TIMEOUT)
-    else:
-        dist.init_process_group("gloo", timeout=_TIMEOUT)
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None, timeout=_TIMEOUT)
     try:
         yield machine_on(device)
     finally:
@@ -135,17 +126,10 @@ def _device(choice: DeviceChoice) -> torch.device:
     return torch.device("cuda", local_rank) if choice != "cpu" and found >= local_size else torch.device("cpu")
 
 
-WARM_UPS = 3
-FEWEST, MOST = 7, 100
+WARM_UPS, FEWEST, MOST = 3, 7, 100
 """Repetitions."""
 BUDGET_S = 0.6
 """About how long the repetitions of one thing may take; the fewest are made all the same."""
-_SPIN_CYCLES = 2_000_000
-"""About a millisecond on a GPU: longer than a launch takes."""
-_BETWEEN_US = 1_000.0
-"""Products between two collectives."""
-_IN_A_ROW = 10
-"""Repetitions whose mean is taken."""
 
 
 class Timing(NamedTuple):
@@ -171,7 +155,7 @@ def steady_mean(values: Sequence[float]) -> float:
     Both modes of a time count as often as they occur: a mean without the largest values, or of the least of the tens,
     would leave out the long mode. What other processes do to less than half of the tens does not count.
     """
-    tens = [values[low : low + _IN_A_ROW] for low in range(0, len(values) - _IN_A_ROW + 1, _IN_A_ROW)]
+    tens = [values[low : low + 10] for low in range(0, len(values) - 9, 10)]
     return statistics.median(map(statistics.fmean, tens)) if len(tens) >= 3 else statistics.fmean(values)
 
 
@@ -195,15 +179,6 @@ def time_together(
     return Timing(*(float(f"{typical(values):.6g}") for values in (times_us, launches_us, finishes_us)))
 
 
-def time_side_by_side(machine: Machine, run: Callable[[], object], before: Callable[[], object]) -> float:
-    """Time what each rank does by itself, all at the same time: they share memory, caches and power; microseconds.
-
-    ``before`` is done before each repetition and not timed.
-    """
-    runs = machine.everyone(_repeat(machine, run, lambda _: None, before))
-    return float(f"{statistics.median(each.time_us for of_rank in runs for each in of_rank):.6g}")
-
-
 def _repeat(
     machine: Machine, begin: Callable[[], Any], end: Callable[[Any], object], before: Callable[[], object]
 ) -> list[Timing]:
@@ -224,7 +199,7 @@ def _time_once(begin: Callable[[], Any], end: Callable[[Any], object], on_gpu: b
     if on_gpu:
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
-        torch.cuda._sleep(_SPIN_CYCLES)
+        torch.cuda._sleep(2_000_000)  # about a millisecond: longer than a launch takes
         first.record()
     began = time.perf_counter()
     started = begin()
@@ -340,7 +315,7 @@ def time_collective(machine: Machine, groups: dict[Division, Any], wanted: Wante
     row = partial(CollectiveTime, wanted.kind, division.size, division.nodes(machine), wanted.elements * ELEMENT_BYTES)
     if machine.device.type != "cpu":  # a GPU's stream does not wait for the host
         return row(*time_together(machine, launch, wait)[:2])
-    alone = time_together(machine, launch, wait, before=products_of(machine, _BETWEEN_US))
+    alone = time_together(machine, launch, wait, before=products_of(machine, 1_000.0))
     products = products_of(machine, 4.0 * alone.time_us + 10_000.0)  # outlasts two of it
 
     # After some milliseconds of products the code of a wait is out of the caches, and a wait takes several times as
@@ -455,10 +430,15 @@ def calls_in_grid(grid: Grid, dtype: torch.dtype, device: torch.device) -> list[
 
 
 def time_kernel(machine: Machine, call: KernelCall) -> KernelTime:
-    """Time it on all ranks at once, with caches as other kernels leave them; all ranks call this."""
+    """Time it on all ranks at once, which share memory and power, with caches as other kernels leave them.
+
+    All ranks call this.
+    """
     other = torch.zeros(_SWEPT[machine.device.type], dtype=torch.uint8, device=machine.device)
-    time_us = time_side_by_side(machine, make_run(call, machine.device), lambda: other.add_(1))
-    return call.kernel._replace(time_us=time_us)
+    run = make_run(call, machine.device)
+    runs = machine.everyone(_repeat(machine, run, lambda _: None, lambda: other.add_(1)))
+    time_us = statistics.median(each.time_us for of_rank in runs for each in of_rank)
+    return call.kernel._replace(time_us=float(f"{time_us:.6g}"))
 
 
 def make_run(call: KernelCall, device: torch.device) -> Callable[[], object]:
@@ -494,16 +474,15 @@ def measure(
         The tables, sorted, the same on all ranks; and what could not be measured, and why.
     """
     groups: dict[Division, Any] = {}
-    runs: dict[tuple[object, ...], tuple[str, Callable[[], CollectiveTime | KernelTime]]] = {}
+    runs: dict[str, Callable[[], Any]] = {}
     for call in calls:
-        runs.setdefault(call.kernel[:2], (" ".join(call.kernel[:2]), partial(time_kernel, machine, call)))
+        runs.setdefault(" ".join(call.kernel[:2]), partial(time_kernel, machine, call))
     for wanted in collectives:
-        division, nbytes = wanted.division, wanted.elements * ELEMENT_BYTES
-        name = f"{wanted.kind} of {nbytes:,} bytes, {division.size} ranks"
-        key = (wanted.kind, division.size, division.nodes(machine), nbytes)
-        runs.setdefault(key, (name, partial(time_collective, machine, groups, wanted)))
+        ranks = f"{wanted.division.size} ranks on {wanted.division.nodes(machine)} nodes"
+        name = f"{wanted.kind} of {wanted.elements * ELEMENT_BYTES:,} bytes, {ranks}"
+        runs.setdefault(name, partial(time_collective, machine, groups, wanted))
     failed, rows = [], list[Any]()
-    for count, (name, run) in enumerate(runs.values(), 1):
+    for count, (name, run) in enumerate(runs.items(), 1):
         tell(f"measuring {count} of {len(runs)}: {name}")
         row, reason = None, ""
         try:

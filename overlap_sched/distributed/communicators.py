@@ -35,29 +35,22 @@ def second_communicators(groups: Sequence[str] | None = None) -> dict[str, str]:
     """
     if not dist.is_initialized():
         raise OptionsError("there is no process group to make a second one of. Call init_process_group first.")
-    names = [dist.group.WORLD.group_name] if groups is None else list(groups)
-    return {name: _second(name) for name in names}
+    found = {}
+    for name in [dist.group.WORLD.group_name] if groups is None else groups:
+        found[name] = second = second_group(name)
+        if _find(second) is None:
+            first = _find(name)
+            if first is None:
+                raise OptionsError(f"there is no process group {name!r} to make a second one of.")
+            ranks = dist.get_process_group_ranks(first)
+            local = len(ranks) < dist.get_world_size()
+            made = dist.new_group(ranks, backend=dist.get_backend(first), use_local_synchronization=local)
+            c10d._register_process_group(second, made)
+    return found
 
 
-def _second(name: str) -> str:
-    second = second_group(name)
-    if _known(second) is not None:
-        return second
-    first = _known(name)
-    if first is None:
-        raise OptionsError(f"there is no process group {name!r} to make a second one of.")
-    ranks = dist.get_process_group_ranks(first)
-    made = dist.new_group(ranks, backend=dist.get_backend(first), use_local_synchronization=len(ranks) < _world())
-    c10d._register_process_group(second, made)
-    return second
-
-
-def _known(name: str) -> dist.ProcessGroup | None:
+def _find(name: str) -> dist.ProcessGroup | None:
     try:
         return c10d._resolve_process_group(name)
     except Exception:  # torch raises several types for "no such group"
         return None
-
-
-def _world() -> int:
-    return dist.get_world_size()

@@ -134,10 +134,7 @@ def launches_of(launches: Sequence[tuple[Any, ...]]) -> str:
 
 def _numbered(groups: Iterable[str]) -> dict[str, int]:
     """A number for each process group, by first use."""
-    number: dict[str, int] = {}
-    for group in groups:
-        number.setdefault(group, len(number))
-    return number
+    return {group: k for k, group in enumerate(dict.fromkeys(groups))}
 
 
 def _contention(contention: Contention, number: Mapping[str, int]) -> tuple[dict[str, float], list[list[int]]]:
@@ -216,7 +213,7 @@ class Verdict(StoreText):
     @property
     def to_repair(self) -> bool:
         """Tell whether the ranks differ in something that somebody can repair: not in what they compile."""
-        return any(part in _REPAIR for part in self.differs)
+        return not self.differs.keys().isdisjoint(_REPAIR)
 
 
 def judge(digests: Mapping[int, Digest]) -> Verdict:
@@ -230,7 +227,7 @@ def judge(digests: Mapping[int, Digest]) -> Verdict:
     if "operators" in parts:
         parts["operators"] += _graphs(shown, differs["operators"])
     if "options" in parts:
-        parts["options"] = _options(shown) or parts["options"]
+        parts["options"] = _options(shown)
     said = [f"the ranks differ in {'; '.join(map(': '.join, parts.items()))}"] if parts else []
     if failed:
         said.append(f"{ranks_text(failed)} could not schedule this graph ({digests[failed[0]].failure})")
@@ -256,17 +253,13 @@ def absent(
     ``missing`` have shown nothing, or, where all have shown a digest, are not waiting any more.
     """
     less = f" (instead of {limit_s:g} s, as not all ranks came the last time)" if waited_s < limit_s else ""
+    did, may = (
+        f"did not publish an order for graph {name!r} within",
+        "compiles other graphs, is slower, or has this one",
+    )
     if set(missing) <= digests.keys():
-        reason = (
-            f"{ranks_text(missing)} no longer waited for the others {waited_s:g} s{less} after publishing an order for "
-            f"graph {name!r}: died, or lost the connection to the store of the process group."
-        )
-    else:
-        reason = (
-            f"{ranks_text(missing)} did not publish an order for graph {name!r} within {waited_s:g} s{less}. Such a "
-            "rank died, compiles other graphs, is slower than that, or has compiled the graph already: see "
-            "docs/agreement.md."
-        )
+        did, may = f"no longer waited with graph {name!r} after", "or has lost the store of the process group"
+    reason = f"{ranks_text(missing)} {did} {waited_s:g} s{less}. Such a rank has died, {may}: see docs/agreement.md."
     return Verdict(agreed=False, reason=reason, missing=tuple(missing), shown=_identities(digests))
 
 
@@ -275,9 +268,8 @@ def differences(digests: Mapping[int, Digest]) -> dict[str, Sides]:
     found: dict[str, Sides] = {}
     for part in PARTS:
         sides = _sides_of({rank: getattr(digest, part) for rank, digest in digests.items()})
-        graph_differs = "operators" in found or "sizes" in found
-        explained = {"order": bool(found), "costs": graph_differs, "sizes": graph_differs}.get(part, False)
-        if len(sides) > 1 and not explained:
+        causes = {"order": PARTS, "costs": ("operators", "sizes"), "sizes": ("operators",)}.get(part, ())
+        if len(sides) > 1 and found.keys().isdisjoint(causes):
             found[part] = sides
     return found
 
@@ -325,11 +317,8 @@ def _graphs(digests: Mapping[int, Digest], sides: Sides) -> str:
 
 
 def _options(digests: Mapping[int, Digest]) -> str:
-    """``headroom is "1GiB" on rank 0 and 0 on rank 1``: the options that differ; ``""``: that is not known."""
-    try:
-        given = {rank: json.loads(digest.options) for rank, digest in digests.items()}
-    except ValueError:
-        return ""
+    """``headroom is "1GiB" on rank 0 and 0 on rank 1``: the options that differ."""
+    given = {rank: json.loads(digest.options) for rank, digest in digests.items()}
     told = []
     for name in sorted(set().union(*given.values())):
         default = getattr(Options(), name, None)

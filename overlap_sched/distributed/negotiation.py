@@ -20,8 +20,7 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -38,8 +37,7 @@ Planned = Callable[[Mapping[int, Proposal]], Mapping[int, float]]
 """From proposals, by rank, to the step in microseconds that this rank would have with each; infinite: it cannot."""
 
 
-@dataclass(frozen=True)
-class LaunchChoice:
+class LaunchChoice(NamedTuple):
     """What all ranks have chosen.
 
     Attributes:
@@ -49,11 +47,6 @@ class LaunchChoice:
 
     proposer: int | None = None
     proposal: Proposal | None = None
-
-    @property
-    def text(self) -> str:
-        """The same for equal choices."""
-        return "launches kept" if self.proposal is None else f"launches of rank {self.proposer}"
 
 
 def proposers_of(verdict: Verdict) -> tuple[int, ...]:
@@ -77,7 +70,8 @@ def chosen_digest(
     key = f"{_key(verdict)}/choice"
     if choice is None:
         return Digest.of_failure(failure, key, mine.launches, mine.name)
-    return Digest("", "", mine.options, "", f"{choice.text}: {list(sequence)}", key, mine.launches, name=mine.name)
+    order = f"launches of rank {choice.proposer}: {list(sequence)}"
+    return Digest("", "", mine.options, "", order, key, mine.launches, name=mine.name)
 
 
 def negotiate(
@@ -85,7 +79,7 @@ def negotiate(
     mine: Proposal,
     kept_us: float,
     planned: Planned,
-    membership: Membership | None,
+    membership: Membership,
     timeout_s: float = TIMEOUT_S,
     clock: Clock = time,
 ) -> LaunchChoice:
@@ -96,7 +90,7 @@ def negotiate(
         mine: The order that this rank would run alone.
         kept_us: The step of this rank where all keep their launches (microseconds).
         planned: Plans with the proposals of others.
-        membership: This rank among those that must agree; ``None``: it is alone.
+        membership: This rank among those that must agree.
         timeout_s: How long to wait for the others, each time (seconds).
         clock: Tells the time and sleeps.
 
@@ -104,10 +98,8 @@ def negotiate(
         AgreementError: Not all ranks came within the limit.
         Exception: What the store raises, or planning.
     """
-    if membership is None:
-        return LaunchChoice()
     steps = negotiation_steps(verdict, membership.rank, membership.members, mine, kept_us, planned)
-    choice: LaunchChoice = run_steps(steps, membership.store, membership.prefix, timeout_s, clock)
+    choice: LaunchChoice = run_steps(steps, membership, timeout_s, clock)
     return choice
 
 

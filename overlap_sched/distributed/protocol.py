@@ -210,7 +210,7 @@ def _decide_if_all_wait(ranks: Sequence[int]) -> Generator[StoreCall, Any, None]
         here = {r: digests[r] for r in ranks if round_keys[r] == round_key}
         before = yield from _before_all(here, round_key)
         if before is not None:
-            verdicts[round_key] = _stands(before, [r for r in ranks if r not in here])
+            verdicts[round_key] = replace(before, missing=tuple(r for r in ranks if r not in here), as_before=True)
     if not verdicts:
         verdict = judge(digests)
         if len(different) > 1 and verdict.agreed:  # in different rounds: they have not met before
@@ -233,9 +233,9 @@ def _decide_at_the_limit(call: _Call, round_key: str, waited_s: float) -> Genera
     for r in call.ranks:
         posted[r] = yield from _digest(f"{round_key}/{r}")
     digests = {r: digest for r, digest in posted.items() if digest is not None}
-    missing = [r for r in call.ranks if r not in digests]
+    missing = tuple(r for r in call.ranks if r not in digests)
     before = yield from _before_all(digests, round_key)
-    verdict = judge(digests) if before is None else _stands(before, missing)
+    verdict = judge(digests) if before is None else replace(before, missing=missing, as_before=True)
     if before is None:
         away = list(missing)
         for r in () if missing or not verdict.agreed else call.ranks:
@@ -248,11 +248,6 @@ def _decide_at_the_limit(call: _Call, round_key: str, waited_s: float) -> Genera
     written = yield from _record(round_key, verdict)
     if missing and written == verdict:
         yield StoreCall("set", ("absent", ",".join(map(str, missing))))
-
-
-def _stands(earlier: Verdict, missing: Sequence[int]) -> Verdict:
-    """An earlier verdict on the same digest, without having heard of the missing ranks."""
-    return replace(earlier, missing=tuple(missing), as_before=True)
 
 
 def _read(key: str) -> Generator[StoreCall, Any, str]:

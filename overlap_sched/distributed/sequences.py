@@ -17,7 +17,6 @@ code can be read in one way only: what one way is ahead of the other is always t
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
 from typing import Any
 
 from overlap_sched.distributed.digest import StoreText
@@ -100,7 +99,7 @@ class SequencesInForce:
     def _candidates(self, entry: Entry) -> Iterator[Entry]:
         """An entry as it is, with a sequence that others leave it, with the original one."""
         yield entry
-        left = list(self._cover(entry.launches))
+        left = [self._cover(entry.launches)]
         for one in self.entries:
             for first in range(len(one.launches) - len(entry.launches) + 1):
                 end = first + len(entry.launches)
@@ -110,20 +109,15 @@ class SequencesInForce:
         if entry.moves:
             yield Entry(entry.launches, tuple(range(len(entry.launches))), entry.together)
 
-    def _cover(self, launches: Sequence[Launch]) -> Iterator[LaunchOrder]:
-        """The sequence of launches that are those of several entries, one after the other."""
-        behind: dict[int, tuple[Entry, ...]] = {0: ()}
+    def _cover(self, launches: Sequence[Launch]) -> LaunchOrder:
+        """The sequence of launches that are those of several entries, one after the other; empty: they are not."""
+        behind: dict[int, LaunchOrder] = {0: ()}
         for at in range(len(launches)):
             for one in self.entries if at in behind else ():
                 end = at + len(one.launches)
                 if not one.rewritten and end <= len(launches) and _alike(one.launches, launches[at:end]):
-                    behind.setdefault(end, (*behind[at], one))
-        parts = behind.get(len(launches), ())
-        starts = accumulate((len(one.launches) for one in parts), initial=0)
-        if parts:
-            yield tuple(
-                chain.from_iterable([at + k for k in one.sequence] for at, one in zip(starts, parts, strict=False))
-            )
+                    behind.setdefault(end, (*behind[at], *(at + k for k in one.sequence)))
+        return behind.get(len(launches), ())
 
     def launch_elsewhere(self, one: Entry) -> bool:
         """Tell whether ranks that run entries may launch what these launches are part of in another sequence."""
@@ -198,18 +192,14 @@ def log_steps(
 
 def _differ(one: Entry, at: int, other: Entry, first: int, size: int) -> bool:
     """Tell whether two entries launch what they share, so many from these places on, differently."""
-    mine, theirs = one.between(at, at + size), other.between(first, first + size)
-    whole = (one.splits_at(at) and one.splits_at(at + size)) and (
-        other.splits_at(first) and other.splits_at(first + size)
-    )
-    return mine != theirs or not whole
+    ends = (one, at), (one, at + size), (other, first), (other, first + size)
+    whole = all(entry.splits_at(place) for entry, place in ends)
+    return not whole or one.between(at, at + size) != other.between(first, first + size)
 
 
 def _alike(some: Sequence[Launch], others: Sequence[Launch]) -> bool:
     """Tell whether launches may be the same: bytes that are not known may be any."""
-    if len(some) != len(others):
-        return False
-    return tuple(some) == tuple(others) or all(
-        a == b or ((a[-1:] == "*" or b[-1:] == "*") and a.rpartition(" ")[0] == b.rpartition(" ")[0])
+    return len(some) == len(others) and all(
+        a == b or ("*" in (a[-1:], b[-1:]) and a.rpartition(" ")[0] == b.rpartition(" ")[0])
         for a, b in zip(some, others, strict=True)
     )

@@ -1,15 +1,12 @@
 """Training in which nothing is compiled, so that nothing can be reordered: said once, on rank 0, after two steps.
 
-A step is one of any optimizer, or another forward of the first sharded module. It is counted until torch compiles or
-the line is written; from then on nothing runs per step.
+A step is one of any optimizer. It is counted from ``enable()`` until torch compiles or the line is written; from then
+on nothing runs per step.
 """
 
 import logging
 import sys
 import warnings
-import weakref
-from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,22 +36,13 @@ class Uncompiled:
     """
 
     def __init__(self) -> None:
-        self.counts = True
-        self._steps = Counter[str]()
-        self._first: Callable[[], object] = lambda: None
+        self.counts, self._steps = True, 0
 
-    def step(self, kind: str) -> None:
-        """A step has run; of several kinds the first to get there speaks. Never raises."""
-        self._steps[kind] += 1
-        if self._steps[kind] >= STEPS:
+    def step(self) -> None:
+        """A step has run. Never raises."""
+        self._steps += 1
+        if self._steps >= STEPS:
             self.tell()
-
-    def forward(self, module: Any) -> None:
-        """A sharded module runs forward: a step for each further forward of the first one."""
-        if self._first() is module:
-            self.step("forward")
-        elif self._first() is None:
-            self._first = weakref.ref(module)
 
     def tell(self) -> None:
         """Say it, where it is so."""
@@ -89,6 +77,6 @@ def stop_counting() -> None:
 def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if torch.compiler.is_compiling():
         return
-    uncompiled.step("optimizer")
+    uncompiled.step()
     if not uncompiled.counts:
         stop_counting()

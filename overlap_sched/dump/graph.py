@@ -306,7 +306,8 @@ def _functions() -> dict[str, Callable[..., Any]]:
         found[f"torch.{name}"] = getattr(torch, name)
     for name in ("floor", "ceil", "trunc", "sqrt"):
         found[f"math.{name}"] = found[f"math_{name}"] = getattr(math, name)
-    for function in (*_OPERATORS.values(), operator.not_, operator.truth, operator.index, operator.getitem):
+    others: tuple[Callable[..., Any], ...] = (operator.not_, operator.truth, operator.index, operator.getitem)
+    for function in (*_OPERATORS.values(), *others):
         for prefix in ("_operator.", "_operator_", "operator."):
             found[prefix + function.__name__] = function
     return found

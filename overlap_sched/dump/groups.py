@@ -144,17 +144,13 @@ def resolve_groups(
 
 def collective_result(op: Any, args: Sequence[Any], groups: Mapping[str, DumpGroup]) -> Any:
     """Fake what a collective returns whose own fake kernel is of no use here; NotImplemented for all others."""
-    if not isinstance(op, torch._ops.OpOverload):
+    if not isinstance(op, torch._ops.OpOverload) or op.namespace not in ("_dtensor", "c10d"):
         return NotImplemented
     if op.name() == "_dtensor::shard_dim_alltoall":  # asks for this rank in a default group
         shape, size = list(args[0].shape), groups[args[3]].size
         shape[args[1]] *= size
         shape[args[2]] //= size
         return args[0].new_empty(shape)
-    if op.name() == "fsdp::all_gather_copy_in" and len(args) == 7:  # until torch 2.8 it allocated what it gathers into
-        numel, ranks, rank, dtype, device = args[2:]
-        out = torch.empty(numel * ranks, dtype=dtype, device=device)
-        return out.narrow(0, numel * rank, numel), out
     if op.namespace == "c10d":  # in place, and a handle
         given = [(str(a.type), value) for a, value in zip(op._schema.arguments, args, strict=False)]
         found = [next((value for kind, value in given if kind == str(r.type)), None) for r in op._schema.returns]

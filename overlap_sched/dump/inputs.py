@@ -14,6 +14,7 @@
 """
 
 import ast
+import contextlib
 import difflib
 import math
 import operator
@@ -409,13 +410,7 @@ def uneven(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
 Within = Literal["middle", "least", "most"]
 """Which of the sizes that asserts admit."""
 
-_RELATIONS: Mapping[Any, Callable[..., Any]] = {
-    operator.le: sympy.Le,
-    operator.lt: sympy.Lt,
-    operator.ge: sympy.Ge,
-    operator.gt: sympy.Gt,
-    operator.eq: sympy.Eq,
-}
+_RELATIONS = {**{one: one for one in (operator.le, operator.lt, operator.ge, operator.gt)}, operator.eq: sympy.Eq}
 _ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.neg)
 _RANGES = (_aten.sym_constrain_range.default, _aten.sym_constrain_range_for_size.default)
 
@@ -460,20 +455,14 @@ class Asserted:
 
     def _understood(self, node: fx.Node) -> list[sympy.Basic]:
         """Parse what one node asserts; nothing where it is not understood."""
-        try:
-            return self._relations(node)
-        except (AttributeError, IndexError, TypeError, ValueError):  # a damaged file: told where the node is evaluated
-            return []
-
-    def _relations(self, node: fx.Node) -> list[sympy.Basic]:
-        if node.target is _aten._assert_scalar.default and isinstance(node.args[0], fx.Node):
-            asserted = node.args[0]
-            relation = _RELATIONS.get(asserted.target)
-            sides = [self._expr(arg) for arg in asserted.args]
-            return [] if relation is None or None in sides else [relation(*sides)]
-        if node.target in _RANGES:
-            expr, low, high = self._expr(node.args[0]), node.kwargs.get("min"), node.kwargs.get("max")
-            if expr is not None:
+        with contextlib.suppress(AttributeError, IndexError, TypeError, ValueError):  # told where it is evaluated
+            if node.target is _aten._assert_scalar.default:
+                asserted: Any = node.args[0]
+                sides = [self._expr(arg) for arg in asserted.args]
+                known = asserted.target in _RELATIONS and None not in sides
+                return [_RELATIONS[asserted.target](*sides)] if known else []
+            if node.target in _RANGES and (expr := self._expr(node.args[0])) is not None:
+                low, high = node.kwargs.get("min"), node.kwargs.get("max")
                 return [sympy.Ge(expr, 0 if low is None else low), *([] if high is None else [sympy.Le(expr, high)])]
         return []
 

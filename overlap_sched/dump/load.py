@@ -165,7 +165,7 @@ class Attempt(Values):
             splits = splits_of(dump.nodes)
             self._splits = {node.name: count for node, count in splits.items()}
             inputs, hints = without_hints(inputs, dump.placeholders, splits), backed(hints)
-        self._maker = InputMaker(dump.path, inputs, {**hints, **dump.sizes}, self._default_symbol)
+        self._maker = InputMaker(dump.path, inputs, {**hints, **dump.sizes}, self.size)
         self._inputs: dict[fx.Node, Input] = dict(zip(dump.placeholders, inputs.inputs, strict=False))
         self.notes.update(dump.notes)
         if self._maker.matched:
@@ -265,14 +265,14 @@ class Attempt(Values):
         """The value of a size in an annotation."""
         return self._maker.size_of(text)
 
-    def size(self, node: fx.Node) -> int:
-        """The value of a data-dependent size at `node`."""
-        if node.name in self._sizes:
-            return self._sizes[node.name]
-        if node.name not in self.guessed:
-            default = self._default_size()
-            self.guessed[node.name] = self._asserted.size(node.name, default, balanced=self._evenly)
-        return self.guessed[node.name]
+    def size(self, name: str) -> int:
+        """The value of a data-dependent size, by its symbol or the node that reads it."""
+        if name not in self._sizes:
+            default = self._default_size() * self._splits.get(name, 1)
+            size = self._asserted.size(name, default, balanced=self._evenly or name in self._splits)
+            self._sizes[name] = self.guessed[name] = size
+            self.notes[f"data-dependent sizes, taken as {size}"] = None
+        return self._sizes[name]
 
     @property
     def chooses(self) -> bool:
@@ -298,15 +298,6 @@ class Attempt(Values):
         """Count the bytes of all values, each storage once."""
         storages = [tensor.untyped_storage() for tensor in tensors_in(self.of)]
         return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
-
-    def _default_symbol(self, symbol: str) -> int:
-        if symbol in self._sizes:
-            return self._sizes[symbol]
-        default = self._default_size() * self._splits.get(symbol, 1)
-        size = self._asserted.size(symbol, default, balanced=self._evenly or symbol in self._splits)
-        self._sizes[symbol] = self.guessed[symbol] = size
-        self.notes[f"data-dependent sizes, taken as {size}"] = None
-        return size
 
     def _default_size(self) -> int:
         if self._sizing:

@@ -369,7 +369,9 @@ def one_step(forward: DumpSource, backward: DumpSource) -> DumpSource:
     head.body = [*head.body[:-1], *body, ast.copy_location(ast.Return(value), last)]
     attributes = [
         Attribute(
-            one.line, one.statement and rename.visit(deepcopy(one.statement)), rename.names.get(one.name, one.name)
+            one.line,
+            one.statement and rename.visit(deepcopy(one.statement)),
+            rename.names.get(one.name or "", one.name),
         )
         for one in backward.attributes
     ]
@@ -443,7 +445,7 @@ def _arguments(statements: Sequence[ast.stmt], kept: Sequence[int]) -> list[ast.
 class _Rename(ast.NodeTransformer):
     """Values, storages, and attributes of ``self`` under other names."""
 
-    def __init__(self, names: Mapping[str | None, str]) -> None:
+    def __init__(self, names: Mapping[str, str]) -> None:
         self.names = names
 
     def all(self, parts: Sequence[Any]) -> list[Any]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 from torch._guards import active_fake_mode
+from torch._higher_order_ops.flex_attention import flex_attention_backward_fake_tensor_mode, flex_attention_fake_impl
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._dtype_abbrs import dtype_abbrs
@@ -60,12 +61,12 @@ Body = Callable[[Any, Sequence[Any]], Any]
 def hop_result(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], body: Body) -> Any:
     """The value of ``torch.ops.higher_order.<name>(*args, **kwargs)``, to be called under the fake mode.
 
-    Shapes of ``flex_attention`` follow torch's fake implementation (2.13); a Triton kernel's results look like the
-    tensors passed. Returns NotImplemented for operators whose result cannot be told.
+    A Triton kernel's results look like the tensors passed. Returns NotImplemented for operators whose result cannot be
+    told.
     """
     results = [body(*call) for call in _BODIES[name](args)] if name in _BODIES else [None]
     if name in _RULES:
-        return _RULES[name](*args, **kwargs)
+        return run_operator(_RULES[name], args, kwargs, tensors_in(args, kwargs))
     if name in _CALLERS:
         return _result_of_call(name, args, kwargs)
     return NotImplemented if results[0] is None else results[0]
@@ -74,14 +75,11 @@ def hop_result(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], body: 
 def _result_of_call(name: str, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return what an operator gives that only calls another one."""
     op, *args = given[_CALLERS[name] :]
-    known = isinstance(op, torch._ops.OpOverload)
-    if name.startswith("auto_functionalized"):
-        if known:
-            return getattr(torch.ops.higher_order, name)(op, **kwargs)
-        bases = kwargs.get("_all_bases")  # what it writes is known all the same, and most such return nothing else
+    known, bases = isinstance(op, torch._ops.OpOverload), kwargs.get("_all_bases")
+    if known and name.startswith("auto_functionalized"):
+        return getattr(torch.ops.higher_order, name)(op, **kwargs)
+    if not known:  # what it writes may be known all the same, and most such return nothing else
         return NotImplemented if bases is None else (None, *map(_clone, bases))
-    if not known:
-        return NotImplemented
     result = op(*args, **{key: value for key, value in kwargs.items() if key != "rng_state"})
     if name == "run_and_save_rng_state":
         return torch.empty(16, dtype=torch.uint8, device="cpu"), result
@@ -97,46 +95,8 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty(needed).as_strided(tensor.shape, tensor.stride())
 
 
-def _permuted(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    """An empty tensor of `shape` whose dimensions lie in memory as those of `like`, the last one innermost."""
-    inner_first = sorted(range(like.dim() - 1), key=lambda i: (like.stride(i), -i))
-    strides, step = [1] * like.dim(), shape[-1]
-    for i in inner_first:
-        strides[i] = step
-        step *= shape[i]
-    return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
-
-
 def _triton_functional(*, kwargs: Mapping[str, Any], tensors_to_clone: Sequence[str], **_: Any) -> dict[str, Any]:
     return {name: _clone(value) for name, value in kwargs.items() if name in tensors_to_clone}
-
-
-def _flex_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> Any:
-    batch, heads, rows, _dim = query.shape
-    statistic = query.new_empty((batch, heads, rows), dtype=torch.float32)
-    out = _permuted((batch, heads, rows, value.shape[-1]), query)
-    return out, statistic, torch.empty_like(statistic)
-
-
-def _flex_attention_backward(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *rest: Any,
-    score_mod_other_buffers: Sequence[Any] = (),
-    mask_mod_other_buffers: Sequence[Any] = (),
-    **_: Any,
-) -> Any:
-    captured = rest[9] if len(rest) > 9 else score_mod_other_buffers
-    batch = query.shape[0]
-    grads = [_permuted(query.shape, query)]
-    for tensor in (key, value):
-        grad = _permuted((batch, *tensor.shape[1:]), tensor)
-        shared = batch > 1 and tensor.shape[0] == 1
-        grads.append(torch.sum(grad, dim=0, keepdim=True) if shared else grad)
-    contiguous = torch.contiguous_format
-    buffers = [torch.empty_like(b, memory_format=contiguous) if isinstance(b, torch.Tensor) else None for b in captured]
-    return (*grads, tuple(buffers))
 
 
 def _while_loop(cond: Any, body: Any, carried: Sequence[Any], *_: Any) -> tuple[Any, ...]:
@@ -147,8 +107,8 @@ def _while_loop(cond: Any, body: Any, carried: Sequence[Any], *_: Any) -> tuple[
 _RULES: Mapping[str, Callable[..., Any]] = {
     "triton_kernel_wrapper_functional": _triton_functional,
     "triton_kernel_wrapper_mutation": lambda **_: None,
-    "flex_attention": _flex_attention,
-    "flex_attention_backward": _flex_attention_backward,
+    "flex_attention": flex_attention_fake_impl,
+    "flex_attention_backward": flex_attention_backward_fake_tensor_mode,
     "while_loop": _while_loop,
     "print": lambda *_, **__: None,
 }
@@ -189,7 +149,7 @@ def annotated(text: str, device: torch.device, size_of: Callable[[str], int | No
     To be called under the fake mode.
     """
     if text.startswith("Sym(") and text.endswith(")"):
-        return _size(text[4:-1], size_of)
+        return int(text[4:-1]) if text[4:-1].isdecimal() else size_of(text[4:-1])
     match = _TENSOR.match(text)
     if match is None or match[1] not in _DTYPES:
         return None
@@ -218,13 +178,9 @@ def depends_on_symbols(text: str) -> bool:
 
 
 def _sizes(text: str, size_of: Callable[[str], int | None]) -> list[int] | None:
-    sizes = [_size(part, size_of) for part in _COMMA.split(text) if part.strip()]
-    return None if any(size is None for size in sizes) else [size for size in sizes if size is not None]
-
-
-def _size(text: str, size_of: Callable[[str], int | None]) -> int | None:
-    text = text.strip()
-    return int(text) if re.fullmatch(r"\d+", text) else size_of(text)
+    parts = [part.strip() for part in _COMMA.split(text) if part.strip()]
+    sizes = [int(part) if part.isdecimal() else size_of(part) for part in parts]
+    return None if None in sizes else [size for size in sizes if size is not None]
 
 
 def concrete(value: Any, target: Any, inputs: Sequence[torch.Tensor], size_of: Callable[[], int]) -> Any:
@@ -270,10 +226,9 @@ def result_like(target: Any, args: Sequence[Any], tensors: Sequence[torch.Tensor
     return None
 
 
-def missing(node: fx.Node) -> str:
+def why_unknown(node: fx.Node) -> str:
     """Why fake execution has no value for a node."""
-    name = operator_missing(node)
-    if name is not None:
+    if name := operator_missing(node):
         return f"this torch build does not know the operator {name}"
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return "the dump does not hold the body that this higher-order operator runs"
@@ -283,23 +238,21 @@ def missing(node: fx.Node) -> str:
 def suggest_repair(node: fx.Node, constants: Sequence[fx.Node] = ()) -> str:
     """Say what the user can do about it; ``constants``: those of its inputs that the file describes nowhere."""
     parts = [user.name for user in node.users if user.target is operator.getitem]
-    annotate = f'annotate it by hand (`{parts[0] if parts else node.name}: "bf16[8, 4]" = ...`).'
-    if parts:
-        annotate = annotate.replace("annotate it", "annotate each of its parts")
-    if operator_missing(node) is not None:
+    it, name = ("each of its parts", parts[0]) if parts else ("it", node.name)
+    annotate = f'annotate {it} by hand (`{name}: "bf16[8, 4]" = ...`).'
+    if operator_missing(node):
         return f"Import the package that registers it first (--import PACKAGE on the command line), or {annotate}"
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return f"Load the graph as tlparse prints it for reading, bodies included (aot_forward_graph), or {annotate}"
     if constants:
-        name = constants[0].target
+        name = str(constants[0].target)
         return f'torch has not written self.{name}: annotate it by hand (`{name}: "i64[4]" = self.{name}`).'
     return f"Load it with the torch that wrote it, or {annotate}"
 
 
 def operator_missing(node: fx.Node) -> str | None:
     """Return the name of the operator that this torch lacks: the node's own, or that which a higher-order one calls."""
-    found = [item for item in (node.target, *node.args) if isinstance(item, UnknownOp)]
-    return found[0].__name__ if found else None
+    return next((item.__name__ for item in (node.target, *node.args) if isinstance(item, UnknownOp)), None)
 
 
 _CPU = torch.device("cpu")
@@ -374,7 +327,7 @@ class Values:
         """The value of a constant or a submodule."""
         raise NotImplementedError
 
-    def size(self, node: fx.Node) -> int:
+    def size(self, name: str) -> int:
         """The value to assume for a data-dependent size."""
         raise NotImplementedError
 
@@ -444,18 +397,17 @@ class Values:
         fixed = text is not None and not depends_on_symbols(text)
         if reason is not None and self._strict and node in self.guessed_nodes and not fixed:
             raise MisfitError([n for tensor in tensors for n in tensor.shape])
-        if text is not None and fixed and _may_change(node.target) and contradicts(text, value):
+        ours = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("aten", "prims")
+        if text is not None and fixed and not ours and contradicts(text, value):  # another torch has written the file
             value = self._printed(node, tensors)
-            self.notes.setdefault("results whose shape is another in this torch: taken from the printed annotation")
+            self.notes["results whose shape is another in this torch: taken from the printed annotation"] = None
         if value is NotImplemented:
-            value = self._guess(node, args, tensors, reason[0] if reason else missing(node))
+            value = self._guess(node, args, tensors, reason[0] if reason else why_unknown(node))
         return concrete(value, node.target, tensors, lambda: self._data_dependent(node))
 
     def _data_dependent(self, node: fx.Node) -> int:
         self.guessed_nodes.add(node)
-        size = self.size(node)
-        self.notes.setdefault(f"data-dependent sizes, taken as {size}")
-        return size
+        return self.size(node.name)
 
     def _check_count(self, node: fx.Node, more: int, what: str) -> None:
         if self._count + more > self._limit:
@@ -489,15 +441,15 @@ class Values:
         """A value from what is printed, or for a node that depends on a guessed size, from its inputs."""
         value = self._printed(node, tensors)
         if value is not None:
-            self.notes.setdefault("results whose shape was taken from the printed annotation")
+            self.notes["results whose shape was taken from the printed annotation"] = None
             return value
-        if not node.users and operator_missing(node) is not None:
-            return None  # as of what writes its arguments alone (``fsdp.set_`` of torch 2.5)
+        if not node.users and operator_missing(node):
+            return None  # as of what writes its arguments alone
         if node in self.guessed_nodes:
             with contextlib.suppress(RuntimeError, TypeError, ValueError):
                 value = result_like(node.target, args, tensors)
         if value is not None:
-            self.notes.setdefault("results that did not fit a data-dependent size: shaped like their largest input")
+            self.notes["results that did not fit a data-dependent size: shaped like their largest input"] = None
             return value
         raise DumpError(
             f"{self._parsed[node.graph].place(node)}: the shape of its result cannot be found: {reason.rstrip('.')}. "
@@ -519,11 +471,6 @@ class Values:
         if all(isinstance(key, int) for key in parts):
             return tuple([parts.get(i) for i in range(max(key for key in parts if isinstance(key, int)) + 1)])
         return parts
-
-
-def _may_change(target: Any) -> bool:
-    """Tell whether an operator may give other shapes in another torch than that which wrote the file; ATen's do not."""
-    return isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prims")
 
 
 class _Tensor(NamedTuple):
@@ -550,15 +497,15 @@ class Results:
         """Call an operator under the fake mode."""
         key = (target, _likeness(args), _likeness(kwargs)) if _is_pure(target) else None
         try:
-            *like, offset, source = self._known[key]
+            made = self._known[key]
         except (KeyError, TypeError):  # not seen before, or an argument without a hash
             value = run_operator(target, args, kwargs, tensors)
-            made = None if key is None else _described(value, tensors)
-            if made is not None:
+            if key is not None and (found := _described(value, tensors)) is not None:
                 with contextlib.suppress(TypeError):
-                    self._known[key] = made
+                    self._known[key] = found
             return value
-        return fake_tensor(*like, None if source is None else tensors[source].untyped_storage(), offset)
+        storage = None if made.source is None else tensors[made.source].untyped_storage()
+        return fake_tensor(made.shape, made.stride, made.dtype, made.device, storage, made.offset)
 
 
 @cache

@@ -30,14 +30,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from overlap_sched.errors import OptionsError, OverlapSchedWarning, ProblemError, RewriteError, VerificationError
+from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError, VerificationError
 from overlap_sched.fit.answer import Effect, Faster, Fit, FitPoint, Held, Question
 from overlap_sched.fit.greedy import Greedy, rewrites_of
 from overlap_sched.fit.state import LinkTime, LiveState
 from overlap_sched.judge.validate import measure, violation
 from overlap_sched.options import Options, options_given, replayed_allocator
 from overlap_sched.peak_memory.best import best_order
-from overlap_sched.problem import Node, Order, Problem
+from overlap_sched.problem import Order, Problem
 from overlap_sched.scheduler.driver import schedule
 from overlap_sched.scheduler.restrictions import needed_bytes
 from overlap_sched.scheduler.task import SAME_STEP, Reference, Task
@@ -310,7 +310,7 @@ class Start:
         if self._laid_out or (self._large and self.search.asked.kinds):
             return
         if point(self.before, self.problem, self.lowest).peak_bytes <= limit_bytes:
-            self._finish(self.before, relabelled(self.problem, self.lowest), limit_bytes)
+            self._finish(self.before, self.problem.renumbered(self.lowest), limit_bytes)
 
     def _finish(self, rewrites: tuple[Rewrite, ...], problem: Problem, limit_bytes: int) -> None:
         self.search.keep(rewrites, problem, finish(problem, problem.original_order, self.options, limit_bytes)[1].order)
@@ -322,7 +322,7 @@ class Start:
         asked, some = self.search.asked, False
         aims = AIMS[: asked.effort + 1] if self.problem.collectives or "offload" in asked.kinds else AIMS[:1]
         for order in self._orders():
-            problem = relabelled(self.problem, order)
+            problem = self.problem.renumbered(order)
             for greedy in self._recipes(problem, limit_bytes):
                 for aim in aims:  # what has been chosen for one stays for the next
                     found = self._choose(greedy, limit_bytes, int(limit_bytes * aim))
@@ -532,24 +532,6 @@ def _effects(search: FitSearch, best: FitPoint, begun: Sequence[FitPoint]) -> tu
         found.append(Effect(one, before.peak_bytes - after.peak_bytes, more_us))
         before = after
     return tuple(found)
-
-
-def relabelled(problem: Problem, order: Sequence[int]) -> Problem:
-    """Return the problem with node ``order[k]`` as its k-th: the scheduler takes that order for the original one.
-
-    Raises:
-        ProblemError: The order cannot run.
-    """
-    broken = violation(problem, order)
-    if broken is not None:
-        raise ProblemError(f"{problem.name!r} cannot be listed in this order: {broken}.")
-    place = {v: at for at, v in enumerate(order)}
-
-    def moved(node: Node) -> Node:
-        collective = None if node.collective is None else place[node.collective]
-        return node._replace(deps=tuple(sorted(place[u] for u in node.deps)), collective=collective)
-
-    return replace(problem, nodes=tuple(moved(problem.nodes[v]) for v in order))
 
 
 def point(rewrites: tuple[Rewrite, ...], problem: Problem, order: Order) -> FitPoint:

@@ -161,11 +161,6 @@ class LiveState:
         k = bisect_right(parts, at, key=lambda part: part.begin)
         return parts[k - 1], parts[k] if k < len(parts) else None
 
-    def written_between(self, s: StorageId, begin: Position, end: Position) -> bool:
-        """Tell whether something writes to a storage between two places."""
-        k = bisect_right(self.writers[s], begin)
-        return k < len(self.writers[s]) and self.writers[s][k] < end
-
     def gives(self, v: NodeId, s: StorageId) -> bool:
         """Tell whether a node's result is the storage, or a view of it."""
         node = self.problem.nodes[v]
@@ -283,7 +278,7 @@ class Remake:
             return None
         us, excess, held, peak = node.time_us, 0, 0, 0
         for s in node.use:
-            if state.written_between(s, v, at):
+            if any(v < writer < at for writer in state.writers[s]):
                 return None
             price = self.need(s, at, depth + 1)
             if price is None:
@@ -358,13 +353,12 @@ class Remake:
 
 
 class LinkTime:
-    """Slots that are taken, per stream, in microseconds of the order."""
+    """Slots of the link that are taken, in microseconds of the order."""
 
     def __init__(self, link: HostLink, end_us: float) -> None:
         """All is free, to the end of the order."""
         self.link, self.end_us = link, end_us
-        out: list[tuple[float, float]] = []
-        self._taken = {"out": out, "in": out if link.streams == 1 else []}
+        self._taken: list[tuple[float, float]] = []
 
     def slots(self, nbytes: int, from_us: float, to_us: float) -> tuple[float, float] | None:
         """Begin of a copy out, as soon as may be, and of one back, as late as may be; ``None``: not both between."""
@@ -376,12 +370,11 @@ class LinkTime:
     def take(self, nbytes: int, out_us: float, in_us: float) -> None:
         """Both slots are taken."""
         us = self.link.copy_us(nbytes)
-        insort(self._taken["out"], (out_us, out_us + us))
-        insort(self._taken["in"], (in_us, in_us + us))
+        insort(self._taken, (out_us, out_us + us))
+        insort(self._taken, (in_us, in_us + us))
 
     def _soonest(self, from_us: float, us: float) -> float:
-        at = from_us
-        taken = self._taken["out"]
+        at, taken = from_us, self._taken
         for begin, end in taken[max(bisect_left(taken, (from_us,)) - 1, 0) :]:
             if at + us <= begin:
                 return at
@@ -390,8 +383,7 @@ class LinkTime:
 
     def _latest(self, to_us: float, us: float) -> float | None:
         end_at = to_us
-        taken = self._taken["in"]
-        for begin, end in reversed(taken[: bisect_left(taken, (to_us,))]):
+        for begin, end in reversed(self._taken[: bisect_left(self._taken, (to_us,))]):
             if end <= end_at - us:
                 break
             end_at = min(end_at, begin)

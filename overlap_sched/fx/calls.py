@@ -109,8 +109,8 @@ def order_only(node: fx.Node) -> list[fx.Node]:
     """List what a node takes only in order to come after it."""
     if not is_higher_order(node.target, "control_deps"):
         return []
-    looked_at: dict[fx.Node, None] = {}
-    fx.node.map_arg(node.args[1:], lambda one: looked_at.setdefault(one))
+    looked_at = set[fx.Node]()
+    fx.node.map_arg(node.args[1:], looked_at.add)
     return [one for one in node.all_input_nodes if one not in looked_at]
 
 
@@ -217,8 +217,9 @@ class Communication(NamedTuple):
 
 def joined(parts: Sequence[Communication]) -> Communication:
     """Join what several communicate."""
-    groups, kept, undeclared = (tuple(one for part in parts for one in part[i]) for i in range(3))
-    return Communication(tuple(dict.fromkeys(groups)), kept, tuple(dict.fromkeys(undeclared)))
+    groups = dict.fromkeys(name for part in parts for name in part.groups)
+    undeclared = dict.fromkeys(one for part in parts for one in part.undeclared)
+    return Communication(tuple(groups), tuple(name for part in parts for name in part.kept), tuple(undeclared))
 
 
 def launched_by(node: fx.Node) -> list[Launched]:

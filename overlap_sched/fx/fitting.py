@@ -33,8 +33,6 @@ KINDS = (*OF_VALUES, FISSION)
 """What is done where nothing else is asked for: results stay equal to the last bit."""
 ALL = (*KINDS, BATCH)
 """What may be asked for; the last rounds otherwise: the step in parts along its batch, whose gradients are added up."""
-_PARTS, _REGIONS, _FISSIONS = (2,), 4, 2
-"""Into how many parts a part of a graph is cut; regions that are grown, and fissions of them that are tried."""
 
 
 def fit_graph(
@@ -73,16 +71,8 @@ def fit_graph(
     check_names("fit_graph", "gm, ", lifting, LIFTING)
     check_model(lifting.get("model"))
     lifted = lift(gm, **lifting)
-    found = fit_lifted(
-        lifted,
-        options,
-        memory_limit=memory_limit,
-        max_slowdown=max_slowdown,
-        kinds=kinds,
-        host=host,
-        host_limit_bytes=host_limit_bytes,
-        effort=effort,
-    )
+    question = {"memory_limit": memory_limit, "max_slowdown": max_slowdown, "host_limit_bytes": host_limit_bytes}
+    found = fit_lifted(lifted, options, kinds=kinds, host=host, effort=effort, **question)
     name, best = lifted.problem.name, found.best
     if not found.live_bytes_fit:
         return _left(found, options, f"{name!r} as it is: no plan found keeps the limit")
@@ -117,13 +107,11 @@ def fit_lifted(
 
     Values go to the host only from CUDA devices; ``lifted.model`` prices what rewrites make.
     """
-    unknown = sorted(set(kinds) - set(ALL))
-    if unknown:
-        known = ", ".join(map(repr, ALL))
-        raise OptionsError(f"kinds has {', '.join(map(repr, unknown))}; known are {known}.")
+    if unknown := sorted(set(kinds) - set(ALL)):
+        raise OptionsError(f"kinds has {unknown[0]!r}; known are {', '.join(map(repr, ALL))}.")
     of_values = [kind for kind in OF_VALUES if kind in kinds and (kind != "offload" or "cuda" in lifted.devices)]
     prices = Prices(lifted.model, host=host)
-    some = fission_candidates(lifted, parts=_PARTS, effort=_REGIONS)[:_FISSIONS] if FISSION in kinds else []
+    some = fission_candidates(lifted) if FISSION in kinds else []
     batches = [*batch_fissions(lifted), *expert_fissions(lifted)] if BATCH in kinds else []
     return fit(
         lifted.problem,

@@ -76,7 +76,15 @@ def own_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
 
     An annotation of one node must not become one of the other. Values, and all else that is never changed, are shared.
     """
-    return {key: _own(value) if isinstance(value, dict) else value for key, value in meta.items()}
+
+    def own(value: Any) -> Any:
+        if isinstance(value, dict):
+            made = copy.copy(value)  # of its own class
+            made.update((key, own(inside)) for key, inside in value.items() if isinstance(inside, dict | list))
+            return made
+        return [own(inside) for inside in value] if isinstance(value, list) else value
+
+    return {key: own(value) if isinstance(value, dict) else value for key, value in meta.items()}
 
 
 def copied_node(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:
@@ -84,16 +92,6 @@ def copied_node(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, fx.Node
     made = graph.node_copy(node, copies.__getitem__)
     made.meta = own_meta(node.meta)
     return made
-
-
-def _own(value: Any) -> Any:
-    if isinstance(value, dict):
-        made = copy.copy(value)
-        for key, inside in value.items():
-            if isinstance(inside, dict | list):
-                made[key] = _own(inside)
-        return made
-    return [_own(inside) for inside in value] if isinstance(value, list) else value
 
 
 MARK = "overlap_sched: "
@@ -131,6 +129,5 @@ def module_of(meta: Mapping[str, Any]) -> str:
 def marks_of(meta: Mapping[str, Any]) -> tuple[str, ...]:
     """The pins that a node has itself, sorted."""
     custom = meta.get("custom")
-    if not isinstance(custom, dict):
-        return ()
-    return tuple(sorted(key.removeprefix(MARK) for key in custom if isinstance(key, str) and key.startswith(MARK)))
+    keys = [key for key in custom if isinstance(key, str)] if isinstance(custom, dict) else []
+    return tuple(sorted(key.removeprefix(MARK) for key in keys if key.startswith(MARK)))

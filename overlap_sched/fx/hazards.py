@@ -205,8 +205,8 @@ def _accesses(r: Reading) -> Iterator[Access]:
         stops = bool(unfinished) and (v in r.syncs or r.ordering.get(v, Ordering.NONE) >= Ordering.EFFECT)
         if not (writes or stops or v in r.launch_of) and shared.isdisjoint(takes):
             continue
-        flying = (s for launch in r.ends.get(v, ()) for s in r.held_in_flight(launch))
-        reads = dict.fromkeys(s for s in (*(r.outs[v] if r.traits[v].selects else takes), *flying) if s in shared)
+        in_flight = (s for launch in r.ends.get(v, ()) for s in r.held_in_flight(launch))
+        reads = dict.fromkeys(s for s in (*(r.outs[v] if r.traits[v].selects else takes), *in_flight) if s in shared)
         if v in r.outside:
             reads |= given
         if r.traits[v].role is Role.WAIT:  # it completes the output, which something else looks at

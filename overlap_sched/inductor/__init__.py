@@ -1,13 +1,13 @@
 """Plug-ins of ``torch.compile``: the order is kept down to the generated code, or left as it was.
 
-- :mod:`~overlap_sched.inductor.scheduler_pass`: after Inductor's fusion, on its scheduler nodes; the default.
-- :mod:`~overlap_sched.inductor.switch`: on the FX graph that Inductor is about to lower.
+- :mod:`~overlap_sched.inductor.kernel_graph`: after Inductor's fusion, on its scheduler nodes; the default.
+- :mod:`~overlap_sched.inductor.fx_stage`: on the FX graph that Inductor is about to lower.
 - :mod:`~overlap_sched.inductor.partitioning`: where AOTAutograd cuts the joint graph; only where a limit is given.
 - :mod:`~overlap_sched.inductor.eager`: ``torch.compile(model, backend="overlap_sched")``, which does not lower.
 
 :mod:`~overlap_sched.inductor.switch` switches them on; :mod:`~overlap_sched.inductor.reporting` says what became of
 each graph. torch's private names are used nowhere else in this package, and after fusion only in
-:mod:`~overlap_sched.inductor.private`, which knows the versions.
+:mod:`~overlap_sched.inductor.kernel_graph` and what that imports.
 """
 
 from overlap_sched.inductor.eager import backend

@@ -12,14 +12,16 @@ compiled was compiled otherwise before: then it may be a part of what other rank
 """
 
 import hashlib
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
-from types import CodeType, ModuleType, SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
@@ -29,18 +31,16 @@ from torch._guards import CompileContext
 from torch._inductor.codecache import PyCodeCache
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-from overlap_sched.distributed import Agreement, Digest, Verdict, agree, agreement, digest_of
+from overlap_sched.distributed import Agreement, Digest, Verdict, agree, agreement
 from overlap_sched.distributed.agreement import Membership, is_part_of_others, sequence_in_force
 from overlap_sched.distributed.digest import launches_of, ranks_text
 from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.errors import AgreementError, SequenceError, VerificationError
-from overlap_sched.fx.apply import Report
 from overlap_sched.fx.calls import Launched, bodies_of, launched_by, live_ranks
 from overlap_sched.fx.operators import Role, traits_of
-from overlap_sched.inductor.reporting import describe_error, dynamo_frame, log, rank, several_ranks, warn
+from overlap_sched.inductor.reporting import describe_error, dynamo_frame, rank, several_ranks, warn
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.options import Options
-from overlap_sched.problem import ANY_GROUP, Problem
+from overlap_sched.problem import ANY_GROUP
 
 Launches = tuple[fx.Node, ...]
 """The FX nodes that communicate, waits apart, in the order in which they do."""
@@ -109,9 +109,10 @@ def launch_texts(launches: Launches) -> tuple[Launch, ...]:
     """Return what launches are known by in all graphs of a job, see :mod:`overlap_sched.distributed.sequences`."""
     found = []
     for node in launches:
-        parts = [(one.op, [d for _, d in _groups(one)]) for one in launched_by(node)]
-        groups = hashlib.sha256(repr([groups for _, groups in parts]).encode()).hexdigest()[:12]
-        found.append(f"{'+'.join(op for op, _ in parts)} {groups} {_bytes_given(node)}")
+        parts = launched_by(node)
+        distances = [[d for _, d in _groups(one)] for one in parts]
+        groups = hashlib.sha256(repr(distances).encode()).hexdigest()[:12]
+        found.append(f"{'+'.join(one.op for one in parts)} {groups} {_bytes_given(node)}")
     return tuple(found)
 
 
@@ -144,10 +145,10 @@ def find_in_force(launches: Sequence[Launch], settings: Settings) -> Entry | Non
 
 def put_in_force(entry: Entry, settings: Settings) -> Entry | None:
     """Return the launch sequence that all follow from now on who launch what an entry does; ``None``: none can be."""
-    try:
+    entry = replace(entry, again=compiled_otherwise(entry.launches))
+    with suppress(Exception):  # other ranks go by what is in force: once more, else it goes to the caller
         return sequence_in_force(entry.launches, membership(settings), entry)
-    except Exception:  # other ranks go by what is in force: once more, else it goes to the caller
-        return sequence_in_force(entry.launches, membership(settings), entry)
+    return sequence_in_force(entry.launches, membership(settings), entry)
 
 
 def may_be_a_part(entry: Entry, settings: Settings) -> bool:
@@ -191,7 +192,7 @@ class _Compiled:
             return None
         number, again = compiling.frame_id, compiling.frame_compile_id
         if frame is not None:
-            self.owners[number, again] = 0 if frame.owner is None else id(frame.owner)
+            self.owners[number, again] = 0 if frame[1] is None else id(frame[1])
         return number, self.owners.get((number, again), 0), again
 
 
@@ -228,15 +229,10 @@ def note_earlier_code() -> None:
     """Note what has been compiled without us, where Inductor has lowered something that communicates."""
     _compiled.look_for_reset()
     codes = convert_frame.output_codes.seen_ids - _compiled.ours
-    if codes and several_ranks() and any(_communicates(module) for module in PyCodeCache.modules):
-        _compiled.earlier.update(codes)
-
-
-def _communicates(module: ModuleType) -> bool:
-    try:
-        return "c10d_functional" in Path(str(module.__file__)).read_text(encoding="utf-8")
-    except OSError:
-        return False
+    if codes and several_ranks():
+        written = (Path(str(module.__file__)) for module in PyCodeCache.modules)
+        if any("c10d_functional" in path.read_text(encoding="utf-8") for path in written if path.is_file()):
+            _compiled.earlier.update(codes)
 
 
 def runs_earlier_code() -> bool:
@@ -277,13 +273,14 @@ def watch_functions() -> None:
         number, owner = frame_state.get("_id", -1), frame.f_locals.get("self")
         earlier = (number, 0 if owner is None else id(owner)) in _compiled.launches
         result = convert(self, frame, cache_entry, hooks, frame_state, *args, **kw)
-        if result.guarded_code is None and number in _compiled.moved:
+        made = result.guarded_code
+        if made is None and number in _compiled.moved:
             why = f"torch has given up compiling it ({result.skip_reason or 'see TORCH_LOGS'})"
             refuse(frame.f_code.co_name, why)
-        if result.guarded_code is not None:
-            _compiled.ours.add(id(result.guarded_code.code))
-        if result.guarded_code is not None and earlier:
-            _compiled.otherwise[id(result.guarded_code.code)] = result.guarded_code.code
+        if made is not None:
+            _compiled.ours.add(id(made.code))
+            if earlier:
+                _compiled.otherwise[id(made.code)] = made.code
         return result
 
     watched.watched = True  # type: ignore[attr-defined]
@@ -311,16 +308,14 @@ def ask(mine: Digest, settings: Settings) -> Agreement | None:
 
 def _sleep_for(settings: Settings) -> Callable[[float], None]:
     """Between two looks; once it has taken long, one line says who is waited for."""
-    began, told = time.monotonic(), False
+    late_at = time.monotonic() + LATE_S
 
     def sleep(seconds: float) -> None:
-        nonlocal told
-        if not told and time.monotonic() - began >= LATE_S:
-            told = True
-            try:
+        nonlocal late_at
+        if time.monotonic() >= late_at:
+            late_at = math.inf
+            with suppress(Exception):  # the store: the agreement says so itself
                 _say_who_is_late(settings)
-            except Exception as error:  # the store: the agreement says so itself
-                log.debug("who is late is not known: %s", describe_error(error))
         time.sleep(seconds)
 
     return sleep
@@ -381,35 +376,6 @@ def report_failure(error: Exception, settings: Settings, doing: str, left: str) 
         raise VerificationError(f"{doing} failed: {describe_error(error)}") from error
     warn(f"overlap_sched {left}", error)
     return describe_error(error)
-
-
-def digest_report(
-    report: Report, problem: Problem | None, options: Options, key: str, launches: Launches | None
-) -> Digest:
-    """Return what a rank shows to the others that would do what a report says.
-
-    Args:
-        report: Says it.
-        problem: What was scheduled; ``None``: lifting failed.
-        options: As the user gave them, also where a part of them has been dealt with before.
-        key: Which graph this is, see :func:`graph_key`.
-        launches: The original ones; ``None``: not known.
-    """
-    sequence = "" if launches is None else launch_digest(launches)
-    if problem is None:
-        return Digest.of_failure(str(report.reason), key, sequence, report.name)
-    order = _order(report, problem)
-    return replace(digest_of(problem, options, order), key=key, launches=sequence)
-
-
-def order_digest(report: Report, problem: Problem) -> str:
-    """A digest of the order that a report leaves a graph in."""
-    return hashlib.sha256(repr(tuple(map(int, _order(report, problem)))).encode()).hexdigest()
-
-
-def _order(report: Report, problem: Problem) -> Sequence[int]:
-    plan = report.schedule
-    return plan.order if plan is not None and report.changed else problem.original_order
 
 
 def graph_key(graph: fx.Graph, stage: str) -> str:

@@ -21,21 +21,21 @@ must agree on is cached.
 """
 
 import hashlib
-import json
 import re
 import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from inspect import signature
 from pathlib import Path
 from threading import local
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
+from msgspec import Struct
 from torch import fx
 from torch._inductor import config
 
@@ -46,18 +46,8 @@ from overlap_sched.distributed.sequences import Entry
 from overlap_sched.errors import AgreementError, SequenceError
 from overlap_sched.fx.graphs import marks_of, module_of
 from overlap_sched.fx.operators import declarations
-from overlap_sched.inductor.agree import (
-    ask,
-    asks,
-    compiled_otherwise,
-    find_in_force,
-    may_be_a_part,
-    note_launches,
-    put_in_force,
-    runs_earlier_code,
-    warn_of_ranks,
-)
-from overlap_sched.inductor.reporting import name_graph, record_cached, warn
+from overlap_sched.inductor import agree
+from overlap_sched.inductor.reporting import guard, name_graph, record_cached, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import replayed_allocator
 
@@ -68,7 +58,7 @@ def settings_key(settings: Settings) -> str | None:
     Functions and models have no key unless they offer ``uuid()`` themselves; of dataclasses it is their fields.
     """
     try:
-        agreeing = f"{dist.get_world_size()} ranks, {settings.ranks} agree" if asks(settings) else ""
+        agreeing = f"{dist.get_world_size()} ranks, {settings.ranks} agree" if agree.asks(settings) else ""
         keys = [_key_of(part) for part in (settings.cost, settings.model, settings.where)]
         if None in keys:
             return None
@@ -111,21 +101,17 @@ def _key_of(part: Any) -> str | None:
     own = getattr(part, "uuid", None)
     if callable(own):
         return str(own())
-    return repr(part) if part is None or is_dataclass(part) else None
+    return repr(part) if part is None or is_dataclass(part) or isinstance(part, Struct) else None
 
 
 @cache
 def _package() -> str:
-    """Version and contents of this package: an edited checkout is another version."""
+    """The contents of this package: an edited checkout is another version."""
     root = Path(overlap_sched.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    try:
-        installed = version("overlap_sched")
-    except PackageNotFoundError:
-        installed = ""
-    return f"{installed} {digest.hexdigest()}"
+    return digest.hexdigest()
 
 
 _MARK = "overlap_sched order: "
@@ -160,28 +146,16 @@ class CachedOrder:
     @property
     def line(self) -> str:
         """As text, without line breaks."""
-        return _MARK + json.dumps(self._to_data())
-
-    def _to_data(self) -> dict[str, Any]:
-        rewrites = None if self.rewrites is None else self.rewrites._to_data()
-        entry = None if self.entry is None else self.entry.to_json()
-        return {"digest": self.digest.to_json(), "agreed": self.agreed, "rewrites": rewrites, "entry": entry}
-
-    @classmethod
-    def from_data(cls, data: dict[str, Any]) -> "CachedOrder":
-        """Read what :attr:`line` wrote."""
-        rewrites = None if data["rewrites"] is None else cls.from_data(data["rewrites"])
-        entry = None if data["entry"] is None else Entry.from_json(data["entry"])
-        return cls(Digest.from_json(data["digest"]), data["agreed"], rewrites, entry)
+        return _MARK + msgspec.json.encode(self).decode()
 
     def launches_as_in_force(self, settings: Settings) -> bool | None:
         """Tell whether it launches as is in force for its launches; ``None``: nothing is yet."""
-        known = None if self.entry is None else find_in_force(self.entry.launches, settings)
+        known = None if self.entry is None else agree.find_in_force(self.entry.launches, settings)
         if known is None:
             return None
-        if known != self.entry or may_be_a_part(known, settings):
+        if known != self.entry or agree.may_be_a_part(known, settings):
             return False
-        note_launches(known)
+        agree.note_launches(known)
         return True
 
     def put_in_force(self, settings: Settings, agreement: Agreement) -> bool:
@@ -190,19 +164,16 @@ class CachedOrder:
             return True
         verdict = agreement.verdict
         together = (verdict.agreed or verdict.launches_alike) and not verdict.missing
-        again = compiled_otherwise(self.entry.launches)
-        known = put_in_force(replace(self.entry, together=together, again=again), settings)
+        known = agree.put_in_force(replace(self.entry, together=together), settings)
         if known is not None:
-            note_launches(known)
+            agree.note_launches(known)
         return known is not None and replace(known, together=self.entry.together) == self.entry
 
 
 def read_order(source: str) -> CachedOrder | None:
     """Read what generated code carries; ``None``: nothing, or more than one order."""
     lines = [line for line in source.splitlines() if _MARK in line]
-    if len(lines) != 1:
-        return None
-    return CachedOrder.from_data(json.loads(lines[0].split(_MARK, 1)[1]))
+    return msgspec.json.decode(lines[0].split(_MARK, 1)[1], type=CachedOrder) if len(lines) == 1 else None
 
 
 def order_to_cache(
@@ -213,10 +184,10 @@ def order_to_cache(
     ``mine`` is what this rank has shown; ``kept_order`` is the digest of the order that the code has where they have
     not agreed; ``entry``: how it launches.
     """
+    if mine.failure or not (agreement.agreed or agreement.verdict.differs):  # a rank was late, the store failed
+        return None
     if agreement.agreed:
         return CachedOrder(mine, agreed=True, entry=entry)
-    if not agreement.verdict.differs or mine.failure:  # a rank was late, the store failed
-        return None
     kept = LAUNCHES_KEPT if agreement.verdict.launches_alike else WAITS_KEPT
     return CachedOrder(replace(mine, order=f"{kept}{kept_order}"), agreed=False, entry=entry)
 
@@ -233,7 +204,7 @@ def note_rewrites(graph: fx.Graph) -> Callable[[CachedOrder | None], None]:
 
 def with_rewrites(order: CachedOrder | None, graph: fx.Graph) -> CachedOrder | None:
     """Return the order that the code of a graph is to carry, with what :func:`note_rewrites` has left there."""
-    meta = graph.output_node().meta
+    meta = {} if order is None else graph.output_node().meta
     if order is None or _REWRITES not in meta:
         return order
     asked: CachedOrder | None = meta[_REWRITES]
@@ -244,19 +215,11 @@ class Decisions(local):
     """What the ranks have decided about code that was found and not used: for the compilation that follows."""
 
     def __init__(self) -> None:
-        self._by_key: dict[str, Agreement] = {}
-
-    def keep(self, key: str, agreement: Agreement) -> None:
-        """Keep a decision until it is taken, once."""
-        self._by_key[key] = agreement
-
-    def holds(self, key: str) -> bool:
-        """Tell whether there is something to take."""
-        return key in self._by_key
+        self.by_key: dict[str, Agreement] = {}
 
     def take_or_ask(self, mine: Digest, settings: Settings) -> Agreement | None:
         """Return what is kept, else ask all ranks, see :func:`overlap_sched.inductor.agree.ask`."""
-        return self._by_key.pop(mine.key) if mine.key in self._by_key else ask(mine, settings)
+        return self.by_key.pop(mine.key) if mine.key in self.by_key else agree.ask(mine, settings)
 
 
 decisions = Decisions()
@@ -270,7 +233,7 @@ def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
     Raises:
         AgreementError: With ``strict``, where the ranks differ.
     """
-    if not asks(settings) or not _COMMUNICATES.search(source):
+    if not agree.asks(settings) or not _COMMUNICATES.search(source):
         return True, False
     cached = read_order(source)
     if cached is None:
@@ -281,43 +244,31 @@ def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
         return False, True
     if in_force and None not in in_force.values():  # nobody has to be asked
         return True, False
-    if runs_earlier_code() and any(one.entry is not None and one.entry.moves for one in questions):
+    if agree.runs_earlier_code() and any(one.entry is not None and one.entry.moves for one in questions):
         return False, False  # planning keeps launches and waits
     refused: dict[str, Agreement] = {}
     for one in questions:
-        if in_force.get(one.digest.key):
+        name, key = one.digest.name, one.digest.key
+        if in_force.get(key):
             continue
-        agreement = ask(one.digest, settings)
+        agreement = agree.ask(one.digest, settings)
         if agreement is None:
             return False, False
         if not agreement.agreed:
-            refused[one.digest.key] = agreement
+            refused[key] = agreement
         use = one.fits(agreement) if one is cached else agreement.agreed == one.agreed
         if not use:  # if all have agreed on an order that only keeps launches, they look for a better one together
-            for key, no in refused.items():  # others have planned by now: they will not be asked a second time
-                decisions.keep(key, no)
+            decisions.by_key |= refused  # others have planned by now: they will not be asked a second time
         use = use and one.put_in_force(settings, agreement)
-        if not use or one is cached:
-            _report_use(one.digest.name, use, agreement, settings)
+        with guard(f"could not report on {name!r}"):  # it is settled
+            if use and one is cached:
+                record_cached(name, settings.stage, agreement.reason)
+            elif not use and not agreement.agreed:
+                what = f"has torch compile {name!r} again, which it found in a cache"
+                agree.warn_of_ranks(what, agreement.verdict, settings)
         if not use:
             return False, True
     return True, False
-
-
-def _report_use(name: str, use: bool, agreement: Agreement, settings: Settings) -> None:
-    """Report what became of code in a cache; it is settled, whatever fails here."""
-    try:
-        if use:
-            record_cached(name, settings.stage, agreement.reason)
-        elif not agreement.agreed:
-            warn_of_ranks(f"has torch compile {name!r} again, which it found in a cache", agreement.verdict, settings)
-    except Exception as error:
-        warn(f"overlap_sched could not report on {name!r}", error)
-
-
-def may_save(settings: Settings, source: str) -> bool:
-    """Tell whether code may be cached: not where a rank that finds it could not say what it runs."""
-    return not asks(settings) or not _COMMUNICATES.search(source) or read_order(source) is not None
 
 
 _FUNCTIONS = {
@@ -329,7 +280,7 @@ _FUNCTIONS = {
 
 def watch_caches(settings: Settings) -> bool:
     """Have torch's caches ask before they use or save code, from now on; tell whether they do, or need not."""
-    if not asks(settings):
+    if not agree.asks(settings):
         return True
     from torch._functorch import config as functorch_config
 
@@ -349,10 +300,10 @@ def _patch_torch() -> bool:
     load, save = FxGraphCache.cache_hit_post_compile, FxGraphCache._save_graph
 
     def load_if_agreed(graph: Any, cache_info: Any, constants: Any) -> Any:
-        owner = _owner()
-        if owner is not None:
+        settings = _settings_now()
+        if settings is not None:
             traced = isinstance(constants, CompiledFxGraphConstantsWithGm)  # else AOTAutograd's cache loads it
-            use, drop = _may_load(owner, graph.source_code, traced)
+            use, drop = may_use(settings, graph.source_code, traced)
             if drop:
                 shutil.rmtree(FxGraphCache._get_tmp_dir_for_key(graph._fx_graph_cache_key), ignore_errors=True)
             if not use:
@@ -360,8 +311,8 @@ def _patch_torch() -> bool:
         return load(graph, cache_info, constants)
 
     def save_if_agreed(key: str, compiled_graph: Any, *more: Any, **by_name: Any) -> None:
-        owner = _owner()
-        if owner is None or _may_save(owner, getattr(compiled_graph, "source_code", "")):
+        settings = _settings_now()
+        if settings is None or may_save(settings, getattr(compiled_graph, "source_code", "")):
             save(key, compiled_graph, *more, **by_name)
 
     FxGraphCache.cache_hit_post_compile = staticmethod(load_if_agreed)
@@ -369,29 +320,28 @@ def _patch_torch() -> bool:
     return True
 
 
-def _may_load(owner: Any, source: str, traced: bool) -> tuple[bool, bool]:
-    settings = owner.settings
+def may_use(settings: Settings, source: str, traced: bool) -> tuple[bool, bool]:
+    """As :func:`may_load`, of any code; ``traced``: the graph has been. What fails is compiled: the pass then asks."""
     try:
         communicates = bool(_COMMUNICATES.search(source))
         if not traced:
-            return not communicates or not asks(settings), False
+            return not communicates or not agree.asks(settings), False
         use, drop = may_load(settings, source)
-        if use and not communicates and asks(settings):
+        if use and not communicates and agree.asks(settings):
             record_cached(name_graph("graph"), settings.stage, communicates=False)
         return use, drop
-    except Exception as error:  # compiled instead: the pass asks the others
+    except Exception as error:
         if isinstance(error, SequenceError) or (settings.options.strict and isinstance(error, AgreementError)):
             raise
         warn("overlap_sched leaves a graph in torch's cache", error)
         return False, False
 
 
-def _may_save(owner: Any, source: str) -> bool:
-    try:
-        return may_save(owner.settings, source)
-    except Exception as error:  # what is not cached is compiled again
-        warn("overlap_sched keeps a graph out of torch's cache", error)
-        return False
+def may_save(settings: Settings, source: str) -> bool:
+    """Tell whether code may be cached: not where a rank that finds it could not say what it runs."""
+    with guard("keeps a graph out of torch's cache"):
+        return not agree.asks(settings) or not _COMMUNICATES.search(source) or read_order(source) is not None
+    return False
 
 
 def _leave_hashes_of_meshes_out_of_keys() -> None:
@@ -413,10 +363,8 @@ def _leave_hashes_of_meshes_out_of_keys() -> None:
     DeviceMesh.__getstate__ = state
 
 
-def _owner() -> Any | None:
-    """Our pass, where torch is to run it."""
-    if not config.reorder_for_compute_comm_overlap:
-        return None
-    passes = config.reorder_for_compute_comm_overlap_passes
-    ours = [p for p in passes if isinstance(getattr(p, "settings", None), Settings)]
-    return ours[-1] if ours else None
+def _settings_now() -> Settings | None:
+    """Those of our pass, where torch is to run it."""
+    passes = config.reorder_for_compute_comm_overlap_passes if config.reorder_for_compute_comm_overlap else []
+    found = [getattr(p, "settings", None) for p in passes]
+    return next((settings for settings in reversed(found) if isinstance(settings, Settings)), None)

@@ -15,37 +15,22 @@ Where the launches are kept, that order is the original one, and any rank may fa
 wait passes a launch that stood before it either, a rank may do so whatever the others run: ``docs/agreement.md``.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from overlap_sched.distributed import Agreement, Digest, Verdict
+from overlap_sched.distributed import Agreement, Digest, Verdict, digest_of
 from overlap_sched.distributed.negotiation import LaunchChoice, chosen_digest, negotiate
 from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.errors import SequenceError, UnsupportedError
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor.agree import (
-    Launches,
-    Traffic,
-    ask,
-    compiled_otherwise,
-    digest_report,
-    find_in_force,
-    launch_texts,
-    may_be_a_part,
-    membership,
-    note_launches,
-    order_digest,
-    put_in_force,
-    refuse,
-    report_failure,
-    runs_earlier_code,
-    warn_of_ranks,
-)
+from overlap_sched.inductor import agree
+from overlap_sched.inductor.agree import Launches, Traffic
 from overlap_sched.inductor.caches import CachedOrder, decisions, order_to_cache
-from overlap_sched.inductor.reporting import GraphReport, describe_error, record, warn
+from overlap_sched.inductor.reporting import GraphReport, communicates, describe_error, record, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
@@ -110,40 +95,27 @@ class LaunchFacts:
     @cached_property
     def texts(self) -> tuple[Launch, ...]:
         """The launches as all ranks know them."""
-        return launch_texts(self.launches or self.standing or ())
+        return agree.launch_texts(self.launches or self.standing or ())
 
-
-@dataclass(frozen=True)
-class GraphPlan:
-    """What one plan has made of a graph.
-
-    Attributes:
-        report: What it comes to.
-        order: The nodes in the order planned; the front end puts the graph in it.
-        traffic: What is launched and waited for in that order; ``None``: not known, or nothing was reordered.
-        problem: What was scheduled; ``None``: nothing, so the other ranks are shown a failure.
-        communicates: ``False``: other ranks may have no such graph, so nobody is asked.
-    """
-
-    report: Report
-    order: Sequence[Any] = ()
-    traffic: Traffic | None = None
-    problem: Problem | None = None
-    communicates: bool = True
-
-
-NOTHING = GraphPlan(Report("a graph"))
+    def places_of(self, launches: Launches) -> tuple[int, ...]:
+        """Launches, each by its place in the original sequence."""
+        place = {node: k for k, node in enumerate(self.launches or ())}
+        return tuple(place[node] for node in launches)
 
 
 class Graph(Protocol):
-    """A graph of a plug-in. Either method may raise, on one rank alone; planning again starts from the same graph."""
+    """A graph of a plug-in. Any method may raise, on one rank alone; planning again starts from the same graph."""
 
     def read(self, how: PlanRequest) -> LaunchFacts:
         """Return what is known without planning."""
         ...
 
-    def plan(self, how: PlanRequest, facts: LaunchFacts, schedule: ScheduleCall) -> GraphPlan:
-        """Plan with the schedule that a call returns."""
+    def plan(self, how: PlanRequest, facts: LaunchFacts, schedule: ScheduleCall) -> tuple[Report, Sequence[Any]]:
+        """Plan with the schedule that a call returns; the nodes come back in the order planned, if there is one."""
+        ...
+
+    def traffic(self, order: Sequence[Any]) -> Traffic | None:
+        """Return what the nodes launch and wait for in an order; ``None``: not known."""
         ...
 
 
@@ -154,44 +126,46 @@ class OrderDraft:
     Attributes:
         how: How it was planned.
         facts: What is known of the graph.
-        report: What it comes to: the plan's report, or a later one.
-        plan: What was made.
-        asked: The options with which the scheduler was called; ``None``: it was not.
+        report: What it comes to.
+        order: The nodes in the order planned; the front end puts the graph in it where the report says so.
+        traffic: What is launched and waited for in that order; ``None``: not known, or nothing was reordered.
         cached: What the code carries into torch's cache; ``None``: it must not be cached, or need not be agreed on.
     """
 
     how: PlanRequest
     facts: LaunchFacts
     report: Report
-    plan: GraphPlan
-    asked: Options | None = None
+    order: Sequence[Any] = ()
+    traffic: Traffic | None = None
     cached: CachedOrder | None = None
 
-    def keeps_launches(self) -> bool:
-        """Tell whether the launches are in their original order."""
-        return self.plan.traffic is not None and self.plan.traffic.launches == self.facts.launches
-
-    def keeps_waits(self) -> bool:
-        """Tell whether besides no wait passes a launch that stood before it."""
-        traffic, original = self.plan.traffic, self.facts.original
-        return traffic is not None and original is not None and traffic.keeps(original)
+    def keeps(self, waits: bool) -> bool:
+        """Tell whether the launches are in their original order; ``waits``: and no wait passes one that it followed."""
+        traffic, original = self.traffic, self.facts.original
+        if traffic is None or not waits:
+            return traffic is not None and traffic.launches == self.facts.launches
+        return original is not None and traffic.keeps(original)
 
     def entry(self, mine: Digest, together: bool) -> Entry:
         """Return the launch sequence with which this rank would run it."""
         facts, launches = self.facts, self.facts.standing
         if self.report.changed:
-            launches = None if self.plan.traffic is None else self.plan.traffic.launches
+            launches = None if self.traffic is None else self.traffic.launches
             if launches is None or facts.launches is None:  # it is not known what is launched when
                 return Entry(facts.texts, (), together, mine.identity)
         elif launches is None or facts.launches is None or self.how.keeps:
             return Entry(facts.texts, tuple(range(len(facts.texts))), together)
-        return Entry(facts.texts, _places(launches, facts), together)
+        return Entry(facts.texts, facts.places_of(launches), together)
 
     def runs(self, mine: Digest, known: Entry) -> bool:
         """Tell whether it runs as an entry in force says."""
         if self.entry(mine, known.together) != known:
             return False
-        return known.together or not self.report.changed or self.keeps_waits()
+        return known.together or not self.report.changed or self.keeps(waits=True)
+
+    def leave(self, reason: str | None = None) -> "OrderDraft":
+        """Return the draft that leaves the graph as it was."""
+        return replace(self, report=replace(self.report, changed=False, reason=reason or self.report.reason))
 
     def record(self, report: Report | None = None) -> None:
         """Keep the report, or a corrected one, now that nothing changes the order any more."""
@@ -209,34 +183,34 @@ def decide(graph: Graph, settings: Settings, options: Options | None = None) -> 
         SequenceError: Other ranks run a launch sequence that this graph cannot follow.
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
     """
-    options = options or settings.options
-    draft, known, settled = OrderDraft(PlanRequest(settings), LaunchFacts(), NOTHING.report, NOTHING), None, False
+    options, known, settled = options or settings.options, None, False
+    draft = OrderDraft(PlanRequest(settings), LaunchFacts(), Report("a graph"))
     try:
-        if runs_earlier_code() and settings.options.preserve_collective_order != "all":
-            settings = replace(settings, options=_keep_waits(settings.options))
-            options = _keep_waits(options)
+        if agree.runs_earlier_code() and settings.options.preserve_collective_order != "all":
+            settings = settings.preserving("waits")
+            options = replace(options, preserve_collective_order="waits", rewrites=())
         draft = _draft(graph, PlanRequest(settings), LaunchFacts())
-        if draft.facts.key is None or not draft.plan.communicates:
+        if draft.facts.key is None or not communicates(draft.report):
             return draft
         if not draft.facts.texts:  # nothing is launched, or nobody can tell what
-            return draft if draft.facts.standing is not None else _leave(draft, UNKNOWN)
+            return draft if draft.facts.standing is not None else draft.leave(UNKNOWN)
         draft, mine = _show(draft, options, draft.facts.key)
         # code of this graph was found in a cache and refused: what the ranks have decided then is known here
-        known = None if decisions.holds(mine.key) else find_in_force(draft.facts.texts, settings)
+        known = None if mine.key in decisions.by_key else agree.find_in_force(draft.facts.texts, settings)
         if settings.follows and (known is None or not known.moves):  # off: torch's own order, asking nobody
-            return _leave(draft)
+            return draft.leave()
         if known is not None:
-            if may_be_a_part(known, settings):
-                refuse(draft.report.name, PART_OF_OTHERS)
+            if agree.may_be_a_part(known, settings):
+                agree.refuse(draft.report.name, PART_OF_OTHERS)
             if known.together and draft.entry(mine, True) == known:
                 draft = _cache(draft, mine, Agreement(True, Verdict(True)), known)
         elif (agreement := decisions.take_or_ask(mine, settings)) is None:
             known, settled = draft.entry(mine, True), True
         else:
             settled = agreement.agreed
-            if not agreement.agreed:
+            if not settled:
                 if agreement.in_doubt:
-                    refuse(draft.report.name, str(agreement.reason))
+                    agree.refuse(draft.report.name, str(agreement.reason))
                 # from here on whatever fails may fail on one rank alone, which must keep its launches
                 draft = replace(draft, how=replace(draft.how, keeps=agreement.verdict.launches_alike))
                 draft = _settle_for_less(graph, draft, agreement, mine)
@@ -244,51 +218,39 @@ def decide(graph: Graph, settings: Settings, options: Options | None = None) -> 
             verdict = agreement.verdict
             alike = (verdict.agreed or verdict.launches_alike) and not verdict.missing
             entry = draft.entry(mine, alike or settled)  # on what was chosen all have agreed, whoever was late before
-            known = put_in_force(replace(entry, again=compiled_otherwise(entry.launches)), settings)
+            known = agree.put_in_force(entry, settings)
             if known is None:
-                refuse(draft.report.name, PART_OF_OTHERS)
+                agree.refuse(draft.report.name, PART_OF_OTHERS)
             if known == entry and draft.how.follows is None:
                 draft = _cache(draft, mine, agreement, entry)
         if not draft.runs(mine, known):
             settled = False
             draft = _follow(graph, draft, mine, known)
-        note_launches(known)
+        agree.note_launches(known)
         return draft
     except Exception as error:  # on this rank alone
         if settled and not isinstance(error, SequenceError):  # the others run this order
             warn(f"overlap_sched could not note the order of {draft.facts.name!r}", error)
             return draft
         if known is not None and (known.moves or known.rewritten) and not isinstance(error, SequenceError):
-            refuse(draft.facts.name, describe_error(error))
+            agree.refuse(draft.facts.name, describe_error(error))
         keeps = draft.how.keeps or known is not None
         return _fail(replace(draft, how=replace(draft.how, keeps=keeps)), error)
 
 
-def _keep_waits(options: Options) -> Options:
-    return replace(options, preserve_collective_order="waits", rewrites=())
-
-
 def _draft(graph: Graph, how: PlanRequest, facts: LaunchFacts) -> OrderDraft:
     """Plan a graph; what fails is in the report. ``facts`` are those of an earlier plan, where reading fails."""
-    known, asked = [facts], list[tuple[Problem, Options]]()
     try:
-        return _plan(graph, how, known, asked)
+        facts = graph.read(how)
+        return _plan(graph, how, facts)
     except Exception as error:  # a pass that fails must not take the compilation with it
-        report = _report_failure(error, known[-1].name, how.settings)
-        problem, options = asked[-1] if asked else (None, None)
-        return OrderDraft(how, known[-1], report, GraphPlan(report, problem=problem), options)
+        return _fail(OrderDraft(how, facts, Report(facts.name)), error)
 
 
-def _plan(graph: Graph, how: PlanRequest, known: list[LaunchFacts], asked: list[tuple[Problem, Options]]) -> OrderDraft:
-    """Plan a graph. The lists are added to: what is known of it, and what the scheduler is asked for."""
-    known.append(graph.read(how))
-
-    def schedule_as_asked(problem: Problem, options: Options) -> Schedule:
-        asked.append((problem, options))
-        return _schedule(problem, options, how.follows, known[-1])
-
-    plan = graph.plan(how, known[-1], schedule_as_asked)
-    return OrderDraft(how, known[-1], plan.report, plan, asked[-1][1] if asked else None)
+def _plan(graph: Graph, how: PlanRequest, facts: LaunchFacts) -> OrderDraft:
+    report, order = graph.plan(how, facts, lambda problem, options: _schedule(problem, options, how.follows, facts))
+    traffic = graph.traffic(order) if report.changed and facts.key is not None else None
+    return OrderDraft(how, facts, report, order, traffic)
 
 
 def _schedule(problem: Problem, options: Options, follows: Entry | Proposal | None, facts: LaunchFacts) -> Schedule:
@@ -297,7 +259,7 @@ def _schedule(problem: Problem, options: Options, follows: Entry | Proposal | No
         launching = [v for v, node in enumerate(problem.nodes) if node.name in facts.places]
         launching.sort(key=lambda v: turn[facts.places[problem.nodes[v].name]])
         made = follow_launches(problem, launching, options)
-        return made or refuse(problem.name, "its dependencies do not allow that sequence")
+        return made or agree.refuse(problem.name, "its dependencies do not allow that sequence")
     if follows is not None:
         made = follow(problem, follows, options)
         if made is None:
@@ -310,26 +272,26 @@ def _schedule(problem: Problem, options: Options, follows: Entry | Proposal | No
 
 
 def _fail(draft: OrderDraft, error: Exception) -> OrderDraft:
-    return replace(draft, report=_report_failure(error, draft.facts.name, draft.how.settings))
-
-
-def _report_failure(error: Exception, name: str, settings: Settings) -> Report:
-    return Report(name, reason=report_failure(error, settings, f"scheduling {name!r}", f"leaves {name!r} as it was"))
-
-
-def _leave(draft: OrderDraft, reason: str | None = None) -> OrderDraft:
-    return replace(draft, report=replace(draft.report, changed=False, reason=reason or draft.report.reason))
+    name = draft.facts.name
+    reason = agree.report_failure(error, draft.how.settings, f"scheduling {name!r}", f"leaves {name!r} as it was")
+    return replace(draft, report=Report(name, reason=reason))
 
 
 def _show(draft: OrderDraft, options: Options, key: str) -> tuple[OrderDraft, Digest]:
     """Return what the others are shown; where even that fails they learn so, and do not wait."""
-    report, facts = draft.report, draft.facts
+    report, launches, sequence = draft.report, draft.facts.launches, ""
     try:
-        return draft, digest_report(report, draft.plan.problem, options, key, facts.launches)
+        sequence = "" if launches is None else agree.launch_digest(launches)
+        if report.schedule is not None:
+            digest = digest_of(report.schedule.problem, options, _order(report.schedule, report.changed))
+            return draft, replace(digest, key=key, launches=sequence)
     except Exception as error:
-        failure = describe_error(error)
-        draft = replace(draft, report=replace(report, changed=False, reason=failure))
-        return draft, Digest.of_failure(failure, key, name=report.name)
+        draft = draft.leave(describe_error(error))
+    return draft, Digest.of_failure(str(draft.report.reason), key, sequence, report.name)
+
+
+def _order(made: Schedule, changed: bool) -> tuple[int, ...]:
+    return made.order if changed else made.problem.original_order
 
 
 def _settle_for_less(graph: Graph, draft: OrderDraft, agreement: Agreement, mine: Digest) -> OrderDraft:
@@ -344,15 +306,15 @@ def _settle_for_less(graph: Graph, draft: OrderDraft, agreement: Agreement, mine
         if verdict.negotiable and settings.options.preserve_collective_order == "none":
             return _negotiate(graph, draft, kept, verdict, mine) or kept
         if verdict.to_repair and draft.report.schedule is not None:
-            warn_of_ranks(f"keeps the launch order of {name!r}", verdict, settings)
+            agree.warn_of_ranks(f"keeps the launch order of {name!r}", verdict, settings)
         return kept
     kept = _keep(graph, draft, reason, waits=True)
     if kept.report.changed:
-        warn_of_ranks(f"keeps the launches and waits of {name!r}", verdict, settings)
+        agree.warn_of_ranks(f"keeps the launches and waits of {name!r}", verdict, settings)
         return kept
     if kept.report.reason is not None:
         reason = f"{kept.report.reason}; {reason}"
-    warn_of_ranks(f"leaves {name!r} as it was", replace(verdict, reason=reason), settings)
+    agree.warn_of_ranks(f"leaves {name!r} as it was", replace(verdict, reason=reason), settings)
     return replace(kept, report=replace(kept.report, changed=False, reason=reason, kept=None))
 
 
@@ -365,47 +327,41 @@ def _negotiate(graph: Graph, own: OrderDraft, kept: OrderDraft, verdict: Verdict
     try:
         choice, sequence = _choose(own, kept, verdict), tuple[int, ...]()
         if choice.proposal is not None and choice.proposer is not None:
-            settings = own.how.settings
-            settings = replace(settings, options=replace(settings.options, rewrites=()))
-            draft = _plan(graph, PlanRequest(settings, keeps=True, follows=choice.proposal), [], [])
+            how = PlanRequest(own.how.settings.preserving("none"), keeps=True, follows=choice.proposal)
+            draft = _plan(graph, how, graph.read(how))
             draft = replace(draft, report=replace(draft.report, kept=verdict.followed(choice.proposer)))
-            if not draft.report.changed or draft.facts.launches is None or draft.plan.traffic is None:
+            if draft.facts.launches is None or draft.traffic is None:
                 raise UnsupportedError(f"the launch sequence of another rank is not used: {draft.report.reason}")
-            sequence = _places(draft.plan.traffic.launches, draft.facts)
+            sequence = draft.facts.places_of(draft.traffic.launches)
         shows = chosen_digest(mine, verdict, choice, sequence)
     except Exception as error:
         shows = chosen_digest(mine, verdict, None, failure=describe_error(error))
-    agreement = ask(shows, own.how.settings)
+    agreement = agree.ask(shows, own.how.settings)
     if draft is not None and not shows.failure and agreement is not None:
         if agreement.agreed:
             return draft
         if agreement.in_doubt:  # the others may run it
-            refuse(own.report.name, str(agreement.reason))
+            agree.refuse(own.report.name, str(agreement.reason))
     return None
 
 
 def _choose(own: OrderDraft, kept: OrderDraft, verdict: Verdict) -> LaunchChoice:
     """Choose a launch sequence with all other ranks."""
-    mine, problem, asked = own.report.schedule, kept.plan.problem, kept.asked
-    if mine is None or kept.report.schedule is None or problem is None or asked is None:
+    mine, made, settings = own.report.schedule, kept.report.schedule, own.how.settings
+    if mine is None or made is None:
         raise UnsupportedError("there is no order to propose")
-    options = replace(asked, preserve_collective_order="none")
+    problem, options = made.problem, replace(made.options, preserve_collective_order="none")
 
     def planned(proposals: Mapping[int, Proposal]) -> dict[int, float]:
-        made = {rank: follow(problem, proposal, options) for rank, proposal in proposals.items()}
-        return {rank: math.inf if one is None else one.scheduled.step_us for rank, one in made.items()}
+        found = {rank: follow(problem, proposal, options) for rank, proposal in proposals.items()}
+        return {rank: math.inf if one is None else one.scheduled.step_us for rank, one in found.items()}
 
-    figures = kept.report.schedule.scheduled if kept.report.changed else kept.report.schedule.original
-    order = mine.order if own.report.changed else mine.problem.original_order
-    settings = own.how.settings
-    proposal = Proposal.of(mine.problem, order)
-    return negotiate(verdict, proposal, figures.step_us, planned, membership(settings), settings.timeout_s)
-
-
-def _places(launches: Launches, facts: LaunchFacts) -> tuple[int, ...]:
-    """The launches, each by its place in the original sequence."""
-    place = {node: k for k, node in enumerate(facts.launches or ())}
-    return tuple(place[node] for node in launches)
+    step_us = (made.scheduled if kept.report.changed else made.original).step_us
+    proposal = Proposal.of(mine.problem, _order(mine, own.report.changed))
+    here = agree.membership(settings)
+    if here is None:
+        return LaunchChoice()
+    return negotiate(verdict, proposal, step_us, planned, here, settings.timeout_s)
 
 
 def _keep(graph: Graph, draft: OrderDraft, reason: str, waits: bool) -> OrderDraft:
@@ -414,28 +370,24 @@ def _keep(graph: Graph, draft: OrderDraft, reason: str, waits: bool) -> OrderDra
     The second is only where ``waits`` says so. Checked, not assumed.
     """
     preserve: Preserve = "waits" if waits else "all"
-    kept = OrderDraft.keeps_waits if waits else OrderDraft.keeps_launches
     if draft.report.schedule is None:  # this rank has nothing to use, and nobody needs it to
         return draft
     if waits and draft.facts.original is None:
-        return _leave(draft)
-    if draft.report.changed and not kept(draft):
-        settings = draft.how.settings
-        options = replace(settings.options, rewrites=(), preserve_collective_order=preserve)
-        draft = _draft(graph, replace(draft.how, settings=replace(settings, options=options)), draft.facts)
-        if draft.report.changed and not kept(draft):
+        return draft.leave()
+    if draft.report.changed and not draft.keeps(waits):
+        draft = _draft(graph, replace(draft.how, settings=draft.how.settings.preserving(preserve)), draft.facts)
+        if draft.report.changed and not draft.keeps(waits):
             draft = _fail(draft, UnsupportedError(f"an order moves what preserve_collective_order={preserve!r} keeps"))
     return replace(draft, report=replace(draft.report, kept=reason))
 
 
 def _follow(graph: Graph, draft: OrderDraft, mine: Digest, known: Entry) -> OrderDraft:
     """Plan with the launch sequence in force, whatever memory and time that takes."""
-    name, settings = draft.report.name, draft.how.settings
+    name = draft.report.name
     if known.rewritten:
-        refuse(name, "they have rewritten its collectives")
+        agree.refuse(name, "they have rewritten its collectives")
     if known.moves:
-        options = replace(settings.options, rewrites=(), preserve_collective_order="none")
-        how = replace(draft.how, settings=replace(settings, options=options), follows=known)
+        how = replace(draft.how, settings=draft.how.settings.preserving("none"), follows=known)
         draft = _draft(graph, how, draft.facts)
         draft = replace(draft, report=replace(draft.report, kept=FOLLOWS))
     else:
@@ -444,7 +396,7 @@ def _follow(graph: Graph, draft: OrderDraft, mine: Digest, known: Entry) -> Orde
         kept = Verdict(False, FOLLOWS, known.together, {"order": ()})
         draft = _cache(draft, mine, Agreement(False, kept), known)
     if not draft.runs(mine, known):
-        refuse(name, draft.report.reason or PART_OF_OTHERS)
+        agree.refuse(name, draft.report.reason or PART_OF_OTHERS)
     made = draft.report.schedule
     if made is not None and draft.report.changed and made.scheduled.peak_bytes > made.budget_bytes:
         more = size(made.scheduled.peak_bytes - made.budget_bytes)
@@ -455,8 +407,9 @@ def _follow(graph: Graph, draft: OrderDraft, mine: Digest, known: Entry) -> Orde
 def _cache(draft: OrderDraft, mine: Digest, agreement: Agreement, entry: Entry) -> OrderDraft:
     """Note what the code is to carry into torch's cache; where that fails it is not cached."""
     try:
-        problem = draft.plan.problem
-        kept_order = "" if problem is None else order_digest(draft.report, problem)
+        made = draft.report.schedule
+        order = "" if made is None else repr(tuple(map(int, _order(made, draft.report.changed))))
+        kept_order = hashlib.sha256(order.encode()).hexdigest()
         return replace(draft, cached=order_to_cache(mine, agreement, kept_order, entry))
     except Exception as error:
         warn(f"overlap_sched keeps {draft.facts.name!r} out of torch's cache", error)

@@ -48,11 +48,8 @@ def backend(
         raise OptionsError(f"mode is {mode!r}, which is for Inductor. Leave it out with backend='overlap_sched'.")
     settings = current_settings() if options is None else None
     settings = replace(settings or Settings(options_from(options)), stage="backend")
-    compilers = {
-        "fw_compiler": partial(_compile, settings=settings, kind="forward"),
-        "bw_compiler": partial(_compile, settings=settings, kind="backward"),
-        "inference_compiler": partial(_compile, settings=settings, kind="inference"),
-    }
+    kinds = {"fw_compiler": "forward", "bw_compiler": "backward", "inference_compiler": "inference"}
+    compilers = {name: partial(_compile, settings=settings, kind=kind) for name, kind in kinds.items()}
     compiled: Callable[..., Any] = aot_autograd(
         **compilers,
         partition_fn=partial(cut_to_fit, settings=settings, partitioner=_cut) if settings.fits else _cut,

@@ -12,7 +12,7 @@ rewritten graph as it would any other, and agrees on its order by itself.
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import fx
@@ -20,29 +20,19 @@ from torch._inductor.utils import get_donated_idxs
 
 from overlap_sched.distributed import Digest, digest_of
 from overlap_sched.distributed.sequences import Entry, Launch
-from overlap_sched.fx.apply import NO_COLLECTIVES, Report, schedule_graph
+from overlap_sched.fx.apply import Report, schedule_graph
+from overlap_sched.fx.costs import Fusion
 from overlap_sched.fx.graphs import reorder
 from overlap_sched.fx.lifting import STAYS, Lifted, lift
 from overlap_sched.fx.rewrites import Pending, alike_of, prepare
 from overlap_sched.fx.rewrites.apply import may_rewrite, plan_rewrites, refused_in
-from overlap_sched.inductor.agree import (
-    asks,
-    find_in_force,
-    graph_key,
-    launch_digest,
-    launch_texts,
-    launches_in,
-    put_in_force,
-    refuse,
-    report_failure,
-    runs_earlier_code,
-    traffic_in,
-    warn_of_ranks,
-)
+from overlap_sched.inductor import agree
+from overlap_sched.inductor.agree import Traffic
 from overlap_sched.inductor.caches import CachedOrder, decisions, note_rewrites, order_to_cache
-from overlap_sched.inductor.decision import GraphPlan, LaunchFacts, PlanRequest, ScheduleCall, decide
-from overlap_sched.inductor.reporting import describe_error, log, name_graph, note, warn
+from overlap_sched.inductor.decision import LaunchFacts, PlanRequest, ScheduleCall, decide
+from overlap_sched.inductor.reporting import describe_error, guard, log, name_graph, note
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.options import Options
 from overlap_sched.report.units import count
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.rewrites import Rewrite, to_json
@@ -64,46 +54,48 @@ class _FXGraph:
     """A :class:`~overlap_sched.inductor.decision.Graph`: the nodes ``before`` are in their original order."""
 
     gm: fx.GraphModule | fx.Graph
+    graph: fx.Graph
     before: list[fx.Node]
     kind: str | None
 
-    @property
-    def graph(self) -> fx.Graph:
-        return self.gm.graph if isinstance(self.gm, fx.GraphModule) else self.gm
-
     def read(self, how: PlanRequest) -> LaunchFacts:
         self.put_in_order(self.before)  # planned already, in another way
-        name = graph_name(self.graph, self.kind)
-        if not asks(how.settings):
+        graph, settings = self.graph, how.settings
+        name = graph_name(graph, self.kind)
+        if not agree.asks(settings):
             return LaunchFacts(name)
-        traffic = traffic_in(self.before)
-        runs_so = how.settings.stage in _AS_THEY_ARE and not any(map(_in_region, self.before))
+        traffic = agree.traffic_in(self.before)
+        runs_so = settings.stage in _AS_THEY_ARE and not any(map(_in_region, self.before))
         places = {node.name: k for k, node in enumerate(traffic.launches)}
-        key = graph_key(self.graph, f"{how.settings.stage} {how.settings.graph}".rstrip())
+        key = agree.graph_key(graph, f"{settings.stage} {settings.graph}".rstrip())
         return LaunchFacts(name, key, traffic.launches, traffic if runs_so else None, traffic.launches, places)
 
-    def plan(self, how: PlanRequest, facts: LaunchFacts, schedule: ScheduleCall) -> GraphPlan:
-        compiled = how.settings.stage == "post_grad"  # by Inductor, and not run as FX
-        if compiled:
-            note_held(self.graph)
+    def plan(self, how: PlanRequest, facts: LaunchFacts, schedule: ScheduleCall) -> tuple[Report, Sequence[fx.Node]]:
+        settings, graph = how.settings, self.graph
         report = schedule_graph(
             self.gm,
-            how.settings.options,
+            settings.options,
             name=facts.name,
-            fusion="inductor" if compiled else "none",
             scheduler=schedule,
-            **how.settings.costs,
+            fusion=_fusion(graph, settings),
+            **settings.costs,
         )
-        if report.schedule is None:
-            nothing = (report.reason or "").startswith(NO_COLLECTIVES)
-            report = Report(facts.name, reason=report.reason) if nothing else report
-            return GraphPlan(report, self.before, communicates=not nothing)
-        problem, order = report.schedule.problem, list(self.graph.nodes)
-        return GraphPlan(report, order, traffic_in(order), problem, bool(problem.collectives))
+        return report, list(graph.nodes)
+
+    def traffic(self, order: Sequence[fx.Node]) -> Traffic:
+        return agree.traffic_in(order)
 
     def put_in_order(self, order: Sequence[fx.Node]) -> None:
         if list(self.graph.nodes) != list(order):
             reorder(self.gm, list(order))
+
+
+def _fusion(graph: fx.Graph, settings: Settings) -> Fusion:
+    """How a graph is priced: by Inductor's kernels where that lowers it; then it is known what its inputs hold."""
+    if settings.stage not in ("inductor", "post_grad"):
+        return "none"
+    note_held(graph)
+    return "inductor"
 
 
 def schedule_fx(
@@ -125,14 +117,12 @@ def schedule_fx(
     if options.rewrites:  # what was to be rewritten is
         headroom = 0 if rewritten else options.headroom
         settings = replace(settings, options=replace(options, rewrites=(), headroom=headroom))
-    nodes = gm.graph.nodes if isinstance(gm, fx.GraphModule) else gm.nodes
-    graph = _FXGraph(gm, list(nodes), kind)
-    draft = decide(graph, settings, options)
-    graph.put_in_order(draft.plan.order if draft.report.changed else graph.before)
-    try:
+    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm  # calling nothing that could fail here
+    nodes = _FXGraph(gm, graph, list(graph.nodes), kind)
+    draft = decide(nodes, settings, options)
+    nodes.put_in_order(draft.order if draft.report.changed else nodes.before)
+    with guard(f"could not report on {draft.facts.name!r}"):  # the order is settled
         draft.record()
-    except Exception as error:  # the order is settled
-        warn(f"overlap_sched could not report on {draft.facts.name!r}", error)
 
 
 def graph_name(graph: fx.Graph, kind: str | None = None) -> str:
@@ -201,31 +191,6 @@ def choose_rewrites(lifted: Lifted, settings: Settings, alike: Mapping[str, str]
     return RewriteChoice(made.rewrites, made.schedule.problem.names(made.schedule.order), made)
 
 
-@dataclass
-class _Known:
-    """What is known of a graph so far: as much as a failure leaves.
-
-    Attributes:
-        name: The graph's.
-        key: Under which the ranks meet; ``""``: not yet known.
-        launches: The digest of its launches; ``""``: not known.
-        mine: What the others are shown.
-        texts: What its launches are known by on all ranks.
-        pending: The rewritten graph, not committed.
-        choice: What it was made by.
-        cached: As of :class:`~overlap_sched.inductor.decision.OrderDraft`.
-    """
-
-    name: str = "a graph"
-    key: str = ""
-    launches: str = ""
-    mine: Digest | None = None
-    texts: tuple[Launch, ...] = ()
-    pending: Pending | None = None
-    choice: RewriteChoice = field(default_factory=RewriteChoice)
-    cached: CachedOrder | None = None
-
-
 def rewrite_fx(
     gm: fx.GraphModule | fx.Graph,
     settings: Settings,
@@ -241,87 +206,81 @@ def rewrite_fx(
     Raises:
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
     """
-    graph, known, failure = gm.graph if isinstance(gm, fx.GraphModule) else gm, _Known(), None
+    graph, name = gm.graph if isinstance(gm, fx.GraphModule) else gm, "a graph"
+    choice, pending, mine, failure = RewriteChoice(), None, None, None
     try:
-        if not (always or may_rewrite(launches_in(graph.nodes), settings.options)):
+        launches = agree.launches_in(graph.nodes)
+        if not (always or may_rewrite(launches, settings.options)):
             return ()
-        leave = note_rewrites(graph) if asks(settings) else None
+        leave, key, sequence, texts = None, "", "", tuple[Launch, ...]()
+        if agree.asks(settings):
+            leave, key = note_rewrites(graph), agree.graph_key(graph, f"rewrites {settings.graph}".rstrip())
+            sequence, texts = agree.launch_digest(launches), agree.launch_texts(launches)
         try:
-            _prepare(gm, settings, choose, known, kind)
+            name = graph_name(graph, kind)
+            lifted = lift(graph, name=name, fusion=_fusion(graph, settings), **settings.costs)
+            choice = choose(lifted, settings, alike_of(graph))
+            if leave is not None:
+                mine = replace(_digest(lifted, choice, settings.options), key=key, launches=sequence)
+            if choice.rewrites or choice.names is not None:
+                pending = prepare(gm, choice.rewrites, choice.names)
+                log.info("%s: %s, if all ranks agree", name, count(len(choice.rewrites), "rewrite"))
         except Exception as error:  # raised once the other ranks know of it
             failure = error
-        agreed = _agree_on_rewrites(known, settings, failure)
+        agreed = True
         if leave is not None:
-            leave(known.cached)
+            if mine is None or failure is not None:
+                mine = Digest.of_failure(describe_error(failure), key, sequence, name)
+            agreed, cached = _agree_on_rewrites(mine, texts, pending, settings)
+            leave(cached)
         if failure is not None:
             raise failure
     except BaseException as error:
-        if known.pending is not None:
-            known.pending.undo()
+        if pending is not None:
+            pending.undo()
         if not isinstance(error, Exception):
             raise
-        report_failure(error, settings, f"rewriting {known.name!r}", f"rewrites no collective of {known.name!r}")
+        agree.report_failure(error, settings, f"rewriting {name!r}", f"rewrites no collective of {name!r}")
         return ()
-    if known.pending is None:
+    if pending is None:
         return ()
     if not agreed:
-        known.pending.undo()
+        pending.undo()
         return ()
-    known.pending.commit()
-    if known.choice.made is not None:
-        note(known.name, made=known.choice.made)
-    return known.choice.rewrites
+    pending.commit()
+    if choice.made is not None:
+        note(name, made=choice.made)
+    return choice.rewrites
 
 
-def _prepare(
-    gm: fx.GraphModule | fx.Graph, settings: Settings, choose: Choose, known: _Known, kind: str | None
-) -> None:
-    """Plan what this rank would do by itself."""
-    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
-    if asks(settings):
-        launches = launches_in(graph.nodes)
-        known.key = graph_key(graph, f"rewrites {settings.graph}".rstrip())
-        known.launches, known.texts = launch_digest(launches), launch_texts(launches)
-    known.name = graph_name(graph, kind)
-    compiled = settings.stage in ("inductor", "post_grad")
-    if compiled:
-        note_held(graph)
-    lifted = lift(graph, name=known.name, fusion="inductor" if compiled else "none", **settings.costs)
-    choice = known.choice = choose(lifted, settings, alike_of(graph))
-    if known.key:
-        names = None if choice.names is None else list(choice.names)
-        order = hashlib.sha256(json.dumps([to_json(choice.rewrites), names], sort_keys=True).encode()).hexdigest()
-        digest = digest_of(lifted.problem, settings.options, lifted.problem.original_order)
-        known.mine = replace(digest, key=known.key, launches=known.launches, order=f"rewrites: {order}")
-    if choice.rewrites or choice.names is not None:
-        known.pending = prepare(gm, choice.rewrites, choice.names)
-        log.info("%s: %s, if all ranks agree", known.name, count(len(choice.rewrites), "rewrite"))
+def _digest(lifted: Lifted, choice: RewriteChoice, options: Options) -> Digest:
+    names = None if choice.names is None else list(choice.names)
+    order = hashlib.sha256(json.dumps([to_json(choice.rewrites), names], sort_keys=True).encode()).hexdigest()
+    return replace(digest_of(lifted.problem, options, lifted.problem.original_order), order=f"rewrites: {order}")
 
 
-def _agree_on_rewrites(known: _Known, settings: Settings, failure: Exception | None) -> bool:
-    """Tell whether all ranks do the same; nothing that could fail comes after it."""
-    if not known.key:
-        return True
-    mine, entry = known.mine, None
-    if mine is None or failure is not None:
-        mine = Digest.of_failure(describe_error(failure), known.key, known.launches, known.name)
-    if known.pending is not None and launch_texts(launches_in(known.pending.order)) != known.texts:
-        entry = Entry(known.texts, (), True, mine.identity)  # what is launched instead of the original launches
-    earlier = find_in_force(known.texts, settings)
+def _agree_on_rewrites(
+    mine: Digest, texts: tuple[Launch, ...], pending: Pending | None, settings: Settings
+) -> tuple[bool, CachedOrder | None]:
+    """Tell whether all ranks do the same, and what the code carries of it; nothing that could fail comes after it."""
+    name, entry = mine.name, None
+    if pending is not None and agree.launch_texts(agree.launches_in(pending.order)) != texts:
+        entry = Entry(texts, (), True, mine.identity)  # what is launched instead of the original launches
+    earlier = agree.find_in_force(texts, settings)
     if earlier is not None:
         if earlier.rewritten and earlier != entry:
-            refuse(known.name, "they have rewritten its collectives")
-        return earlier == entry
-    if entry is not None and runs_earlier_code():
-        mine = Digest.of_failure(EARLIER_CODE, known.key, known.launches, known.name)
+            agree.refuse(name, "they have rewritten its collectives")
+        return earlier == entry, None
+    if entry is not None and agree.runs_earlier_code():
+        mine = Digest.of_failure(EARLIER_CODE, mine.key, mine.launches, name)
     agreement = decisions.take_or_ask(mine, settings)
     if agreement is None:
-        return True
+        return True, None
     if agreement.in_doubt and not agreement.agreed and entry is not None and not mine.failure:
-        refuse(known.name, str(agreement.reason))  # the others may run the rewritten graph
-    known.cached = order_to_cache(mine, agreement, "nothing is rewritten", entry if agreement.agreed else None)
+        agree.refuse(name, str(agreement.reason))  # the others may run the rewritten graph
+    cached = order_to_cache(mine, agreement, "nothing is rewritten", entry if agreement.agreed else None)
     if agreement.agreed:
-        return entry is None or put_in_force(entry, settings) == entry
+        return entry is None or agree.put_in_force(entry, settings) == entry, cached
     if agreement.verdict.to_repair or not agreement.verdict.launches_alike:
-        warn_of_ranks(f"rewrites no collective of {known.name!r}", agreement.verdict, settings)
-    return False
+        agree.warn_of_ranks(f"rewrites no collective of {name!r}", agreement.verdict, settings)
+    return False, cached

@@ -61,15 +61,11 @@ def release(holder: object) -> None:
 
 
 def _gather(input: Tensor, group_size: int, group_name: Any) -> Tensor:
-    if not _is_gloo(group_name):
+    group = _resolve_process_group(group_name) if isinstance(group_name, str) else group_name
+    if "cpu:gloo" not in str(dist.get_backend_config(group)) and dist.get_backend(group) != "gloo":
         operator = _FUNCTIONAL.all_gather_into_tensor.default
         result: Tensor = operator._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, input, group_size, group_name)
         return result
     out = input.new_empty((input.shape[0] * group_size, *input.shape[1:]))
     gathered: Tensor = _FUNCTIONAL.all_gather_into_tensor_out(input.contiguous(), group_size, group_name, out=out)
     return gathered
-
-
-def _is_gloo(group_name: Any) -> bool:
-    group = _resolve_process_group(group_name) if isinstance(group_name, str) else group_name
-    return "cpu:gloo" in str(dist.get_backend_config(group)) or dist.get_backend(group) == "gloo"

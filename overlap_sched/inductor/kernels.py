@@ -11,25 +11,18 @@ made for.
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
-from sympy import Mul
-from torch import fx
-from torch._inductor import config, ir
+import sympy
+from torch._inductor import config, ir, scheduler
 from torch._inductor.codegen.common import BackendFeature
 from torch._inductor.codegen.wrapper import can_match_buffer_size
 from torch._inductor.comms import is_async_collective
 from torch._inductor.dependencies import MemoryDep, WeakDep
-from torch._inductor.scheduler import (
-    FusedSchedulerNode,
-    GroupedSchedulerNode,
-    NopKernelSchedulerNode,
-    OutputNode,
-    SchedulerNode,
-)
-from torch._inductor.utils import contains_collective, contains_wait, is_nonfreeable_buffers, is_wait
+from torch._inductor.utils import contains_collective, contains_wait, is_collective, is_nonfreeable_buffers, is_wait
 from torch._inductor.virtualized import V
 
 from overlap_sched.cost import Compute, CostModel
@@ -41,8 +34,30 @@ from overlap_sched.fx.lifting import groups_of
 from overlap_sched.fx.operators import Role
 from overlap_sched.fx.reading import Reading
 from overlap_sched.fx.sizes import Sizes
-from overlap_sched.inductor.private import members, size_of
-from overlap_sched.problem import Group, Kind
+from overlap_sched.problem import Kind
+
+
+def members(node: Any) -> Sequence[Any]:
+    """The unfused nodes in a scheduler node: of fused, foreach and grouped ones, nested ones too."""
+    parts = node.get_nodes()
+    if len(parts) == 1 and parts[0] is node:
+        return parts
+    return [one for part in parts for one in members(part)]
+
+
+def runs(member: Any) -> bool:
+    """Tell whether an unfused node runs an operator as it is, a collective or a sub-graph: it may communicate, then.
+
+    One output of several is a node of its own, which runs nothing.
+    """
+    node = member.node
+    return node is not None and member.is_extern() and not isinstance(node, ir.MultiOutput) and not is_wait(node)
+
+
+def size_of(size: Any) -> sympy.Expr:
+    """An expression in the symbols of the graph; torch gives a plain 0 for a tensor of no elements."""
+    return V.graph.sizevars.remove_precomputed_replacements(sympy.sympify(size))
+
 
 Roots = tuple[str, ...]
 """Names of the storages that hold a buffer: that of the buffer or input that made it."""
@@ -86,162 +101,130 @@ class Buffers:
         Raises:
             UnsupportedError: Nothing has that name.
         """
-        try:
-            return self.roots[name]
-        except KeyError:
-            raise UnsupportedError(
-                f"a kernel reads {name!r}, which is neither a buffer of this graph nor one of its inputs."
-            ) from None
+        if name not in self.roots:
+            raise UnsupportedError(f"a kernel reads {name!r}, neither a buffer of this graph nor one of its inputs.")
+        return self.roots[name]
 
 
 def read_buffers(snodes: Sequence[Any], reading: Reading, notes: Counter[str]) -> Buffers:
     """Read all buffers of a graph; ``snodes`` in any order that can run."""
     buffers = Buffers(reading.storages.sizes(V.graph.sizevars.shape_env))
     _read_inputs(buffers, reading)
+    buffers.producer = {out.get_name(): at for at, snode in enumerate(snodes) for out in snode.get_outputs()}
     for at, snode in enumerate(snodes):
-        for out in snode.get_outputs():
-            buffers.producer[out.get_name()] = at
-    for at, snode in enumerate(snodes):
-        internal = _internal_names(snode)
-        buffers.internal |= internal
+        buffers.internal |= _internal_names(snode)
         for member in members(snode):
             for out in member.get_outputs():
-                _read_output(buffers, at, out, internal, notes)
-            if isinstance(member, SchedulerNode):
-                _read_in_place(buffers, at, member, internal, notes)
+                _read_output(buffers, at, out)
+                notes["buffers"] += 1
+            if isinstance(member, scheduler.SchedulerNode):
+                notes["in_place"] += _read_in_place(buffers, at, member)
     return buffers
 
 
 def _read_inputs(b: Buffers, reading: Reading) -> None:
-    graph, storages = V.graph, reading.storages
-    by_storage: dict[int, str] = {}
+    graph, by_storage = V.graph, dict[int, str]()
     if graph.is_backward and graph.bw_donated_idxs is not None:
         b.held = {name for i, name in enumerate(graph.graph_input_names) if i not in graph.bw_donated_idxs}
+    b.roots = dict.fromkeys((*graph.graph_inputs, *graph.torchbind_constants), ())  # sizes, random states, and others
     placeholders = (v for v, node in enumerate(reading.nodes) if node.op == "placeholder")
     for name, v in zip(graph.graph_input_names, placeholders, strict=False):
         raw = reading.outs[v]
         b.roots[name] = tuple(by_storage.setdefault(s, name) for s in raw)
         if raw and b.roots[name] == (name,):
-            b.nbytes[name] = storages.nbytes[raw[0]]
-            b.inputs.append(name)
-    for name in graph.graph_inputs:
-        b.roots.setdefault(name, ())  # sizes, random states
+            b.nbytes[name] = reading.storages.nbytes[raw[0]]
     for name, constant in graph.constants.items():
         b.roots[name] = (name,)
         b.nbytes[name] = constant.untyped_storage().nbytes()
-        b.inputs.append(name)
-    for name in graph.torchbind_constants:
-        b.roots[name] = ()
+    b.inputs = list(b.nbytes)
 
 
-def _internal_names(snode: Any) -> frozenset[str]:
+def _internal_names(snode: Any) -> set[str]:
     """Buffers that never leave a fused kernel."""
-    names: set[str] = set()
-    groups = snode.snodes if isinstance(snode, GroupedSchedulerNode) else [snode]
+    names, groups = set[str](), snode.snodes if isinstance(snode, scheduler.GroupedSchedulerNode) else [snode]
     for group in groups:
-        if isinstance(group, FusedSchedulerNode):
-            own = {member.get_name() for member in members(group)}
-            for out in group.get_outputs():
-                name = out.get_name()
-                if out.users and group.scheduler.can_buffer_be_removed_through_fusion(name, own):
-                    names.add(name)
-    return frozenset(names)
+        if isinstance(group, scheduler.FusedSchedulerNode):
+            own = {one.get_name() for one in members(group)}
+            removable = group.scheduler.can_buffer_be_removed_through_fusion
+            names.update(out.get_name() for out in group.get_outputs() if out.users and removable(out.get_name(), own))
+    return names
 
 
-def _read_output(b: Buffers, at: int, out: Any, internal: frozenset[str], notes: Counter[str]) -> None:
+def _read_output(b: Buffers, at: int, out: Any) -> None:
     name, node = out.get_name(), out.node
-    shared = [*out.get_mutations(), *out.get_aliases()]
-    layout = getattr(node, "layout", None)
+    shared, layout = [*out.get_mutations(), *out.get_aliases()], getattr(node, "layout", None)
     if isinstance(layout, ir.NonOwningLayout):
         whole = layout.view.get_name()
         shared.append(whole)
         if whole not in b.roots:  # a part of a concatenation is written before the whole is named
             _allocate(b, at, whole, V.graph.get_buffer(whole))
+    nowhere = name in b.internal or name in V.graph.removed_buffers
     if shared:
-        b.roots[name] = tuple(dict.fromkeys(root for other in shared for root in b.of(other)))
-    elif (
-        name in internal or name in V.graph.removed_buffers or isinstance(layout, ir.NoneLayout | ir.MultiOutputLayout)
-    ):
+        b.roots[name] = _distinct(root for other in shared for root in b.of(other))
+    elif nowhere or isinstance(layout, ir.NoneLayout | ir.MultiOutputLayout):
         b.roots[name] = ()
     elif isinstance(node, ir.MultiOutput):
-        _allocate(b, b.producer[_container(node)], name, node)
+        container = node
+        while isinstance(container, ir.MultiOutput):
+            container = container.inputs[0]
+        _allocate(b, b.producer[container.get_name()], name, node)
     elif name not in b.roots:
         _allocate(b, at, name, node)
-    notes["buffers"] += 1
-
-
-def _container(node: Any) -> str:
-    """The name of the buffer out of which a kernel with several outputs gives this one."""
-    while isinstance(node, ir.MultiOutput):
-        node = node.inputs[0]
-    return node.get_name()
 
 
 def _allocate(b: Buffers, at: int, name: str, node: Any) -> None:
-    key = _extent(node)
-    elements = b.elements.get(key)
-    if elements is None:  # layers are alike, and torch computes with symbols
-        elements = b.elements[key] = b.sizes.largest(size_of(V.graph.get_allocation_storage_size(node)))
-    b.nbytes[name] = elements * node.get_dtype().itemsize
-    b.roots[name] = (name,)
-    b.maker[name] = at
-
-
-def _extent(node: Any) -> tuple[Any, ...]:
-    """Return what determines how many elements are allocated for a buffer: its size, stride and offset."""
     layout = node.get_layout()
-    return (*V.graph.get_allocation_size(node), *layout.stride, layout.offset)
+    key = (*V.graph.get_allocation_size(node), *layout.stride, layout.offset)
+    if key not in b.elements:  # layers are alike, and torch computes with symbols
+        b.elements[key] = b.sizes.largest(size_of(V.graph.get_allocation_storage_size(node)))
+    b.nbytes[name] = b.elements[key] * node.get_dtype().itemsize
+    b.roots[name], b.maker[name] = (name,), at
 
 
-def _read_in_place(b: Buffers, at: int, member: Any, internal: frozenset[str], notes: Counter[str]) -> None:
-    """Where a kernel writes its output over an input **in every order**, both are one storage.
+def _read_in_place(b: Buffers, at: int, member: Any) -> int:
+    """Where a kernel writes its output over an input **in every order**, both are one storage; returns how many are.
 
     The conditions are those of ``BaseSchedulerNode.decide_inplace_update``, with one difference: of the input's other
     users, all must be ancestors of this kernel; torch also asks which have run already, which an order decides. What
     depends on the order counts as two storages.
     """
     if not config.inplace_buffers or not V.graph.has_feature(member.get_device(), BackendFeature.INPLACE_BUFFERS):
-        return
+        return 0
     taken: set[str] = set()
     for out in member.get_outputs():
         name = out.get_name()
-        if b.roots.get(name) != (name,) or name in internal or not out.node.should_allocate():
+        if b.roots.get(name) != (name,) or name in b.internal or not out.node.should_allocate():
             continue
         for read in member.read_writes.reads:
-            source = _overwritable(member, read, taken)
-            if source is None or len(b.of(read.name)) != 1 or b.of(read.name)[0] not in b.maker:
+            source = None if read.name in taken else member.scheduler.name_to_buf.get(read.name)
+            if source is None or not _overwritable(member, source) or len(b.of(read.name)) != 1:
                 continue
-            if _fits(source.node, out.node):
+            (root,) = b.of(read.name)
+            if root in b.maker and can_match_buffer_size(source.node, out.node):
                 taken.add(read.name)
-                b.roots[name] = b.roots[read.name]
+                b.roots[name] = (root,)
                 del b.nbytes[name], b.maker[name]
-                b.in_place.setdefault(at, []).append(b.roots[name][0])
+                b.in_place.setdefault(at, []).append(root)
                 b.overwrites.append((read.name, name))
-                notes["in_place"] += 1
                 break
+    return len(taken)
 
 
-def _overwritable(member: Any, read: Any, taken: set[str]) -> Any | None:
-    """The buffer that is read, if this kernel may write over it whatever the order."""
-    scheduler = member.scheduler
-    source = scheduler.name_to_buf.get(read.name)
-    if source is None or read.name in taken or not V.graph.wrapper_code.can_reuse(source, member):
-        return None
+def _overwritable(member: Any, source: Any) -> bool:
+    """Tell whether this kernel may write over a buffer that it reads, whatever the order."""
     users = [user for user in source.users if user.node.get_name() not in member.ancestors]
-    if len(users) != 1 or isinstance(users[0].node, OutputNode) or users[0].node is not member:
-        return None
-    if not users[0].can_inplace or source.node.get_inputs_that_alias_output():
-        return None
-    if isinstance(source.defining_op, NopKernelSchedulerNode) or isinstance(source.node.get_output_spec(), _KEPT):
-        return None
-    one_index = len({access for access in member.read_writes.reads_and_writes() if access.name == read.name}) == 1
-    return source if one_index else None
-
-
-def _fits(source: Any, out: Any) -> bool:
-    """``can_match_buffer_size``; torch asks its symbols, which buffers that are alike need not."""
-    alike = source.get_device() == out.get_device() and source.get_dtype() == out.get_dtype()
-    return (alike and _extent(source) == _extent(out)) or can_match_buffer_size(source, out)
+    accesses = {access for access in member.read_writes.reads_and_writes() if access.name == source.get_name()}
+    return (
+        V.graph.wrapper_code.can_reuse(source, member)
+        and len(users) == 1
+        and not isinstance(users[0].node, scheduler.OutputNode)
+        and users[0].node is member
+        and users[0].can_inplace
+        and not source.node.get_inputs_that_alias_output()
+        and not isinstance(source.defining_op, scheduler.NopKernelSchedulerNode)
+        and not isinstance(source.node.get_output_spec(), _KEPT)
+        and len(accesses) == 1
+    )
 
 
 def tell_sizes(snodes: Sequence[Any], buffers: Buffers) -> None:
@@ -271,9 +254,8 @@ class DataFlow:
             any of them.
         writes: Storages that it writes and did not make: mutations, what it writes over, a wait's output.
         uses: Storages that must live while it runs; of a wait, those of its collective.
-        launch_of: Per wait, the position of its collective, of several the last; not in it where that was launched
-            elsewhere.
-        ends: Per wait in ``launch_of``, the positions of all collectives that it waits for.
+        ends: Per wait, the positions of all collectives that it waits for, the last one last; a wait is not in it where
+            they were launched elsewhere.
         made: Storages that it allocates.
         freeable: Input storages that die after their last use: saved activations of a backward graph, by the names that
             AOTAutograd gives (``is_nonfreeable_buffers``), unless the graph writes them or others hold them on.
@@ -287,7 +269,6 @@ class DataFlow:
         self.takes: list[tuple[str, ...]] = []
         self.writes: list[tuple[str, ...]] = []
         self.uses: list[tuple[str, ...]] = []
-        self.launch_of: dict[int, int] = {}
         self.ends: dict[int, tuple[int, ...]] = {}
         self.freeable: set[str] = set()
         self.made: defaultdict[int, list[str]] = defaultdict(list)
@@ -338,7 +319,7 @@ class DataFlow:
             self.takes[at] = _distinct([*self.takes[at], *inputs])
         launches = sorted({in_flight[s] for s in self.writes[at] if s in in_flight})
         if launches:
-            self.launch_of[at], self.ends[at] = launches[-1], tuple(launches)
+            self.ends[at] = tuple(launches)
             self.uses[at] = _distinct([*self.uses[at], *(s for launch in launches for s in self.uses[launch])])
 
 
@@ -348,7 +329,7 @@ def _kind_of(snode: Any, launches: bool, waits: bool) -> Kind:
     Raises:
         UnsupportedError: Several nodes were grouped, and communication is among them.
     """
-    if isinstance(snode, GroupedSchedulerNode) and (launches or waits):
+    if isinstance(snode, scheduler.GroupedSchedulerNode) and (launches or waits):
         raise UnsupportedError(
             f"{snode.get_name()!r} groups communication with other nodes. Another pass has grouped them: "
             "turn that pass off."
@@ -393,8 +374,6 @@ class KernelCosts:
         self._cost = None if cost is None else cache(cost)
         self._index = {node: v for v, node in enumerate(reading.nodes)}
         comms = [v for v, t in enumerate(reading.traits) if t.comm is not None and t.comm.role is not Role.WAIT]
-        self.group_of: Mapping[int, str]
-        self.groups: Mapping[str, Group]
         self.group_of, placements = groups_of(reading, comms, {}, {}, nodes)
         self.groups = {name: placement.group for name, placement in placements.items()}
         self._fx: Costs = costs_of(reading, model, self._cost, self.groups)
@@ -409,12 +388,15 @@ class KernelCosts:
         found = {v for member in members(snode) if member.node is not None for v in self.origins(member)}
         return [self._reading.nodes[v].meta for v in sorted(found)]
 
-    def of_collective(self, snode: Any, launch: Any) -> KernelCost:
-        """The cost of a scheduler node that launches ``launch``.
+    def of(self, snode: Any, kind: Kind) -> KernelCost:
+        """The cost of a scheduler node.
 
         Raises:
-            UnsupportedError: It came from no FX collective.
+            UnsupportedError: It launches a collective that came from no FX collective.
         """
+        if kind is not Kind.COLLECTIVE:
+            return self._of_compute(snode) if kind is Kind.COMPUTE else KernelCost("wait_tensor", 0, 0, 0.0)
+        launch = next(member for member in members(snode) if is_collective(member.node))
         found = [v for v in self.origins(launch) if self._role(v) is Role.LAUNCH]
         if len(found) != 1:
             raise UnsupportedError(
@@ -424,18 +406,24 @@ class KernelCosts:
         comm = self._reading.traits[v].comm
         return KernelCost(comm.op if comm else "", 0, self._fx.bytes[v], self._fx.prices[v].time_us, v)
 
-    def of_compute(self, snode: Any) -> KernelCost:
-        """The cost of a scheduler node that computes."""
+    def _of_compute(self, snode: Any) -> KernelCost:
         parts = [member for member in members(snode) if member.node is not None and not is_wait(member.node)]
         origins = list(dict.fromkeys(v for part in parts for v in self.origins(part)))
-        op = "+".join(dict.fromkeys(self._name(v) for v in origins if not self._reading.traits[v].free))
-        if parts and all(_no_kernel(part) for part in parts):
+        traits = self._reading.traits
+        op = "+".join(dict.fromkeys(traits[v].op for v in origins if not traits[v].free))
+        # one output of a kernel that has several, whose cost the kernel has; a whole that its parts have written
+        if parts and all(
+            isinstance(one.node, ir.MultiOutput) or isinstance(one, scheduler.NopKernelSchedulerNode) for one in parts
+        ):
             return KernelCost(op, 0, 0, 0.0)
-        if len(parts) == 1 and (snode.is_extern() or self._blocking(origins)):
+        if len(parts) == 1 and (snode.is_extern() or any(self._role(v) is Role.BLOCKING for v in origins)):
             return self._of_extern(op, parts[0], origins)
         nbytes = self._moved(snode)
         flops = sum(self._fx.flops[v] for v in self._exact(parts))
-        given = [us for us in map(self._given, origins) if us is not None]
+        asked = (
+            [] if self._cost is None else [self._cost(self._reading.nodes[v]) for v in origins if self._role(v) is None]
+        )
+        given = [us for us in asked if us is not None]
         us = sum(given) if given else ask_model(self._model.compute_us, Compute(op, flops, nbytes))
         return KernelCost(op, flops, nbytes, us)
 
@@ -454,31 +442,19 @@ class KernelCosts:
         nodes = [getattr(part.node, "origin_node", None) for part in parts]
         return list(dict.fromkeys(self._index[node] for node in nodes if node in self._index))
 
-    def _given(self, v: int) -> float | None:
-        node: fx.Node = self._reading.nodes[v]
-        return None if self._cost is None or self._role(v) is not None else self._cost(node)
-
     def _role(self, v: int) -> Role | None:
         comm = self._reading.traits[v].comm
         return None if comm is None else comm.role
 
-    def _blocking(self, origins: Sequence[int]) -> bool:
-        return any(self._role(v) is Role.BLOCKING for v in origins)
-
-    def _name(self, v: int) -> str:
-        return self._reading.traits[v].op
-
     def _moved(self, snode: Any) -> int:
         """Bytes of the buffers that a kernel reads and writes; of those that are indexed by data, what is picked."""
-        try:
-            return _moved_and_picked(snode, self._reading.storages.sizes(V.graph.sizevars.shape_env))
-        except Exception:  # before torch 2.13 some of what it asks has other names
-            pass
-        try:
-            return max(0, int(snode.get_read_write_buffers_sizes()))
-        except Exception:  # torch's own estimate; a wrong cost must not stop a pass
-            self._notes["bytes_failed"] += 1
-            return 0
+        sizes = self._reading.storages.sizes(V.graph.sizevars.shape_env)
+        # torch's own estimate where, before torch 2.13, some of what ours asks has other names
+        for estimate in (partial(_moved_and_picked, snode, sizes), snode.get_read_write_buffers_sizes):
+            with suppress(Exception):  # a wrong cost must not stop a pass
+                return max(0, int(estimate()))
+        self._notes["bytes_failed"] += 1
+        return 0
 
 
 def _moved_and_picked(snode: Any, sizes: Sizes) -> int:
@@ -507,9 +483,4 @@ def _moved_and_picked(snode: Any, sizes: Sizes) -> int:
 
 
 def _elements(dep: Any) -> Any:
-    return size_of(Mul(*dep.size))
-
-
-def _no_kernel(part: Any) -> bool:
-    """One output of a kernel that has several, whose cost the kernel has; a whole that its parts have written."""
-    return isinstance(part.node, ir.MultiOutput) or isinstance(part, NopKernelSchedulerNode)
+    return size_of(sympy.Mul(*dep.size))

@@ -11,12 +11,12 @@ as they are in the order given.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch._inductor.dependencies import WeakDep
-from torch._inductor.utils import is_collective
 from torch._inductor.virtualized import V
 
 from overlap_sched.cost import CostModel, Roofline
@@ -24,23 +24,14 @@ from overlap_sched.cost.cluster import Cluster, contention_of
 from overlap_sched.cost.collectives import model_of
 from overlap_sched.cost.placement import nodes_of_ranks
 from overlap_sched.errors import UnsupportedError
+from overlap_sched.fx import hazards
 from overlap_sched.fx.calls import Communication, joined
 from overlap_sched.fx.costs import Cost
 from overlap_sched.fx.graphs import marks_of, module_of
-from overlap_sched.fx.hazards import (
-    Launch,
-    add_hazards,
-    blocking_hazards,
-    chain_hazards,
-    impurity_hazards,
-    launch_chains,
-    storage_hazards,
-)
 from overlap_sched.fx.lifting import with_company
 from overlap_sched.fx.operators import Ordering
 from overlap_sched.fx.reading import Reading, read_graph
-from overlap_sched.inductor.kernels import Buffers, DataFlow, KernelCost, KernelCosts, read_buffers
-from overlap_sched.inductor.private import members, runs
+from overlap_sched.inductor.kernels import Buffers, DataFlow, KernelCosts, members, read_buffers, runs
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.precedence import launched_on
@@ -77,14 +68,6 @@ class LiftedKernels:
         listed = dict.fromkeys(self.snodes[v] for v in reversed(order))
         return [snode for snode in reversed(listed) if snode is not None]
 
-    def order_of(self, snodes: Sequence[Any]) -> list[int]:
-        """The order of the problem in which these scheduler nodes run."""
-        ids: dict[int, list[int]] = {}
-        for v, snode in enumerate(self.snodes):
-            ids.setdefault(id(snode), []).append(v)
-        *inputs, output = ids[id(None)]
-        return [*inputs, *(v for snode in snodes for v in ids[id(snode)]), output]
-
 
 def lift_kernels(
     snodes: Sequence[Any],
@@ -109,13 +92,13 @@ def lift_kernels(
     buffers = read_buffers(snodes, reading, notes)
     model = model or (Roofline() if cluster is None else model_of(cluster))
     costs = KernelCosts(reading, model, cost, nodes_of_ranks(cluster, ranks_per_node), notes)
-    flow = DataFlow(snodes, buffers, notes)
-    after = dependencies(snodes, buffers, flow, reading, costs, notes)
-    problem_inputs, numbers = _inputs(buffers)
-    shift = len(problem_inputs)
-    listed = [*problem_inputs, *_kernels(snodes, flow, after, reading, costs, numbers, shift)]
+    kernels = Kernels(snodes, buffers, DataFlow(snodes, buffers, notes), reading, costs)
+    after, flow, shift = kernels.dependencies(notes), kernels.flow, len(buffers.inputs)
+    numbers = {name: s for s, name in enumerate([*buffers.inputs, *buffers.maker])}
+    listed = [Node(name, Kind.INPUT, alloc=(numbers[name],)) for name in buffers.inputs]
+    listed += [kernels.node(at, after[at], numbers) for at in range(len(snodes))]
     listed.append(Node("output", Kind.OUTPUT, use=tuple(numbers[s] for s in flow.kept)))
-    inside, outside = waits_inside(snodes, flow, reading, costs)
+    inside, outside = kernels.waits_inside()
     ends = {at + shift: [u + shift for u in launches] for at, launches in (flow.ends | inside).items()}
     nodes, stands_for = with_company(listed, ends, [at + shift for at in outside], costs.groups, model)
     storages = tuple(Storage(buffers.nbytes[s], s not in buffers.maker and s not in flow.freeable) for s in numbers)
@@ -129,193 +112,156 @@ def lift_kernels(
     return LiftedKernels(problem, nodes_of, told, buffers, reading.storages.assumed, reading.undeclared)
 
 
-def _inputs(buffers: Buffers) -> tuple[list[Node], dict[str, int]]:
-    """One input node per storage of the inputs; the number of every storage."""
-    numbers = {name: s for s, name in enumerate([*buffers.inputs, *buffers.maker])}
-    return [Node(name, Kind.INPUT, alloc=(numbers[name],)) for name in buffers.inputs], numbers
+@dataclass(frozen=True)
+class Kernels:
+    """The scheduler nodes of a graph, by their positions, and what has been read of them."""
 
+    snodes: Sequence[Any]
+    buffers: Buffers
+    flow: DataFlow
+    reading: Reading
+    costs: KernelCosts
 
-def _kernels(
-    snodes: Sequence[Any],
-    flow: DataFlow,
-    after: Mapping[int, set[int]],
-    reading: Reading,
-    costs: KernelCosts,
-    numbers: Mapping[str, int],
-    shift: int,
-) -> list[Node]:
-    """A node per scheduler node; ``shift``: how many inputs are in front of them."""
-    nodes = []
-    for at, snode in enumerate(snodes):
-        kind, launch = flow.kinds[at], flow.launch_of.get(at)
-        cost_of = _cost(snode, kind, costs)
-        group = None if cost_of.launch is None else costs.group_of[cost_of.launch]
-        metas = costs.metas(snode)
-        inside = communication(snode, reading, costs) if kind is Kind.COMPUTE else None
-        nodes.append(
-            Node(
-                name=snode.get_name(),
-                kind=kind,
-                deps=tuple(sorted(u + shift for u in after[at])),
-                alloc=tuple(numbers[s] for s in flow.made[at]),
-                use=tuple(numbers[s] for s in flow.uses[at]),
-                time_us=cost_of.time_us,
-                op=cost_of.op,
-                group=group,
-                collective=None if launch is None else launch + shift,
-                flops=cost_of.flops,
-                bytes=cost_of.bytes,
-                launches=() if inside is None else inside.kept,
-                module=module_of(metas[0]) if metas else "",
-                marks=tuple(sorted({mark for meta in metas for mark in marks_of(meta)})),
-            )
+    @cached_property
+    def called(self) -> list[list[int]]:
+        """Per scheduler node, the FX nodes that it runs as they are."""
+        return [[v for one in members(snode) if runs(one) for v in self.costs.origins(one)] for snode in self.snodes]
+
+    def node(self, at: int, after: Iterable[int], numbers: Mapping[str, int]) -> Node:
+        """Return the problem's node; inputs are in front of these. ``numbers``: of the storages."""
+        snode, kind, shift = self.snodes[at], self.flow.kinds[at], len(self.buffers.inputs)
+        cost = self.costs.of(snode, kind)
+        metas = self.costs.metas(snode)
+        inside = self.communication(at) if kind is Kind.COMPUTE else None
+        return Node(
+            name=snode.get_name(),
+            kind=kind,
+            deps=tuple(sorted(u + shift for u in after)),
+            alloc=tuple(numbers[s] for s in self.flow.made[at]),
+            use=tuple(numbers[s] for s in self.flow.uses[at]),
+            time_us=cost.time_us,
+            op=cost.op,
+            group=None if cost.launch is None else self.costs.group_of[cost.launch],
+            collective=self.flow.ends[at][-1] + shift if at in self.flow.ends else None,
+            flops=cost.flops,
+            bytes=cost.bytes,
+            launches=() if inside is None else inside.kept,
+            module=module_of(metas[0]) if metas else "",
+            marks=tuple(sorted({mark for meta in metas for mark in marks_of(meta)})),
         )
-    return nodes
 
+    def dependencies(self, notes: Counter[str]) -> dict[int, set[int]]:
+        """Per scheduler node, the positions of those that must run before it.
 
-def _cost(snode: Any, kind: Kind, costs: KernelCosts) -> KernelCost:
-    if kind is Kind.WAIT:
-        return KernelCost("wait_tensor", 0, 0, 0.0)
-    if kind is Kind.COLLECTIVE:
-        return costs.of_collective(snode, next(m for m in members(snode) if is_collective(m.node)))
-    return costs.of_compute(snode)
+        Counts ``comm_order``, ``hazard`` and ``point_to_point`` in ``notes``.
 
+        Raises:
+            UnsupportedError: A dependency names nothing, or comes later.
+        """
+        flow = self.flow
+        after = {at: self._of_torch(at, snode, notes) for at, snode in enumerate(self.snodes)}
+        known = sum(map(len, after.values()))
+        # what is written although no schema says so: Inductor does not know
+        unseen = [flow.takes[at] if self.reading.unseen.intersection(vs) else () for at, vs in enumerate(self.called)]
+        writes = [(*seen, *more) for seen, more in zip(flow.writes, unseen, strict=True)]
+        launches = list(self._launches())
+        chains = hazards.launch_chains(launches)
+        notes["point_to_point"] = sum(map(len, chains))
+        for pairs in (
+            hazards.storage_hazards(zip(range(len(self.snodes)), flow.takes, writes, strict=True)),
+            hazards.impurity_hazards(self._impure()),
+            hazards.chain_hazards(chains),
+            hazards.blocking_hazards(self._steps({launch.at: (launch.group,) for launch in launches})),
+        ):
+            hazards.add_hazards(after, pairs)
+        notes["hazard"] = sum(map(len, after.values())) - known
+        return after
 
-def dependencies(
-    snodes: Sequence[Any],
-    buffers: Buffers,
-    flow: DataFlow,
-    reading: Reading,
-    costs: KernelCosts,
-    notes: Counter[str],
-) -> dict[int, set[int]]:
-    """Per scheduler node, the positions of those that must run before it; all arguments are of the same graph.
-
-    Counts ``comm_order``, ``hazard`` and ``point_to_point`` in ``notes``.
-
-    Raises:
-        UnsupportedError: A dependency names nothing, or comes later.
-    """
-    after = {at: _of_torch(at, snode, buffers, flow, notes) for at, snode in enumerate(snodes)}
-    known = sum(map(len, after.values()))
-    unseen = [flow.takes[at] if _writes_unseen(snode, reading, costs) else () for at, snode in enumerate(snodes)]
-    writes = [(*known_writes, *more) for known_writes, more in zip(flow.writes, unseen, strict=True)]
-    add_hazards(after, storage_hazards(zip(range(len(snodes)), flow.takes, writes, strict=True)))
-    add_hazards(after, impurity_hazards(_impure(snodes, flow, reading, costs)))
-    chains = launch_chains(_launches(snodes, flow, reading, costs))
-    notes["point_to_point"] = sum(map(len, chains))
-    add_hazards(after, chain_hazards(chains))
-    add_hazards(after, blocking_hazards(_launch_steps(snodes, flow, reading, costs)))
-    notes["hazard"] = sum(map(len, after.values())) - known
-    return after
-
-
-def _writes_unseen(snode: Any, reading: Reading, costs: KernelCosts) -> bool:
-    """Tell whether a node writes something that it takes, although no schema says so: Inductor does not know."""
-    return any(v in reading.unseen for one in members(snode) if one.is_extern() for v in costs.origins(one))
-
-
-def _of_torch(at: int, snode: Any, buffers: Buffers, flow: DataFlow, notes: Counter[str]) -> set[int]:
-    before: set[int] = set()
-    chain = _comm_chain(snode) if flow.launches[at] else None
-    for dep in snode.unmet_dependencies:
-        u = buffers.producer.get(dep.name)
-        if u is None:
-            if dep.name in V.graph.removed_buffers or dep.name in V.graph.graph_inputs:
+    def _of_torch(self, at: int, snode: Any, notes: Counter[str]) -> set[int]:
+        before: set[int] = set()
+        # by this name ``decide_global_ordering_of_comms`` marks the dependencies that it gives to a collective
+        chain = next(iter(snode.get_buffer_names()), None) if self.flow.launches[at] else None
+        for dep in snode.unmet_dependencies:
+            u = self.buffers.producer.get(dep.name)
+            if u is None:
+                if dep.name in V.graph.removed_buffers or dep.name in V.graph.graph_inputs:
+                    continue
+                raise UnsupportedError(
+                    f"{snode.get_name()!r} depends on {dep.name!r}, which nothing in this graph produces."
+                )
+            if u == at:
                 continue
+            if isinstance(dep, WeakDep) and dep.is_fake and chain == dep.mutating_buf:
+                notes["comm_order"] += 1  # torch's pass for CUDA graphs does not keep to it either
+                continue
+            if u > at:
+                raise UnsupportedError(f"{snode.get_name()!r} runs before {dep.name!r}, on which it depends.")
+            before.add(u)
+        return before
+
+    def _impure(self) -> Iterator[tuple[int, Ordering]]:
+        """Yield what draws random numbers, has effects or communicates.
+
+        Communication is ordered against barriers, and where the FX graph says that it has effects, among those.
+        """
+        for at, snode in enumerate(self.snodes):
+            if self.flow.launches[at] or self.flow.waits[at]:
+                found = [self._ordering(member) for member in members(snode) if member.is_extern()]
+                effect = any(ordering >= Ordering.EFFECT for ordering in found)
+                yield at, Ordering.EFFECT if effect else Ordering.NONE
+            elif (ordering := self._ordering_of(snode)) is not Ordering.NONE:
+                yield at, ordering
+
+    def _ordering(self, member: Any) -> Ordering:
+        """The ordering that the FX graph gives."""
+        found = (self.reading.ordering.get(v, Ordering.NONE) for v in self.costs.origins(member))
+        return max(found, default=Ordering.NONE)
+
+    def _ordering_of(self, snode: Any) -> Ordering:
+        ordering = Ordering.NONE
+        for member in members(snode):
+            if member.node is None or not (member.is_extern() or member.has_side_effects()):
+                continue
+            if getattr(member.node, "subgraphs", None) or getattr(member.node, "subgraph", None):
+                return Ordering.BARRIER
+            effect = Ordering.EFFECT if member.has_side_effects() else Ordering.NONE
+            ordering = max(ordering, effect, self._ordering(member))
+        if ordering is Ordering.FENCE:
             raise UnsupportedError(
-                f"{snode.get_name()!r} depends on {dep.name!r}, which nothing in this graph produces."
+                f"{snode.get_name()!r} changes the mode in which later nodes run (streams, autograd mode)."
             )
-        if u == at:
-            continue
-        if isinstance(dep, WeakDep) and dep.is_fake and chain == dep.mutating_buf:
-            notes["comm_order"] += 1  # torch's pass for CUDA graphs does not keep to it either
-            continue
-        if u > at:
-            raise UnsupportedError(f"{snode.get_name()!r} runs before {dep.name!r}, on which it depends.")
-        before.add(u)
-    return before
+        return ordering
 
+    def _launches(self) -> Iterator[hazards.Launch]:
+        group_of, traits = self.costs.group_of, self.reading.traits
+        for at, launches in enumerate(self.flow.launches):
+            comms = [(group_of[v], traits[v].comm) for v in self.called[at] if v in group_of] if launches else []
+            if comms:
+                both_ways = any(comm is not None and comm.point_to_point for _, comm in comms)
+                yield hazards.Launch(at, comms[-1][0], both_ways)
 
-def _comm_chain(snode: Any) -> str | None:
-    """The name by which ``decide_global_ordering_of_comms`` marks the dependencies that it gives to this collective."""
-    return next(iter(snode.get_buffer_names()), None)
+    def _steps(self, launches: Mapping[int, tuple[str, ...]]) -> Iterator[tuple[int, tuple[str, ...], bool]]:
+        """As :func:`overlap_sched.fx.hazards.launch_steps`; ``launches``: their groups."""
+        for at in range(len(self.snodes)):
+            inside = self.communication(at)
+            if at in launches:
+                yield at, launches[at], False
+            elif inside is not None and (groups := inside.groups if launches else inside.kept):
+                yield at, groups, True
 
+    def waits_inside(self) -> tuple[dict[int, list[int]], list[int]]:
+        """Return the nodes whose sub-graphs wait, with the launches they wait for; and those that wait for others."""
+        launched = {v: at for at, found in enumerate(self.called) if self.flow.launches[at] for v in found}
+        ends, outside = dict[int, list[int]](), list[int]()
+        for at, found in enumerate(self.called):
+            inside = [v for v in found if v in self.reading.inner and self.flow.kinds[at] is Kind.COMPUTE]
+            if any(v in self.reading.outside for v in inside):
+                outside.append(at)
+            if waited := [launched[u] for v in inside for u in self.reading.ends.get(v, ()) if u in launched]:
+                ends[at] = waited
+        return ends, outside
 
-def _impure(
-    snodes: Sequence[Any], flow: DataFlow, reading: Reading, costs: KernelCosts
-) -> Iterator[tuple[int, Ordering]]:
-    """Yield what draws random numbers, has effects or communicates.
-
-    Communication is ordered against barriers, and where the FX graph says that it has effects, among those.
-    """
-    for at, snode in enumerate(snodes):
-        if flow.launches[at] or flow.waits[at]:
-            found = [v for member in members(snode) if member.is_extern() for v in costs.origins(member)]
-            effect = any(reading.ordering.get(v, Ordering.NONE) >= Ordering.EFFECT for v in found)
-            yield at, Ordering.EFFECT if effect else Ordering.NONE
-        elif (ordering := _ordering_of(snode, reading, costs)) is not Ordering.NONE:
-            yield at, ordering
-
-
-def _ordering_of(snode: Any, reading: Reading, costs: KernelCosts) -> Ordering:
-    ordering = Ordering.NONE
-    for member in members(snode):
-        if member.node is None or not (member.is_extern() or member.has_side_effects()):
-            continue
-        if getattr(member.node, "subgraphs", None) or getattr(member.node, "subgraph", None):
-            return Ordering.BARRIER
-        ordering = max([ordering, *(reading.ordering.get(v, Ordering.NONE) for v in costs.origins(member))])
-        if member.has_side_effects():
-            ordering = max(ordering, Ordering.EFFECT)
-    if ordering is Ordering.FENCE:
-        raise UnsupportedError(
-            f"{snode.get_name()!r} changes the mode in which later nodes run (streams, autograd mode)."
-        )
-    return ordering
-
-
-def _launches(snodes: Sequence[Any], flow: DataFlow, reading: Reading, costs: KernelCosts) -> Iterator[Launch]:
-    for at, launches in enumerate(flow.launches):
-        origins = [v for member in members(snodes[at]) for v in costs.origins(member)] if launches else []
-        comms = [(costs.group_of[v], reading.traits[v].comm) for v in origins if v in costs.group_of]
-        if comms:
-            yield Launch(at, comms[-1][0], any(comm is not None and comm.point_to_point for _, comm in comms))
-
-
-def _launch_steps(
-    snodes: Sequence[Any], flow: DataFlow, reading: Reading, costs: KernelCosts
-) -> list[tuple[int, tuple[str, ...], bool]]:
-    """As :func:`overlap_sched.fx.hazards.launch_steps`, of scheduler nodes."""
-    launches = {launch.at: (launch.group,) for launch in _launches(snodes, flow, reading, costs)}
-    steps: list[tuple[int, tuple[str, ...], bool]] = []
-    for at, snode in enumerate(snodes):
-        inside = communication(snode, reading, costs)
-        if at in launches:
-            steps.append((at, launches[at], False))
-        elif inside is not None and (groups := inside.groups if launches else inside.kept):
-            steps.append((at, groups, True))
-    return steps
-
-
-def waits_inside(
-    snodes: Sequence[Any], flow: DataFlow, reading: Reading, costs: KernelCosts
-) -> tuple[dict[int, list[int]], list[int]]:
-    """Return the nodes whose sub-graphs wait, with the launches that they wait for; and those that wait for others."""
-    every = [[v for member in members(snode) if runs(member) for v in costs.origins(member)] for snode in snodes]
-    launched = {v: at for at, origins in enumerate(every) if flow.launches[at] for v in origins}
-    ends, outside = dict[int, list[int]](), list[int]()
-    for at, origins in enumerate(every):
-        inside = [v for v in origins if v in reading.inner and flow.kinds[at] is Kind.COMPUTE]
-        if any(v in reading.outside for v in inside):
-            outside.append(at)
-        if found := [launched[u] for v in inside for u in reading.ends.get(v, ()) if u in launched]:
-            ends[at] = found
-    return ends, outside
-
-
-def communication(snode: Any, reading: Reading, costs: KernelCosts) -> Communication | None:
-    """Return what a scheduler node communicates, or may, that is no collective on a stream of its own."""
-    origins = [v for member in members(snode) if runs(member) for v in costs.origins(member)]
-    found = [reading.communicates[v] for v in origins if v in reading.communicates]
-    return joined(found) if found else None
+    def communication(self, at: int) -> Communication | None:
+        """Return what a scheduler node communicates, or may, that is no collective on a stream of its own."""
+        found = [self.reading.communicates[v] for v in self.called[at] if v in self.reading.communicates]
+        return joined(found) if found else None

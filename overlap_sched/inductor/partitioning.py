@@ -11,7 +11,6 @@ import uuid
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,22 +24,9 @@ from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.costs import Fusion
 from overlap_sched.fx.graphs import own_meta
-from overlap_sched.inductor.agree import (
-    ask,
-    asks,
-    compiled_otherwise,
-    find_in_force,
-    graph_key,
-    launch_texts,
-    launches_in,
-    note_launches,
-    put_in_force,
-    refuse,
-    report_failure,
-    warn_of_ranks,
-)
+from overlap_sched.inductor import agree
 from overlap_sched.inductor.caches import key_after, settings_key
-from overlap_sched.inductor.reporting import describe_error, log, name_graph, rank, warn
+from overlap_sched.inductor.reporting import describe_error, guard, log, name_graph, rank, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.joint import JointSearchResult, Judge, Question, fit_joint
 from overlap_sched.joint.graphs import draws, has_graphs_inside, runs_again
@@ -79,17 +65,13 @@ class Partition:
         if self.found is None or self.reason is not None:
             return f"{self.name}: cut as torch does: {self.reason}"
         before, after = self.found.before, self.found.best
-        pairs = (
-            (size(before.peak_bytes), size(after.peak_bytes)),
-            (size(before.saved_bytes), size(after.saved_bytes)),
-            (duration(before.step_us), duration(after.step_us)),
-        )
-        peak, saved, step = (from_to(*pair) for pair in pairs)
-        marks = after.marks
-        told = [f"{count(len(marks.again), 'operator')} more run again in backward"] if marks.again else []
-        told += [f"{count(len(marks.kept), 'operator')} of gathers run once"] if marks.kept else []
+        peak = from_to(size(before.peak_bytes), size(after.peak_bytes))
+        saved = from_to(size(before.saved_bytes), size(after.saved_bytes))
+        step = from_to(duration(before.step_us), duration(after.step_us))
+        again, once = count(len(after.marks.again), "operator"), count(len(after.marks.kept), "operator")
         return (
-            f"{self.name}: {', '.join(told)}; peak {peak}, saved {saved}, step {step} (predicted for {self.priced_for})"
+            f"{self.name}: {again} more run again in backward, {once} of gathers run once; peak {peak}, saved {saved}, "
+            f"step {step} (predicted for {self.priced_for})"
         )
 
 
@@ -136,14 +118,22 @@ def cut_to_fit(gm: fx.GraphModule, joint_inputs: Any, settings: Settings, partit
     Raises:
         VerificationError, AgreementError: With ``strict``, instead of a fallback.
     """
-    cut = partial(_cut, partitioner=partitioner, joint_inputs=joint_inputs, given=given)
+
+    def cut(graph: fx.GraphModule) -> Halves:
+        copies = {name: list(value) if isinstance(value, list) else value for name, value in given.items()}
+        halves: Halves = partitioner(graph, joint_inputs, **copies)
+        return halves
+
     name, found, reason = "a joint graph", None, None
     try:
         name = name_graph("joint")
         found, reason = _found(gm, cut, settings, name, given["num_fwd_outputs"])
     except Exception as error:
-        reason = report_failure(error, settings, f"fitting {name!r}", f"leaves {name!r} to torch's partitioner")
-    _record(Partition(name, found, reason, settings.priced_for))
+        reason = agree.report_failure(error, settings, f"fitting {name!r}", f"leaves {name!r} to torch's partitioner")
+    with guard(f"could not report on {name!r}"):
+        _partitions.append(Partition(name, found, reason, settings.priced_for))
+        if rank() == 0:
+            log.info("%s", _partitions[-1].line)
     if found is None or reason is not None:
         return cut(gm)
     return _apart(found.best.forward), _apart(found.best.backward)
@@ -156,47 +146,51 @@ def _apart(half: fx.GraphModule) -> fx.GraphModule:
     return half
 
 
-def _cut(gm: fx.GraphModule, *, partitioner: Any, joint_inputs: Any, given: dict[str, Any]) -> Halves:
-    lists = {name: list(value) if isinstance(value, list) else value for name, value in given.items()}
-    halves: Halves = partitioner(gm, joint_inputs, **lists)
-    return halves
-
-
 def _found(
     gm: fx.GraphModule, cut: Partitioner, settings: Settings, name: str, outputs: int
 ) -> tuple[JointSearchResult | None, str | None]:
     """The cut, and why it is not used; all ranks come to the same."""
-    launches = launch_texts(launches_in(list(gm.graph.nodes)))
-    key = graph_key(gm.graph, "joint") if launches else ""
+    launches = agree.launch_texts(agree.launches_in(gm.graph.nodes))
+    key = agree.graph_key(gm.graph, "joint") if launches else ""
     found, failure = None, ""
     fusion: Fusion = "none" if settings.stage == "backend" else "inductor"
     judge = Judge(settings.options, fusion, settings.costs, outputs)
     try:
-        _check(gm)
+        # what a second cut of the same graph might not leave alone
+        if has_graphs_inside(gm):
+            raise UnsupportedError("it calls graphs inside of it (higher-order operators), which are cut by themselves")
+        drawing = [node.name for node in gm.graph.nodes if runs_again(node) and draws(node)]
+        if drawing:
+            raise UnsupportedError(f"{drawing[0]!r} draws random numbers and is to run again")
         found = fit_joint(gm, cut, judge, Question(settings.memory_limit, settings.max_slowdown))
     except Exception as error:  # the others must hear of it
         failure = describe_error(error)
         if not launches:
             raise
-    if launches and asks(settings):
+    if launches and agree.asks(settings):
         of_joint = (CUT + _sha(*launches),)
-        known = find_in_force(of_joint, settings)
+        known = agree.find_in_force(of_joint, settings)
         if known is not None:
             return _follow(gm, cut, judge, found, known, name), None
         mine = Digest.of_failure(failure, key, name=name) if found is None else _digest(gm, settings, key, found, name)
-        agreement = ask(mine, settings)
+        agreement = agree.ask(mine, settings)
         if agreement is not None and not agreement.agreed:
             if agreement.in_doubt and found is not None and found.fits and found.best is not found.before:
-                refuse(name, str(agreement.reason))  # the others may use that cut
-            if agreement.verdict.missing and compiled_otherwise(of_joint) and not _in_force(found, settings):
-                refuse(name, f"{OTHERWISE}, or may have. {agreement.reason}")
-            warn_of_ranks(f"leaves {name!r} to torch's partitioner", agreement.verdict, settings)
+                agree.refuse(name, str(agreement.reason))  # the others may use that cut
+            if agreement.verdict.missing and agree.compiled_otherwise(of_joint) and not _in_force(found, settings):
+                agree.refuse(name, f"{OTHERWISE}, or may have. {agreement.reason}")
+            agree.warn_of_ranks(f"leaves {name!r} to torch's partitioner", agreement.verdict, settings)
             return found, str(agreement.reason)
         if agreement is not None and found is not None and found.fits:
             _put_in_force(of_joint, found, settings, name)
     if found is None:
         raise UnsupportedError(failure)
-    return found, _why_not(found, name)
+    if found.fits:
+        return found, "it answers the question best" if found.best is found.before else None
+    assert found.limit_bytes is not None
+    reason = f"no cut was found below {size(found.limit_bytes)}; the lowest has {size(found.lowest_bytes)}"
+    warn(f"overlap_sched leaves {name!r} to torch's partitioner: {reason}")
+    return found, reason
 
 
 def _put_in_force(of_joint: tuple[Launch, ...], found: JointSearchResult, settings: Settings, name: str) -> None:
@@ -205,12 +199,12 @@ def _put_in_force(of_joint: tuple[Launch, ...], found: JointSearchResult, settin
         if _launches(found.best) == _launches(found.before):
             return
         entry = Entry(of_joint, (), True, _cut_text(found.best))
-        note_launches(entry)
-        known = put_in_force(entry, settings)
+        agree.note_launches(entry)
+        known = agree.put_in_force(entry, settings)
     except Exception as error:  # the others use the cut
-        refuse(name, describe_error(error))
+        agree.refuse(name, describe_error(error))
     if known != entry:
-        refuse(name, OTHERWISE)
+        agree.refuse(name, OTHERWISE)
 
 
 def _follow(
@@ -223,15 +217,17 @@ def _follow(
         again, kept, _ = json.loads(known.rewritten)
         best = make_cut(gm, cut, Marks(frozenset(again), frozenset(kept)), judge)
     except Exception as error:
-        refuse(name, f"{OTHERWISE} ({describe_error(error)})")
+        agree.refuse(name, f"{OTHERWISE} ({describe_error(error)})")
     if _cut_text(best) != known.rewritten:
-        refuse(name, OTHERWISE)
+        agree.refuse(name, OTHERWISE)
     return JointSearchResult(best, best, None, None, best.peak_bytes, 1) if found is None else replace(found, best=best)
 
 
 def _in_force(found: JointSearchResult | None, settings: Settings) -> bool:
     """Tell whether others have compiled what torch's own cut launches."""
-    return found is not None and all(not half or find_in_force(half, settings) for half in _launches(found.before))
+    return found is not None and all(
+        not half or agree.find_in_force(half, settings) for half in _launches(found.before)
+    )
 
 
 def _cut_text(one: JointCut) -> str:
@@ -241,50 +237,17 @@ def _cut_text(one: JointCut) -> str:
 
 
 def _launches(one: JointCut) -> list[tuple[Launch, ...]]:
-    return [launch_texts(launches_in(list(half.graph.nodes))) for half in (one.forward, one.backward)]
-
-
-def _why_not(found: JointSearchResult, name: str) -> str | None:
-    if not found.fits:
-        assert found.limit_bytes is not None
-        reason = f"no cut was found below {size(found.limit_bytes)}; the lowest has {size(found.lowest_bytes)}"
-        warn(f"overlap_sched leaves {name!r} to torch's partitioner: {reason}")
-        return reason
-    return "it answers the question best" if found.best is found.before else None
-
-
-def _check(gm: fx.GraphModule) -> None:
-    """Refuse what a second cut of the same graph might not leave alone."""
-    if has_graphs_inside(gm):
-        raise UnsupportedError("it calls graphs inside of it (higher-order operators), which are cut by themselves")
-    for node in gm.graph.nodes:
-        if runs_again(node) and draws(node):
-            raise UnsupportedError(f"{node.name!r} draws random numbers and is to run again")
-
-
-def _digest(gm: fx.GraphModule, settings: Settings, key: str, found: JointSearchResult, name: str) -> Digest:
-    sizes = [_shape(node.meta.get("val")) for node in gm.graph.find_nodes(op="placeholder")]
-    options = options_text(settings.options, memory_limit=settings.memory_limit, max_slowdown=settings.max_slowdown)
-    marks = found.best.marks
-    order = _sha("again", *sorted(marks.again), "kept", *sorted(marks.kept))
-    return Digest(key, _sha(*sizes), options, "", order, key, name=name, nodes=len(sizes))
-
-
-def _shape(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return type(value).__name__
-    return f"{value.dtype} {tuple(value.shape)} {value.stride()}"
+    return [agree.launch_texts(agree.launches_in(half.graph.nodes)) for half in (one.forward, one.backward)]
 
 
 def _sha(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _record(partition: Partition) -> None:
-    """Keep and log; nothing that fails here changes the cut."""
-    try:
-        _partitions.append(partition)
-        if rank() == 0:
-            log.info("%s", partition.line)
-    except Exception as error:
-        warn(f"overlap_sched could not report on {partition.name!r}", error)
+def _digest(gm: fx.GraphModule, settings: Settings, key: str, found: JointSearchResult, name: str) -> Digest:
+    inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+    shapes = [(v.dtype, *v.shape, *v.stride()) if isinstance(v, torch.Tensor) else type(v).__name__ for v in inputs]
+    options = options_text(settings.options, memory_limit=settings.memory_limit, max_slowdown=settings.max_slowdown)
+    marks = found.best.marks
+    sizes, order = _sha(*map(repr, shapes)), _sha("again", *sorted(marks.again), "kept", *sorted(marks.kept))
+    return Digest(key, sizes, options, "", order, key, name=name, nodes=len(inputs))

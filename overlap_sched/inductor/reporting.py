@@ -5,38 +5,35 @@
   own logging takes: ``TORCH_LOGS="overlap_sched"`` or ``TORCH_LOGS="+overlap_sched"``.
 - One line on all graphs on rank 0, where the plug-in is switched off or the process ends. It is a WARNING where
   something can be repaired, else INFO, and goes to standard error where nobody has set up logging.
-- torch's structured trace (``TORCH_TRACE``, tlparse), where that is on: the artifact ``overlap_sched_report``.
 
 torch hands the name of the function to no pass. It stands on the stack, where ``torch._dynamo.convert_frame._compile``
 runs; where it is not found, graphs have shorter names.
 """
 
 import atexit
-import json
 import logging
 import os
 import re
 import sys
 import warnings
 from collections import Counter, OrderedDict, deque
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from textwrap import shorten
 from types import CodeType, FrameType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import nn
 from torch._guards import CompileContext
-from torch._logging import trace_structured
 
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report
-from overlap_sched.problem import Kind
 from overlap_sched.report.units import count, duration, from_to, size
 from overlap_sched.report.words.graph import sizes_assumed
 from overlap_sched.report.words.schedule import collectives_text
-from overlap_sched.scheduler.driver import Figures
 
 log = logging.getLogger("overlap_sched")
 
@@ -45,13 +42,11 @@ _warned: set[str] = set()
 
 def say(message: str, level: int = logging.INFO) -> None:
     """Log a line; where nobody has set up logging, print it to standard error. Never raises."""
-    try:
+    with suppress(Exception):  # standard error is closed, or a handler of the user's fails: a job is running
         if log.hasHandlers() or not log.isEnabledFor(max(level, logging.WARNING)):
             log.log(level, "%s", message)
         else:
             print(message, file=sys.stderr)
-    except Exception:  # standard error is closed, or a handler of the user's fails: a job is running
-        return
 
 
 def describe_error(error: Exception | None) -> str:
@@ -77,9 +72,25 @@ def warn(message: str, error: Exception | None = None, subject: str = "") -> Non
         log.warning("%s", message)
 
 
+@contextmanager
+def guard(doing: str) -> Iterator[None]:
+    """Warn of what fails inside, and go on: a job is running, and what it runs is settled."""
+    try:
+        yield
+    except Exception as error:
+        warn(f"overlap_sched {doing}", error)
+
+
+def communicates(report: Report) -> bool:
+    """Tell whether a graph has collectives, or may: it was not lifted."""
+    if report.schedule is not None:
+        return bool(report.schedule.problem.collectives)
+    return not (report.reason or "").startswith(NO_COLLECTIVES)
+
+
 def rank() -> int:
     """This process's rank; before anything is distributed, the one that ``torchrun`` gave it; 0 without either."""
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_initialized():
         return int(dist.get_rank())
     given = os.environ.get("RANK", "")
     return int(given) if given.isdecimal() else 0
@@ -87,8 +98,7 @@ def rank() -> int:
 
 def several_ranks() -> bool:
     """Tell whether more than one rank compiles (with torch's ``fake`` process group one process stands for all)."""
-    up = dist.is_available() and dist.is_initialized()
-    return up and dist.get_world_size() > 1 and dist.get_backend() != "fake"
+    return dist.is_initialized() and dist.get_world_size() > 1 and dist.get_backend() != "fake"
 
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.*)_at_(?P<line>\d+)")
@@ -115,16 +125,16 @@ def name_graph(kind: str, inner: str = "", number: Any = None) -> str:
 
 def _subject() -> str:
     """The module or function that is compiled; nothing where it is not known. A name must not stop a compilation."""
-    try:
-        context, frame = CompileContext.try_get(), dynamo_frame()
-        if frame is not None:
-            found = _called(frame.code.co_name, frame.code.co_qualname, frame.owner)
-            if context is not None:
-                _subjects[context] = found
-            return found
-        return "" if context is None else _subjects.get(context, "")
-    except Exception:
-        return ""
+    with suppress(Exception):
+        context, found = CompileContext.try_get(), dynamo_frame()
+        if found is None:
+            return "" if context is None else _subjects.get(context, "")
+        code, owner = found
+        called = _called(code.co_name, code.co_qualname, owner)
+        if context is not None:
+            _subjects[context] = called
+        return called
+    return ""
 
 
 def _called(name: str, qualified: str, owner: Any) -> str:
@@ -140,26 +150,14 @@ def _called(name: str, qualified: str, owner: Any) -> str:
     return f"{qualified.rpartition('<locals>.')[2]}{line}"
 
 
-class DynamoFrame(NamedTuple):
-    """What is compiled.
-
-    Attributes:
-        code: The function.
-        owner: Its ``self``; ``None``: it has none.
-    """
-
-    code: CodeType
-    owner: Any
-
-
-def dynamo_frame() -> DynamoFrame | None:
-    """Return the frame compiled in this thread; ``None``: nothing, or torch has changed."""
+def dynamo_frame() -> tuple[CodeType, Any] | None:
+    """Return the function compiled in this thread, and its ``self``; ``None``: nothing, or torch has changed."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "_compile" and frame.f_globals.get("__name__") == "torch._dynamo.convert_frame":
             code, of_frame = frame.f_locals.get("code"), frame.f_locals.get("locals")
             owner = of_frame.get("self") if isinstance(of_frame, dict) else None
-            return DynamoFrame(code, owner) if isinstance(code, CodeType) else None
+            return (code, owner) if isinstance(code, CodeType) else None
         frame = frame.f_back
     return None
 
@@ -178,56 +176,43 @@ LONGEST_REASON = 120
 """Characters of the reason in the line on all graphs."""
 
 
+CACHED, CHANGED = "out of torch's caches", "reordered or rewritten"
+
+
 @dataclass
 class Tally:
     """What became of the graphs of this process since the last line. Rank 0 speaks for all.
 
     Attributes:
         seen: Graphs that came to us, or were compiled without us; never forgotten.
-        graphs, communicating: Graphs that came to us, and those of them with collectives.
-        changed: Those of them that were reordered or rewritten, and ``exposed_us``: their predicted exposed time before
-            and after, for ``devices``.
-        reasons: Why the others were not.
-        cached: Graphs that torch found in its caches, and ``cached_communicates``: one of them has collectives, or it
-            is not known.
+        became: How many became what: ``CACHED``, ``CHANGED``, without collectives, or why they are as they were.
+        exposed_us: Of those that changed, the predicted exposed time before and after, for ``devices``.
+        communicates: One of them has collectives, or it is not known.
         missed: Graphs that were compiled without us.
         several: Whether there are several ranks: the process group may be gone when the line is written.
         speaks: Whether this is rank 0.
     """
 
     seen: int = 0
-    graphs: int = 0
-    communicating: int = 0
-    changed: int = 0
+    became: Counter[str] = field(default_factory=Counter)
     exposed_us: tuple[float, float] = (0.0, 0.0)
     devices: dict[str, None] = field(default_factory=dict)
-    reasons: Counter[str] = field(default_factory=Counter)
-    cached: int = 0
-    cached_communicates: bool = False
+    communicates: bool = False
     missed: int = 0
     several: bool = False
     speaks: bool = False
 
-    def add(self, report: Report, priced_for: str) -> None:
-        """Count a graph that came to us."""
+    def add(self, report: Report, priced_for: str = "", communicating: bool = True) -> None:
+        """Count a graph that came to us, or that torch has found in its caches."""
         self._look()
-        plan, reason, exposed = report.schedule, report.reason or "", report.exposed_us
-        self.graphs += 1
-        if not (plan.problem.collectives if plan is not None else not reason.startswith(NO_COLLECTIVES)):
-            return
-        self.communicating += 1
-        if exposed is None:
-            self.reasons[reason] += 1
-            return
-        self.changed += 1
-        self.exposed_us = (self.exposed_us[0] + exposed[0], self.exposed_us[1] + exposed[1])
-        self.devices[priced_for] = None
-
-    def add_cached(self, communicates: bool) -> None:
-        """Count a graph that torch has found in its caches."""
-        self._look()
-        self.cached += 1
-        self.cached_communicates |= communicates
+        self.communicates |= communicating and communicates(report)
+        became, exposed = report.reason or "", report.exposed_us
+        if report.cached or not communicates(report):
+            became = CACHED if report.cached else NO_COLLECTIVES
+        elif exposed is not None:
+            became, self.devices[priced_for] = CHANGED, None
+            self.exposed_us = (self.exposed_us[0] + exposed[0], self.exposed_us[1] + exposed[1])
+        self.became[became] += 1
 
     def miss(self, graphs: int) -> None:
         """Count graphs that were compiled without us."""
@@ -240,38 +225,36 @@ class Tally:
 
     def say(self) -> None:
         """Say the line, if there is anything to say, and count anew. Never raises."""
-        try:
-            if self.speaks and (self.graphs or self.cached or self.missed):
+        with suppress(Exception):  # words for people must not end a job
+            if self.speaks and (self.became or self.missed):
                 say(*self.line())
-        except Exception:  # words for people must not end a job
-            pass
         vars(self).update(vars(Tally(seen=self.seen)))
 
     def line(self) -> tuple[str, int]:
-        """One line, and its level of :mod:`logging`."""
-        hooked = self.several and not self.missed and not self.communicating and not self.cached_communicates
-        repairable = any(not reason.startswith(_FINE) for reason in self.reasons)
-        parts = [self._counted()] if self.graphs else []
-        parts += [f"{count(self.cached, 'graph')} out of torch's caches"] if self.cached else []
+        """One line, and its level of :mod:`logging`: ``5 graphs, 3 with collectives, 2 changed (...), 1 not: ...``."""
+        reasons, parts = self.became.copy(), []
+        cached = reasons.pop(CACHED, 0)
+        if graphs := reasons.total():
+            alone, changed = reasons.pop(NO_COLLECTIVES, 0), reasons.pop(CHANGED, 0)
+            text = f"{count(graphs, 'graph')}, {graphs - alone or 'none'} with collectives"
+            if changed:
+                exposed, devices = from_to(*map(duration, self.exposed_us)), " and ".join(filter(None, self.devices))
+                text += f", {changed:,} {CHANGED} (exposed {exposed} predicted{f' for {devices}' if devices else ''})"
+            if reasons:
+                (reason, most), others = reasons.most_common(1)[0], reasons.total()
+                first = shorten(reason.partition(". ")[0].rstrip("."), LONGEST_REASON, placeholder=" ...")
+                text += f", {others:,} not: {first}{'' if most == others else f' ({most:,}), and other reasons'}"
+            parts.append(text)
+        if cached:
+            parts.append(f"{count(cached, 'graph')} {CACHED}")
+        repairable = not parts or (graphs and any(not reason.startswith(_FINE) for reason in reasons))
         if self.missed:
-            alone = not (self.graphs or self.cached)
-            parts.append(f"{count(self.missed, 'graph')} compiled{f', {NEVER_CALLED}' if alone else ' without it'}")
-        parts += [f"nothing to reorder. {HOOKS}"] if hooked else []
-        level = logging.WARNING if repairable or hooked or len(parts) == bool(self.missed) else logging.INFO
-        return f"overlap_sched: {'; '.join(parts)}{f'. {DETAILS}' if self.graphs else ''}", level
-
-    def _counted(self) -> str:
-        """``5 graphs, 3 with collectives, 2 changed (exposed ...), 1 not: ...``."""
-        text = f"{count(self.graphs, 'graph')}, {self.communicating or 'none'} with collectives"
-        if self.changed:
-            exposed, devices = from_to(*map(duration, self.exposed_us)), " and ".join(filter(None, self.devices))
-            text += f", {self.changed:,} reordered or rewritten (exposed {exposed} predicted"
-            text += f"{f' for {devices}' if devices else ''})"
-        if self.reasons:
-            (reason, most), others = self.reasons.most_common(1)[0], self.reasons.total()
-            first = shorten(reason.partition(". ")[0].rstrip("."), LONGEST_REASON, placeholder=" ...")
-            text += f", {others:,} not: {first}{'' if most == others else f' ({most:,}), and other reasons'}"
-        return text
+            parts.append(f"{count(self.missed, 'graph')} compiled{' without it' if parts else f', {NEVER_CALLED}'}")
+        elif self.several and not self.communicates:
+            parts.append(f"nothing to reorder. {HOOKS}")
+            repairable = True
+        level = logging.WARNING if repairable else logging.INFO
+        return f"overlap_sched: {'; '.join(parts)}{f'. {DETAILS}' if graphs else ''}", level
 
 
 tally = Tally()
@@ -318,13 +301,12 @@ class GraphReport:
             return f"{self.name} ({self.stage}): {became}{kept}"
         kept += f"; {sizes_assumed(report.sizes)}" if report.sizes else ""
         before, after = plan.original, plan.scheduled
-        exposed, step = (
-            from_to(duration(a), duration(b))
-            for a, b in ((before.exposed_us, after.exposed_us), (before.step_us, after.step_us))
-        )
+        exposed = from_to(duration(before.exposed_us), duration(after.exposed_us))
+        step = from_to(duration(before.step_us), duration(after.step_us))
+        peak = from_to(size(before.peak_bytes), size(after.peak_bytes))
         return (
-            f"{self.name} ({self.stage}): {collectives_text(plan.problem)}, exposed {exposed} of a "
-            f"step of {step}, peak {from_to(size(before.peak_bytes), size(after.peak_bytes))} ({self._predicted}){kept}"
+            f"{self.name} ({self.stage}): {collectives_text(plan.problem)}, exposed {exposed} of a step of {step}, "
+            f"peak {peak} ({self._predicted}){kept}"
         )
 
     @property
@@ -337,31 +319,6 @@ class GraphReport:
         if self.report.schedule is not None:
             lines.append(f"  times are {self._predicted}")
         return "\n".join([*lines, *(f"  setting: {setting}" for setting in self.settings)])
-
-    def to_json(self) -> dict[str, Any]:
-        """For the structured trace: names instead of ids."""
-        plan = self.report.schedule
-        return {
-            "name": self.name,
-            "stage": self.stage,
-            "changed": self.report.changed,
-            "reason": self.report.reason,
-            "launch_order_kept": self.report.kept,
-            "not_rewritten": list(self.report.refused),
-            "notes": dict(self.report.notes),
-            "sizes": [one._asdict() for one in self.report.sizes],
-            "settings": list(self.settings),
-            "priced_for": self.priced_for,
-            "original": _figures(plan.original if plan else None),
-            "scheduled": _figures(plan.scheduled if plan else None),
-            "order": [plan.problem.nodes[v].name for v in plan.order if plan.problem.nodes[v].kind is not Kind.INPUT]
-            if plan
-            else [],
-        }
-
-
-def _figures(figures: Figures | None) -> dict[str, float] | None:
-    return None if figures is None else asdict(figures)
 
 
 def reports() -> tuple[GraphReport, ...]:
@@ -385,15 +342,15 @@ def note(name: str, **fields: Any) -> None:
 
 def record_cached(name: str, stage: Stage, kept: str | None = None, communicates: bool = True) -> None:
     """Keep and log that torch has found the code of a graph in its caches."""
-    tally.add_cached(communicates)
     _reports.append(GraphReport(name, stage, Report(name, kept=kept, cached=True)))
+    tally.add(_reports[-1].report, communicating=communicates)
     if rank() == 0:
         log.info("%s", _reports[-1].line)
 
 
 def record(report: GraphReport) -> None:
     """Keep, log and trace. To be called when the order is settled: nothing that fails here changes it any more."""
-    try:
+    with guard(f"could not report on {report.name!r}"):
         report = replace(report, report=replace(report.report, **_notes.pop(report.name, {})))
         _reports.append(report)
         tally.add(report.report, report.priced_for)
@@ -402,10 +359,3 @@ def record(report: GraphReport) -> None:
                 warn(f"overlap_sched: {report.report.on_undeclared}")
             log.info("%s", report.line)
         log.debug("%s", report)
-        trace_structured(
-            "artifact",
-            metadata_fn=lambda: {"name": "overlap_sched_report", "encoding": "json"},
-            payload_fn=lambda: json.dumps(report.to_json()),
-        )
-    except Exception as error:  # a report that cannot be written must not stop a compilation
-        warn(f"overlap_sched could not report on {report.name!r}", error)

@@ -18,6 +18,7 @@ from overlap_sched.fit.answer import Question
 from overlap_sched.fx.costs import Cost
 from overlap_sched.inductor.reporting import Stage
 from overlap_sched.options import Options, options_given
+from overlap_sched.problem.precedence import Preserve
 
 NODES = {"A100": "dgx-a100", "H100": "dgx-h100", "H200": "dgx-h200", "B200": "dgx-b200", "MI300X": "mi300x"}
 """By what a GPU is called, as a word of its own (a GB200 is in other nodes than a B200)."""
@@ -79,13 +80,10 @@ class Settings:
         check_model(self.model)
         if self.cost is not None and not callable(self.cost):
             raise OptionsError(f"cost is {self.cost!r}; it is a function from an FX node to microseconds, or None.")
-        for name, meant, allowed in (
-            ("ranks_per_node", "a whole number of 1 or more", isinstance(self.ranks_per_node, int)),
-            ("timeout_s", "a number of seconds above 0", isinstance(self.timeout_s, int | float)),
-        ):
-            value = getattr(self, name)
-            if not allowed or isinstance(value, bool) or value <= 0:
-                raise OptionsError(f"{name} is {value!r}; it is {meant}.")
+        if type(self.ranks_per_node) is not int or self.ranks_per_node < 1:
+            raise OptionsError(f"ranks_per_node is {self.ranks_per_node!r}; it is a whole number of 1 or more.")
+        if isinstance(self.timeout_s, bool) or not isinstance(self.timeout_s, int | float) or self.timeout_s <= 0:
+            raise OptionsError(f"timeout_s is {self.timeout_s!r}; it is a number of seconds above 0.")
         if torch.version.hip and self.options.concurrent_groups == "any":  # RCCL hangs with some
             object.__setattr__(self, "options", replace(self.options, concurrent_groups="disjoint"))
         if self.fits:
@@ -105,10 +103,9 @@ class Settings:
         """The arguments with which a graph is lifted."""
         return {"cost": self.cost, "model": self.model, "ranks_per_node": self.ranks_per_node, "cluster": self.where}
 
-    @property
-    def met_under(self) -> str:
-        """The part of the settings in the name under which the ranks meet."""
-        return f"{self.stage} {self.graph}".rstrip()
+    def preserving(self, order: Preserve) -> "Settings":
+        """The same with this order of launches kept, and no rewrites."""
+        return replace(self, options=replace(self.options, preserve_collective_order=order, rewrites=()))
 
     @property
     def where(self) -> Cluster | None:

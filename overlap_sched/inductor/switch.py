@@ -13,7 +13,10 @@ torchtitan's compile backend does, and a ``torch.compile(options=...)`` of its o
 when a graph is compiled, by passes on the FX graph that Inductor is about to lower and by Dynamo's callbacks.
 
 Inductor reorders what it lowers, so an order that is set on the FX graph survives only in part: the default is
-:class:`~overlap_sched.inductor.scheduler_pass.SchedulerPass`, after fusion.
+:class:`SchedulerPass`, after fusion. torch has passes behind the place where it calls ours (``simple_overlap``, the one
+that joins partitions for CUDA graphs). They would undo our order. So ours is deferred until they have run: what it
+starts from, what memory is counted from and what no step is longer than is what torch alone makes. Nothing of torch has
+to be switched off for it. What is reported is the order that the generated code has, compared when that is written.
 
 While it is on, gathers over gloo go around a fault of torch (:mod:`~overlap_sched.inductor.gloo`); with
 ``inductor_options`` for as long as anything holds these options, as the compiled function does.
@@ -23,14 +26,14 @@ import atexit
 import logging
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 import torch
-import torch.distributed as dist
 from torch import fx
 from torch._dynamo import convert_frame
 from torch._dynamo.callback import callback_handler
@@ -45,13 +48,13 @@ from overlap_sched.errors import OptionsError, UnsupportedError
 from overlap_sched.fx.apply import Report
 from overlap_sched.fx.costs import Cost
 from overlap_sched.fx.operators import traits_of
+from overlap_sched.inductor import reporting
 from overlap_sched.inductor.agree import asks, note_earlier_code, some_graph_moves
 from overlap_sched.inductor.caches import key_after, settings_key, watch_caches
 from overlap_sched.inductor.fx_stage import Choose, choose_rewrites, graph_name, rewrite_and_schedule, rewrite_fx
 from overlap_sched.inductor.gloo import safe_gathers, safe_gathers_with
 from overlap_sched.inductor.partitioning import FitPartitioner
-from overlap_sched.inductor.reporting import GraphReport, name_graph, rank, record, record_cached, say, tally, warn
-from overlap_sched.inductor.scheduler_pass import SchedulerPass, explain_version, knows_torch
+from overlap_sched.inductor.reporting import GraphReport, guard, rank, tally, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options, check_names, options_given, rewrites_wanted
 
@@ -105,7 +108,7 @@ def inductor_options(options: Options | None = None, **how: Unpack[How]) -> dict
             warning.
     """
     _, changes = _plan_changes(_settings_given("inductor_options", options, how))
-    if dist.is_available() and changes:
+    if changes:
         safe_gathers_with(changes[PASSES][-1] if isinstance(changes[POST_GRAD], WatchPass) else changes[POST_GRAD])
     return changes
 
@@ -122,7 +125,7 @@ def enabled(options: Options | None = None, **how: Unpack[How]) -> Iterator[None
     try:
         yield
         if _count_compiled() == before and not tally.seen and rank() == 0:
-            say(NOTHING_COMPILED, logging.WARNING)
+            reporting.say(NOTHING_COMPILED, logging.WARNING)
     finally:
         while len(_on) >= depth:
             _switch_off()
@@ -135,7 +138,7 @@ def enable(options: Options | None = None, **how: Unpack[How]) -> None:
     _switch_on(settings)
     changed = earlier is None or replace(earlier, notes=()) != settings
     if changed and rank() == 0 and convert_frame.output_codes.seen_ids:
-        say(
+        reporting.say(
             "overlap_sched: enable() was called when torch had compiled graphs already. They keep their order. Call "
             "enable() before the first step, or torch.compiler.reset() after it to have all compiled again.",
             logging.WARNING,
@@ -157,9 +160,89 @@ def current_settings() -> Settings | None:
     return _on[-1][0] if _on else None
 
 
+SUPPORTED = ((2, 11), (2, 15))
+"""First and last minor version of torch whose scheduler we have read and run."""
+
+
+def knows_torch(version: str = torch.__version__) -> bool:
+    """Tell whether the private names of a version of torch mean what we think."""
+    first, last = SUPPORTED
+    return first <= tuple(int(part) for part in version.split(".")[:2]) <= last
+
+
+def explain_version() -> str:
+    """The message for a version that is not known."""
+    first, last = (".".join(map(str, one)) for one in SUPPORTED)
+    return (
+        f"this is torch {torch.__version__}, and overlap_sched supports the Inductor scheduler of torch {first} to "
+        f"{last}. Use one of these, or schedule FX graphs (backend='overlap_sched' or schedule_graph), which works "
+        "with any version."
+    )
+
+
 @dataclass(frozen=True)
-class FXPass(CustomGraphPass):
-    """A pass for ``torch._inductor.config.post_grad_custom_post_pass``.
+class SchedulerPass:
+    """A callable for ``torch._inductor.config.reorder_for_compute_comm_overlap_passes``; of a version that is known.
+
+    Attributes:
+        settings: How to schedule.
+    """
+
+    settings: Settings
+
+    def __call__(self, snodes: list[Any]) -> list[Any]:
+        """The nodes as they are: they are put in order behind torch's own passes. Where that cannot be, in our order.
+
+        Raises:
+            VerificationError, AgreementError: As :meth:`order`.
+        """
+        try:
+            from overlap_sched.inductor.kernel_graph import at_the_end
+
+            if at_the_end(snodes, partial(self.order, last=True)):
+                return snodes
+        except Exception as error:
+            warn("overlap_sched runs in front of torch's last passes", error)
+        return self.order(list(snodes))
+
+    def order(self, snodes: list[Any], last: bool = False) -> list[Any]:
+        """The nodes in our order, or as they were; ``last``: no pass of torch runs behind this one.
+
+        Raises:
+            VerificationError, AgreementError: With ``strict``, instead of a fallback.
+        """
+        from overlap_sched.inductor.kernel_graph import order_kernels
+
+        return order_kernels(snodes, self.settings, last)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How torch's caches see this pass: by its name, see :func:`overlap_sched.inductor.caches.settings_key`.
+
+        Raises:
+            TypeError: It has none; torch then compiles without its caches.
+        """
+        name = None
+        with suppress(Exception):  # torch goes on without its caches on a TypeError alone
+            name = settings_key(self.settings) if watch_caches(self.settings) else None
+        if name is None:
+            raise TypeError("this overlap_sched pass has no stable cache key: compile without caches")
+        return (_unpickle, (name, self.settings))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SchedulerPass":
+        """Itself: it never changes, and torch copies its settings often."""
+        return self
+
+
+def _unpickle(name: str, settings: Settings) -> SchedulerPass:
+    """A pass back from its pickle; the name is there for the hash only."""
+    return SchedulerPass(settings)
+
+
+@dataclass(frozen=True)
+class PostGradPass(CustomGraphPass):
+    """For ``torch._inductor.config.post_grad_custom_post_pass``: rewrites and reorders, in place or not at all.
+
+    Where torch runs no passes after fusion, and for compilers that lower by themselves.
 
     Attributes:
         settings: How to schedule.
@@ -177,88 +260,62 @@ class FXPass(CustomGraphPass):
 
     def run(self, graph: fx.Graph) -> None:
         """Work on the graph when the other pass has run."""
-        raise NotImplementedError
-
-    def uuid(self) -> str | None:
-        """Name this package's version and all settings, for torch's caches; ``None``: compile without them."""
-        return key_after(self.before, settings_key(self.settings))
-
-
-@dataclass(frozen=True)
-class PostGradPass(FXPass):
-    """Rewrites and reorders: where torch runs no passes after fusion, and for compilers that lower by themselves."""
-
-    def run(self, graph: fx.Graph) -> None:
-        """Reorder the graph in place, or leave it as it was."""
         rewrite_and_schedule(graph, self.settings)
 
     def uuid(self) -> str | None:
-        """``None`` where ranks must agree: code in a cache does not tell in which order this pass left its graph."""
-        return None if asks(self.settings) else super().uuid()
+        """Name this package's version and all settings, for torch's caches; ``None``: compile without them.
+
+        ``None`` also where ranks must agree: code in a cache does not tell in which order this pass left its graph.
+        """
+        return None if asks(self.settings) else key_after(self.before, settings_key(self.settings))
 
 
 @dataclass(frozen=True)
-class RewritePass(FXPass):
-    """Rewrites, before Inductor lowers.
-
-    Attributes:
-        choose: What to do.
-    """
-
-    choose: Choose = choose_rewrites
-
-    def run(self, graph: fx.Graph) -> None:
-        """Rewrite the graph in place, or leave it as it was: also where no order will be set after fusion."""
-        if not config.deterministic and find_obstacle(self.settings) is None:
-            rewrite_fx(graph, self.settings, self.choose)
-
-    def uuid(self) -> str | None:
-        """``None`` where ranks must agree and torch does not ask us before it uses code from a cache."""
-        return super().uuid() if watch_caches(self.settings) else None
-
-
-@dataclass(frozen=True)
-class WatchPass(FXPass):
-    """Changes nothing, and warns where a graph will not be scheduled.
+class WatchPass(PostGradPass):
+    """Rewrites before Inductor lowers, and warns where a graph will not be scheduled: then nothing is rewritten.
 
     Attributes:
         competing: A reorderer of torch's own is off for us. It is on again for graphs that we do not get.
+        choose: What to rewrite.
     """
 
     competing: bool = False
+    choose: Choose = choose_rewrites
 
     def run(self, graph: fx.Graph) -> None:
-        """Warn where a graph will not be scheduled: not at all, or because other code has switched that off."""
-        try:
+        """Rewrite the graph in place, or leave it as it was; warn where it will not be scheduled."""
+        settings, runs = self.settings, False
+        with guard("could not inspect a graph"):  # what only looks must not stop a compilation
             _watch.listen()
-            obstacle = find_obstacle(self.settings)
+            obstacle = find_obstacle(settings)
+            runs = not config.deterministic and obstacle is None
             if self.competing:
-                setattr(config, COMPETING, config.deterministic or obstacle is not None)
+                setattr(config, COMPETING, not runs)
             if not config.deterministic:
                 warn_of_obstacle(obstacle)
             elif any(node.op == "call_function" and traits_of(node.target).comm is not None for node in graph.nodes):
-                name, settings = graph_name(graph), self.settings
+                name = graph_name(graph)
                 warn(f"overlap_sched leaves {name!r} as it was: {NOT_RUN}")
-                record(GraphReport(name, "inductor", Report(name, reason=NOT_RUN), settings.notes, settings.priced_for))
-        except Exception as error:  # what only looks must not stop a compilation
-            warn("overlap_sched could not inspect a graph", error)
+                report = Report(name, reason=NOT_RUN)
+                reporting.record(GraphReport(name, "inductor", report, settings.notes, settings.priced_for))
+        if runs and rewrites_wanted(settings.options):
+            rewrite_fx(graph, settings, self.choose)
 
     def uuid(self) -> str | None:
-        """A name for torch's caches; ``None`` where the other pass has none."""
-        return key_after(self.before, "overlap_sched watches")
+        """Name what it does; ``None`` where it rewrites, and torch does not ask us before it uses code from a cache."""
+        own: str | None = "overlap_sched watches"
+        if rewrites_wanted(self.settings.options):
+            own = settings_key(self.settings) if watch_caches(self.settings) else None
+        return key_after(self.before, own)
 
 
 def find_obstacle(settings: Settings) -> str | None:
     """Name the setting that keeps Inductor from calling us, as they are now; ``None``: none does."""
     if settings.stage == "post_grad":
-        now: Any = getattr(config, POST_GRAD)
-        while now is not None and not isinstance(now, PostGradPass) and hasattr(now, "before"):
-            now = now.before
+        now = getattr(config, POST_GRAD)
         return None if isinstance(now, PostGradPass) else f"torch._inductor.config.{POST_GRAD} is {_name_of(now)}"
     if not getattr(config, PASSES_ON):
-        after = getattr(config, POST_GRAD)
-        ours = after is None or isinstance(after, FXPass)
-        return f"torch._inductor.config.{PASSES_ON} is False{'' if ours else f', and {POST_GRAD} is {_name_of(after)}'}"
+        return f"torch._inductor.config.{PASSES_ON} is False"
     passes = getattr(config, PASSES)
     if not any(isinstance(p, SchedulerPass) for p in passes):
         return f"torch._inductor.config.{PASSES} is [{', '.join(map(_name_of, passes))}]"
@@ -293,8 +350,7 @@ def _count_compiled() -> tuple[int, int, int]:
 class _Watch:
     """Looks at what torch compiles while we are on; ``torch._dynamo.reset`` forgets it until the next graph comes."""
 
-    def __init__(self) -> None:
-        self._before = (0, 0, 0)
+    _before = (0, 0, 0)
 
     def listen(self) -> None:
         """Register the callbacks (idempotent)."""
@@ -309,21 +365,18 @@ class _Watch:
 
     def end(self, _: Any) -> None:
         """For ``register_end_callback``: torch is done with a frame, or with the graph of a backward."""
-        try:
+        with guard("could not watch a compilation"):
             graphs, seen, cached = (now - then for now, then in zip(_count_compiled(), self._before, strict=True))
             settings = current_settings()
             if settings is None or seen or not (graphs or cached):
                 return
             obstacle = find_obstacle(settings)
-            if obstacle is not None:
-                warn_of_obstacle(obstacle)
+            warn_of_obstacle(obstacle)
             if obstacle is None and cached:
-                name = name_graph("graph" if graphs else "backward")
-                record_cached(name, settings.stage, communicates=not asks(settings))  # else it has come to us
-            elif graphs:
+                name = reporting.name_graph("graph" if graphs else "backward")
+                reporting.record_cached(name, settings.stage, communicates=not asks(settings))  # else it has come to us
+            else:
                 tally.miss(graphs)
-        except Exception as error:
-            warn("overlap_sched could not watch a compilation", error)
 
 
 _watch = _Watch()
@@ -345,58 +398,48 @@ def _settings_given(call: str, options: Options | None, how: How) -> Settings:
 
 def _plan_changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
     """Return the settings with notes on what is switched off, and the changes of ``torch._inductor.config``."""
-    changes: dict[str, Any] = {}
-    notes: list[str] = []
     known = config.get_config_copy()
     if settings.stage == "inductor" and not knows_torch():
-        if settings.options.strict:
-            raise UnsupportedError(explain_version())
-        warn(f"overlap_sched leaves torch as it is: {explain_version()}")
+        _cannot(settings, "torch as it is", explain_version())
         return settings, {}
-    if settings.fits:
-        changes |= _plan_partitioner(settings, known)
-    if COMPETING in known:
-        changes[COMPETING] = False
-        if known[COMPETING]:
-            notes.append(f"torch's {COMPETING} is turned off")
+    changes: dict[str, Any] = {COMPETING: False} if COMPETING in known else {}
+    competing = bool(known.get(COMPETING))
+    notes = [f"torch's {COMPETING} is turned off"] if competing else []
+    if settings.fits and PARTITIONER in known:
+        changes[PARTITIONER] = FitPartitioner(settings, _not_ours(known[PARTITIONER], FitPartitioner))
+    elif settings.fits:
+        why = f"torch {torch.__version__} takes no partitioner (torch._inductor.config.{PARTITIONER})"
+        _cannot(settings, "what is saved for backward to torch", f"{why}. Use 2.13 or newer.")
     earlier = list(known[PASSES]) if known[PASSES_ON] else []
     theirs = [p for p in earlier if callable(p) and not isinstance(p, SchedulerPass)]
     notes += [f"torch's pass {p!r} is turned off" for p in earlier if isinstance(p, str)]
     notes += [f"{getattr(p, '__name__', type(p).__name__)} runs before this pass" for p in theirs]
-    before, competing = known[POST_GRAD], bool(known.get(COMPETING))
-    while isinstance(before, FXPass):  # ours, of an outer block
-        competing = competing or getattr(before, "competing", False)
-        before = before.before
+    competing = competing or getattr(known[POST_GRAD], "competing", False)
+    before = _not_ours(known[POST_GRAD], PostGradPass)
     if settings.stage == "post_grad":
         notes.append("Inductor reorders the graph as it lowers it: only part of the order survives")
-    elif known["deterministic"]:
-        notes.append("torch._inductor.config.deterministic is on: torch calls no custom pass after fusion")
-        warn(f"overlap_sched cannot run: {NOT_RUN}")
-    settings = replace(settings, notes=tuple(notes))
-    if settings.stage == "post_grad":
-        changes[POST_GRAD] = PostGradPass(settings, before)
-        changes[PASSES_ON], changes[PASSES] = bool(theirs), theirs
-        return settings, changes
-    changes[PASSES_ON], changes[PASSES] = True, [*theirs, SchedulerPass(settings)]
-    if rewrites_wanted(settings.options):
-        before = RewritePass(settings, before)
-    changes[POST_GRAD] = WatchPass(settings, before, competing)
-    return settings, changes
+        settings = replace(settings, notes=tuple(notes))
+        passes, after = theirs, PostGradPass(settings, before)
+    else:
+        if known["deterministic"]:
+            notes.append("torch._inductor.config.deterministic is on: torch calls no custom pass after fusion")
+            warn(f"overlap_sched cannot run: {NOT_RUN}")
+        settings = replace(settings, notes=tuple(notes))
+        passes, after = [*theirs, SchedulerPass(settings)], WatchPass(settings, before, competing)
+    return settings, changes | {PASSES_ON: bool(passes), PASSES: passes, POST_GRAD: after}
 
 
-def _plan_partitioner(settings: Settings, known: dict[str, Any]) -> dict[str, Any]:
-    if PARTITIONER not in known:
-        why = (
-            f"torch {torch.__version__} takes no partitioner (torch._inductor.config.{PARTITIONER}). Use 2.13 or newer."
-        )
-        if settings.options.strict:
-            raise UnsupportedError(why)
-        warn(f"overlap_sched leaves what is saved for backward to torch: {why}")
-        return {}
-    before = known[PARTITIONER]
-    while isinstance(before, FitPartitioner):  # ours, of an outer block
-        before = before.before
-    return {PARTITIONER: FitPartitioner(settings, before)}
+def _cannot(settings: Settings, left: str, why: str) -> None:
+    if settings.options.strict:
+        raise UnsupportedError(why)
+    warn(f"overlap_sched leaves {left}: {why}")
+
+
+def _not_ours(before: Any, ours: type) -> Any:
+    """Return what was set before us, an outer block of ours apart."""
+    while isinstance(before, ours):
+        before = before.before  # type: ignore[attr-defined]
+    return before
 
 
 def _switch_on(settings: Settings) -> None:
@@ -406,8 +449,7 @@ def _switch_on(settings: Settings) -> None:
         note_earlier_code()
     settings, changes = _plan_changes(settings)
     with ExitStack() as undo:  # all of it, or nothing
-        if dist.is_available():
-            undo.enter_context(safe_gathers())
+        undo.enter_context(safe_gathers())
         for name, value in changes.items():
             _set_in_every_thread(name, value, undo)
         if changes:
@@ -443,8 +485,8 @@ def _switch_off() -> None:
     try:
         undo.close()
         if not _on and some_graph_moves():  # what is compiled again must launch as other ranks do
-            options = replace(settings.options, preserve_collective_order="waits", rewrites=())
-            _switch_on(replace(settings, options=options, memory_limit=None, max_slowdown=None, follows=True))
+            settings = settings.preserving("waits")
+            _switch_on(replace(settings, memory_limit=None, max_slowdown=None, follows=True))
     finally:
         tally.say()
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from overlap_sched.cost.fusion import FusionRules, FusionStep, find_loop_nests, merge_nests
 from overlap_sched.fit.answer import Question
@@ -34,6 +33,7 @@ from overlap_sched.fx.rewrites import rerunnable
 from overlap_sched.joint.graphs import copy_of, draws, inputs_of, joined, mark, note_what_stays, returned, runs_again
 from overlap_sched.options import Options, on_devices
 from overlap_sched.problem import Problem
+from overlap_sched.problem.precedence import find_reachable
 from overlap_sched.scheduler.driver import schedule
 from overlap_sched.transform.rewrites import Recompute
 from overlap_sched.transform.search import Limit, halve
@@ -351,15 +351,10 @@ def chosen(whole: Whole, limit_bytes: int, high: float) -> frozenset[str]:
 
 def _with_inlined(whole: Whole, again: set[str]) -> set[str]:
     """And what is in registers only, of which these are made: torch would save it in their place."""
-    nodes, found = whole.problem.nodes, set(again)
-    todo = [v for v, node in enumerate(nodes) if node.name in again]
-    while todo:
-        for v in nodes[todo.pop()].deps:
-            name = nodes[v].name
-            if name in whole.in_registers and name in whole.may_run_again and name not in found:
-                found.add(name)
-                todo.append(v)
-    return found
+    nodes, inlined = whole.problem.nodes, whole.in_registers & whole.may_run_again
+    start = [v for v, node in enumerate(nodes) if node.name in again]
+    found = find_reachable(start, lambda v: [u for u in nodes[v].deps if nodes[u].name in inlined])
+    return again | {nodes[v].name for v in found}
 
 
 _FUNCTIONAL, _ATEN = torch.ops._c10d_functional, torch.ops.aten
@@ -387,14 +382,9 @@ def gathers_again(gm: fx.GraphModule) -> list[frozenset[str]]:
     for node in gm.graph.nodes:
         if node.op == "call_function" and runs_again(node) and "ac_graph_id" in node.meta:
             groups.setdefault(node.meta["ac_graph_id"], []).append(node)
-    return [frozenset(node.name for node in group) for group in groups.values() if _is_gather(group)]
-
-
-def _is_gather(group: list[fx.Node]) -> bool:
-    packets = {_packet(node) for node in group}
-    return not packets.isdisjoint(_GATHERS) and packets <= _GATHERS | _BESIDE
-
-
-def _packet(node: fx.Node) -> Any:
-    """The operator, whatever its overload; what is none stands for itself."""
-    return node.target.overloadpacket if isinstance(node.target, OpOverload) else node.target
+    kinds = [{getattr(node.target, "overloadpacket", node.target) for node in group} for group in groups.values()]
+    return [
+        frozenset(node.name for node in group)
+        for group, packets in zip(groups.values(), kinds, strict=True)
+        if not packets.isdisjoint(_GATHERS) and packets <= _GATHERS | _BESIDE
+    ]

@@ -6,13 +6,14 @@ several policies. Of the cuts whose schedules are shortest, some schedules are i
 where OR-tools is installed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from math import inf
 
 from overlap_sched.errors import PipelineError
+from overlap_sched.pipeline.action import COMPUTE
 from overlap_sched.pipeline.compare import FEW, PlannedPipeline, plan_pipeline, stages_per_rank
 from overlap_sched.pipeline.cuts import UnitCut, best_cut, unit_cuts
 from overlap_sched.pipeline.exact import exact_pipeline, solvable
@@ -139,7 +140,6 @@ def _trials(job: PipelineJob) -> tuple[list[_Trial], float]:
     """
     found: list[_Trial] = []
     low_us = inf
-    every = range(len(job.stages))
     few = sorted({1, *stages_per_rank(job), *range(2, min(FEW, len(job.stages) // job.ranks) + 1)})
     for layout in (*(StageLayout("looped", v) for v in few), StageLayout("folded", 2), StageLayout("mirrored")):
         cuts, least_us = unit_cuts(job, layout)
@@ -147,7 +147,7 @@ def _trials(job: PipelineJob) -> tuple[list[_Trial], float]:
         size, left = divmod(len(job.stages), layout.count(job.ranks))
         ways = [*cuts, *([] if left else [UnitCut((size,) * layout.count(job.ranks), ())])]
         if job.memory_limit_bytes is not None and any(stage.recomputed for stage in job.stages):
-            again = tuple(unit for unit in every if job.stages[unit].recomputed is not None)
+            again = tuple(unit for unit in range(len(job.stages)) if job.stages[unit].recomputed is not None)
             ways += [UnitCut(cut, again) for cut in [best_cut(recompute_stages(job, again), layout)] if cut is not None]
         for how in dict.fromkeys(ways):
             units = recompute_stages(job, how.recomputed)
@@ -155,15 +155,10 @@ def _trials(job: PipelineJob) -> tuple[list[_Trial], float]:
                 placed = layout.put(units, how.cut)
             except PipelineError:  # one micro-batch in two directions
                 continue
-            if _has_room(placed):
+            limits = placed.memory_limit_bytes or (inf,) * job.ranks
+            if all(static <= limit for static, limit in zip(placed.static_bytes, limits, strict=True)):
                 found.append(_Trial(layout, how, units, placed, limited_bound_us(placed)))
     return sorted(found, key=lambda trial: trial.bound_us), low_us
-
-
-def _has_room(placed: PipelineJob) -> bool:
-    """Tell whether what is static alone fits."""
-    limits = placed.memory_limit_bytes
-    return limits is None or all(static <= limit for static, limit in zip(placed.static_bytes, limits, strict=True))
 
 
 def _improve(trial: _Trial, effort: int) -> None:
@@ -172,16 +167,12 @@ def _improve(trial: _Trial, effort: int) -> None:
     known = len(trial.policies.made)
     trial.policies.one_for_each(count // POLICY_TAKES)
     trial.add(*(made for made, _ in trial.policies.made[known:]))
-    for one in _unlike(trial.made)[:IMPROVED]:
+    unlike = list({round(one.step_us, 3): one for one in reversed(trial.made)}.values())[::-1]  # one of each step
+    for one in unlike[:IMPROVED]:
         schedule = improve_schedule(trial.placed, one.schedule, trial.bound_us, count)
         step_us = replay_pipeline(trial.placed, schedule).step_us
         if step_us < one.step_us * (1 - SAME):
             trial.add(MadeSchedule(step_us, schedule, f"{one.made_from}, improved"))
-
-
-def _unlike(made: Sequence[MadeSchedule]) -> list[MadeSchedule]:
-    """One of each step."""
-    return list({round(one.step_us, 3): one for one in reversed(made)}.values())[::-1]
 
 
 def _named(trial: _Trial) -> Iterator[MadeSchedule]:
@@ -232,6 +223,6 @@ def _solve(trial: _Trial, best_us: float, effort: int, tell: Callable[[str], Non
 
 def _one_by_one_us(placed: PipelineJob) -> float:
     """Longer than any schedule in which something always runs or is on its way."""
-    blocks = [(one.forward, one.backward, one.input_gradient, one.weight_gradient) for one in placed.stages]
-    computed = sum(block.time_us for each in blocks for block in each if block is not None)
+    blocks = [one.block(kind) for one in placed.stages for kind in COMPUTE]
+    computed = sum(block.time_us for block in blocks if block is not None)
     return placed.micro_batches * (computed + sum(transfers_us(placed)))

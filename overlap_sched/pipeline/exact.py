@@ -15,6 +15,7 @@ Needs ``pip install "overlap_sched[exact]"``.
 import math
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise, product
 from typing import Any
 
 from overlap_sched.errors import OptionsError
@@ -45,11 +46,9 @@ class ExactPipeline:
 
 def solvable(job: PipelineJob, actions: int) -> bool:
     """Tell whether a job is small, and no schedule with whole backwards or pairs is better than one with halves."""
-    if 3 * sum(len(route.stages) * len(route.micro_batches) for route in job.routes) > actions:
-        return False
-    if job.pairs or job.pair_factor < 1.0:
-        return False
-    return all(map(_halves_are_enough, job.stages))
+    count = 3 * sum(len(route.stages) * len(route.micro_batches) for route in job.routes)
+    together = bool(job.pairs) or job.pair_factor < 1.0
+    return count <= actions and not together and all(map(_halves_are_enough, job.stages))
 
 
 def _halves_are_enough(stage: PipelineStage) -> bool:
@@ -123,17 +122,14 @@ class _Program:
     def state(self, start: PipelineSchedule | None) -> None:
         """Add all variables, constraints and the objective; ``start`` as a hint."""
         job, model = self._job, self.model
-        for s in range(len(job.stages)):
-            for kind in KINDS:
-                before = None
-                for m in job.route_of[s].micro_batches:
-                    action = Action(kind, s, m)
-                    self._add(action)
-                    if before is not None:
-                        model.add(self._starts[action] >= self._ends[before])
-                    before = action
-        for s in range(len(job.stages)):
-            for m in job.route_of[s].micro_batches:
+        for s, kind in product(range(len(job.stages)), KINDS):
+            actions = [Action(kind, s, m) for m in job.route_of[s].micro_batches]
+            for action in actions:
+                self._add(action)
+            for before, action in pairwise(actions):
+                model.add(self._starts[action] >= self._ends[before])
+        for s, route in enumerate(job.route_of):
+            for m in route.micro_batches:
                 self._connect(s, m)
         for rank, intervals in enumerate(self._on):
             model.add_no_overlap(intervals)
@@ -212,10 +208,9 @@ class _Program:
         self.model.add_cumulative([one for one, _ in live], [size for _, size in live], max(room // unit, 0))
 
     def _hint(self, start: PipelineSchedule) -> None:
-        for items in replay_pipeline(self._job, start).items:
-            for run in items:
-                if isinstance(run.item, Action) and run.item in self._starts:
-                    self.model.add_hint(self._starts[run.item], self._in_ticks(run.start_us))
+        for _, run in replay_pipeline(self._job, start).ran:
+            if isinstance(run.item, Action) and run.item in self._starts:
+                self.model.add_hint(self._starts[run.item], self._in_ticks(run.start_us))
 
     def schedule(self, value: Any) -> PipelineSchedule:
         """The order of a solution."""

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from overlap_sched.pipeline.action import Action, ActionKind, Item, Pair, PipelineSchedule, forward, parts
+from overlap_sched.pipeline.action import COMPUTE, Action, ActionKind, Item, Pair, PipelineSchedule, forward, parts
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.judge import violation
 from overlap_sched.pipeline.replay import (
@@ -142,10 +142,9 @@ class _GreedyRun:
         if back is None or policy.pairs:
             may = (s for s in inward if _is_there(self._next_forward(s), time_us) and self._may_begin(s, rank))
             ahead = next((forward(s, self._batches[s][self._begun["F"][s]]) for s in may), None)
-        if back is None:
-            if ahead is not None:
-                return ahead
-        else:
+        if back is None and ahead is not None:
+            return ahead
+        if back is not None:
             batch = self._batches[back][self._begun["B"][back]]
             pair = None if ahead is None else Pair(ahead, Action(ActionKind.BACKWARD, back, batch))
             if pair is not None and item_us(self._job, pair) < sum(item_us(self._job, one) for one in pair):
@@ -154,9 +153,6 @@ class _GreedyRun:
         if waiting and not (policy.patient and self._better_to_wait(time_us, stages, waiting)):
             return self._weights(waiting)
         return None
-
-    def _splits(self, s: int) -> bool:
-        return self._job.stages[s].splits
 
     def _weights(self, waiting: list[int]) -> Action:
         s = min(waiting, key=lambda one: (self._waiting[one][0] - self._batches[one].start, -self._depth[one]))
@@ -186,8 +182,7 @@ class _GreedyRun:
 
     def _passing_bytes(self, stage: int) -> int:
         """The most of a stage that is live only while an action runs, its output included."""
-        one = self._job.stages[stage]
-        blocks = (one.forward, one.backward, one.input_gradient, one.weight_gradient)
+        blocks = [self._job.stages[stage].block(kind) for kind in COMPUTE]
         return max(block.transient_bytes + block.output_bytes for block in blocks if block is not None)
 
     def _input_bytes(self, item: Action) -> int:
@@ -199,7 +194,7 @@ class _GreedyRun:
         return block_of(self._job, Action(kind, maker)).output_bytes
 
     def _back(self, s: int) -> ActionKind:
-        return ActionKind.INPUT_GRADIENT if self._splits(s) else ActionKind.BACKWARD
+        return ActionKind.INPUT_GRADIENT if self._job.stages[s].splits else ActionKind.BACKWARD
 
     def _begin(self, time_us: float, rank: int, item: Item) -> None:
         end = self._free_us[rank] = time_us + item_us(self._job, item)
@@ -234,11 +229,8 @@ class _GreedyRun:
 
     def result(self) -> PipelineSchedule | None:
         """The schedule, if all has run."""
-        if any(self._waiting) or any(
-            begun < len(batches) for begun, batches in zip(self._begun["B"], self._batches, strict=True)
-        ):
-            return None
-        return PipelineSchedule("found", tuple(map(tuple, self._orders)))
+        done = self._begun["B"] == list(map(len, self._batches)) and not any(self._waiting)
+        return PipelineSchedule("found", tuple(map(tuple, self._orders))) if done else None
 
 
 def _is_there(there: float | None, time_us: float) -> bool:

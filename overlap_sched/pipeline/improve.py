@@ -14,9 +14,9 @@ Of all such moves the best that was not undone lately is made, even where the st
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from overlap_sched.pipeline.action import Action, ActionKind, Pair, PipelineSchedule
+from overlap_sched.pipeline.action import ActionKind, Pair, PipelineSchedule
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.replay import block_of, replay_pipeline, transfer_us, within_limits
 
@@ -41,40 +41,23 @@ class QuickTimes:
         self.actions = [action for rank in range(job.ranks) for action in schedule.actions(rank)]
         self.number = {action: k for k, action in enumerate(self.actions)}
         self.time_us = [block_of(job, action).time_us for action in self.actions]
-        self._tokens: dict[tuple[bool, int, int | None], int] = {}
-        self.needs = [self._input(action) for action in self.actions]
-        self.gives, self._transfer_us, self._stream = list[int](), list[float](), list[int]()
-        self._streams: dict[tuple[int, int], int] = {}
+        self.needs, self.gives, self._stream = list[int](), list[int](), list[int]()
+        self._transfer_us: list[float] = []
+        tokens: dict[tuple[bool, int, int | None], int] = {}
+        streams: dict[tuple[int, int], int] = {}
         for action in self.actions:
-            self._add_output(action)
-        self.maker = [NONE] * len(self._tokens)
+            to, ahead = job.gives_to(action), action.kind is ActionKind.FORWARD
+            needed, made = (ahead, action.stage, action.micro_batch), (ahead, to or 0, action.micro_batch)
+            self.needs.append(NONE if job.needs_from(action) is None else tokens.setdefault(needed, len(tokens)))
+            self.gives.append(NONE if to is None else tokens.setdefault(made, len(tokens)))
+            ranks = job.rank_of[action.stage], job.rank_of[action.stage if to is None else to]
+            apart = ranks[0] != ranks[1]
+            self._transfer_us.append(transfer_us(job, action, ranks[1]) if apart else 0.0)
+            self._stream.append(streams.setdefault(ranks, len(streams)) if apart else NONE)
+        self._free, self.maker = [0.0] * len(streams), [NONE] * len(tokens)
         self.start_us, self.end_us = [0.0] * len(self.actions), [0.0] * len(self.actions)
-        self._updates = [
-            NONE if action.micro_batch is not None else 0 if action.kind is ActionKind.REDUCE else 1
-            for action in self.actions
-        ]
-
-    def _input(self, action: Action) -> int:
-        """The token of the input of an action; ``NONE`` where nothing comes from another stage."""
-        return NONE if self.job.needs_from(action) is None else self._token(action, action.stage)
-
-    def _token(self, action: Action, stage: int) -> int:
-        """The number of what an action of a kind needs in a stage."""
-        key = action.kind is ActionKind.FORWARD, stage, action.micro_batch
-        return self._tokens.setdefault(key, len(self._tokens))
-
-    def _add_output(self, action: Action) -> None:
-        job, to = self.job, self.job.gives_to(action)
-        if to is None:
-            self.gives.append(NONE)
-            self._transfer_us.append(0.0)
-            self._stream.append(NONE)
-            return
-        self.gives.append(self._token(action, to))
-        ranks = job.rank_of[action.stage], job.rank_of[to]
-        apart = ranks[0] != ranks[1]
-        self._transfer_us.append(transfer_us(job, action, ranks[1]) if apart else 0.0)
-        self._stream.append(self._streams.setdefault(ranks, len(self._streams)) if apart else NONE)
+        kinds = {ActionKind.REDUCE: 0, ActionKind.STEP: 1}
+        self._updates = [kinds.get(action.kind, NONE) for action in self.actions]
 
     def orders_of(self, schedule: PipelineSchedule) -> Orders:
         """The numbers of a schedule of the same actions."""
@@ -88,9 +71,7 @@ class QuickTimes:
         """The step of a schedule; ``None``: its ranks wait for each other. Linear in actions."""
         ranks = len(orders)
         at, clock, reduced = [0] * ranks, [0.0] * ranks, [0.0] * ranks
-        there = [-1.0] * len(self._tokens)
-        waiting = [NONE] * len(self._tokens)
-        free = [0.0] * len(self._streams)
+        there, waiting, free = [-1.0] * len(self.maker), [NONE] * len(self.maker), self._free.copy()
         reduced_at: dict[int, float] = {}
         start_us, end_us, time_us = self.start_us, self.end_us, self.time_us
         needs, gives, maker, streams = self.needs, self.gives, self.maker, self._stream
@@ -130,15 +111,13 @@ class QuickTimes:
 
     def _update(self, one: int, rank: int, now: float, reduced: list[float], reduced_at: dict[int, float]) -> float:
         """Run a reduction or a step; when the compute stream goes on."""
-        stage = self.actions[one].stage
-        if self._updates[one] == 0:
-            start = max(now, reduced[rank])
-            reduced[rank] = reduced_at[stage] = start + self.time_us[one]
-            self.start_us[one], self.end_us[one] = start, reduced[rank]
-            return now
-        start = max(now, reduced_at.get(stage, 0.0))
-        self.start_us[one], self.end_us[one] = start, start + self.time_us[one]
-        return self.end_us[one]
+        stage, steps = self.actions[one].stage, self._updates[one] == 1
+        start = self.start_us[one] = max(now, reduced_at.get(stage, 0.0) if steps else reduced[rank])
+        end = self.end_us[one] = start + self.time_us[one]
+        if steps:
+            return end
+        reduced[rank] = reduced_at[stage] = end
+        return now
 
 
 TABU = 12
@@ -151,8 +130,7 @@ SAME = 1e-9
 """Steps that differ by less are equal (part of the step)."""
 
 
-@dataclass(frozen=True)
-class PipelineMove:
+class PipelineMove(NamedTuple):
     """Of a rank, the action at a position goes to another."""
 
     rank: int
@@ -205,16 +183,13 @@ class _TabuWalk:
             made = self._moved(move)
             assert made is not None
             if self._within_limits(made):
-                self._take(move, made, step_us)
+                order = self.now[move.rank]
+                self._tabu[order[move.at], order[move.at - 1] if move.at else NONE] = self._turn + TABU
+                self.now = made
+                if step_us < self.best_us * (1 - SAME):
+                    self.best, self.best_us = made, step_us
                 return True
         return False
-
-    def _take(self, move: PipelineMove, made: Orders, step_us: float) -> None:
-        order = self.now[move.rank]
-        self._tabu[order[move.at], order[move.at - 1] if move.at else NONE] = self._turn + TABU
-        self.now = made
-        if step_us < self.best_us * (1 - SAME):
-            self.best, self.best_us = made, step_us
 
     def _makes(self, move: PipelineMove) -> tuple[int, int]:
         """Name what a move makes: an action behind another."""

@@ -32,7 +32,7 @@ from overlap_sched.problem.file import DEFAULT_LIMITS, DamagedError, Limits, rea
 _ZERO = Bytes(0)
 
 
-class _BlockTable(Table):
+class _BlockTable(Table, frozen=True):
     time: Time | None = None
     problem: str = ""
     transient: Bytes = _ZERO
@@ -41,12 +41,12 @@ class _BlockTable(Table):
     output_node: str = ""
 
 
-class _RecomputeTable(Table):
+class _RecomputeTable(Table, frozen=True):
     time: Time | None = None
     saved: Bytes | None = None
 
 
-class _StageTable(Table):
+class _StageTable(Table, frozen=True):
     forward: _BlockTable
     backward: _BlockTable | None = None
     input_gradient: _BlockTable | None = None
@@ -62,17 +62,17 @@ class _StageTable(Table):
     recompute: bool | _RecomputeTable = False
 
 
-class _LinkTable(Table):
+class _LinkTable(Table, frozen=True):
     bandwidth: Bandwidth
     latency: Time = Time(0.0)
 
 
-class _LinkBetweenTable(_LinkTable, rename={"source": "from", "target": "to"}, kw_only=True):
+class _LinkBetweenTable(_LinkTable, rename={"source": "from", "target": "to"}, kw_only=True, frozen=True):
     source: Count
     target: Count
 
 
-class _JobTable(Table):
+class _JobTable(Table, frozen=True):
     format: Literal["overlap-pipeline/1"]
     ranks: Positive
     micro_batches: Positive

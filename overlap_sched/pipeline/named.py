@@ -216,9 +216,9 @@ class _Own:
         return backward(stage, self._backwards[stage] - 1)
 
     def input_gradient(self, stage: int) -> Action:
-        m = self.backward(stage).micro_batch or 0
-        self._weights.append(weight_gradient(stage, m))
-        return input_gradient(stage, m)
+        whole = self.backward(stage)
+        self._weights.append(whole._replace(kind=ActionKind.WEIGHT_GRADIENT))
+        return whole._replace(kind=ActionKind.INPUT_GRADIENT)
 
     def weight_gradient(self) -> Action:
         return self._weights.popleft()

@@ -15,7 +15,6 @@ from msgspec import UNSET, Struct, UnsetType, field
 from overlap_sched.cost import Price
 from overlap_sched.errors import ProblemError
 from overlap_sched.fit.answer import Fit
-from overlap_sched.judge.validate import JudgedOrder
 from overlap_sched.options import Concurrent
 from overlap_sched.peak_memory.addresses import AddressPlan
 from overlap_sched.peak_memory.best import MemoryPlan
@@ -28,8 +27,9 @@ from overlap_sched.problem.contention import NO_CONTENTION, Contention
 from overlap_sched.problem.pins import pinned
 from overlap_sched.report.pipeline import Varied, find_shortest
 from overlap_sched.report.words.rewrites import costs
-from overlap_sched.report.words.schedule import Cause, Reserved, causes, find_collective, gap_percent, most_exposed
+from overlap_sched.report.words.schedule import Cause, Reserved, causes, gap_percent, most_exposed
 from overlap_sched.scheduler.driver import Schedule
+from overlap_sched.scheduler.explain import Decision
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.records import records_json
 from overlap_sched.transform.rewrites import to_json
@@ -48,6 +48,25 @@ def _fill(kind: type[Made], /, *sources: object, **given: Any) -> Made:
             if name not in given and hasattr(source, name):
                 given[name] = getattr(source, name)
     return kind(**given)
+
+
+class _Order(_Part, frozen=True):
+    step_us: float
+    exposed_us: float
+    peak_bytes: int
+
+
+class _Graph(_Part, frozen=True, kw_only=True):
+    name: str
+    memory_model: MemoryModel
+    contention: "ContentionFigures | None"
+
+
+class _Scheduled(_Graph, frozen=True, kw_only=True):
+    step_us: float
+    exposed_us: float
+    fell_back: bool
+    pins: "list[PinFigures]"
 
 
 class ContentionFigures(_Part, frozen=True, omit_defaults=True):
@@ -117,7 +136,7 @@ class TriedPlan(_Part, frozen=True):
     why_not: str
 
 
-class PlanAnswer(_Part, frozen=True, kw_only=True, tag_field="schema", tag="overlap-sched/plan/1"):
+class PlanAnswer(_Scheduled, frozen=True, kw_only=True, tag_field="schema", tag="overlap-sched/plan/1"):
     """A schedule, all of it simulated.
 
     Attributes:
@@ -127,11 +146,8 @@ class PlanAnswer(_Part, frozen=True, kw_only=True, tag_field="schema", tag="over
         rewrites: Kind, names, and microseconds less on its stream, microseconds more compute, bytes more at once.
     """
 
-    name: str
     nodes: int
     original_step_us: float
-    step_us: float
-    exposed_us: float
     bound_us: float
     gap_percent: float
     budget_bound_us: float
@@ -139,15 +155,11 @@ class PlanAnswer(_Part, frozen=True, kw_only=True, tag_field="schema", tag="over
     original_peak_bytes: int
     peak_bytes: int
     headroom_bytes: int
-    memory_model: MemoryModel
-    contention: ContentionFigures | None
     prices: PriceSource
     groups_together: BeforeAfter
     concurrent_groups: Concurrent
     unrestricted_step_us: float | None
     schedule_s: float
-    fell_back: bool
-    pins: list[PinFigures]
     memory_limit_bytes: int | None
     short_bytes: int
     original_reserved_bytes: int | None
@@ -224,16 +236,22 @@ class CollectiveFigures(_Part, frozen=True):
     over_budget_bytes: int
 
 
-class ExplainAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/explain/1"):
+def collective_figures(problem: Problem, d: Decision) -> CollectiveFigures:
+    """Return the record of a decision, nodes by name."""
+    nodes = problem.nodes
+    return _fill(
+        CollectiveFigures,
+        *(nodes[d.collective], d),
+        blocked_by=d.held_by,
+        blocking_node=None if d.held_node is None else nodes[d.held_node].name,
+        under=[nodes[v].name for v in d.under],
+        over_budget_bytes=d.over_bytes,
+    )
+
+
+class ExplainAnswer(_Scheduled, frozen=True, kw_only=True, tag_field="schema", tag="overlap-sched/explain/1"):
     """Why a step is exposed."""
 
-    name: str
-    memory_model: MemoryModel
-    contention: ContentionFigures | None
-    step_us: float
-    exposed_us: float
-    fell_back: bool
-    pins: list[PinFigures]
     collectives: int
     causes: tuple[Cause, ...]
     most_exposed: list[CollectiveFigures]
@@ -241,23 +259,8 @@ class ExplainAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/e
 
 def explain_answer(schedule: Schedule, collective: str | None = None, top: int | None = None) -> ExplainAnswer:
     """Return the answer; arguments as of :func:`overlap_sched.report.words.schedule.explanation`."""
-    nodes, listed = schedule.problem.nodes, most_exposed(schedule, top)
-    if collective is not None:
-        wanted = find_collective(schedule.problem, collective)
-        listed = [d for d in schedule.decisions if d.collective == wanted]
-    most = [
-        _fill(
-            CollectiveFigures,
-            *(nodes[d.collective], d),
-            blocked_by=d.held_by,
-            blocking_node=None if d.held_node is None else nodes[d.held_node].name,
-            under=[nodes[v].name for v in d.under],
-            over_budget_bytes=d.over_bytes,
-        )
-        for d in listed
-    ]
-    number, found = len(schedule.decisions), causes(schedule)
-    of = (schedule.problem, schedule.scheduled)
+    most = [collective_figures(schedule.problem, d) for d in most_exposed(schedule, top, collective)]
+    number, found, of = len(schedule.decisions), causes(schedule), (schedule.problem, schedule.scheduled)
     return _fill(ExplainAnswer, *of, collectives=number, causes=found, most_exposed=most, **_shared(schedule))
 
 
@@ -346,12 +349,9 @@ def memory_answer(plan: MemoryPlan, addresses: AddressPlan | None, reserved: Res
     return _fill(MemoryAnswer, *of, nodes=number, original_peak_bytes=was, **_reserved(reserved))
 
 
-class PlanPoint(_Part, frozen=True):
+class PlanPoint(_Order, frozen=True):
     """A plan by its peak and step."""
 
-    peak_bytes: int
-    step_us: float
-    exposed_us: float
     host_bytes: int
     rewrites: int
 
@@ -495,8 +495,8 @@ def pipeline_answer(
             {"forward": ahead, "backward": back, **_graph_figures(one)} for (ahead, back), one in graphs.pairs.items()
         ],
         varied=[
-            VariedSchedule(dict(change.values), (best := find_shortest(of)) and _schedule_figures(best))
-            for change, of in varied
+            VariedSchedule(dict(change.values), None if one is None else _schedule_figures(one))
+            for change, one in ((change, find_shortest(of)) for change, of in varied)
         ],
     )
 
@@ -508,29 +508,25 @@ def _schedule_figures(one: PlannedPipeline) -> PipelineScheduleFigures:
         PipelineScheduleFigures,
         *(one, run),
         gap_percent=gap_percent(run.step_us, one.bound_us),
-        ranks=[RankFigures(*us, at.bytes, str(at.item)) for *us, at in ranks],
+        ranks=[RankFigures(busy, idle, out, inside, at.bytes, str(at.item)) for busy, idle, out, inside, at in ranks],
         lacks=lack and RankLack(lack.rank, lack.bytes, str(lack.item)),
     )
 
 
 def _graph_figures(one: MeasuredGraph) -> dict[str, Any]:
-    def judged(run: JudgedOrder) -> dict[str, float]:
-        line = run.timeline
-        return {"step_us": line.step_us, "exposed_us": line.exposed_us, "peak_bytes": max(run.profile)}
+    before, ordered = (
+        _Order(run.timeline.step_us, run.timeline.exposed_us, max(run.profile)) for run in (one.before, one.ordered)
+    )
+    return {"nodes": len(one.problem.nodes), "before": before, "ordered": ordered}
 
-    return {"nodes": len(one.problem.nodes), "before": judged(one.before), "ordered": judged(one.ordered)}
 
-
-class SweptOrder(_Part, frozen=True):
+class SweptOrder(_Order, frozen=True):
     """An order at one point: microseconds and bytes.
 
     Attributes:
         median_us, p95_us: Of the step in 100 replays with wrong durations; null where no noise was asked for.
     """
 
-    step_us: float
-    exposed_us: float
-    peak_bytes: int
     median_us: float | None
     p95_us: float | None
 
@@ -554,12 +550,9 @@ class SweepPoint(_Part, frozen=True):
     fell_back: bool
 
 
-class SweepAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/sweep/1"):
+class SweepAnswer(_Graph, frozen=True, kw_only=True, tag_field="schema", tag="overlap-sched/sweep/1"):
     """The step for each combination of what was varied; cluster: that collectives are priced for anew."""
 
-    name: str
-    memory_model: MemoryModel
-    contention: ContentionFigures | None
     cluster: str | None
     points: tuple[SweepPoint, ...]
 

@@ -9,7 +9,7 @@ own (-1: none, not known). A storage is live from position ``first`` to ``last``
 
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from importlib.resources import files
@@ -17,7 +17,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
-from msgspec import to_builtins
+from msgspec import UNSET, UnsetType, to_builtins
 
 from overlap_sched import __version__
 from overlap_sched.fit.answer import Fit, FitPoint
@@ -26,7 +26,7 @@ from overlap_sched.judge.validate import measure
 from overlap_sched.options import Options
 from overlap_sched.problem import Order, Problem
 from overlap_sched.report import colours
-from overlap_sched.report.answers import plan_answer
+from overlap_sched.report.answers import PriceSource, plan_answer
 from overlap_sched.report.files import write_file
 from overlap_sched.report.timeline import IN_FLIGHT, MEMORY_KINDS, flights, memory_kinds
 from overlap_sched.report.units import change, count, duration, printable, size
@@ -63,7 +63,7 @@ class Extras:
         frontier: The plans of a fit, by ascending peak.
         answer: What a search for a memory limit has found, in a sentence; it says what the allocator lacks, too.
         command: That made the page; ``""``: a program did.
-        times: Where its times come from (``"predicted for dgx-h100"``); ``""``: not known.
+        prices: Where its times come from, where that is known.
         fits: Does it fit into the memory limit of a search? ``None``: that was not asked.
     """
 
@@ -72,7 +72,7 @@ class Extras:
     frontier: tuple[FitPoint, ...] | None = None
     answer: str | None = None
     command: str = ""
-    times: str = ""
+    prices: PriceSource | UnsetType = UNSET
     fits: bool | None = None
 
 
@@ -108,8 +108,8 @@ def extras_of_fit(found: Fit) -> tuple[Schedule, Extras]:
     )
 
 
-def page_data(schedule: Schedule, more: Mapping[str, Any] | None = None, extras: Extras = NOTHING_ELSE) -> Page:
-    """Collect what the page of a schedule shows; ``more``: figures beyond those that a schedule has."""
+def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
+    """Collect what the page of a schedule shows."""
     made = extras.made
     original = schedule.problem if made is None else made.without.problem
     problems = (original,) if original is schedule.problem else (original, schedule.problem)
@@ -117,11 +117,9 @@ def page_data(schedule: Schedule, more: Mapping[str, Any] | None = None, extras:
     ops = tuple(dict.fromkeys(node.op for problem in problems for node in problem.nodes))
     modules = tuple(dict.fromkeys(node.module for problem in problems for node in problem.nodes if node.module))
     purposes = {**group_purposes(schedule.problem), **group_purposes(original)}
-    called, sizes = (
-        group_names(purposes),
-        {name: of.groups[name].size for of in problems for name in group_purposes(of)},
-    )
-    groups = by_purpose((name for name in sizes if name in purposes), purposes)
+    called = group_names(purposes)
+    sizes = {name: of.groups[name].size for of in problems for name in group_purposes(of)}
+    groups = by_purpose(sizes, purposes)
     ranges = [LiveRanges(problem) for problem in problems]
     runs = [
         _run(ranges[0], 0, "original", original.original_order, schedule.original),
@@ -133,13 +131,13 @@ def page_data(schedule: Schedule, more: Mapping[str, Any] | None = None, extras:
         order, title = extras.beside.order, printable(extras.beside.title)
         measured = figures_of(original, measure(original, order))
         beside = replace(schedule, problem=original, order=order, scheduled=measured, decisions=())
-        also = words.reserved_for(original, order, words.settings_for(original, schedule.options))
+        also = words.reserved_for(original, order, schedule.options)
         runs.append(_run(ranges[0], 0, title, order, measured))
         cells = {row[0]: row[2] for row in (*words.summary_rows(beside), *words.reserved_rows(also))}
         columns = (*COLUMNS, title)
         summary = [(*row, *[""] * (1 + len(COLUMNS) - len(row)), cells.get(row[0], "")) for row in summary]
     return {
-        "figures": {**to_builtins(plan_answer(schedule, made, reserved)), **(more or {})},
+        "figures": to_builtins(plan_answer(schedule, made, reserved, extras.prices)),
         "verdict": words.verdict(schedule, original, reserved, extras.fits)._asdict(),
         "columns": columns,
         "summary": [(*row, *[""] * (1 + len(columns) - len(row))) for row in summary],
@@ -301,27 +299,35 @@ SCRIPTS = ("units.js", "overview.js", "model.js", "pictures.js", "tables.js", "f
 """In this order, as one script."""
 
 
-def write_page(
-    schedule: Schedule, path: str | Path, more: Mapping[str, Any] | None = None, extras: Extras = NOTHING_ELSE
-) -> None:
+def write_page(schedule: Schedule, path: str | Path, extras: Extras = NOTHING_ELSE) -> None:
     """Write a schedule as one HTML file that loads nothing: it opens by double click, without a network.
 
     Args:
         schedule: Of a problem, or of a graph of a training run (``overlap_sched.reports()[0].report.schedule``).
         path: The file.
-        more: Figures beyond those that a schedule has, as of ``plan --json``.
         extras: Rewrites, one more order beside ours, the frontier.
 
     Raises:
         OutputError: The file cannot be written.
     """
-    write_file(path, page_text(page_data(schedule, more, extras), extras.command, extras.times).encode())
+    write_file(path, page_text(page_data(schedule, extras), extras.command).encode())
 
 
-def page_text(page: Page, command: str = "", times: str = "") -> str:
+def page_text(page: Page, command: str = "") -> str:
     """The page as text; what names in it say is never taken for markup."""
     script = "\n".join(map(_read_file, SCRIPTS))
-    verdict, runs = page["verdict"], page["runs"]
+    verdict, runs, prices = page["verdict"], page["runs"], page["figures"].get("prices", {})
+    on = prices.get("cluster") or prices.get("device")
+    times = "of the problem file" if prices.get("from") != "dump" else ""
+    times = ", ".join(filter(None, [times, f"predicted for {on}" if on else ""]))
+    times += f", {count(prices['traces'], 'trace')} of a profiler where they have them" if prices.get("traces") else ""
+    without, frontier = page["figures"].get("step_without_rewrites_us"), list[Sequence[str]]()
+    if page["frontier"] is not None:
+        points, (original, *others) = page["frontier"]["points"], page["frontier"]["others"]
+        for of in (*points, original, *others):
+            peak, step = (change(original[key], of[key]) for key in ("peak_bytes", "step_us"))
+            cells = (size(of["peak_bytes"]), peak, duration(of["step_us"]), step, duration(of["exposed_us"]))
+            frontier.append((of["name"] or "on the frontier", *cells))
     places = {
         what: [f'<h3 id="{what}-title-{r}">{what}</h3>\n<div id="{what}-{r}"></div>' for r in range(len(runs))]
         for what in ("streams", "memory")
@@ -341,19 +347,27 @@ def page_text(page: Page, command: str = "", times: str = "") -> str:
         peaks="\n".join(
             f'<button type="button" data-peak="{r}">peak of {name}</button>' for r, name in enumerate(called)
         ),
-        rewrites=_rewrites_section(page),
-        frontier=_frontier_section(page["frontier"]),
+        no_rewrites="" if page["rewrites"] or page["tried"] else " hidden",
+        without="" if without is None else f"The best order without rewrites takes {duration(without)}.",
+        rewrites="".join(f"<li>{_found(html.escape(said), node)}</li>" for said, node in page["rewrites"]),
+        tried="".join(map(_table_row, page["tried"])),
+        no_frontier="" if frontier else " hidden",
+        frontier="\n".join(map(_table_row, frontier)),
         data=json.dumps(page, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
         script=f'"use strict";\n(() => {{\n{script}}})();',
         version=__version__,
         date=date.today().isoformat(),
         command=f" by <code>{html.escape(printable(command))}</code>" if command else "",
-        times=f" Times: {html.escape(printable(times))}." if times else "",
+        times=f" Times: {html.escape(printable(times))}." if prices else "",
     )
 
 
 def _read_file(name: str) -> str:
     return files(__package__).joinpath("page_files", name).read_text(encoding="utf-8")
+
+
+def _found(words: str, node: int) -> str:
+    return f'<button type="button" data-node="{node}">{words}</button>' if node >= 0 else words
 
 
 def _heads(names: Sequence[str]) -> str:
@@ -364,54 +378,3 @@ def _table_row(cells: Sequence[str]) -> str:
     """A line of a table, its first cell a heading."""
     first, *others = map(html.escape, cells)
     return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
-
-
-def _rewrites_section(page: Page) -> str:
-    """The section of rewrites and of plans tried; nothing where there are none."""
-    if not page["rewrites"] and not page["tried"]:
-        return ""
-    rows = [
-        f'<li><button type="button" data-node="{node}">{html.escape(said)}</button></li>'
-        if node >= 0
-        else f"<li>{html.escape(said)}</li>"
-        for said, node in page["rewrites"]
-    ]
-    found = (
-        " A click on one finds it in the streams, where what rewrites made, and what they made it of, is marked in a "
-        "colour of its own." * any(node >= 0 for _, node in page["rewrites"])
-    )
-    without = duration(page["figures"]["step_without_rewrites_us"])
-    return _section(
-        "rewrites",
-        "Rewrites, what each bought and costs (simulated)",
-        f"<p>{count(len(rows), 'rewrite')} in the scheduled order; the best order without rewrites takes {without}."
-        f"{found}</p>",
-        f'<ol id="rewrites" class="list scroll" tabindex="0" aria-label="Rewrites">{"".join(rows)}</ol>' * bool(rows),
-        f'<details><summary>{len(page["tried"])} plans were tried</summary><div class="scroll"><table id="tried">'
-        f"<tbody>{''.join(map(_table_row, page['tried']))}</tbody></table></div></details>" * bool(page["tried"]),
-    )
-
-
-def _frontier_section(found: Page | None) -> str:
-    """Step against peak memory; nothing where it was not computed."""
-    if found is None:
-        return ""
-    original, rows = found["others"][0], []
-    heads = _heads(("order", "peak", "", "step", "", "exposed"))
-    for point in (*found["points"], *found["others"]):
-        peak, step = point["peak_bytes"], point["step_us"]
-        cells = [point["name"] or "on the frontier", size(peak), change(original["peak_bytes"], peak), duration(step)]
-        rows.append(_table_row([*cells, change(original["step_us"], step), duration(point["exposed_us"])]))
-    return _section(
-        "frontier",
-        "Step against peak memory (simulated)",
-        "<p>The shortest step found for each peak, with rewrites; there may be better ones.</p>",
-        '<ul id="frontier-legend" class="legend" aria-label="Orders"></ul>\n<div id="frontier-plot"></div>',
-        '<div class="scroll" tabindex="0" role="group" aria-labelledby="frontier-title"><table id="frontier">'
-        f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>",
-    )
-
-
-def _section(name: str, title: str, *parts: str) -> str:
-    inside = "\n".join(filter(None, parts))
-    return f'<section aria-labelledby="{name}-title">\n<h2 id="{name}-title">{title}</h2>\n{inside}\n</section>\n'

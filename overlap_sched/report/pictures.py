@@ -104,12 +104,8 @@ BINS = 800
 """Of two pixels each."""
 MAX_STREAMS = 6
 """Beyond this, the least busy process groups are left out of the picture, which says so."""
-MAX_LABELS = 40
-"""Orders with at most as many spans get their nodes' names."""
 HEIGHT = 0.8
 """Of a row; rows are 1 apart."""
-LETTER = 0.0065
-"""Width of a letter, as a share of the axes."""
 LEFT = 0.115
 """Where the axes begin, as a share of the figure."""
 
@@ -147,12 +143,9 @@ def plot_schedule(schedule: Schedule, path: str | Path) -> None:
     for heading, line, of_line in (("original", before, lanes[0]), ("scheduled", after, lanes[1])):
         streams.text(0, y - 0.65, f"{heading}: {duration(line.step_us)}", fontsize=10, weight="bold", color=INK)
         y -= 0.8
-        named = sum(len(lane.busy) + len(lane.exposed) for lane in of_line) <= MAX_LABELS
         for lane in of_line:
             y -= 1.0
             _lane(streams, lane, y, line.step_us, edges, scale)
-            if named:
-                _names(streams, problem, lane, y + HEIGHT / 2, edges[-1], scale)
     streams.set_ylim(y - 0.15, 0.1)
     streams.set_yticks([])
     legend = stream_legend(group_purposes(problem).values())
@@ -232,16 +225,6 @@ def _lane(axes: "Axes", lane: _Lane, y: float, step_us: float, edges: Floats, sc
                   color=INK, parse_math=False)  # fmt: skip
 
 
-def _names(axes: "Axes", problem: Problem, lane: _Lane, y: float, end_us: float, scale: float) -> None:
-    for spans, ink in ((lane.busy, INK), (lane.exposed, "white")):
-        for span in spans:
-            axes.vlines(span.end_us / scale, y - HEIGHT / 2, y + HEIGHT / 2, color="white", linewidth=1)
-            name = printable(problem.nodes[span.node].name)
-            if span.end_us - span.start_us > LETTER * len(name) * end_us:
-                axes.text((span.start_us + span.end_us) / 2 / scale, y, name, ha="center", va="center", fontsize=8,
-                          color=ink, parse_math=False)  # fmt: skip
-
-
 def _lanes(problem: Problem, line: Timeline) -> list[_Lane]:
     """The compute stream, then the process groups by purpose, each with a label; at most ``MAX_STREAMS`` groups."""
     purposes = group_purposes(problem)
@@ -262,49 +245,42 @@ def _short(name: str, letters: int) -> str:
     return name if len(name) <= letters else name[: letters - 1] + "…"
 
 
+Curve = tuple[Sequence[float], Sequence[float], Mapping[str, Any]]
+"""What is varied, what becomes of it, and how that is drawn."""
+
+
 def plot_memory(plan: MemoryPlan, path: str | Path) -> None:
     """Draw the live bytes of a memory plan; the file's ending gives the format (``.png``, ``.svg``, ``.pdf``)."""
-    check_plot(path)
-    problem = plan.problem
-    figure = new_figure(10, 4)
-    axes = figure.subplots()
-    unit_bytes, unit = memory_unit(plan.original_bytes)
+    problem, (per, unit) = plan.problem, memory_unit(plan.original_bytes)
+    new = f"new, {size(plan.peak_bytes)} ({change(plan.original_bytes, plan.peak_bytes)})"
+    curves = list[Curve]()
     for order, colour, label in (
         (problem.original_order, BEFORE, f"original, {size(plan.original_bytes)}"),
-        (plan.order, AFTER, f"new, {size(plan.peak_bytes)} ({change(plan.original_bytes, plan.peak_bytes)})"),
+        (plan.order, AFTER, new),
     ):
-        profile = [live / unit_bytes for live in memory_profile(problem, order)]
-        axes.step(range(len(profile)), profile, where="post", color=colour, label=label, linewidth=1.2)
-    label = "no order's peak is lower"
-    axes.axhline(plan.bound_bytes / unit_bytes, color=LIMIT, linewidth=1, linestyle=":", label=label)
-    axes.set_xlabel("step")
-    axes.set_ylabel(f"{unit} live")
-    _finish_curves(axes, f"{printable(problem.name)} ({problem.memory_model} memory model, simulated)")
-    write_picture(figure, path, tight=True)
+        profile = [live / per for live in memory_profile(problem, order)]
+        curves.append((range(len(profile)), profile, {"color": colour, "label": label, "drawstyle": "steps-post"}))
+    bound = {"color": LIMIT, "linestyle": ":", "label": "no order's peak is lower"}
+    curves.append(((0, len(problem.nodes)), (plan.bound_bytes / per,) * 2, bound))
+    title = f"{printable(problem.name)} ({problem.memory_model} memory model, simulated)"
+    plot_curves(curves, title, "step", f"{unit} live", path)
 
 
-Curve = tuple[Sequence[float], Sequence[float], Mapping[str, Any]]
-"""What is varied, steps in microseconds, and how they are drawn."""
-
-
-def plot_steps(curves: Sequence[Curve], title: str, varied: str, path: str | Path, *, powers: bool) -> None:
-    """Draw steps over what is varied; the file's ending gives the format (``.png``, ``.svg``, ``.pdf``)."""
+def plot_curves(
+    curves: Sequence[Curve], title: str, varied: str, drawn: str, path: str | Path, *, powers: bool = False
+) -> None:
+    """Draw curves; ``powers``: what is varied goes in powers of two."""
     check_plot(path)
-    figure = new_figure(9, 5.8)
+    figure = new_figure(9, 5)
     axes = figure.subplots()
-    scale, unit = time_unit(max(us for _, steps_us, _ in curves for us in steps_us))
-    for x, steps_us, style in curves:
-        axes.plot(x, [us / scale for us in steps_us], marker="o", markersize=3.5, **style)
+    for x, y, style in curves:
+        axes.plot(x, y, linewidth=1.2, **style)
     if powers:
         axes.set_xscale("log", base=2)
-    axes.set_xlabel(varied)
-    axes.set_ylabel(f"step ({unit}), simulated")
-    _finish_curves(axes, title)
-    write_picture(figure, path)
-
-
-def _finish_curves(axes: "Axes", title: str) -> None:
     axes.set_ylim(bottom=0)
+    axes.set_xlabel(varied)
+    axes.set_ylabel(drawn)
     axes.set_title(title, loc="left", parse_math=False)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
+    write_picture(figure, path)

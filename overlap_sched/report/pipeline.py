@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import date
 from html import escape
+from importlib.resources import files
 from itertools import accumulate, groupby
 from math import log10
 
@@ -39,33 +40,11 @@ NUMBERED, NUMBERED_NARROW = 1.0, 3.2
 MOST_BOXES = 60_000
 """Of more actions in all, only some schedules are drawn."""
 Curve = tuple[tuple[float, int], ...]
-STYLE = """
-:root { color-scheme: light dark; --ink: #222; --ground: #fff; --idle: #f1f1f1; --memory: #8a8a8a; --line: #ccc; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #ddd; --ground: #181818; --idle: #262626; --memory: #777; --line: #444; } }
-body { font: 14px/1.4 system-ui, sans-serif; color: var(--ink); background: var(--ground); margin: 1rem auto;
-  padding: 0 1rem; max-width: 1500px; }
-h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1.05rem; margin: 1.4em 0 .3em; }
-#verdict { padding: .5rem .9rem; border-radius: 4px; color: #fff; background: #00694b; font-size: 1.1rem; }
-#verdict.fails, .badge.fails { background: #b3261e; }
-.badge { padding: 0 .5em; border-radius: 4px; color: #fff; background: #00694b; white-space: nowrap; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th:first-child { text-align: left; } tr.fails td, .label .fails { color: #d9534f; font-weight: 600; }
-.rank { display: grid; grid-template-columns: 5rem minmax(0, 1fr); margin-bottom: 6px; }
-.label { font-size: 11px; line-height: 1.35; } svg { display: block; overflow: visible; }
-svg text { font-size: 11px; fill: var(--ink); text-anchor: middle; } svg .on { fill: #fff; font-size: 10px; }
-.idle { fill: var(--idle); } .waits { fill: EXPOSED; } .memory { fill: var(--memory); } .memory.fails { fill: #d9534f; }
-section.fails .box { opacity: .55; } svg line { stroke: EXPOSED; } svg .tick { stroke: var(--line); }
-.legend span { margin-right: 1.2em; white-space: nowrap; }
-.legend i { display: inline-block; width: .9em; height: .9em; margin-right: .35em; vertical-align: -.1em; }
-footer { margin-top: 2em; opacity: .75; overflow-wrap: anywhere; }
-@media (max-width: 900px) { svg .narrow { display: none; } }
-"""
 
 
 def pipeline_page(title: str, planned: Sequence[PlannedPipeline], command: str) -> str:
     """Return the page of some schedules of a job; the footer names the command, this version and the date."""
+    style = files(__package__).joinpath("page_files", "pipeline.css").read_text().replace("EXPOSED", EXPOSED)
     boxes = accumulate(sum(map(len, one.replay.items)) for one in planned)
     drawn = [one for one, number in zip(planned, boxes, strict=True) if number <= MOST_BOXES]
     most_us = max((one.replay.step_us for one in drawn), default=0.0) or 1.0
@@ -73,7 +52,7 @@ def pipeline_page(title: str, planned: Sequence[PlannedPipeline], command: str) 
     return "\n".join([
         "<!doctype html><html lang='en' data-ready='true'><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<title>{escape(title)}</title><style>{STYLE.replace('EXPOSED', EXPOSED)}</style>",
+        f"<title>{escape(title)}</title><style>{style}</style>",
         f"<main><h1>{escape(title)}</h1>",
         *([_verdict(planned), _table(planned)] if planned else []),
         _legend(drawn),

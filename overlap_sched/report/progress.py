@@ -3,21 +3,15 @@
 What counts says so, as in ``budget 3 of 12: 4.2 GiB``: then the line says how long the rest will take.
 """
 
-import itertools
 import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
-
-from overlap_sched.scheduler.driver import ALL
-from overlap_sched.scheduler.task import Candidate, Stage, Stages
 
 _COUNTED = re.compile(r"\b([\d,]+) of ([\d,]+)\b")
 
@@ -65,22 +59,3 @@ def log_steps(
             write(f"{text} ({now - began:.0f} s{left})")
 
     return tell
-
-
-def told_stages(tell: Callable[[str], None], what: str, stages: Stages = ALL) -> Stages:
-    """All stages, each of which says that it begins: ``scheduling 8,052 nodes: stage 4/6, shift``.
-
-    They take too unlike times to say what is left.
-    """
-    count, of = itertools.count(1), len(stages.all)
-
-    def telling(stage: Stage) -> Stage:
-        at = next(count)
-
-        def run(*given: Any) -> Candidate:
-            tell(f"{what}: stage {at}/{of}, {stage.name}")
-            return stage.run(*given)
-
-        return replace(stage, run=run)
-
-    return stages.each(telling)

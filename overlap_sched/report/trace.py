@@ -19,7 +19,6 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -31,7 +30,7 @@ from overlap_sched.errors import CostError
 from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
-from overlap_sched.report.answers import contention_figures
+from overlap_sched.report.answers import collective_figures, contention_figures
 from overlap_sched.report.colours import PURPOSES, TRACE_COMPUTE, TRACE_EXPOSED
 from overlap_sched.report.files import write_file
 from overlap_sched.report.timeline import Timeline, memory_by_kind, timeline
@@ -266,8 +265,8 @@ def row_events(problem: Problem, pid: int, name: str, order: Sequence[int], why:
     for group, row in rows.items():
         for at in line.streams[group]:
             node = problem.nodes[at.node]
-            args = {"op": node.op, "bytes": node.bytes, "id": at.node, "module": node.module, "for": purposes[group]}
-            args |= _why(problem, reasons[at.node])
+            said = {"why": why_text(problem, reasons[at.node]), "for": purposes[group], "module": node.module}
+            args = {"id": at.node, **said, **to_builtins(collective_figures(problem, reasons[at.node]))}
             event = span(pid, row, node.name, "collective", at.start_us, at.end_us, args)
             yield {**event, "cname": PURPOSES[purposes[group]].trace}
             for one in arrows[at.node]:  # only through those of some length, which alone are found again
@@ -320,17 +319,6 @@ def _points(
                 yield arrow("s", pid, row, one.id, ts)
             if v in ends:
                 yield arrow("f", pid, row, ends[v], ts)
-
-
-def _why(problem: Problem, decision: Decision) -> Event:
-    """The record of a decision as arguments, nodes by name."""
-    nodes, held = problem.nodes, decision.held_node
-    return {
-        "why": why_text(problem, decision),
-        **asdict(decision),
-        "under": [nodes[v].name for v in decision.under],
-        "held_node": None if held is None else nodes[held].name,
-    }
 
 
 ORIGINAL, SCHEDULED, MEASURED = 1, 2, 3

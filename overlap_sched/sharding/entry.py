@@ -6,6 +6,7 @@ from itertools import takewhile
 from typing import Any, NoReturn
 
 import torch
+import torch._functorch.config
 import torch.distributed as dist
 from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -14,7 +15,7 @@ from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from overlap_sched.errors import ShardingError
-from overlap_sched.sharding.gather import Place, cache_gathers, layout_of, part_of
+from overlap_sched.sharding.gather import Place, layout_of, part_of
 from overlap_sched.sharding.modules import Owner, ShardedModule, ShardState, put_casts, put_names, put_properties
 
 
@@ -27,7 +28,6 @@ def shard(
     mp_policy: MixedPrecisionPolicy | None = None,
     offload_policy: OffloadPolicy | None = None,
     ignored_params: set[nn.Parameter] | None = None,
-    dp_mesh_dims: object = None,
 ) -> nn.Module | list[nn.Module]:
     """Shard parameters over the ranks of a mesh, gathered where they are read: what ``fully_shard`` does, compiled.
 
@@ -47,7 +47,6 @@ def shard(
         mp_policy: As for ``fully_shard``; inputs and outputs of ``module`` are cast.
         offload_policy: None but the default.
         ignored_params: Parameters that stay as they are.
-        dp_mesh_dims: Not supported.
 
     Returns:
         ``module``, now also a :class:`~overlap_sched.sharding.modules.ShardedModule`.
@@ -57,18 +56,30 @@ def shard(
     """
     roots: list[Any] = list(module) if isinstance(module, list | tuple) else [module]
     ignored = set(ignored_params) if isinstance(ignored_params, Iterable) else {ignored_params} - {None}
-    _check_arguments(roots, ignored, mp_policy, reshard_after_forward, offload_policy, dp_mesh_dims)
+    for one in ignored:
+        if not isinstance(one, nn.Parameter):
+            raise ShardingError("ignored_params must be a set of parameters: set(model.head.parameters()).")
+    if not isinstance(reshard_after_forward, bool | None):
+        raise ShardingError(
+            f"reshard_after_forward is {reshard_after_forward}: resharding to fewer ranks is not supported. Use True "
+            "(gather again in backward) or False (keep)."
+        )
+    if type(offload_policy) not in (type(None), OffloadPolicy):
+        raise ShardingError("offload_policy: offloading is not supported. Use torch's fully_shard for this model.")
     place, policy, modules = _place_in(mesh), mp_policy or MixedPrecisionPolicy(), _modules_of(roots)
-    parameters: dict[nn.Parameter, str] = {}
+    parameters: dict[Any, str] = {}
     for one, path in modules.items():
         _check_module(one, path, ignored)
         for name, parameter in one.named_parameters(recurse=False):
             if parameter not in ignored:
                 parameters.setdefault(parameter, f"{path}.{name}".lstrip("."))
     for parameter, name in parameters.items():
-        _check_parameter(parameter, name, shard_placement_fn)
+        _check_parameter(parameter, name, shard_placement_fn and shard_placement_fn(parameter))
     repair_random_states()
-    cache_gathers()
+    # By default torch's AOTAutograd cache leaves out graphs with autograd functions. Forward and backward of gathers
+    # are graphs inside of the graph when its key is made, and part of that key. torch's environment variable
+    # ``TORCHINDUCTOR_AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD=0`` goes before.
+    torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
     state = ShardState(again=reshard_after_forward is not False, group=place.shards.name)
     layouts = {parameter: layout_of(parameter, place, policy) for parameter in parameters}
     parts = {parameter: part_of(parameter, place, layout) for parameter, layout in layouts.items()}
@@ -84,59 +95,25 @@ def shard(
         if any(True for _ in one.parameters()):
             put_properties(one, {name: layouts[parameter] for name, parameter in own.items()}, state)
     state.owners.extend(owners.values())
-    for replaced, name in parameters.items():
-        _replace(replaced, name)
+    for old, name in parameters.items():
+        old.__class__, old.replaced = _replaced(type(old)), name
     for root in roots:
         put_casts(root, state, policy)
     put_names(roots)
     return module
 
 
-def _check(fits: bool, name: str, given: object, remedy: str) -> None:
-    """Refuse an argument of another type, or of ``fully_shard`` that is not supported."""
-    if not fits:
-        shown = given if isinstance(given, int | str | list | torch.dtype) else f"a {type(given).__name__}"
-        raise ShardingError(f"{name} is {shown}; it must be {remedy}")
-
-
-def _check_arguments(
-    roots: list[Any], ignored: set[Any], policy: Any, reshard_after_forward: Any, offload_policy: Any, dims: Any
-) -> None:
-    for root in roots or [roots]:
-        remedy = "a model, or a list of modules: shard(model, mesh), not its parameters."
-        _check(isinstance(root, nn.Module), "module", root, remedy)
-    dtype = policy if isinstance(policy, torch.dtype) else getattr(policy, "param_dtype", None) or torch.bfloat16
-    remedy = f"a policy: torch.distributed.fsdp.MixedPrecisionPolicy(param_dtype={dtype})."
-    _check(isinstance(policy, MixedPrecisionPolicy | None), "mp_policy", policy, remedy)
-    for one in ignored:
-        remedy = "a set of parameters: set(model.head.parameters())."
-        _check(isinstance(one, nn.Parameter), "ignored_params", one, remedy)
-    remedy = "True (gather again in backward) or False (keep): resharding to fewer ranks is not supported."
-    _check(isinstance(reshard_after_forward, bool | None), "reshard_after_forward", reshard_after_forward, remedy)
-    remedy = "left out: offloading is not supported. Or use torch's fully_shard for this model."
-    _check(type(offload_policy) in (type(None), OffloadPolicy), "offload_policy", offload_policy, remedy)
-    remedy = 'left out. Pass the data-parallel dimensions as mesh: mesh["dp"], or mesh["replicate", "shard"].'
-    _check(dims is None, "dp_mesh_dims", dims, remedy)
-
-
 def _place_in(mesh: DeviceMesh | None) -> Place:
     if mesh is None:
-        if not dist.is_initialized():
-            raise ShardingError(
-                "there is no process group yet, and no mesh was given. Call torch.distributed.init_process_group() "
-                "first, or pass mesh=init_device_mesh(...)."
-            )
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         mesh = init_device_mesh(accelerator.type if accelerator else "cpu", (dist.get_world_size(),))
-    make = 'init_device_mesh("cuda", (ranks,)), or of a process group DeviceMesh.from_group(group, "cuda")'
-    _check(isinstance(mesh, DeviceMesh), "mesh", mesh, f"a DeviceMesh: {make}.")
     if mesh.ndim not in (1, 2):
         raise ShardingError(
             f"the mesh has {mesh.ndim} dimensions {mesh.mesh_dim_names or tuple(mesh.shape)}; shard takes one (shard) "
             'or two (replicate, shard). Pass those of data parallelism: mesh["dp"], or mesh["replicate", "shard"].'
         )
     index = None if mesh.device_type == "cpu" else torch.accelerator.current_device_index()
-    return Place(mesh, torch.device(mesh.device_type, index))
+    return Place.of(mesh, torch.device(mesh.device_type, index))
 
 
 def _modules_of(roots: Sequence[nn.Module]) -> dict[nn.Module, str]:
@@ -173,11 +150,8 @@ def _check_module(module: nn.Module, path: str, ignored: set[nn.Parameter]) -> N
     raise ShardingError(f"{path or 'the module'} ({type(module).__name__}) {fault}")
 
 
-def _check_parameter(
-    parameter: nn.Parameter, name: str, shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None
-) -> None:
+def _check_parameter(parameter: nn.Parameter, name: str, chosen: Shard | None) -> None:
     """Refuse what cannot be divided by rows, was divided by another call, or would leave a hook behind."""
-    chosen = None if shard_placement_fn is None else shard_placement_fn(parameter)
     if parameter._post_accumulate_grad_hooks or parameter._backward_hooks:
         fault = "has a hook, which would stay with the parameter that shard replaces. Register it after shard(model)."
     elif hasattr(parameter, "replaced"):
@@ -191,17 +165,13 @@ def _check_parameter(
     raise ShardingError(f"{name} {fault}")
 
 
-def _replace(parameter: Any, name: str) -> None:
-    """Raise wherever the gradient of a parameter that ``shard`` has divided is asked for from now on.
+@cache
+def _replaced(own: type) -> type:
+    """A class that raises wherever the gradient of a parameter that ``shard`` has divided is asked for.
 
     torch can turn no ``Parameter`` into a DTensor: an optimizer that was made before still has the old one.
     """
-    parameter.__class__ = _replaced(type(parameter))
-    parameter.replaced = name
 
-
-@cache
-def _replaced(own: type) -> type:
     def refuse(parameter: Any, *_: Any) -> NoReturn:
         raise ShardingError(
             f"shard() has replaced {getattr(parameter, 'replaced', 'this parameter')}: an optimizer that was made "
@@ -220,21 +190,17 @@ def _replaced(own: type) -> type:
 # both graphs. Where there is nothing to put right, graphs stay as torch makes them.
 
 
-_REPAIRED = "_repaired_by_overlap_sched"
-
-
+@cache
 def repair_random_states() -> None:
     """Put it right from now on; once per process. A torch without this function is left alone."""
     import torch._functorch.partitioners as partitioners
 
     torchs = getattr(partitioners, "functionalize_rng_ops", None)
-    if torchs is None or hasattr(torchs, _REPAIRED):
+    if torchs is None:
         return
 
     @wraps(torchs)
-    def functionalize(
-        joint: fx.GraphModule, forward: fx.GraphModule, backward: fx.GraphModule, num_sym_nodes: int
-    ) -> Any:
+    def functionalize(joint: Any, forward: fx.GraphModule, backward: fx.GraphModule, num_sym_nodes: int) -> Any:
         from torch._functorch._aot_autograd.graph_compile import is_opaque_node
 
         saved: Sequence[Any] = forward.graph.output_node().args[0]
@@ -252,5 +218,4 @@ def repair_random_states() -> None:
             made[1].recompile()
         return made
 
-    setattr(functionalize, _REPAIRED, True)
     partitioners.functionalize_rng_ops = functionalize

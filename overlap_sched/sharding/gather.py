@@ -9,10 +9,9 @@ the collective where the type cannot overflow, by factors before and after it in
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch._functorch.config
 import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -39,11 +38,7 @@ class CollectiveGroup:
     size: int
 
 
-ALONE = CollectiveGroup("", 1)
-
-
-@dataclass(frozen=True)
-class TensorParallelLayout:
+class TensorParallelLayout(NamedTuple):
     """The DTensor that a parameter was before it was sharded: what tensor parallelism made of it."""
 
     mesh: DeviceMesh
@@ -87,28 +82,25 @@ class Layout:
 
 @dataclass(frozen=True)
 class Place:
-    """Where this rank stands in a mesh of one or two dimensions: (shard) or (replicate, shard)."""
+    """Where this rank stands in a mesh of one or two dimensions: (shard) or (replicate, shard).
+
+    Attributes:
+        shards, replicas: The groups of the last dimension, and of the first of two.
+        index: That of this rank's part.
+    """
 
     mesh: DeviceMesh
     device: torch.device
+    shards: CollectiveGroup
+    replicas: CollectiveGroup
+    index: int
 
-    @property
-    def shards(self) -> CollectiveGroup:
-        """The last dimension."""
-        return self._group(self.mesh.ndim - 1)
-
-    @property
-    def replicas(self) -> CollectiveGroup:
-        """The first of two."""
-        return self._group(0) if self.mesh.ndim == 2 else ALONE
-
-    @property
-    def index(self) -> int:
-        """The index of this rank's part."""
-        return int(self.mesh.get_local_rank(self.mesh.ndim - 1))
-
-    def _group(self, dimension: int) -> CollectiveGroup:
-        return CollectiveGroup(self.mesh.get_group(dimension).group_name, self.mesh.size(dimension))
+    @classmethod
+    def of(cls, mesh: DeviceMesh, device: torch.device) -> "Place":
+        """This rank's."""
+        groups = [CollectiveGroup(mesh.get_group(k).group_name, mesh.size(k)) for k in range(mesh.ndim)]
+        replicas = groups[0] if mesh.ndim == 2 else CollectiveGroup("", 1)
+        return cls(mesh, device, groups[-1], replicas, int(mesh.get_local_rank(mesh.ndim - 1)))
 
 
 def layout_of(parameter: nn.Parameter, place: Place, policy: MixedPrecisionPolicy) -> Layout:
@@ -139,9 +131,13 @@ def part_of(parameter: nn.Parameter, place: Place, layout: Layout) -> nn.Paramet
             placement = _StridedShard(0, split_factor=parts)
     replicated = [Replicate()] * (place.mesh.ndim - 1)
     placements = (*replicated, placement, *(inside.placements if inside is not None else ()))
-    stride = torch.empty(parameter.shape, device="meta").stride()
-    kept = DTensor.from_local(mine, mesh, placements, run_check=False, shape=parameter.shape, stride=stride)
+    kept = as_dtensor(mine, mesh, placements, parameter.shape, torch.empty(parameter.shape, device="meta").stride())
     return nn.Parameter(kept, requires_grad=parameter.requires_grad)
+
+
+def as_dtensor(local: Tensor, mesh: DeviceMesh, placements: Any, shape: Any, stride: Any) -> DTensor:
+    """The DTensor of which this rank has a part."""
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 def _local(parameter: Tensor) -> Tensor:
@@ -152,16 +148,6 @@ def _local(parameter: Tensor) -> Tensor:
 
 
 _C10D = torch.ops._c10d_functional
-_NO_OVERFLOW = (torch.float32, torch.bfloat16)
-
-
-def cache_gathers() -> None:
-    """Let torch's AOTAutograd cache take graphs with these gathers: by default it leaves out autograd functions.
-
-    Their forward and backward are graphs inside of the graph when its key is made, and part of that key. torch's
-    environment variable ``TORCHINDUCTOR_AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD=0`` goes before.
-    """
-    torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
 
 
 def gather(
@@ -179,21 +165,10 @@ def gather(
     """
     given = (part, collector, layout, factor)
     if not again:
-        return _gather(*given)
-    # a checkpoint of the gather alone: torch's partitioner puts its nodes into the backward graph once more
-    whole: Tensor = checkpoint(_gather, *given, use_reentrant=False, context_fn=_recompute_all)
+        whole: Tensor = _Gather.apply(*given)
+    else:  # a checkpoint of the gather alone: torch's partitioner puts its nodes into the backward graph once more
+        whole = checkpoint(_Gather.apply, *given, use_reentrant=False, context_fn=_recompute_all)
     return whole
-
-
-def _whole_from_parts(part: Tensor, layout: Layout) -> Tensor:
-    """Cast and gather; rows that only pad are cut off. Nothing is sent in a group of one."""
-    part = part.to(layout.compute)
-    if layout.shards.size == 1:
-        return part.view_as(part)
-    if layout.missing:  # on all ranks alike: padded by nothing where there is nothing to pad
-        part = _padded(part, layout.part)
-    whole = _wait(_C10D.all_gather_into_tensor(part.contiguous(), layout.shards.size, layout.shards.name))
-    return whole[: layout.rows] if layout.missing else whole
 
 
 def reduced(gradient: Tensor, rows: int, layout: Layout, factor: float | None) -> Tensor:
@@ -214,13 +189,22 @@ def reduced(gradient: Tensor, rows: int, layout: Layout, factor: float | None) -
 
 
 class _Gather(torch.autograd.Function):
-    """Gathers; its backward reduces, or hands the gradient to the collector."""
+    """Casts and gathers; rows that only pad are cut off. Its backward reduces, or hands it to the collector.
+
+    Nothing is sent in a group of one.
+    """
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, collector: Tensor | None, layout: Layout, factor: float | None) -> Tensor:
         ctx.layout, ctx.factor, ctx.rows, ctx.dtype = layout, factor, part.shape[0], part.dtype
         ctx.collects = collector is not None
-        return _whole_from_parts(part, layout)
+        part = part.to(layout.compute)
+        if layout.shards.size == 1:
+            return part.view_as(part)
+        if layout.missing:  # on all ranks alike: padded by nothing where there is nothing to pad
+            part = _padded(part, layout.part)
+        whole = _wait(_C10D.all_gather_into_tensor(part.contiguous(), layout.shards.size, layout.shards.name))
+        return whole[: layout.rows] if layout.missing else whole
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
@@ -229,14 +213,9 @@ class _Gather(torch.autograd.Function):
         return reduced(gradients[0], ctx.rows, ctx.layout, ctx.factor).to(ctx.dtype), None, None, None
 
 
-def _gather(part: Tensor, collector: Tensor | None, layout: Layout, factor: float | None) -> Tensor:
-    whole: Tensor = _Gather.apply(part, collector, layout, factor)
-    return whole
-
-
 def _division(layout: Layout, factor: float | None) -> tuple[float, str, float]:
     """(divided by before, how it is reduced, divided by after)."""
-    if layout.reduce in _NO_OVERFLOW:
+    if layout.reduce in (torch.float32, torch.bfloat16):  # which do not overflow
         return (1.0, "avg", 1.0) if factor is None else (1.0, "sum", factor)
     whole = float(layout.shards.size * layout.replicas.size) if factor is None else factor
     before = 1.0

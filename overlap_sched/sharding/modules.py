@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,9 +25,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
 from overlap_sched.distributed.agreement import PREFIX, membership_of, short_hash
-from overlap_sched.distributed.uncompiled import uncompiled
 from overlap_sched.errors import ShardingError
-from overlap_sched.sharding.gather import Layout, gather, reduced
+from overlap_sched.sharding.gather import Layout, as_dtensor, gather, reduced
 
 # What one call of ``shard`` shares: its modes, and gradients that were not reduced yet.
 #
@@ -97,9 +97,8 @@ class ShardState:
         if parameter.grad is not None:
             parameter.grad.to_local().add_(mine)
         else:
-            mesh, shape, stride = parameter.device_mesh, parameter.shape, parameter.stride()
-            placed = parameter.placements
-            parameter.grad = DTensor.from_local(mine, mesh, placed, run_check=False, shape=shape, stride=stride)
+            mesh, placements = parameter.device_mesh, parameter.placements
+            parameter.grad = as_dtensor(mine, mesh, placements, parameter.shape, parameter.stride())
 
 
 class ShardedModule:
@@ -185,18 +184,18 @@ def _when_traced(context: ComptimeContext) -> None:
 def _compare(module: Any, name: str) -> None:
     fault = ""
     with suppress(Exception):  # torch's stores raise several types; a fault of this check is no fault of the job
-        shape = list(module._parameters[name].shape)
-        fault = _fault(module._parameter_names[name], shape, module._sharding.group)
+        fault = _fault(module, name)
     if fault:
         raise ShardingError(fault)
 
 
-def _fault(full: str, shape: list[int], group: str) -> str:
+def _fault(module: Any, name: str) -> str:
     """That another rank has read another parameter of this shape at this place; ``""``: none has."""
     membership = membership_of()
     if membership is None:
         return ""
-    ranks = str(dist.get_process_group_ranks(_resolve_process_group(group)))
+    full, shape = module._parameter_names[name], list(module._parameters[name].shape)
+    ranks = str(dist.get_process_group_ranks(_resolve_process_group(module._sharding.group)))
     reads = _first_reads.setdefault(ranks, {})
     if ranks in _ended or full in reads:
         return _ended.get(ranks, "")
@@ -204,30 +203,21 @@ def _fault(full: str, shape: list[int], group: str) -> str:
     key = f"{PREFIX}reads/{short_hash(ranks)}/{len(reads)}"
     first = membership.store.compare_set(key, "", json.dumps([full, shape, membership.rank]))
     other, other_shape, rank = json.loads(first.decode())
-    if [other, other_shape] == [full, shape]:
-        return ""
-    (one, this), (another, that) = sorted([(rank, other), (membership.rank, full)])
-    _ended[ranks] = (
-        ""
-        if other_shape != shape
-        else (
+    if other_shape != shape:
+        _ended[ranks] = ""
+    elif other != full:
+        (one, this), (another, that) = sorted([(rank, other), (membership.rank, full)])
+        _ended[ranks] = (
             f"ranks {one} and {another} gather different parameters of one shape ({' x '.join(map(str, shape))}): "
             f"as number {len(reads)}, rank {one} reads {this} and rank {another} reads {that}. "
-            "Each would get rows of both. Let all ranks read the same parameters in the same order: look for a branch "
-            "that depends on the rank or its data."
+            "Let all ranks read the same parameters in the same order: no branch by the rank or its data."
         )
-    )
-    return _ended[ranks]
+    return _ended.get(ranks, "")
 
 
-class _Running:
-    """Whether a forward is running in eager code."""
-
-    forward = False
-
-
-_running = _Running()
-_classes: dict[tuple[type, tuple[tuple[str, Layout], ...], bool], type] = {}
+_running = SimpleNamespace(forward=False)
+"""Whether a forward is running in eager code."""
+_classes: dict[tuple[Any, ...], type] = {}
 """Modules alike have one class, so that code compiled for one serves the others."""
 
 
@@ -267,23 +257,16 @@ def _property(name: str, layout: Layout) -> property:
         parameter = module._parameters[name]
         if not (torch.compiler.is_compiling() or _running.forward) or not isinstance(parameter, DTensor):
             return parameter
-        return _whole(module, name, parameter, layout)
+        compare_reads(module, name)
+        state, part, inside = module._sharding, parameter.to_local(), layout.inside
+        again = state.again and torch.compiler.is_compiling() and torch.is_grad_enabled()
+        if state.sync or not parameter.requires_grad:
+            whole = gather(part, layout, state.factor, again=again)
+        else:
+            whole = gather(part.detach(), layout, collector=module._collectors[name], again=again)
+        return whole if inside is None else as_dtensor(whole, *inside)
 
     return property(read)
-
-
-def _whole(module: nn.Module, name: str, parameter: DTensor, layout: Layout) -> Tensor:
-    compare_reads(module, name)
-    state, part, inside = module._sharding, parameter.to_local(), layout.inside
-    again = state.again and torch.compiler.is_compiling() and torch.is_grad_enabled()
-    if state.sync or not parameter.requires_grad:
-        whole = gather(part, layout, state.factor, again=again)
-    else:
-        whole = gather(part.detach(), layout, collector=module._collectors[name], again=again)
-    if inside is None:
-        return whole
-    shape, stride = inside.shape, inside.stride
-    return DTensor.from_local(whole, inside.mesh, inside.placements, run_check=False, shape=shape, stride=stride)
 
 
 def _gathering(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -291,8 +274,6 @@ def _gathering(plain: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or _running.forward:
             return plain(self, *args, **kwargs)
-        if uncompiled.counts and torch.is_grad_enabled():
-            uncompiled.forward(self)
         _running.forward = True
         try:
             return plain(self, *args, **kwargs)

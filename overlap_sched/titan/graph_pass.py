@@ -23,8 +23,6 @@ from overlap_sched.report.words.rewrites import lacking_line
 
 GraphPass = Callable[..., fx.GraphModule]
 """A pass of GraphTrainer: ``(gm, example_inputs) -> gm``."""
-EFFORT = 1
-"""Of the search: a job waits for it."""
 _MARK = "overlap_sched"
 """On a graph's output, which a precompiled artifact keeps: its order is ours."""
 
@@ -80,7 +78,7 @@ def _chosen(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> Rew
     """The same on all ranks: a plan, or none where no plan keeps the limit."""
     problem = lifted.problem
     limit, slowdown = settings.memory_limit, settings.max_slowdown
-    found = fit_lifted(lifted, settings.options, memory_limit=limit, max_slowdown=slowdown, effort=EFFORT)
+    found = fit_lifted(lifted, settings.options, memory_limit=limit, max_slowdown=slowdown, effort=1)
     if not found.live_bytes_fit:
         lowest = min(one.peak_bytes for one in found.points)
         warn(f"overlap_sched fits nothing in {problem.name!r}: the lowest peak found is {size(lowest)}")
@@ -150,23 +148,14 @@ def _function(graph_pass: Any) -> Any:
 # What is to be known of a graph of GraphPP before it is ordered: its name, and whom it meets.
 
 
-_CALLED = {
-    "fw": "forward",
-    "full_bw": "backward",
-    "bw_di": "backward to inputs",
-    "bw_dw": "backward to weights",
-    "unshard": "gathers",
-    "reduce_grad": "reductions",
-    "multiplex": "forward beside a backward",
-}
-"""What ``graph_builder._annotate_graph_pp_graph`` of torchtitan calls a graph, and what we do."""
-
-
 def stage_name(gm: fx.GraphModule) -> str:
-    """Name a graph of GraphPP, the same on all ranks of its stage: ``"stage 0 forward"``; ``""``: it is none."""
+    """Name a graph of GraphPP, the same on all ranks of its stage: ``"stage 0 bw_di"``; ``""``: it is none.
+
+    As ``graph_builder._annotate_graph_pp_graph`` of torchtitan calls it.
+    """
     found = gm.graph.output_node().meta
     called, stage = found.get("graph_pp_callable"), found.get("graph_pp_stage_index")
-    return "" if called is None or stage is None else f"stage {stage} {_CALLED.get(called, called)}"
+    return "" if called is None or stage is None else f"stage {stage} {called}"
 
 
 def strangers(gm: fx.GraphModule, ranks: Sequence[int]) -> list[int]:

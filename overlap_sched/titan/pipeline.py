@@ -71,10 +71,9 @@ def start(trainer: Any) -> None:
         switched_on = ExitStack()
         switched_on.enter_context(enabled(**plug_in_arguments(settings_of(trainer.config))))
         trainer.overlap_sched = switched_on  # on for as long as the trainer is there
-    elif pipelined and chosen.mode != "aot_fx_trace":
-        cause = "with pipeline parallelism it needs --compile.mode aot_fx_trace"
     elif chosen.mode != "aot_fx_trace":
-        cause = "it needs --compile.mode aot_fx_trace, or jit with --compile.backend inductor"
+        or_jit = "" if pipelined else ", or jit with --compile.backend inductor"
+        cause = f"it needs --compile.mode aot_fx_trace{or_jit}"
     elif not chosen.enable_passes:
         cause = "--compile.enable_passes is off"
     elif pipelined:
@@ -89,21 +88,16 @@ def start(trainer: Any) -> None:
 def tell_if_not_chosen(trainer_class: type) -> None:
     """Have a trainer say when it is built with another pass pipeline: torchtitan takes its own then, without a word."""
     build = trainer_class.__init__  # type: ignore[misc]
-    if getattr(build, "tells", False):
-        return
 
     @wraps(build)
     def told(self: Any, config: Any) -> None:
         build(self, config)
-        chosen, known = config.compile.pass_pipeline, ", ".join(map(repr, PASS_PIPELINE_REGISTRY))
-        if chosen == "default":  # not given
-            warn(f"overlap_sched does nothing in this job: --compile.pass_pipeline {NAME} is missing.")
-        elif chosen not in PASS_PIPELINE_REGISTRY:  # somebody's own may run ours
-            meant = close_to(chosen, PASS_PIPELINE_REGISTRY) or f" There are {known}."
-            cause = f"torchtitan knows no pass pipeline {chosen!r} and takes its default.{meant}"
+        chosen = config.compile.pass_pipeline
+        if chosen not in PASS_PIPELINE_REGISTRY:  # somebody's own may run ours
+            meant = close_to(chosen, PASS_PIPELINE_REGISTRY) or f" Give --compile.pass_pipeline {NAME}."
+            cause = f"with --compile.pass_pipeline {chosen!r} torchtitan takes its own list of passes.{meant}"
             warn(f"overlap_sched does nothing in this job: {cause}")
 
-    told.tells = True  # type: ignore[attr-defined]
     trainer_class.__init__ = told  # type: ignore[misc]
 
 
@@ -138,10 +132,8 @@ def order_stages(trainer: Any, settings: Settings) -> str | None:
 
     runtime = getattr(trainer, "pp_schedule", None)
     provider = getattr(runtime, "graph_provider", None)
-    if runtime is None or not hasattr(provider, "prepare_graphs"):
-        return "with pipeline parallelism it needs torchtitan's GraphPP"
-    if not hasattr(graph_builder, "final_inductor_compile_passes"):
-        return "this torchtitan compiles the graphs of a pipeline in another way than we know"
+    if not hasattr(provider, "prepare_graphs") or not hasattr(graph_builder, "final_inductor_compile_passes"):
+        return "with pipeline parallelism it needs torchtitan's GraphPP, as torchtitan 0.3.0 has it"
     if settings.fits:
         warn("overlap_sched keeps no limit in this job: in a pipeline there is no whole step to fit.")
         settings = replace(settings, memory_limit=None, max_slowdown=None)

@@ -8,8 +8,6 @@ r"""torchtitan's precompilation with our pass: ``python -m overlap_sched.titan.p
 nothing to agree on.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from torchtitan.experiments.graph_trainer import passes, precompile_main
@@ -17,27 +15,19 @@ from torchtitan.experiments.graph_trainer import passes, precompile_main
 from overlap_sched.titan.graph_pass import GraphPass, settings_of, with_ours
 from overlap_sched.titan.pipeline import NAME
 
+torchtitans = passes.compile_time_passes
 
-@contextmanager
-def chosen_pipeline() -> Iterator[None]:
-    """Inside, torchtitan's list for precompilation has our pass where the job has chosen this pipeline."""
-    torchtitans = passes.compile_time_passes
 
-    def compile_time_passes(traced: Any, config: Any, **how: Any) -> list[GraphPass]:
-        found: list[GraphPass] = torchtitans(traced, config, **how)
-        return with_ours(found, config.compile, settings_of(config)) if config.compile.pass_pipeline == NAME else found
-
-    passes.compile_time_passes = compile_time_passes
-    try:
-        yield
-    finally:
-        passes.compile_time_passes = torchtitans
+def compile_time_passes(traced: Any, config: Any, **how: Any) -> list[GraphPass]:
+    """Torchtitan's list for precompilation, with our pass where the job has chosen this pipeline."""
+    found: list[GraphPass] = torchtitans(traced, config, **how)
+    return with_ours(found, config.compile, settings_of(config)) if config.compile.pass_pipeline == NAME else found
 
 
 def main() -> None:
     """Make the artifact."""
-    with chosen_pipeline():
-        precompile_main.main()
+    passes.compile_time_passes = compile_time_passes
+    precompile_main.main()
 
 
 if __name__ == "__main__":

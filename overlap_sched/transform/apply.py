@@ -234,11 +234,11 @@ class _ProblemMaker(Draft):
         return self._transfer(launch, new.at)
 
     def to_device(self, new: New[NodeId], there: NodeId) -> NodeId:
-        fresh, group = self._like(self.gives(new.like)), self.prices.host.back
-        return self._transfer(Node(new.name, Kind.COLLECTIVE, (there,), fresh, op=RELOAD, group=group), new.at)
+        fresh = self._like(self.gives(new.like))
+        return self._transfer(Node(new.name, Kind.COLLECTIVE, (there,), fresh, op=RELOAD, group=OUT), new.at)
 
     def _transfer(self, launch: Node, at: float) -> NodeId:
-        self.groups.setdefault(launch.group or "", Group(1, True))
+        self.groups.setdefault(OUT, Group(1, True))
         nbytes = sum(self.storages[s].bytes for s in (*launch.use, *launch.alloc))
         return self.add(launch._replace(time_us=self.prices.host.copy_us(nbytes), bytes=nbytes), at)
 
@@ -334,7 +334,7 @@ class _ProblemMaker(Draft):
         own, host = parts.own[p], self.host_node(new.like)
         for s in node.alloc:
             nbytes = self.storages[s].bytes
-            own[s] = self.storage(nbytes if s in times.full else -(-nbytes // parts.count))
+            own[s] = self.storage(nbytes if s in times.full else -(-nbytes // parts.parts))
         deps: list[NodeId] = []
         entered = defaultdict[StorageId, list[StorageId]](list)
         for u in (*node.deps, *(() if node.collective is None else (node.collective,))):
@@ -347,7 +347,7 @@ class _ProblemMaker(Draft):
         use = unique(t for s in node.use for t in ([own[s]] if s in own else entered.get(s, [s])))
         made = node._replace(name=new.name, deps=unique(deps), alloc=tuple(own[s] for s in node.alloc), use=use)
         if node.kind is Kind.COLLECTIVE:
-            nbytes = node.bytes if times.full.issuperset(node.alloc) else -(-node.bytes // parts.count)
+            nbytes = node.bytes if times.full.issuperset(node.alloc) else -(-node.bytes // parts.parts)
             us = self.prices.collective_us(node.op, nbytes, self.groups[node.group or ""])
             copy = self._in_flight(made._replace(time_us=us, bytes=nbytes), at)
         elif node.kind is Kind.WAIT:  # what ends a wait takes of the host, it takes for every part
@@ -357,7 +357,7 @@ class _ProblemMaker(Draft):
         else:
             nbytes = times.bytes(node, self.storages, [s for s in node.use if s in own or s in entered])
             us = times.us(node, nbytes)
-            copy = self.add(made._replace(time_us=us, flops=node.flops // parts.count, bytes=nbytes), at)
+            copy = self.add(made._replace(time_us=us, flops=node.flops // parts.parts, bytes=nbytes), at)
         if not node.alloc or node.kind is Kind.COLLECTIVE:  # users of a view hold what it looks at; a wait, both sides
             parts.entered[copy] = entered
         return copy
@@ -368,14 +368,10 @@ class _ProblemMaker(Draft):
         self._parts.left.update(whole)
         for own, part in zip(self._parts.own, parts, strict=True):
             self._values[part] = _Value(tuple(own[s] for s in whole), leave.bytes)
-        if leave.how in ("parts", "same"):
-            for s in whole:
-                given = [own[s] for own in self._parts.own[: 1 if leave.how == "same" else None]]
-                self.rehouse(s, given, [w for w in self.holders(s) if w not in self._parts.gone])
+        for s in whole if leave.how == "same" else ():
+            self.rehouse(s, [self._parts.own[0][s]], [w for w in self.holders(s) if w not in self._parts.gone])
 
-    def hand_out(
-        self, v: NodeId, out: tuple[NodeId, ...] | None, users: Sequence[NodeId], copies: Sequence[NodeId]
-    ) -> None:
+    def hand_out(self, v: NodeId, out: NodeId | None, users: Sequence[NodeId], copies: Sequence[NodeId]) -> None:
         given = self.node(v).alloc or self.node(v).use
         for w in users:
             node = self.node(w)
@@ -385,14 +381,14 @@ class _ProblemMaker(Draft):
                 taken = set(given).intersection((*node.use, *node.alloc))
                 if not given or not taken <= self._parts.left:
                     raise RewriteError(f"{node.name!r} uses {self.name(v)!r}, which runs in parts and does not leave.")
-            self.redirect(v, copies if out is None else out, [w])
+            self.redirect(v, copies if out is None else [out], [w])
 
 
 class _Parts(NamedTuple):
     """What is carried from node to node while one fission is done.
 
     Attributes:
-        count: How many parts. slices: nodes that enter in part.
+        parts: How many. slices: nodes that enter in part.
         gone: Nodes that go, and what stands for what they take of the host.
         times: Of nodes in a part.
         own: Per part, per storage that a node inside makes, the part's.
@@ -401,7 +397,7 @@ class _Parts(NamedTuple):
         left: Storages that leave.
     """
 
-    count: int
+    parts: int
     slices: Collection[NodeId]
     gone: Collection[NodeId]
     times: PartTimes

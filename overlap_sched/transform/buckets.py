@@ -28,18 +28,18 @@ group and at every speed of the network. A candidate that cannot win by a simple
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from overlap_sched.errors import RewriteError
 from overlap_sched.problem import OF_HOST, Kind, Node, NodeId, Order, Position, Problem
 from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
 from overlap_sched.scheduler.runs import EARLY, WHILE_STALLED
 from overlap_sched.scheduler.task import TUNING, Reference
+from overlap_sched.simulate.clock import PlainClock, StepTimes
 from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.deferral import defer_compute
@@ -93,16 +93,10 @@ def keys_of(problem: Problem, alike: Alike | None, ops: Sequence[str] = BUCKETED
     for v in range(len(launches) - 1, -1, -1):
         behind[v] = max([behind[w] + launches[w] for w in problem.successors[v]], default=0)
     keys = {}
-    for v in problem.collectives:
-        node = problem.nodes[v]
-        if node.op not in ops or (alike is not None and node.name not in alike):
-            continue
-        try:
-            draft.single(node.name)
-        except RewriteError:
-            continue
-        level = before[v] if "gather" in node.op else behind[v]
-        keys[v] = Key(node.op, node.group or "", "" if alike is None else alike[node.name], level)
+    for one in draft.singles(lambda node: node.op in ops and (alike is None or node.name in alike)):
+        level = before[one.launch] if "gather" in one.op else behind[one.launch]
+        label = "" if alike is None else alike[draft.name(one.launch)]
+        keys[one.launch] = Key(one.op, one.group, label, level)
     return keys
 
 
@@ -121,19 +115,17 @@ def added_us(node: Node, key: Key, time_us: BatchTime) -> float:
     return min(node.time_us, time_us(key, LARGE_BYTES) / LARGE_BYTES * node.bytes)
 
 
-def latency_us(problem: Problem, keys: Mapping[NodeId, Key], time_us: BatchTime) -> float:
-    """Return what all collectives that may go together with another one take beyond what each adds to a large batch.
+def bucket_gain_us(problem: Problem, prices: Prices, alike: Alike | None, ops: Sequence[str]) -> tuple[float, float]:
+    """No buckets take more off the shortest step: latency of streams; launches and waits of the compute stream.
 
-    No buckets take more off the shortest step: put every collective back to its own time, and nothing that comes after
-    it is later by more than the difference.
+    Latency is what collectives that may go together with another one take beyond what each adds to a large batch. Put
+    every collective back to its own time, and nothing that comes after it is later by more than the difference.
     """
-    return sum(problem.nodes[v].time_us - added_us(problem.nodes[v], keys[v], time_us) for v in mates_in(keys))
-
-
-def mates_in(keys: Mapping[NodeId, Key]) -> list[NodeId]:
-    """Return the collectives that may go together with another one."""
+    keys, time_us, host_us = keys_of(problem, alike, ops), batch_time(problem, prices), host_times(problem)
     shared = Counter(keys.values())
-    return [v for v, key in keys.items() if shared[key] > 1]
+    mates = [(v, problem.nodes[v]) for v, key in keys.items() if shared[key] > 1]
+    latency_us = sum(node.time_us - added_us(node, keys[v], time_us) for v, node in mates)
+    return latency_us, sum(host_us.get(v, 0.0) for v, _ in mates)
 
 
 def host_times(problem: Problem) -> Mapping[NodeId, float]:
@@ -153,9 +145,7 @@ def without_latency(problem: Problem, keys: Mapping[NodeId, Key], time_us: Batch
     nodes = list(problem.nodes)
     for v, key in keys.items():
         nodes[v] = nodes[v]._replace(time_us=added_us(nodes[v], key, time_us))
-    return Problem(
-        problem.name, tuple(nodes), problem.storages, problem.groups, problem.memory_model, problem.contention
-    )
+    return replace(problem, nodes=tuple(nodes))
 
 
 def reductions(problem: Problem) -> list[NodeId]:
@@ -174,15 +164,13 @@ def places_of(problem: Problem) -> dict[NodeId, int]:
     """Return per collective the place of its parameter among inputs or outputs, where it has one."""
     users: list[list[NodeId]] = [[] for _ in problem.nodes]
     for v, node in enumerate(problem.nodes):
-        if node.op not in OF_HOST:
-            for u in node.deps:
-                users[u].append(v)
-    found = {}
-    for v in problem.collectives:
-        place = _input(problem, v) if "gather" in problem.nodes[v].op else _output(problem, v, users)
-        if place is not None:
-            found[v] = place
-    return found
+        for u in node.deps if node.op not in OF_HOST else ():
+            users[u].append(v)
+    found = {
+        v: _input(problem, v) if "gather" in problem.nodes[v].op else _output(problem, v, users)
+        for v in problem.collectives
+    }
+    return {v: place for v, place in found.items() if place is not None}
 
 
 def _input(problem: Problem, v: NodeId) -> int | None:
@@ -202,10 +190,9 @@ def _output(problem: Problem, v: NodeId, users: Sequence[Sequence[NodeId]]) -> i
     for _ in range(LONGEST):
         if len(users[v]) != 1 or problem.nodes[users[v][0]].kind is Kind.COLLECTIVE:
             return None
-        user = problem.nodes[users[v][0]]
-        if user.kind is Kind.OUTPUT:
-            return user.deps.index(v)
-        v = users[v][0]
+        before, (v,) = v, users[v]
+        if problem.nodes[v].kind is Kind.OUTPUT:
+            return problem.nodes[v].deps.index(before)
     return None
 
 
@@ -244,8 +231,8 @@ class BucketSearch:
 
     def __init__(self, asked: RewriteSearch, moved: frozenset[str] = frozenset()) -> None:
         self.asked, self.moved = asked, moved
-        streams = [Stream(asked.problem.nodes[v].name) for v in asked.problem.collectives]
-        streams = [one for one in streams if one.collective in moved]
+        names = (asked.problem.nodes[v].name for v in asked.problem.collectives)
+        streams = [Stream(name) for name in names if name in moved]
         self.problem = apply(asked.problem, streams, asked.prices) if streams else asked.problem
         self.keys = keys_of(self.problem, asked.alike, asked.ops)
         self.time_us = batch_time(self.problem, asked.prices)
@@ -263,7 +250,7 @@ class BucketSearch:
 
     def run(self, form: Form | None) -> None:
         """Try all; ``form``: of buckets, ``None``: none are tried."""
-        first, *others = self.bases
+        (first, *others), state = self.bases, self.asked.state
         if self.moved:
             self._try("reductions", (), None, first.order)
         if form is None:
@@ -271,11 +258,12 @@ class BucketSearch:
         self._try_deferred(form, first)
         best_caps, too_large = tuple[float, ...](), math.inf
         for cap in CAPS:
+            caps = (float(cap),) * PARTS
             if cap >= too_large:  # what does not fit before anything is moved, fits no better in larger buckets
                 continue
-            if self._try_caps((float(cap),) * PARTS, form, first):
-                best_caps = (float(cap),) * PARTS
-            elif self.asked.state.trials and self.asked.state.trials[-1].over_bytes > 0:
+            if self._try_caps(caps, form, first):
+                best_caps = caps
+            elif state.trials and state.trials[-1].over_bytes > 0:
                 too_large = cap
         best_batch = self._try_batches(form, first, BATCHES)
         for part in range(PARTS) if best_caps and best_batch is None else ():
@@ -293,11 +281,8 @@ class BucketSearch:
     def rewrites(self, groups: Sequence[Sequence[NodeId]], form: Form | None) -> tuple[Rewrite, ...]:
         """Return buckets of the groups of several; then what moves to the second communicator."""
         nodes = self.problem.nodes
-        buckets = [
-            Bucket(tuple(nodes[v].name for v in packed(ids, self._places)), form)
-            for ids in groups
-            if form is not None and len(ids) > 1
-        ]
+        merged = [packed(ids, self._places) for ids in groups if form is not None and len(ids) > 1]
+        buckets = [Bucket(tuple(nodes[v].name for v in ids), form or "copied") for ids in merged]
         inside = {name for bucket in buckets for name in bucket.members}
         names = [bucket.name for bucket in buckets if bucket.members[0] in self.moved]
         names += [nodes[v].name for v in self.problem.collectives if nodes[v].name in self.moved - inside]
@@ -332,10 +317,10 @@ class BucketSearch:
         last = self.problem.nodes[self.problem.collectives[-1]]
         if self.asked.state.best_us - last.time_us > self.asked.state.enough_us:
             return
-        late: dict[Key, list[NodeId]] = {}
-        for v in base.order:
-            if v in base.deferred and v in self.keys and self.keys[v].group == last.group:
-                late.setdefault(self.keys[v], []).append(v)
+        late = defaultdict[Key, list[NodeId]](list)
+        for v in (v for v in base.order if v in base.deferred and v in self.keys):
+            if self.keys[v].group == last.group:
+                late[self.keys[v]].append(v)
         for parts in (1, 2) if late else ():
             groups = [part for ids in late.values() for part in parts_of(ids, parts)]
             what = f"compute behind the last launch, its collectives in {parts}"
@@ -348,16 +333,16 @@ class BucketSearch:
 
     def _try_batches(self, form: Form, base: Base, batches: Sequence[tuple[int, Policy]]) -> tuple[int, Policy] | None:
         """Return the best batch; ``None`` where none was better than what there was."""
-        best = None
-        if self.problem.contention or self.asked.state.enough:
+        best, state = None, self.asked.state
+        if self.problem.contention or state.enough:
             return best  # batches know streams of their own only
         reference = Reference(without_latency(self.problem, self.keys, self.time_us), base.order)
+        budget = np.array(self.asked.budget_bytes, dtype=np.int64)
         for cap, policy in batches:
             streams = BatchingStreams(self.problem, self.keys, self.time_us, cap)
-            budget = np.array(self.asked.budget_bytes, dtype=np.int64)
-            run = list_schedule(reference, budget, policy, beat_us=self.asked.state.best_us * NEARLY, clock=streams)
-            self.asked.state.runs_left -= 1
-            if run.made is not None and run.made.step_us < self.asked.state.best_us * NEARLY:
+            run = list_schedule(reference, budget, policy, beat_us=state.best_us * NEARLY, clock=streams)
+            state.runs_left -= 1
+            if run.made is not None and run.made.step_us < state.best_us * NEARLY:
                 groups = [batch.members for batch in streams.batches if batch.key is not None]
                 what = f"what waits goes together, up to {cap} latencies"
                 if self._try(what, groups, form, run.made.order):
@@ -469,8 +454,8 @@ class Batch:
     start_us: float = 0.0
 
 
-class BatchingStreams:
-    """Streams (:class:`overlap_sched.simulate.clock.Clock`) on which collectives go together.
+class BatchingStreams(PlainClock):
+    """Streams on which collectives go together.
 
     As databases commit in groups: an idle stream starts what comes at once; a busy one lets launches pile up, and takes
     all of one kind together when it is free. So nothing is merged where nothing waits::
@@ -495,29 +480,19 @@ class BatchingStreams:
             time_us: Of a batch.
             latencies: How many latencies of its key a batch may take.
         """
-        self.clock_us, self.finish_us = 0.0, dict[NodeId, float]()
+        super().__init__(StepTimes(problem))
         self.batches: list[Batch] = []
         self._nodes, self._keys, self._time_us = problem.nodes, keys, time_us
         self._most_us = {key: latencies * time_us(key, SMALL_BYTES) for key in dict.fromkeys(keys.values())}
         self._waiting: dict[str, list[Batch]] = {group: [] for group in problem.groups}
         self._busy_until = dict.fromkeys(problem.groups, 0.0)  # by what has started
 
-    def free_us(self, group: str) -> float:
-        """When the group's stream is free, as far as is known."""
-        waiting = self._waiting[group]
-        return waiting[-1].start_us + waiting[-1].time_us if waiting else self._busy_until[group]
-
-    def completes_us(self, v: NodeId) -> float:
-        """When collective v is finished; later if others join it."""
-        return self.finish_us[v]
-
     def launch(self, v: NodeId) -> None:
-        """Launch collective v now."""
-        clock_us = self.clock_us
+        """Launch collective v now. What it joins is finished later."""
         node, key = self._nodes[v], self._keys.get(v)
         group = node.group or ""
         waiting = self._waiting[group]
-        while waiting and waiting[0].start_us < clock_us:
+        while waiting and waiting[0].start_us < self.clock_us:
             started = waiting.pop(0)
             self._busy_until[group] = started.start_us + started.time_us
         for batch in waiting:
@@ -532,23 +507,16 @@ class BatchingStreams:
             self.batches.append(batch)
         batch.members.append(v)
         batch.bytes += node.bytes
-        at_us = max(self._busy_until[group], clock_us)
+        at_us = max(self._busy_until[group], self.clock_us)
         for one in waiting:
             one.start_us, at_us = at_us, at_us + one.time_us
-            for u in one.members:
-                self.finish_us[u] = at_us
+            self.finish_us.update(dict.fromkeys(one.members, at_us))
+        self._free_us[self._times.stream[v]] = at_us
 
     def run(self, nodes: Sequence[NodeId]) -> None:
         """Run nodes, in this order."""
         for v in nodes:
-            node = self._nodes[v]
-            if node.kind is Kind.COLLECTIVE:
+            if self._nodes[v].kind is Kind.COLLECTIVE:
                 self.launch(v)
-            elif node.collective is not None:
-                self.clock_us = max(self.clock_us, self.finish_us[node.collective])
             else:
-                self.clock_us += node.time_us
-
-    def end_us(self) -> float:
-        """When all that was launched is finished, and the compute stream is done."""
-        return max([self.clock_us, *(self.free_us(group) for group in self._waiting)])
+                super().run((v,))

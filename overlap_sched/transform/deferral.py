@@ -64,10 +64,9 @@ def defer_compute(
     """
     problem, position = live_ranges.problem, positions(order)
     last = max(position[v] for v in problem.collectives)
-    last_group = problem.nodes[order[last]].group
-    room = budget_bytes - live_ranges.profile(order)
+    last_group, room = problem.nodes[order[last]].group, budget_bytes - live_ranges.profile(order)
     moved, kept, jobs, hidden_us = set[NodeId](), set[int](), list[Job](), 0.0
-    beside_us: dict[str | None, float] = defaultdict(float)
+    beside_us = defaultdict[str | None, float](float)
     for job in _candidates(problem, order, last, tail_us, added_us):
         if hidden_us >= tail_us:
             break
@@ -97,38 +96,35 @@ def _candidates(
     problem: Problem, order: Order, last: int, tail_us: float, added_us: Callable[[NodeId], float]
 ) -> list[Job]:
     """Jobs whose compute is longer than their communication: those that hide most of it first, the later first."""
-    found: list[tuple[float, int, Job]] = []
+    found: list[Job] = []
     position, last_group = positions(order), problem.nodes[order[last]].group
-    for at, v in enumerate(order[:last]):
+    for v in reversed(order[:last]):
         job = _job(problem, v, added_us) if problem.nodes[v].kind is Kind.COMPUTE else None
-        if job is None or order[last] in job.nodes:
-            continue
-        if job.compute_us <= max(job.comm_us.get(last_group, 0.0), _GRAIN * tail_us):
+        if job is None or job.compute_us <= max(job.comm_us.get(last_group, 0.0), _GRAIN * tail_us):
             continue
         before = {u for w in job.nodes for u in problem.predecessors[w]} - job.nodes
         after = {u for w in job.nodes for u in problem.successors[w]} - job.nodes
-        if all(position[u] < last for u in before) and all(position[u] >= last for u in after):
-            found.append((max(job.comm_us.values(), default=0.0) / job.compute_us, -at, job))
-    return [job for *_, job in sorted(found, key=lambda one: one[:2])[:_MOST_JOBS]]
+        apart = all(position[u] < last for u in before) and all(position[u] >= last for u in after)
+        if apart and order[last] not in job.nodes:
+            found.append(job)
+    return sorted(found, key=lambda job: max(job.comm_us.values(), default=0.0) / job.compute_us)[:_MOST_JOBS]
 
 
 def _job(problem: Problem, v: NodeId, added_us: Callable[[NodeId], float]) -> Job | None:
     """Node v and all that needs it but the output; ``None`` where that is much."""
-    nodes, todo = {v}, [v]
+    nodes, found, todo = problem.nodes, {v}, [v]
     while todo:
-        for w in problem.successors[todo.pop()]:
-            if w not in nodes and problem.nodes[w].kind is not Kind.OUTPUT:
-                nodes.add(w)
-                todo.append(w)
-        if len(nodes) > _MOST_NODES:
+        more = {w for w in problem.successors[todo.pop()] if w not in found and nodes[w].kind is not Kind.OUTPUT}
+        found |= more
+        todo += more
+        if len(found) > _MOST_NODES:
             return None
-    compute_us, comm_us = 0.0, defaultdict[str | None, float](float)
-    for w in nodes:
-        if problem.nodes[w].kind is Kind.COMPUTE:
-            compute_us += problem.nodes[w].time_us
-        elif problem.nodes[w].kind is Kind.COLLECTIVE:
-            comm_us[problem.nodes[w].group] += added_us(w)
-    return Job(frozenset(nodes), compute_us, comm_us)
+    comm_us = defaultdict[str | None, float](float)
+    for w in sorted(found):
+        if nodes[w].kind is Kind.COLLECTIVE:
+            comm_us[nodes[w].group] += added_us(w)
+    compute_us = sum(nodes[w].time_us for w in sorted(found) if nodes[w].kind is Kind.COMPUTE)
+    return Job(frozenset(found), compute_us, comm_us)
 
 
 def _place_behind(problem: Problem, order: Order, last: int, jobs: list[Job], moved: set[NodeId]) -> Order:
@@ -141,8 +137,6 @@ def _place_behind(problem: Problem, order: Order, last: int, jobs: list[Job], mo
                 completed.add(v)
             else:
                 launched.append(v)
-    head = [v for v in order[: last + 1] if v not in moved]
-    rest = [v for v in order[last + 1 :] if v not in moved]
-    outputs = [v for v in rest if problem.nodes[v].kind is Kind.OUTPUT]
-    others = [v for v in rest if problem.nodes[v].kind is not Kind.OUTPUT]
+    head, rest = ([v for v in part if v not in moved] for part in (order[: last + 1], order[last + 1 :]))
+    others, outputs = ([v for v in rest if (problem.nodes[v].kind is Kind.OUTPUT) is last] for last in (False, True))
     return (*head, *launched, *others, *sorted(completed), *outputs)

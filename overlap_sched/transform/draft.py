@@ -4,7 +4,8 @@ Ids of a draft are its own: those of the problem, then those of new nodes as the
 into an order again, and numbered by it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from overlap_sched.errors import RewriteError
@@ -189,6 +190,14 @@ class Draft(Nodes[NodeId]):
         shared = {"operator": node.op, "process group": group, "type and reduction": self._alike.get(name, "")}
         sources = tuple(u for u in node.deps if u != self.host_node(v))
         return Single(v, node.op, group, self.groups[group].size, sources, waits, node.bytes, (), shared)
+
+    def singles(self, may: Callable[[Node], bool]) -> list[Single[NodeId]]:
+        """Those of the collectives that the problem had and that :meth:`single` does not refuse."""
+        found = []
+        for v in self.problem.collectives:
+            with suppress(RewriteError):
+                found += [self.single(self.name(v))] if may(self.node(v)) else []
+        return found
 
     def cast(self, v: NodeId) -> tuple[str, int] | None:
         """Operator and bytes of a node of :data:`WHOLE`; what must also come after others may see what they write."""

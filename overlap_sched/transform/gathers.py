@@ -15,13 +15,13 @@ tried where the memory of an order is at its peak: what is freed there may let o
 tried from the original order and from the best: their peaks differ.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise, product
 from typing import Generic, NamedTuple, TypeVar
 
-from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Kind, NodeId, Order, Position, Problem, StorageId
-from overlap_sched.problem.precedence import positions
+from overlap_sched.problem.precedence import find_reachable, positions
 from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.draft import Alike, Draft
 from overlap_sched.transform.recipes import Single, gather_key
@@ -93,24 +93,15 @@ def gathered_twice(problem: Problem, alike: Alike | None) -> list[list[NodeId]]:
         problem: What they are of.
         alike: Only those that are in it can be rewritten, and only what it calls alike is; ``None``: it is not known.
     """
-    draft = Draft(problem, problem.original_order)
-    found: dict[tuple[object, ...], list[NodeId]] = {}
-    for one in _gathers(draft, problem, alike):
+    draft, found = Draft(problem, problem.original_order), defaultdict[tuple[object, ...], list[NodeId]](list)
+    for one in _gathers(draft, alike):
         label = "" if alike is None else alike[draft.name(one.launch)]
-        found.setdefault((*gather_key(draft, one), label), []).append(one.launch)
+        found[*gather_key(draft, one), label].append(one.launch)
     return [ids for ids in found.values() if len(ids) > 1]
 
 
-def _gathers(draft: Draft, problem: Problem, alike: Alike | None) -> list[Single[NodeId]]:
-    members = []
-    for v in problem.collectives:
-        node = problem.nodes[v]
-        if "all_gather" in node.op and (alike is None or node.name in alike):
-            try:
-                members.append(draft.single(node.name))
-            except RewriteError:
-                continue
-    return members
+def _gathers(draft: Draft, alike: Alike | None) -> list[Single[NodeId]]:
+    return draft.singles(lambda node: "all_gather" in node.op and (alike is None or node.name in alike))
 
 
 def to_keep(problem: Problem, order: Sequence[NodeId], groups: Sequence[Sequence[NodeId]]) -> list[GatherGap[Keep]]:
@@ -147,15 +138,11 @@ def chained(gaps: Sequence[GatherGap[Keep]]) -> list[Keep]:
 
 def to_gather_again(problem: Problem, order: Sequence[NodeId], alike: Alike | None) -> list[GatherGap[Regather]]:
     """The longest gap between two uses of each gathered tensor, where it could be gathered again behind it."""
-    position = positions(order)
+    position, users = positions(order), LiveRanges(problem).users
     draft = Draft(problem, problem.original_order)
-    users = LiveRanges(problem).users
-    gaps = []
-    for one in _gathers(draft, problem, alike):
-        gap = _longest_gap(problem, one, users, position) if draft.gives(one.launch) else None
-        if gap is not None:
-            gaps.append(gap)
-    return gaps
+    counted = [one for one in _gathers(draft, alike) if draft.gives(one.launch)]
+    gaps = [_longest_gap(problem, one, users, position) for one in counted]
+    return [gap for gap in gaps if gap is not None]
 
 
 def _longest_gap(
@@ -168,8 +155,7 @@ def _longest_gap(
     uses = sorted((v for v in users[held] if v not in views and v not in one.waits), key=position.__getitem__)
     if len(uses) < 2 or problem.storages[held].pinned or any(nodes[v].kind is not Kind.COMPUTE for v in uses):
         return None
-    gaps = [(position[w] - position[u], k) for k, (u, w) in enumerate(pairwise(uses), start=1)]
-    length, k = max(gaps)
+    length, k = max((position[w] - position[u], k) for k, (u, w) in enumerate(pairwise(uses), start=1))
     late = uses[k:]
     through = _views_of(problem, one, late, held)
     takes = set(one.waits) | through
@@ -183,13 +169,8 @@ def _longest_gap(
 
 def _views_of(problem: Problem, one: Single[NodeId], late: Sequence[NodeId], held: StorageId) -> set[NodeId]:
     """Views through which the late users look at a storage."""
-    nodes, found, todo = problem.nodes, set[NodeId](), list(late)
-    while todo:
-        for u in nodes[todo.pop()].deps:
-            if u not in found and held in nodes[u].use and is_view(nodes[u]):
-                found.add(u)
-                todo.append(u)
-    return found
+    nodes = problem.nodes
+    return find_reachable(late, lambda v: [u for u in nodes[v].deps if held in nodes[u].use and is_view(nodes[u])])
 
 
 def casts_of(problem: Problem, gather: str) -> tuple[str, ...]:

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from overlap_sched.errors import OptionsError
 
-OUT, IN = "host", "host in"
-"""Names of the streams (as process groups): to the host; and back, where that is a stream of its own."""
+OUT = "host"
+"""The stream (as a process group) of copies in both directions, as ``torch.ops.ao`` has one transfer stream per device
+(``torch/_functorch/_activation_offloading/offload_ops.py``, torch 2.13 and 2.15)."""
 
 
 @dataclass(frozen=True)
@@ -16,26 +17,18 @@ class HostLink:
         name: For people.
         bytes_per_s: In one direction, as a copy of some megabytes reaches it.
         latency_us: Of one copy.
-        streams: 1: both directions share one stream, as those of ``torch.ops.ao`` do (one transfer stream per device,
-            ``torch/_functorch/_activation_offloading/offload_ops.py``, torch 2.13 and 2.15). 2: each has its own.
     """
 
     name: str
     bytes_per_s: float
     latency_us: float = 10.0
-    streams: int = 1
 
     def __post_init__(self) -> None:
-        if not (self.bytes_per_s > 0 and self.latency_us >= 0 and self.streams in (1, 2)):
+        if not (self.bytes_per_s > 0 and self.latency_us >= 0):
             raise OptionsError(
-                f"host link {self.name!r} has {self.bytes_per_s} bytes per second, {self.latency_us} us and "
-                f"{self.streams} streams; a rate is positive, a latency not negative, streams are 1 or 2."
+                f"host link {self.name!r} has {self.bytes_per_s} bytes per second and {self.latency_us} us; a rate is "
+                "positive, a latency not negative."
             )
-
-    @property
-    def back(self) -> str:
-        """The stream of reloads."""
-        return OUT if self.streams == 1 else IN
 
     def copy_us(self, nbytes: int) -> float:
         """One copy of so many bytes, in one direction."""

@@ -47,10 +47,8 @@ from overlap_sched.scheduler.runs import FAR_AHEAD, IN_ORDER, busy_us, close_eno
 from overlap_sched.scheduler.task import TUNING, Candidate, Task
 from overlap_sched.transform.buckets import (
     batch_time,
-    host_times,
+    bucket_gain_us,
     keys_of,
-    latency_us,
-    mates_in,
     reductions,
     try_buckets,
     without_latency,
@@ -67,7 +65,6 @@ from overlap_sched.transform.search import (
     Trial,
     finish,
     refuse_nothing,
-    schedule_again,
 )
 
 FORMS: tuple[Form, ...] = ("coalesced", "copied")
@@ -175,20 +172,18 @@ def plan(
     wanted = wanted_of(options, forms)
     gain_us = most_gain_us(problem, prices, alike, wanted)
     without = schedule(problem, replace(options, rewrites=()))
-    made, broken, began = Plan((), without, without), None, time.perf_counter()
+    made, broken, cause, began = Plan((), without, without), None, None, time.perf_counter()
     try:
         if gain_us:
             search = RewriteSearch(problem, prices, alike, without.budget_bytes, wanted.ops, refuses)
             made = _best(without, _search(without, search, wanted, gain_us), search)
             broken = _broken_promise(made) if made.rewrites else None
     except Exception as error:  # what fails here must not take the training job with it
-        broken = f"choosing rewrites failed: {type(error).__name__}: {error}"
-        if options.strict:
-            raise VerificationError(broken) from error
+        broken, cause = f"choosing rewrites failed: {type(error).__name__}: {error}", error
     if broken is not None:
         message = f"overlap_sched rewrites nothing in {problem.name!r}: {broken}"
         if options.strict:
-            raise VerificationError(message)
+            raise VerificationError(message) from cause
         warnings.warn(message, OverlapSchedWarning, stacklevel=4)
         made = Plan((), without, without, trials=made.trials, fell_back=broken)
     return replace(made, plan_s=time.perf_counter() - began, refused=refused(problem, alike, wanted, refuses))
@@ -221,24 +216,19 @@ def most_gain_us(problem: Problem, prices: Prices, alike: Alike | None, wanted: 
         return 0.0
     if wanted.beyond_bound:
         return math.inf
-    gain_us = _saved_launches_us(problem, alike, wanted)
+    gain_us = 0.0
     if wanted.forms:
-        gain_us += latency_us(problem, keys_of(problem, alike, wanted.ops), batch_time(problem, prices))
+        gain_us = sum(bucket_gain_us(problem, prices, alike, wanted.ops))
     if wanted.keeps:
         gain_us += sum(problem.nodes[v].time_us for ids in gathered_twice(problem, alike) for v in ids[1:])
     return gain_us if gain_us > wanted.least * max(busy_us(problem)) else 0.0
 
 
-def _saved_launches_us(problem: Problem, alike: Alike | None, wanted: Wanted) -> float:
-    """No buckets take more off the compute stream: of each, one launch and one wait are left."""
-    times = host_times(problem) if wanted.forms else {}
-    return sum(times.get(v, 0.0) for v in mates_in(keys_of(problem, alike, wanted.ops))) if times else 0.0
-
-
 def _search(without: Schedule, search: RewriteSearch, wanted: Wanted, gain_us: float) -> Sequence[Trial]:
     """Return what was tried; nothing where the order is as good as any, or nothing can be gained."""
     problem, order, step_us = search.problem, without.order, without.scheduled.step_us
-    compute_us = sum(problem.compute_us) - _saved_launches_us(problem, search.alike, wanted)
+    launches_us = bucket_gain_us(problem, search.prices, search.alike, wanted.ops)[1] if wanted.forms else 0.0
+    compute_us = sum(problem.compute_us) - launches_us
     enough_us = compute_us * close_enough(Task(problem, without.options, without.base_bytes))
     if step_us <= enough_us or any(node.marks for node in problem.nodes):  # marks say nothing of other nodes
         return ()
@@ -248,8 +238,7 @@ def _search(without: Schedule, search: RewriteSearch, wanted: Wanted, gain_us: f
         return int(PAYBACK_STEPS * most_us / (NODE_US * max(len(problem.nodes), 1)))
 
     state = SearchState(step_us, enough_us, runs_paid)
-    fits = () if without.original.peak_bytes <= without.budget_bytes else order
-    search = replace(search, state=state, fits=fits)
+    search = replace(search, state=state, fits=() if without.original.peak_bytes <= without.budget_bytes else order)
     if wanted.keeps:
         try_keeping(search, order)
     if state.best is None:
@@ -271,7 +260,7 @@ def _search(without: Schedule, search: RewriteSearch, wanted: Wanted, gain_us: f
         others = tuple(Bucket(one.members, form) if isinstance(one, Bucket) else one for one in best.rewrites)
         search.attempt(f"{best.what}, {form}", others, best.start)
     for _ in range(AGAIN):
-        if state.best is None or state.enough or not state.note(schedule_again(search, state.best, POLICIES_AGAIN)):
+        if state.best is None or state.enough or not state.note(search.again(state.best, POLICIES_AGAIN)):
             break
     return state.trials
 
@@ -284,28 +273,27 @@ def _best(without: Schedule, trials: Sequence[Trial], search: RewriteSearch) -> 
     for k in good[:FINISHED]:
         task, unrestricted = _finish(without, trials[k], search)
         found = _keep_apart(task, unrestricted)
+        short_bytes = 0 if device is None or found is None else device.short_bytes(task.live_ranges, found.order)
         if found is None:
-            seen[k] = replace(seen[k], why_not="process groups that must not meet cannot be kept apart")
-            continue
-        if found.step_us >= without.scheduled.step_us:
-            seen[k] = replace(seen[k], why_not="no shorter than the best order without rewrites")
-            continue
-        short_bytes = 0 if device is None else device.short_bytes(task.live_ranges, found.order)
-        if short_bytes > without.short_bytes:
-            seen[k] = replace(seen[k], why_not=f"needs {short_bytes:,} bytes more than memory_limit")
-            continue
-        rewrites, problem, after = trials[k].rewrites, task.problem, measure(task.problem, found.order)
-        made = replace(
-            without,
-            problem=problem,
-            order=tuple(found.order),
-            scheduled=figures_of(problem, after),
-            decisions=decisions(problem, after.timeline, found, task),
-            work=without.work.plus(found.work),
-            unrestricted_us=None if without.unrestricted_us is None else unrestricted.step_us,
-            short_bytes=short_bytes,
-        )
-        return Plan(rewrites, made, without, records(without.problem, problem, rewrites), tuple(seen))
+            why_not = "process groups that must not meet cannot be kept apart"
+        elif found.step_us >= without.scheduled.step_us:
+            why_not = "no shorter than the best order without rewrites"
+        elif short_bytes > without.short_bytes:
+            why_not = f"needs {short_bytes:,} bytes more than memory_limit"
+        else:
+            rewrites, problem, after = trials[k].rewrites, task.problem, measure(task.problem, found.order)
+            made = replace(
+                without,
+                problem=problem,
+                order=tuple(found.order),
+                scheduled=figures_of(problem, after),
+                decisions=decisions(problem, after.timeline, found, task),
+                work=without.work.plus(found.work),
+                unrestricted_us=None if without.unrestricted_us is None else unrestricted.step_us,
+                short_bytes=short_bytes,
+            )
+            return Plan(rewrites, made, without, records(without.problem, problem, rewrites), tuple(seen))
+        seen[k] = replace(seen[k], why_not=why_not)
     return Plan((), without, without, trials=tuple(seen))
 
 
@@ -330,19 +318,15 @@ def _keep_apart(task: Task, found: Candidate) -> Candidate | None:
 def _broken_promise(made: Plan) -> str | None:
     """The first promise that a plan breaks, by the judges; ``None``: it keeps all."""
     problem, order = made.schedule.problem, made.schedule.order
-    broken = violation(problem, order)
-    if broken is not None:
+    together = together_violation(problem, order, made.without.options.concurrent_groups, as_originally=False)
+    if (broken := violation(problem, order) or together) is not None:
         return broken
     over_bytes = max(measure(problem, order).profile) - made.without.budget_bytes
     if over_bytes > 0:
         return f"the peak is {over_bytes} bytes above the budget of the graph as it was"
-    together = together_violation(problem, order, made.without.options.concurrent_groups, as_originally=False)
-    if together is not None:
-        return together
     step_us, before_us = replay(problem, order).step_us, made.without.scheduled.step_us
-    if step_us > before_us * (1 + REPLAY_TOLERANCE):
-        return f"the step takes {step_us} us, longer than the {before_us} us without rewrites"
-    return None
+    longer = step_us > before_us * (1 + REPLAY_TOLERANCE)
+    return f"the step takes {step_us} us, longer than the {before_us} us without rewrites" if longer else None
 
 
 def refused(problem: Problem, alike: Alike | None, wanted: Wanted, refuses: Refuses) -> tuple[str, ...]:
@@ -350,22 +334,24 @@ def refused(problem: Problem, alike: Alike | None, wanted: Wanted, refuses: Refu
 
     Only what could otherwise be had is listed: of a bucket, collectives of a group that has several of one operator.
     """
-    reasons: dict[str, list[str]] = defaultdict(list)
-    types, nodes = alike or {}, problem.nodes
-    mates: dict[tuple[str, str], list[str]] = defaultdict(list)
+    types, nodes, reasons = alike or {}, problem.nodes, defaultdict[str, list[str]](list)
+    mates = defaultdict[tuple[str, str], list[str]](list)
     for v in problem.collectives if wanted.forms and alike is not None else ():
         if nodes[v].op in wanted.ops:
             mates[nodes[v].op, nodes[v].group or ""].append(nodes[v].name)
-    mates = {key: names for key, names in mates.items() if len(names) > 1}
-    alone = (Bucket((name,)) for names in mates.values() for name in names if name not in types)
-    moved = (Stream(nodes[v].name) for v in reductions(problem)) if wanted.streams else ()
-    for one in (*alone, *moved):
-        name = one.members[0] if isinstance(one, Bucket) else one.collective
+    several = {key: names for key, names in mates.items() if len(names) > 1}
+    asked: list[tuple[str, Rewrite]] = [
+        (n, Bucket((n,))) for names in several.values() for n in names if n not in types
+    ]
+    asked += [(nodes[v].name, Stream(nodes[v].name)) for v in reductions(problem)] if wanted.streams else []
+    for name, one in asked:
         if why := refuses(one):
             reasons[why.replace(repr(name), "")].append(why)
     sentences = [f"{first}{f' (The same of {len(more):,} more.)' if more else ''}" for first, *more in reasons.values()]
-    for (op, group), names in mates.items():
-        kinds = ", ".join(found := dict.fromkeys(types[name] for name in names if name in types))
-        if len(found) > 1:
-            sentences.append(f"{op} of group {group!r} comes as {kinds}: a bucket has one type and one reduction.")
+    for (op, group), names in several.items():
+        kinds = dict.fromkeys(types[name] for name in names if name in types)
+        if len(kinds) > 1:
+            sentences.append(
+                f"{op} of group {group!r} comes as {', '.join(kinds)}: a bucket has one type and one reduction."
+            )
     return tuple(sentences)

@@ -16,7 +16,7 @@ from overlap_sched.errors import RewriteError
 from overlap_sched.problem import Group, Kind, Node, NodeId, Problem, Storage, StorageId
 from overlap_sched.transform.host import PCIE_5, HostLink
 from overlap_sched.transform.recipes import ADD, CAT, CLONE
-from overlap_sched.transform.rewrites import Fission, Leave, Slice
+from overlap_sched.transform.rewrites import Fission, Leave
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class PartTimes:
     def __init__(self, prices: Prices, parts: int, full: Collection[StorageId]) -> None:
         """For one fission; ``full`` are storages that are as large in every part as in the whole."""
         self.prices, self.parts, self.full = prices, parts, frozenset(full)
-        self._modelled: dict[tuple[str, int, int, int, int], tuple[float, float]] = {}
+        self._modelled: dict[tuple[Compute, Compute], tuple[float, float]] = {}
 
     def bytes(self, node: Node, storages: Sequence[Storage], cut: Collection[StorageId]) -> int:
         """Count the bytes that a part moves: 1/n of what is cut; all of what goes in or comes out whole."""
@@ -94,18 +94,12 @@ class PartTimes:
 
     def us(self, node: Node, nbytes: int) -> float:
         """The node's time, scaled as the model scales its own; 1/n of it, where that knows nothing of the node."""
-        key = (node.op, node.flops, node.bytes, node.flops // self.parts, nbytes)
-        if key not in self._modelled:
-            model = self.prices.model
-            whole = model.compute_us(Compute(*key[:3]))
-            part = model.compute_us(Compute(node.op, *key[3:]))
-            self._modelled[key] = (part, whole) if whole else (1.0, float(self.parts))
-        part, whole = self._modelled[key]
-        return node.time_us * part / whole
-
-    def copied_us(self, one: Slice) -> float:
-        """A slice that is no view, in one part."""
-        return 0.0 if one.free else self.prices.copy_us(CLONE, 2 * (one.bytes // self.parts))
+        whole, part = Compute(node.op, node.flops, node.bytes), Compute(node.op, node.flops // self.parts, nbytes)
+        if (whole, part) not in self._modelled:
+            us, part_us = self.prices.model.compute_us(whole), self.prices.model.compute_us(part)
+            self._modelled[whole, part] = (part_us, us) if us else (1.0, float(self.parts))
+        part_us, us = self._modelled[whole, part]
+        return node.time_us * part_us / us
 
     def left_us(self, leave: Leave) -> float:
         """Return the time that all parts that leave take to be put together, or added up."""
@@ -123,43 +117,26 @@ def fissioned_us(problem: Problem, fission: Fission, prices: Prices) -> float:
     nodes, ids = problem.nodes, {node.name: v for v, node in enumerate(problem.nodes)}
     try:
         inside = sorted(ids[name] for name in fission.nodes)
-        taken = {
-            ids[one.value]: (one, nodes[ids[one.maker]].alloc[one.result : one.result + 1]) for one in fission.slices
-        }
+        taken = {ids[one.value]: (one, nodes[ids[one.maker]].alloc[one.result :][:1]) for one in fission.slices}
         full = {s for name, k in fission.full for s in nodes[ids[name]].alloc[k : k + 1]}
     except KeyError as error:
         raise RewriteError(f"there is no node {error} to rewrite.") from None
     times = PartTimes(prices, fission.parts, full)
-    part_us, copied_us = _one_part_us(problem, inside, taken, times)
-    gone = set(inside).difference(ids[name] for name in fission.views)
-    outside_us = sum(node.time_us for v, node in enumerate(nodes) if v not in gone)
-    left_us = sum(map(times.left_us, fission.leaves))
-    return outside_us + fission.parts * (part_us + copied_us) + left_us
-
-
-def _one_part_us(
-    problem: Problem,
-    inside: Sequence[NodeId],
-    taken: dict[NodeId, tuple[Slice, tuple[StorageId, ...]]],
-    times: PartTimes,
-) -> tuple[float, float]:
-    """Return how long one part computes, and how long it copies."""
-    nodes, storages = problem.nodes, problem.storages
     own: set[StorageId] = set()
     seen: dict[NodeId, set[StorageId]] = {}  # of views: what they look at of what enters in part
-    sliced: set[NodeId] = set()
-    total = 0.0
+    part_us = 0.0
     for v in inside:
         node = nodes[v]
         own.update(node.alloc)
-        entered: set[StorageId] = set()
-        for u in node.deps:
-            if u in taken:
-                sliced.add(u)
-                entered.update(taken[u][1])
-            else:
-                entered |= seen.get(u, set())
+        entered = {s for u in node.deps for s in (taken[u][1] if u in taken else seen.get(u, ()))}
         if not node.alloc:
             seen[v] = entered
-        total += times.us(node, times.bytes(node, storages, [s for s in node.use if s in own or s in entered]))
-    return total, sum(times.copied_us(taken[u][0]) for u in sorted(sliced))
+        part_us += times.us(
+            node, times.bytes(node, problem.storages, [s for s in node.use if s in own or s in entered])
+        )
+    used = sorted({u for v in inside for u in nodes[v].deps if u in taken})
+    copied = [taken[u][0].bytes // fission.parts for u in used if not taken[u][0].free]
+    part_us += sum(prices.copy_us(CLONE, 2 * nbytes) for nbytes in copied)
+    gone = set(inside).difference(ids[name] for name in fission.views)
+    outside_us = sum(node.time_us for v, node in enumerate(nodes) if v not in gone)
+    return outside_us + fission.parts * part_us + sum(map(times.left_us, fission.leaves))

@@ -233,8 +233,8 @@ class Maker(Casts[V], Protocol[V]):
     def check_leave(self, v: V, leave: Leave, parts: Sequence[V]) -> None:
         """Check how a value leaves, and note of what its parts are."""
 
-    def hand_out(self, v: V, out: tuple[V, ...] | None, users: Sequence[V], copies: Sequence[V]) -> None:
-        """Let users outside take what leaves: one node, or all parts; ``None``: it does not leave."""
+    def hand_out(self, v: V, out: V | None, users: Sequence[V], copies: Sequence[V]) -> None:
+        """Let users outside take what leaves; ``None``: it does not leave."""
 
     def end_parts(self, copies: Mapping[V, Sequence[V]], stay: Collection[V]) -> None:
         """All parts are made; the whole nodes go next, but for those that stay."""
@@ -284,26 +284,20 @@ def check(make: Maker[V], wanted: Rewrite) -> None:
 
 
 def _bucket(make: Maker[V], wanted: Bucket) -> None:
-    members = [make.single(name) for name in wanted.members]
-    check_alike([(make.name(one.launch), one.shared) for one in members])
+    names, first = wanted.members, wanted.members[0]
+    members = [make.single(name) for name in names]
+    few = len(set(names)) < max(len(names), 2)
+    refuse_if(few, f"a bucket of {', '.join(names)}: two collectives at least, each once.")
+    for name, one in zip(names, members, strict=True):
+        for what, here in one.shared.items():
+            there = members[0].shared[what]
+            refuse_if(here != there, f"{name!r} has {what} {here!r} and {first!r} has {there!r}: a bucket has one.")
     for one in members:
         make.check_member(one, wanted.form)
     recipe = _coalesced if wanted.form == "coalesced" else _packed
-    first, outs = recipe(make, wanted.name, members)
+    taken, outs = recipe(make, wanted.name, members)
     for one, out in zip(members, outs, strict=True):
-        make.stand_in(one, first, out)
-
-
-def check_alike(members: Sequence[tuple[str, Mapping[str, object]]]) -> None:
-    """Members of a bucket must be two or more, each once, and share what is given of each: ``"process group": "0"``."""
-    names = [name for name, _ in members]
-    few = len(set(names)) < max(len(names), 2)
-    refuse_if(few, f"a bucket of {', '.join(names)}: two collectives at least, each once.")
-    first, shared = members[0]
-    for name, said in members[1:]:
-        for what, here in said.items():
-            there = shared[what]
-            refuse_if(here != there, f"{name!r} has {what} {here!r} and {first!r} has {there!r}: a bucket has one.")
+        make.stand_in(one, taken, out)
 
 
 def _coalesced(make: Maker[V], name: str, members: Sequence[Single[V]]) -> tuple[V, list[V]]:
@@ -501,7 +495,7 @@ class _InParts(Generic[V]):
             for v, at in zip(self.nodes, where[p], strict=True):
                 new = New(self.fission.part(make.name(v), p), at, v)
                 self.copies[v].append(make.make_part(new, p, partial(self._of_part, p=p, at=at)))
-        outs: dict[V, tuple[V, ...]] = {}
+        outs: dict[V, V] = {}
         for leave in self.fission.leaves:
             v = make.find(leave.value)
             outs[v] = self._leave(v, leave)
@@ -540,15 +534,15 @@ class _InParts(Generic[V]):
         copy = make.compute(New(f"{name}_copy_{p}", at, v), CLONE, [part], result=False)
         return make.look(last, VIEW, copy, _joined(cut))
 
-    def _leave(self, v: V, leave: Leave) -> tuple[V, ...]:
-        """Return what users outside take: one node, or all parts."""
+    def _leave(self, v: V, leave: Leave) -> V:
+        """Return what users outside take."""
         parts = self.copies[v]
         self.make.check_leave(v, leave, parts)
-        if leave.how in ("parts", "same"):
-            return tuple(parts) if leave.how == "parts" else (parts[0],)
+        if leave.how == "same":
+            return parts[0]
         out = self._sum(v, parts) if leave.how == "sum" else self._cat(v, leave, parts)
         self.make.check_same(v, out)
-        return (out,)
+        return out
 
     def _sum(self, v: V, parts: Sequence[V]) -> V:
         total, name = parts[0], f"{self.fission.name}_{self.make.name(v)}"

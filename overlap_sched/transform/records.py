@@ -4,17 +4,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from overlap_sched.problem import OF_HOST, Kind, Node, Problem
+from overlap_sched.problem import Kind, Node, Problem
 from overlap_sched.transform.buckets import host_times
 from overlap_sched.transform.rewrites import (
     Bucket,
-    Fission,
     Keep,
-    Offload,
     Recompute,
     Regather,
     Rewrite,
-    Stream,
     to_json,
 )
 
@@ -60,37 +57,30 @@ def _record(
     rewrite: Rewrite,
 ) -> Record:
     """``names``: of all nodes that rewrites made, sorted; ``host_us``: what collectives took of the compute stream."""
-    (before, after), saved_us = problems, 0.0
+    before, after = problems
+    gone, made = list[Node](), list[Node]()
     match rewrite:
         case Bucket():
             gone = [old[name] for name in rewrite.members if name in old]
-            saved_us = sum(host_us.get(name, 0.0) for name in rewrite.members)
             made = [new[name] for name in _made(names, rewrite.name)]
         case Keep():
-            again = old[rewrite.again]
-            return Record(rewrite, again.time_us, -host_us.get(rewrite.again, 0.0), _allocated(before, again))
+            gone = [old[rewrite.again]]
         case Regather():
-            again = new[rewrite.name]
-            host = [new[name] for name in _made(names, rewrite.name) if new[name].op in OF_HOST]
-            return Record(rewrite, -again.time_us, _us(host, Kind.COMPUTE), -_allocated(after, again))
-        case Fission():
-            gone = [old[name] for name in rewrite.nodes if name in old]
             made = [new[name] for name in _made(names, rewrite.name)]
         case Recompute():
-            gone, made = [], [new[rewrite.new_name(name)] for name in rewrite.nodes]
-        case Offload():
-            gone, made = [], [new[rewrite.name], new[rewrite.back]]
-        case Stream():
-            return Record(rewrite, 0.0, 0.0, 0)
+            made = [new[rewrite.new_name(name)] for name in rewrite.nodes]
     stream_us = _us(gone, Kind.COLLECTIVE) - _us(made, Kind.COLLECTIVE)
+    saved_us = sum((host_us.get(node.name, 0.0) for node in gone), 0.0)
     compute_us = _us(made, Kind.COMPUTE) - _us(gone, Kind.COMPUTE) - saved_us
     largest = max((_allocated(before, node) for node in gone), default=0)
-    held = sum(_allocated(after, node) for node in made if not node.name.endswith("_copy")) - largest
-    return Record(rewrite, stream_us, compute_us, max(held, 0))
+    allocated = sum(_allocated(after, node) for node in made if not node.name.endswith("_copy"))
+    if isinstance(rewrite, Keep | Regather):
+        return Record(rewrite, stream_us, compute_us, largest - allocated)
+    return Record(rewrite, stream_us, compute_us, max(allocated - largest, 0))
 
 
 def _us(nodes: Sequence[Node], kind: Kind) -> float:
-    return sum(node.time_us for node in nodes if node.kind is kind)
+    return sum((node.time_us for node in nodes if node.kind is kind), 0.0)
 
 
 def _made(names: Sequence[str], name: str) -> list[str]:

@@ -39,10 +39,9 @@ part, a *run* and a *block* are those of :class:`~overlap_sched.transform.dimens
                     several runs    <f>_<v>_whole   view(cat, [.., rows])       view
                     laid out else   <f>_<v>_back    permute(.., back)           view
     per leave, sum                  <f>_<v>_sum_p   add(sum_(p-1), v_p)         kernel
-    per leave, same or parts        nothing
+    per leave, same                 nothing
 
-Users outside take the last of these; of a value that is the same in every part, the first part's. A value that leaves
-in ``parts`` goes to the output of the graph alone, which then returns a tuple of the parts in its place.
+Users outside take the last of these; of a value that is the same in every part, the first part's.
 
 Nodes run stage by stage: a stage begins at a wait, and ends before the next::
 
@@ -51,12 +50,11 @@ Nodes run stage by stage: a stage begins at a wait, and ends before the next::
     network     launch of part 1   launch of part 0   launch of part 1
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from overlap_sched.errors import RewriteError
 from overlap_sched.transform.dimension_graph import Cut
 
 Form = Literal["copied", "coalesced"]
@@ -192,7 +190,7 @@ def _number(copy: int) -> str:
     return "" if copy == 1 else str(copy)
 
 
-How = Literal["cat", "sum", "same", "parts"]
+How = Literal["cat", "sum", "same"]
 
 
 class Slice(msgspec.Struct, frozen=True, array_like=True):
@@ -220,7 +218,7 @@ class Leave(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         value: The node that gives it; of a collective, its wait.
-        how: Parts are put together, or added; or all are the ``same``; or the graph's output takes the ``parts``.
+        how: Parts are put together, or added; or all are the ``same``.
         cut: How it is cut; of a sum and of what is the same it means nothing.
         bytes: Of all of it.
         maker, result: As of :class:`Slice`.
@@ -288,15 +286,3 @@ def second_group(group: str) -> str:
 def to_json(rewrites: Sequence[Rewrite]) -> list[dict[str, Any]]:
     """Plain data: ``{"kind": "bucket", "members": [...], "form": "copied"}``; the same for all ranks, byte for byte."""
     return msgspec.json.decode(msgspec.json.encode(rewrites))
-
-
-def from_json(data: Sequence[Mapping[str, Any]]) -> tuple[Rewrite, ...]:
-    """Return the rewrites that :func:`to_json` wrote.
-
-    Raises:
-        RewriteError: It did not.
-    """
-    try:
-        return msgspec.convert(data, tuple[Rewrite, ...])
-    except msgspec.ValidationError as error:
-        raise RewriteError(f"rewrites cannot be read: {error}.") from None

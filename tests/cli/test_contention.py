@@ -27,8 +27,8 @@ ROOT = Path(__file__).parents[2]
 OPTIONS = ["--slowdown", "all_gather=1.25", "--slowdown", "1.5", "--link", "rail=fsdp,ep"]
 SAME = Contention({"all_gather": 1.25, "": 1.5}, {"fsdp": "rail", "ep": "rail"})
 LINE = (
-    "With contention: compute takes 1.25 times as long beside all_gather*, 1.5 beside any other collective; "
-    "groups ep and fsdp share link rail."
+    "With contention: compute takes 1.25 times as long beside all_gather*, 1.5 times as long beside any other "
+    "collective; groups ep and fsdp share link rail."
 )
 
 
@@ -109,7 +109,8 @@ def test_what_is_said_replaces_the_file_key_by_key(
         (Contention({"": 1.1}), "With contention: compute takes 1.1 times as long beside any collective."),
         (
             Contention({"": 1.125, "all_reduce": 1.0}),
-            "With contention: compute takes 1 times as long beside all_reduce*, 1.125 beside any other collective.",
+            "With contention: compute takes 1 times as long beside all_reduce*, 1.125 times as long beside any other "
+            "collective.",
         ),
         (
             Contention({}, {"c": "rail", "alone": "wire", "b": "rail", "a": "rail", "e": "[nv]\x1b", "d": "[nv]\x1b"}),

@@ -106,7 +106,8 @@ def test_what_does_not_run_in_the_limit_takes_an_order_that_does(monkeypatch: py
     problem, limit = sharded([[10**6]] * 4, compute_us=200_000.0), 2**40
 
     def short(problem: Problem, options: Options) -> Schedule:
-        return replace(schedule(problem, options), short_bytes=limit - int(options.memory_limit or 0))
+        found, lack = schedule(problem, options), limit - int(options.memory_limit or 0)
+        return replace(found, short_bytes=lack, order=problem.original_order if lack else found.order)
 
     monkeypatch.setattr(module, "schedule", short)
     points = sweep(lambda _: problem, {"memory_limit": (float(limit - 7), float(limit))}, Options())

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from overlap_sched.cost import H100, XEON_8480, Collective, Price
 from overlap_sched.cost.cluster import (
@@ -54,7 +55,7 @@ TIMES = '[[collective]]\nkind = "all_gather"\nranks = 8\n'
 def test_all_that_are_shipped_can_be_read_and_say_their_sources() -> None:
     assert shipped_clusters() == ("dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200", "gloo", "mi300x", "pcie-box")
     for cluster in map(read_cluster, shipped_clusters()):
-        assert all((cluster.source, cluster.inside.source, cluster.beside.source))
+        assert all((cluster.source, cluster.inside.source, cluster.contention.source))
         assert cluster.across is None or cluster.across.source
         assert parse_cluster(cluster_text(cluster), "x") == cluster
 
@@ -62,8 +63,9 @@ def test_all_that_are_shipped_can_be_read_and_say_their_sources() -> None:
 def test_what_a_file_says() -> None:
     cluster = parse_cluster(GOOD, "mine.toml")
     assert cluster == Cluster(
-        "mine", H100, 8, IntraNodeLink("nvswitch", Bandwidth(450e9)), Across(Bandwidth(50e9), 4, Time(0.5), 2),
-        generation="hopper", mesh=(MeshDimension("dp", 8), MeshDimension("tp", 8)),
+        name="mine", device=H100, ranks_per_node=8, inside=IntraNodeLink("nvswitch", Bandwidth(450e9)),
+        across=Across(Bandwidth(50e9), 4, Time(0.5), 2), generation="hopper",
+        mesh=(MeshDimension("dp", 8), MeshDimension("tp", 8)),
     )  # fmt: skip
     assert cluster.across_bytes_per_s == 25e9  # two ranks share a card
     own = '[device]\nname = "X"\nflops = "1PFLOPS"\nbandwidth = "8TB/s"\nmemory = "192GB"\n[inside]'
@@ -83,7 +85,7 @@ def test_off_their_rails_ranks_share_the_spine() -> None:
         assert (off.on_rails, off.across_bytes_per_s) == (False, 12.5e9)
     one_card = parse_cluster(text.replace("rails = 4", "rails = 1").replace("= 4", "= 1"), "x")
     assert not one_card.on_rails  # one leaf switch for all nodes is not known to be there
-    assert not replace(on_rails, across=None).on_rails
+    assert not structs.replace(on_rails, across=None).on_rails
 
 
 def test_there_and_back(tmp_path: Path) -> None:
@@ -94,8 +96,10 @@ def test_there_and_back(tmp_path: Path) -> None:
         ),
         (KernelTime("aten.mm.default", 'bf16 2x2 "x" 2x2', 16, 24, 2.5),),
     )
-    beside = DefaultContention(False, "ours", {"any": 1.189, "all_to_all": 1.4}, {"flops": 0.5, "bytes": 1.5})
-    cluster = replace(parse_cluster(GOOD, "x"), tables=tables, beside=beside, source='2026, \\ a "test"\n')
+    contention = DefaultContention(False, "ours", {"any": 1.189, "all_to_all": 1.4}, {"flops": 0.5, "bytes": 1.5})
+    cluster = structs.replace(
+        parse_cluster(GOOD, "x"), tables=tables, contention=contention, source='2026, \\ a "test"\n'
+    )
     (tmp_path / "c.toml").write_text(cluster_text(cluster))
     assert read_cluster(tmp_path / "c.toml") == cluster
     older = re.sub("finish_us = .*\n", "spread_us = [0.1, 0.2]\n", cluster_text(cluster))  # as calibrate wrote it
@@ -108,11 +112,11 @@ def test_contention_follows_from_placement_and_the_balance_of_the_device() -> No
     groups = {"fsdp": Group(8, False, 8), "dp": Group(64, False, 8), "tp": Group(8, True), "one": Group(1, True)}
     contention = contention_of(cluster, groups)
     assert contention == Contention({"": 1.189}, {"fsdp": "across nodes", "dp": "across nodes"})
-    found = contention_of(replace(cluster, beside=DefaultContention(shares={"bytes": 1.5})), {})
+    found = contention_of(structs.replace(cluster, contention=DefaultContention(shares={"bytes": 1.5})), {})
     assert found.shares == {"bytes": 1.5}
     assert found.flops_per_byte == cluster.device.flops_per_s / cluster.device.bytes_per_s
     with pytest.raises(CostError, match=r"contention.shares: .*'memory'"):
-        replace(cluster, beside=DefaultContention(shares={"memory": 1.0}))
+        structs.replace(cluster, contention=DefaultContention(shares={"memory": 1.0}))
 
 
 @pytest.mark.parametrize(
@@ -287,6 +291,7 @@ def test_of_two_dimensions_alike_the_sharding_group_is_the_outer_one() -> None:
 def test_tensor_parallel_fills_the_node_so_fsdp_crosses_it() -> None:
     placed = place({"0": Facts(8, shards=True), "1": Facts(8)}, Nodes(8))
     assert [one.group for one in placed.values()] == [SPREAD, INSIDE]
+    assert groups({"0": Facts(8), "1": Facts(8, shards=True)}, Nodes(8)) == {"0": INSIDE, "1": SPREAD}
     assert re.search("'0' .*on 8 nodes.*--group 0=RANK,RANK,... or --mesh NAME=SIZE", placed["0"].assumed)
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from overlap_sched.distributed import TIMEOUT_S, Agreement, Verdict, agree, agreement, broadcast_costs, run_token
-from overlap_sched.distributed.agreement import Membership
+from overlap_sched.distributed import TIMEOUT_S, Agreement, Membership, Verdict, agree, agreement, broadcast_costs
 from overlap_sched.distributed.protocol import ABSENT_SHARE
 from overlap_sched.errors import AgreementError, OptionsError, OverlapSchedWarning
 from tests.support.agreement_ranks import Clock, MemoryStore, digest
@@ -38,7 +37,6 @@ def test_pauses_grow_and_end_with_the_limit() -> None:
 def test_a_rank_alone_agrees_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert agree(A).agreed
     assert broadcast_costs({"mm": 1.0}) == {"mm": 1.0}
-    assert run_token() is None
     monkeypatch.setattr(agreement, "_initialized", lambda: c10d(get_backend=lambda: "fake"))
     assert agree(A).agreed  # one process that plays all ranks
     monkeypatch.undo()
@@ -246,7 +244,6 @@ def test_a_torch_that_hides_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "has no attribute '_get_default_store'. Call torch.distributed.init_process_group" in str(result.reason)
     with pytest.raises(AgreementError):
         agree(A, strict=True)
-    assert run_token()
     with pytest.warns(OverlapSchedWarning, match="This rank uses its own"):
         assert broadcast_costs({"mm": 1.0}) == {"mm": 1.0}
 
@@ -271,14 +268,3 @@ def test_costs_that_do_not_come() -> None:
         assert costs_of(MemoryStore(), 1, {"mm": 7.0}) == {"mm": 7.0}
     with pytest.warns(OverlapSchedWarning, match="RuntimeError: Broken pipe"):
         costs_of(Failing(1, lasting=True), 1, {"mm": 7.0})
-    with pytest.raises(AgreementError, match="within 300 s"):
-        costs_of(MemoryStore(), 1, {"mm": 7.0}, strict=True)
-
-
-def test_a_run_has_one_token_and_the_next_run_another() -> None:
-    def token(store: MemoryStore, rank: int) -> str | None:
-        return run_token(Membership(store, rank, 2))
-
-    store = MemoryStore()
-    assert token(store, 0) == token(store, 1) != token(MemoryStore(), 0)
-    assert token(Failing(1, lasting=True), 0) != token(Failing(1, lasting=True), 0)

@@ -14,23 +14,15 @@ from overlap_sched.cli import calibrate
 from overlap_sched.cli.command import main
 from overlap_sched.cost.cluster import read_cluster
 from overlap_sched.cost.table import COPY, KINDS
+from overlap_sched.distributed import calibration as measuring
 from overlap_sched.distributed.calibration import (
-    CPU_GRID,
     Division,
     Grid,
     Machine,
     WantedCollective,
     calls_in,
     calls_in_grid,
-    collectives_of,
-    default_divisions,
     make_run,
-    measure,
-    products_of,
-    sizes_between,
-    steady_mean,
-    time_side_by_side,
-    time_together,
 )
 from overlap_sched.errors import CostError, DumpGroupError
 from overlap_sched.fx import lift
@@ -50,16 +42,16 @@ def test_divisions():
     assert Division(8).nodes(Machine(CPU, 0, 8, 2)) == 4
     with pytest.raises(CostError, match=r"8 ranks .* groups of 4 with stride 3: .* Give another --group SIZE"):
         Division(4, 3).groups(8)
-    assert default_divisions(16, 8) == [Division(16), Division(8), Division(2, 8)]
-    assert default_divisions(8, 8) == [Division(8)]
-    assert default_divisions(4, 1) == [Division(4)]
-    assert default_divisions(1, 1) == default_divisions(1, 8) == []
+    assert measuring.default_divisions(16, 8) == [Division(16), Division(8), Division(2, 8)]
+    assert measuring.default_divisions(8, 8) == [Division(8)]
+    assert measuring.default_divisions(4, 1) == [Division(4)]
+    assert measuring.default_divisions(1, 1) == measuring.default_divisions(1, 8) == []
 
 
 def test_sizes():
-    assert sizes_between(4096, 2**20) == [4096, 16384, 65536, 262144, 2**20]
-    assert sizes_between(10, 100) == [10, 40, 100]
-    assert sizes_between(7, 7) == [7]
+    assert measuring.sizes_between(4096, 2**20) == [4096, 16384, 65536, 262144, 2**20]
+    assert measuring.sizes_between(10, 100) == [10, 40, 100]
+    assert measuring.sizes_between(7, 7) == [7]
 
 
 def test_the_grid_is_priced_as_the_scheduler_prices_graphs_and_runs():
@@ -105,32 +97,30 @@ def test_the_last_rank_to_come_counts():
 
     seen = []
     machine = TwoRanks(CPU, 0, 2, 2)
-    timing = time_together(machine, lambda: seen.append("begin"), lambda _: seen.append("end"))
+    timing = measuring.time_together(machine, lambda: seen.append("begin"), lambda _: seen.append("end"))
     assert timing.time_us == pytest.approx(4.9)  # of 4, 9 and 2, again and again, the ten that begin with 4
     assert seen[:4] == ["begin", "end"] * 2
     assert len(seen) // 2 >= 3 + 7  # warm-ups and repetitions
-    assert time_together(machine, lambda: None, lambda _: None, max).time_us == 9.0
-    assert 4.0 < time_side_by_side(machine, lambda: None, lambda: None) < 9.0  # of all six
-
-
-def test_a_launch_is_part_of_the_time():
-    timing = time_together(ALONE, lambda: sum(range(2000)), lambda _: sum(range(20000)))
-    assert 0 < timing.launch_us < timing.time_us
-    assert 0 < timing.finish_us < timing.time_us
+    assert measuring.time_together(machine, lambda: None, lambda _: None, max).time_us == 9.0
+    (copy,) = calls_in_grid(Grid((), (), (4096,)), torch.float32, CPU)
+    assert 4.0 < measuring.time_kernel(machine, copy).time_us < 9.0  # of all six
 
 
 def test_both_modes_count_in_a_mean_and_a_disturbance_does_not():
     tens = [[0.5] * 7 + [4.0] * 3, [50.0] * 10, [0.5] * 8 + [4.0] * 2, [0.5] * 6 + [4.0] * 4, [70.0] * 10]
     values = [value for one in tens for value in one]
-    assert steady_mean(values) == pytest.approx(0.6 * 0.5 + 0.4 * 4.0)  # of five tens the third
-    assert steady_mean([*values, 0.0]) == steady_mean(values)  # no ten of its own
-    assert steady_mean([1.0] * 20 + [4.0]) == pytest.approx(24 / 21)
+    assert measuring.steady_mean(values) == pytest.approx(0.6 * 0.5 + 0.4 * 4.0)  # of five tens the third
+    assert measuring.steady_mean([*values, 0.0]) == measuring.steady_mean(values)  # no ten of its own
+    assert measuring.steady_mean([1.0] * 20 + [4.0]) == pytest.approx(24 / 21)
 
 
 def test_products_instead_of_a_barrier():
-    assert products_of(ALONE, 50.0).args[0] >= 1  # so many
+    assert measuring.products_of(ALONE, 50.0).args[0] >= 1  # so many
     seen = []
-    time_together(ALONE, lambda: seen.append("begin"), lambda _: seen.append("end"), before=lambda: seen.append(5))
+    timing = measuring.time_together(
+        ALONE, lambda: seen.append("begin"), lambda _: seen.append("end"), before=lambda: seen.append(5)
+    )
+    assert 0 < timing.launch_us < timing.time_us > timing.finish_us > 0
     assert seen[:9] == [*["begin", "end"] * 3, 5, "begin", "end"]
     assert seen.count(5) == seen.count("end") - 3
 
@@ -141,20 +131,24 @@ def test_each_kernel_is_told_and_measured_or_said_why_not():
 
     first, second, *rest = calls_in_grid(SMALL, torch.float32, CPU)
     told = []
-    tables, failed = measure(ALONE, [], [first._replace(target=unsupported), second, second, *rest], told.append)
+    tables, failed = measuring.measure(
+        ALONE, [], [first._replace(target=unsupported), second, second, *rest], told.append
+    )
     assert failed == ["aten.mm.default float32[8,16] float32[16,32]: no kernel for this"]
     assert len(tables.kernels) == 3
     assert all(one.time_us > 0 for one in tables.kernels)
     assert [one.partition(":")[0] for one in told] == [f"measuring {k} of 4" for k in (1, 2, 3, 4)]
     with pytest.raises(ZeroDivisionError):  # a fault of ours is not hidden
-        measure(ALONE, [], [first._replace(target=lambda *_: 1 / 0)], print)
+        measuring.measure(ALONE, [], [first._replace(target=lambda *_: 1 / 0)], print)
 
 
 def test_the_collectives_of_a_problem():
     eight, two = Division(8), Division(2)
     kinds = ("all_gather", "reduce_scatter")
-    assert collectives_of(EXAMPLE, [two, eight]) == [WantedCollective(kind, eight, 8 * 2**20) for kind in kinds]
-    assert collectives_of(EXAMPLE, [two]) == []
+    assert measuring.collectives_of(EXAMPLE, [two, eight]) == [
+        WantedCollective(kind, eight, 8 * 2**20) for kind in kinds
+    ]
+    assert measuring.collectives_of(EXAMPLE, [two]) == []
     assert [WantedCollective("all_gather", eight, nbytes).elements for nbytes in (0, 100, 4096)] == [8, 24, 1024]
 
 
@@ -178,7 +172,7 @@ def test_gpus_that_are_not_there(tmp_path, capsys, monkeypatch):
 def test_the_clock_of_a_gpu():
     machine = Machine(torch.device("cuda", 0))
     for call in calls_in_grid(SMALL, torch.bfloat16, machine.device):
-        assert time_side_by_side(machine, make_run(call, machine.device), lambda: None) > 0
+        assert measuring.time_kernel(machine, call).time_us > 0
 
 
 @pytest.mark.parametrize(
@@ -218,7 +212,7 @@ def test_a_dump_has_shapes_and_a_problem_file_has_sizes_alone(tmp_path):
     dump.write_text(DUMP)
     write_problem(EXAMPLE, problem)
     eight = replace(ALONE, size=8, ranks_per_node=8)
-    copies = len(CPU_GRID.copies)
+    copies = len(measuring.CPU_GRID.copies)
     collectives, calls = requests(eight, dump)
     assert [call.kernel[:2] for call in calls[:2]] == [
         ("aten.mm.default", "float32[8192,4096] float32[4096,4096](1,4096)"),

@@ -11,12 +11,13 @@ from overlap_sched.distributed.protocol import Steps, StoreCall, agreement_steps
 from tests.support.examples import at_night
 from tests.support.interleavings import Checker, End, Fault, StuckError
 
+OPTIONS = '{"headroom": 1}'
 A, B, C = (
-    Digest(operators=name, sizes="s", options="o", costs="c", order="r", key=name, launches="l", name=name)
+    Digest(operators=name, sizes="s", options="{}", costs="c", order="r", key=name, launches="l", name=name)
     for name in "ABC"
 )
-OTHER_LAUNCHES = replace(A, options="other", launches="m")
-OTHER_OPTIONS, OTHER_COSTS = replace(A, options="other"), replace(A, costs="other")
+OTHER_LAUNCHES = replace(A, options=OPTIONS, launches="m")
+OTHER_OPTIONS, OTHER_COSTS = replace(A, options=OPTIONS), replace(A, costs="other")
 FAILED = Digest.of_failure("KeyError: 'mm'", key="A", launches="l", name="A")
 
 
@@ -159,7 +160,7 @@ def test_a_rank_that_shows_a_digest_and_dies_before_it_stands_waiting_is_named()
     never_stood = [end for end in ends([[A], [A]], deaths=1) if end.verdicts[1] is None and "at/1" not in end.store]
     found = [end.verdicts[0][0] for end in never_stood if end.verdicts[0]]
     assert {(verdict.agreed, verdict.missing) for verdict in found} == {(False, (1,))}
-    assert any("rank 1 no longer waited for the others 300 s after" in verdict.reason for verdict in found)
+    assert any("rank 1 no longer waited with graph 'A' after 300 s" in verdict.reason for verdict in found)
 
 
 def test_a_graph_compiled_again_by_one_rank_only_keeps_its_decision() -> None:

@@ -7,14 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import optimizer as optimizers
 
-from llama_repro.capture.parallelism import fake_world
-from overlap_sched.distributed import shard, uncompiled
+from overlap_sched.distributed import uncompiled
 from overlap_sched.distributed.uncompiled import NOTHING_COMPILED, Uncompiled
 from overlap_sched.errors import OverlapSchedWarning
-from overlap_sched.sharding import modules
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +19,6 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Uncompiled]:
     """A job in which nothing has been compiled or said."""
     fresh = Uncompiled()
     monkeypatch.setattr(uncompiled, "uncompiled", fresh)
-    monkeypatch.setattr(modules, "uncompiled", fresh)
     monkeypatch.setattr(uncompiled, "compiled", lambda: False)
     yield fresh
     uncompiled.stop_counting()
@@ -32,12 +28,11 @@ def said(caught: list[warnings.WarningMessage]) -> list[str]:
     return [str(w.message) for w in caught if issubclass(w.category, OverlapSchedWarning)]
 
 
-def train(model: nn.Module, steps: int, *, optimizer: bool = True) -> None:
+def train(model: nn.Module, steps: int) -> None:
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(steps):
         model(torch.ones(4, 8)).sum().backward()
-        if optimizer:
-            sgd.step()
+        sgd.step()
 
 
 def test_steps_of_an_optimizer_are_counted_until_it_is_said(job: Uncompiled) -> None:
@@ -52,22 +47,6 @@ def test_steps_of_an_optimizer_are_counted_until_it_is_said(job: Uncompiled) -> 
     assert said(caught) == [NOTHING_COMPILED]
     assert len(optimizers._global_optimizer_post_hooks) == hooks
     assert not job.counts
-
-
-def test_forwards_of_a_sharded_module_are_counted() -> None:
-    """No optimizer, nothing switched on; forwards without gradients are no steps, nor are those of its parts."""
-    with fake_world(2):
-        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-        shard(model, init_device_mesh("cpu", (2,)))
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            with torch.no_grad():
-                for _ in range(5):
-                    model(torch.ones(4, 8))
-            train(model, 2, optimizer=False)
-            assert not said(caught)
-            train(model, 2, optimizer=False)
-    assert said(caught) == [NOTHING_COMPILED]
 
 
 def test_nothing_is_said_where_something_is_compiled(job: Uncompiled, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,14 +180,6 @@ def test_nothing_in_a_dump_is_run(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-def test_a_failing_load_leaves_no_groups_behind(tmp_path: Path) -> None:
-    calls = ("_dtensor.shard_dim_alltoall.default(x, 0, 1, 'left')", "no.such(x)", "aten.mm.default(b, b)")
-    text = in_body("\n".join(f"{name} = torch.ops.{call}" for name, call in zip("abc", calls, strict=True)))
-    message(tmp_path, text, errors.DumpError, groups={"left": 4})
-    with pytest.raises((RuntimeError, ValueError), match="left"):
-        dist.distributed_c10d._resolve_process_group("left")
-
-
 GATHERS = """
 a = torch.ops._c10d_functional.all_gather_into_tensor.default(x, 64, '0')
 b = torch.ops._c10d_functional.all_gather_into_tensor.default(x, 8, '513')
@@ -322,18 +314,6 @@ def test_a_body_counts_each_time_that_it_is_run(tmp_path: Path) -> None:
     body = f"b = self.body\n{calls}return (x,)"
     assert load_within(tmp_path, body, 300, nested) == 23
     assert "more than 200 nodes" in refused(tmp_path, body, 200, nested)
-
-
-def test_a_body_that_runs_another_one_is_told_not_a_crash(tmp_path: Path) -> None:
-    nested = (
-        "class inner(torch.nn.Module):\n    def forward(self, x):\n        return (x,)\n"
-        "class outer(torch.nn.Module):\n    def forward(self, x):\n        b = self.inner\n"
-        "        y = torch.ops.higher_order.invoke_subgraph(b, 'n', x)\n        return (y,)\n"
-    )
-    with pytest.raises(DumpError, match="the dump does not hold the body that this higher-order operator runs"):
-        load_within(
-            tmp_path, "b = self.outer\nout = torch.ops.higher_order.invoke_subgraph(b, 'n', x)\nreturn (x,)", 99, nested
-        )
 
 
 def test_lists_are_not_multiplied(tmp_path: Path) -> None:

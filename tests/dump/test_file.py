@@ -22,7 +22,6 @@ from overlap_sched.dump.load import Dump, load_dump
 from overlap_sched.dump.source import graphs_in
 from overlap_sched.fx.lifting import lift
 from tests.support.dump_graphs import handwritten, loaded, values
-from tests.support.examples import run
 from tests.support.fx_graphs import gather, wait
 
 BODY = """
@@ -224,15 +223,3 @@ def test_lines_that_other_ranks_write_in_between_are_left_out(graph: fx.GraphMod
     nameless = loaded(tmp_path, "\n".join(mixed).replace("[rank0]:", "").replace("[rank1]:", ""))
     assert nodes_of(nameless.gm) == nodes_of(graph)
     assert nameless.choice.endswith(": 1 step (line 1), 2 step (line 2)")
-
-
-def test_the_command_shows_the_list_and_takes_a_number(
-    graph: fx.GraphModule, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "job.log"
-    path.write_text(printed(graph) + "\n" + printed(graph).replace("class step", "class other"))
-    line = len(printed(graph).split("\n")) + 1
-    assert run("plan", str(path), "--graph", "2", "--json") == 0
-    assert f"takes another: 1 step (line 1), 2 other (line {line})\n" in capsys.readouterr().err
-    assert run("plan", str(path), "--graph", "3") == 2
-    assert f"there is no graph 3: its graphs are 1 step (line 1), 2 other (line {line})" in capsys.readouterr().err

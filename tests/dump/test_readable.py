@@ -155,11 +155,6 @@ def test_loops_and_operators_printed_without_their_overload(tmp_path: Path) -> N
     assert wait.target is torch.ops._c10d_functional.wait_tensor.default
 
 
-def test_a_graph_without_any_annotation_has_no_inputs(tmp_path: Path) -> None:
-    with pytest.raises(errors.DumpError, match="forward takes 1 inputs but load_args describes 0"):
-        load(tmp_path, HEAD + "        x,\n    ):\n        return (x,)\n")
-
-
 def test_constants_whose_shape_stands_with_their_copy_or_their_user(tmp_path: Path) -> None:
     body = """
         x: "f32[4, 4]",
@@ -216,29 +211,6 @@ def test_process_groups_among_the_attributes_are_asked_for_by_name(tmp_path: Pat
     ]
     assert all(node.time_us > 0 for node in communicating)
     assert lifted.problem.groups == {} or lifted.problem.groups["_torchbind_obj0"].size == 8
-
-
-def test_parameters_that_torch_2_5_sets_and_gathers_into_what_it_allocates(tmp_path: Path) -> None:
-    """Where the file prints no shapes, too."""
-    head = 'class Repro(torch.nn.Module):\n    def forward(self, shard: "bf16[6]", weight: "bf16[4, 4]"):\n        '
-    body = """
-        copy_in = torch.ops.fsdp.all_gather_copy_in.default([shard], [6], 8, 2, 1, torch.bfloat16, device(type='cuda', index=1))
-        getitem = copy_in[0]
-        getitem_1 = copy_in[1];  copy_in = None
-        gather = torch.ops._c10d_functional.all_gather_into_tensor.default(getitem, 2, '0');  getitem = None
-        wait = torch.ops._c10d_functional.wait_tensor.default(gather);  gather = None
-        strided = torch.ops.aten.as_strided.default(wait, [4, 4], [4, 1], 0);  wait = None
-        set_ = torch.ops.fsdp.set_.default(weight, strided);  strided = set_ = None
-        mm = torch.ops.aten.mm.default(weight, weight)
-        return (mm, getitem_1)
-"""
-    dump = load(tmp_path, head + body.strip())
-    val = values(dump)
-    assert (val["getitem"].shape, val["getitem_1"].shape, val["getitem"].storage_offset()) == ((8,), (16,), 8)
-    assert val["getitem"].untyped_storage()._cdata == val["getitem_1"].untyped_storage()._cdata
-    problem, names = lift(dump.gm).problem, [node.name for node in dump.gm.graph.nodes]
-    assert val["set_"] is None
-    assert names.index("set_") in problem.predecessors[names.index("mm")]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -6,12 +6,11 @@ A forward and a backward graph, dumped apart, as one step.
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as funcol
 from torch import fx
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -20,10 +19,10 @@ from overlap_sched.dump.load import Dump, load_dump
 from overlap_sched.dump.values import Results, fake_execution, tensors_in
 from overlap_sched.errors import DumpError
 from overlap_sched.fx.lifting import lift
+from overlap_sched.problem import MemoryModel
 from overlap_sched.simulate.ledger import LiveRanges
 from tests.support.dump_graphs import (
     RANKS,
-    compiled,
     fake_world,
     forward_and_backward,
     layer_arguments,
@@ -101,28 +100,20 @@ def test_forward_of_a_sharded_layer(world: tuple[str, str], tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.private
-def test_partitioned_forward_and_backward_on_two_mesh_dimensions(world: tuple[str, str], tmp_path: Path) -> None:
+def test_partitioned_graphs_and_their_problems_on_two_mesh_dimensions(world: tuple[str, str], tmp_path: Path) -> None:
     graphs = forward_and_backward(sharded_layer(*world), *layer_arguments(requires_grad=True))
     assert len(graphs) == 2
     for gm, inputs in graphs:
         dump = load_dump(written(gm, inputs, tmp_path / "graph.py"))
         assert_same(dump, gm, inputs)
-        assert set(dump.groups) == {"0", "1"}
-        assert (dump.groups["0"].size, dump.groups["1"].size) == (RANKS, 8)
-
-
-@pytest.mark.slow
-@pytest.mark.private
-@pytest.mark.parametrize("model", ["runtime", "tracker"])
-def test_the_problem_of_a_dump_equals_that_of_the_graph(world: tuple[str, str], tmp_path: Path, model: str) -> None:
-    for gm, inputs in forward_and_backward(sharded_layer(*world), *layer_arguments(requires_grad=True)):
-        dump = load_dump(written(gm, inputs, tmp_path / "graph.py"))
+        assert {name: group.size for name, group in dump.groups.items()} == {"0": RANKS, "1": 8}
         groups = lift(dump.gm).problem.groups
-        from_dump = lift(dump.gm, memory_model=model, name="it")  # type: ignore[arg-type]
-        from_graph = lift(gm, memory_model=model, groups=groups, name="it")  # type: ignore[arg-type]
-        assert from_dump.problem.nodes == from_graph.problem.nodes
-        assert from_dump.problem == from_graph.problem
-        assert from_dump.notes == from_graph.notes
+        for model in get_args(MemoryModel):
+            from_dump = lift(dump.gm, memory_model=model, name="it")
+            from_graph = lift(gm, memory_model=model, groups=groups, name="it")
+            assert from_dump.problem.nodes == from_graph.problem.nodes
+            assert from_dump.problem == from_graph.problem
+            assert from_dump.notes == from_graph.notes
 
 
 def test_mutation_constants_and_random_numbers(tmp_path: Path) -> None:
@@ -195,29 +186,6 @@ def test_mixture_of_experts_splits_evenly(world: tuple[str, str], tmp_path: Path
     assert set(dump.notes) == {"data-dependent sizes, taken as 12"}
     told = load_dump(tmp_path / "d.py", sizes={f"_local_scalar_dense_{i}": 5 for i in range(8, 16)})
     assert {n.name: n.meta.get("val") for n in told.gm.graph.nodes}["mm"].shape == (40, 8)
-
-
-@pytest.mark.slow
-def test_compiled_forward_and_backward_of_experts(world: tuple[str, str], tmp_path: Path) -> None:
-    group = dist.distributed_c10d._resolve_process_group(world[1])
-
-    def experts(x: torch.Tensor, counts: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        receive = funcol.all_to_all_single(counts, None, None, group).tolist()
-        send = counts.tolist()
-        tokens = torch.relu(funcol.all_to_all_single_autograd(x @ weight, receive, send, group) @ weight)
-        padded = torch.cat([tokens, torch.zeros(-tokens.shape[0] % 8 + 1, 8)])[: tokens.shape[0]]
-        return funcol.all_to_all_single_autograd(padded, send, receive, group)
-
-    x, weight = torch.zeros(96, 8, requires_grad=True), torch.zeros(8, 8, requires_grad=True)
-    graphs = compiled(experts, x, torch.full((8,), 12), weight)
-    assert len(graphs) == 2
-    for gm, inputs in graphs:
-        dump = load_dump(written(gm, inputs, tmp_path / "graph.py"))
-        assert [node.name for node in dump.gm.graph.nodes] == [node.name for node in gm.graph.nodes]
-        exchanged = [n.meta["val"] for n in dump.gm.graph.nodes if "all_to_all_single" in n.name]
-        assert {tuple(value.shape) for value in exchanged} <= {(96, 8), (8,)}
-        assert set(dump.notes) == {"data-dependent sizes, taken as 12"}
-        assert lift(dump.gm).problem.collectives
 
 
 def test_joint_graph_with_flattened_arguments(tmp_path: Path) -> None:

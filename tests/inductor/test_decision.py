@@ -22,19 +22,18 @@ from overlap_sched.distributed.negotiation import LaunchChoice
 from overlap_sched.distributed.sequences import Entry
 from overlap_sched.errors import OverlapSchedWarning, SequenceError, VerificationError
 from overlap_sched.fx.apply import Report
-from overlap_sched.inductor import agree, caches, clear_reports, decision
+from overlap_sched.inductor import agree, clear_reports, decision
 from overlap_sched.inductor.agree import Traffic, launch_texts
 from overlap_sched.inductor.decision import (
     FOLLOWS,
-    GraphPlan,
     LaunchFacts,
     OrderDraft,
     PlanRequest,
     ScheduleCall,
     decide,
 )
-from overlap_sched.inductor.scheduler_pass import SchedulerPass
 from overlap_sched.inductor.settings import Settings
+from overlap_sched.inductor.switch import SchedulerPass
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.scheduler.driver import follow_launches
 from overlap_sched.scheduler.restrictions import Proposal
@@ -75,15 +74,17 @@ class Sheet:
     def read(self, how: PlanRequest) -> LaunchFacts:
         return LaunchFacts("g", "key", (A, B), self.original, (A, B))
 
-    def plan(self, how: PlanRequest, facts: LaunchFacts, schedule: ScheduleCall) -> GraphPlan:
+    def plan(self, how: PlanRequest, facts: LaunchFacts, schedule: ScheduleCall) -> tuple[Report, list[Any]]:
         self.preserved.append(how.settings.options.preserve_collective_order)
         found = self.plans.pop(0)
         if how.follows is None:
             schedule(EXAMPLE, how.settings.options)
         if isinstance(found, Exception):
             raise found
-        traffic = found if isinstance(found, Traffic) or found is None else Traffic(found, {})
-        return GraphPlan(Report("g", SCHEDULED, changed=found is not None), [len(self.preserved)], traffic, EXAMPLE)
+        return Report("g", SCHEDULED, changed=found is not None), [len(self.preserved), found]
+
+    def traffic(self, order: Any) -> Traffic | None:
+        return order[1] if isinstance(order[1], Traffic) else Traffic(order[1], {})
 
 
 def decided(
@@ -95,7 +96,8 @@ def decided(
 ) -> tuple[OrderDraft, list[str]]:
     """What becomes of a graph, and what its plans have preserved; the others answer once, if at all."""
     answers = iter([answer] if answer else [])
-    monkeypatch.setattr(caches, "ask", lambda mine, settings: next(answers))
+    choose = agree.ask
+    monkeypatch.setattr(agree, "ask", lambda mine, settings: next(answers, None) or choose(mine, settings))
     sheet = Sheet(plans, original)
     draft = decide(sheet, settings or Settings())
     assert sheet.plans == []
@@ -165,7 +167,7 @@ class TestNothingInForce:
         with pytest.warns(OverlapSchedWarning, match="keeps the launches and waits of 'g'"):
             draft, preserved = decided(monkeypatch, *plans, answer=NOT_ALIKE, original=ORIGINAL)
         assert (became(draft), preserved) == ((True, "others launch otherwise.", None), kept)
-        assert draft.plan.traffic == plans[-1]
+        assert draft.traffic == plans[-1]
         assert draft.cached is not None
         assert draft.cached.digest.order.startswith("launches kept: and waits: ")
 
@@ -196,7 +198,7 @@ class TestNothingInForce:
         assert in_force() == replace(KEPT, together=False)
 
     def test_what_fails_once_all_have_agreed_leaves_the_new_order(self, monkeypatch):
-        monkeypatch.setattr(decision, "note_launches", fails)
+        monkeypatch.setattr(agree, "note_launches", fails)
         with pytest.warns(OverlapSchedWarning, match="could not note"):
             draft, _ = decided(monkeypatch, (B, A), answer=AGREED)
         assert draft.report.changed
@@ -224,7 +226,7 @@ class TestChoosingASequence:
             agreed = self.agrees and not mine.failure
             return Agreement(agreed, Verdict(agreed, None if agreed else "the store failed"), self.in_doubt)
 
-        monkeypatch.setattr(decision, "ask", ask)
+        monkeypatch.setattr(agree, "ask", ask)
         return shown
 
     agrees, in_doubt = True, False
@@ -241,7 +243,7 @@ class TestChoosingASequence:
         self.choose(monkeypatch, LaunchChoice(0, PROPOSAL))
         draft, preserved = decided(monkeypatch, (B, A), (A, B), (B, A), answer=NEGOTIABLE)
         assert preserved == ["none", "all", "none"]
-        assert (draft.report.changed, draft.plan.traffic, in_force()) == (True, Traffic((B, A), {}), SWAPPED)
+        assert (draft.report.changed, draft.traffic, in_force()) == (True, Traffic((B, A), {}), SWAPPED)
         assert str(draft.report.kept).endswith("all launch as rank 0 does.")
         assert [one.order for one in asked] == ["launches of rank 0: [1, 0]"]
         assert draft.cached is None  # nothing would ask the ranks again
@@ -259,7 +261,7 @@ class TestChoosingASequence:
         self.choose(monkeypatch, choice)
         self.agrees = agrees
         draft, _ = decided(monkeypatch, (B, A), (A, B), *([] if last is None else [last]), answer=NEGOTIABLE)
-        assert (became(draft), draft.plan.order, in_force()) == ((True, REASON, None), [2], KEPT)
+        assert (became(draft), draft.order[0], in_force()) == ((True, REASON, None), 2, KEPT)
         assert [one.failure for one in asked] == [failure]
 
     @pytest.mark.parametrize(
@@ -276,11 +278,11 @@ class TestChoosingASequence:
             with pytest.raises(SequenceError, match="the store failed"):
                 decided(monkeypatch, *plans, answer=NEGOTIABLE)
         else:
-            assert decided(monkeypatch, *plans, answer=NEGOTIABLE)[0].plan.traffic == Traffic((A, B), {})
+            assert decided(monkeypatch, *plans, answer=NEGOTIABLE)[0].traffic == Traffic((A, B), {})
 
     def test_where_another_sequence_is_in_force_by_then_that_is_planned(self, monkeypatch, asked):
         self.choose(monkeypatch, LaunchChoice(0, PROPOSAL))
-        monkeypatch.setattr(decision, "put_in_force", lambda entry, settings: KEPT)
+        monkeypatch.setattr(agree, "put_in_force", lambda entry, settings: KEPT)
         follows = list[object]()
         plan = Sheet.plan
         monkeypatch.setattr(
@@ -295,13 +297,6 @@ class TestChoosingASequence:
         group = Settings(Options(preserve_collective_order="group"))
         decided(monkeypatch, (A, B), answer=NEGOTIABLE, settings=group)
         assert asked == []
-
-    def test_a_rank_without_an_order_says_so(self, monkeypatch, asked):
-        self.choose(monkeypatch, LaunchChoice(0, PROPOSAL))
-        with pytest.warns(OverlapSchedWarning, match="no order"):
-            draft, _ = decided(monkeypatch, RuntimeError("no order"), answer=NEGOTIABLE)
-        assert not draft.report.changed
-        assert ["no order to propose" in one.failure for one in asked] == [True]
 
 
 class TestSequencesInForce:
@@ -353,6 +348,13 @@ class TestSequencesInForce:
                 decided(monkeypatch, (A, B))
         else:
             assert decided(monkeypatch, (A, B))[0].report.kept is None
+
+    def test_the_log_is_told_of_what_was_compiled_otherwise(self, monkeypatch):
+        written: list[Any] = []
+        monkeypatch.setattr(agree, "compiled_otherwise", lambda _: True)
+        monkeypatch.setattr(agree, "sequence_in_force", lambda launches, here, entry: written.append(entry))
+        assert agree.put_in_force(KEPT, Settings()) is None
+        assert [entry.again for entry in written] == [True]
 
     def test_switched_off_it_follows_and_does_nothing_else(self, monkeypatch):
         off = Settings(follows=True)

@@ -316,24 +316,11 @@ def test_sizes_that_only_the_data_knows_are_as_large_as_the_graph_asserts() -> N
     assert all(words in text for text in (str(report), report.line))
 
 
-def test_without_collectives_nothing_is_lifted() -> None:
-    run(lambda x, w: x @ w, overlap_sched.inductor_options(Options(strict=True)))
-    assert main_report().report.reason == "the graph has no collectives"
-
-
 def grouped(snodes: list[Any], at: int) -> list[Any]:
     """Two nodes, one behind the other, stay together."""
     from torch._inductor.scheduler import GroupedSchedulerNode
 
     return [*snodes[:at], GroupedSchedulerNode.create(snodes[at : at + 2]), *snodes[at + 2 :]]
-
-
-def grouping_matmuls(snodes: list[Any]) -> list[Any]:
-    """Somebody else's pass: two nodes that compute become one."""
-    from torch._inductor.utils import contains_collective, contains_wait
-
-    compute = [not contains_collective(snode) and not contains_wait(snode) for snode in snodes]
-    return grouped(snodes, next(i for i in range(len(snodes) - 1) if compute[i] and compute[i + 1]))
 
 
 def grouping(snodes: list[Any]) -> list[Any]:
@@ -351,21 +338,6 @@ def theirs(somebodys: Callable[[list[Any]], list[Any]]) -> dict[str, Any]:
         "reorder_for_compute_comm_overlap_passes": [somebodys],
         **({SIMPLE_OVERLAP: False} if SIMPLE_OVERLAP in known else {}),
     }
-
-
-@pytest.mark.slow
-@pytest.mark.private
-def test_a_group_of_nodes_that_compute_is_one_node() -> None:
-    expected, _ = run(concatenates, {})
-    with torch._inductor.config.patch(theirs(grouping_matmuls)):
-        settings = overlap_sched.inductor_options(Options(strict=True, headroom="50%"))
-        results, _ = run(concatenates, settings)
-    assert same(results, expected)
-    plan = main_report().report.schedule
-    assert plan is not None
-    nodes = len(plan.problem.nodes)
-    overlap_sched.clear_reports()
-    assert nodes == len(problem_of(concatenates).nodes) - 1
 
 
 @pytest.mark.slow

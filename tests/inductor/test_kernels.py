@@ -22,8 +22,8 @@ from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning, UnsupportedError
 from overlap_sched.fx.calls import Communication
 from overlap_sched.fx.operators import Comm, OperatorTraits, Ordering, Role
-from overlap_sched.inductor.graph_order import in_order_of_effects
-from overlap_sched.inductor.lifting import dependencies
+from overlap_sched.inductor.kernel_graph import in_order_of_effects
+from overlap_sched.inductor.lifting import Kernels
 
 
 @dataclass
@@ -35,6 +35,9 @@ class Kernel:
         origin: The FX node that it came from.
         comm: Whether it launches a collective.
         effect: Whether torch knows of an effect.
+        name: Its own and its buffer's.
+        needs: The names on which it depends.
+        extern: It runs an operator as it is.
     """
 
     reads: str = ""
@@ -43,19 +46,25 @@ class Kernel:
     comm: bool = False
     effect: bool = False
     node: Any = field(default_factory=SimpleNamespace)
-    unmet_dependencies: Sequence[Any] = ()
+    name: str = "op0"
+    needs: Sequence[str] = ()
+    extern: bool = True
+
+    @property
+    def unmet_dependencies(self) -> list[Any]:
+        return [SimpleNamespace(name=name) for name in self.needs]
 
     def get_nodes(self) -> list[Any]:
         return [self]
 
     def get_name(self) -> str:
-        return "op0"
+        return self.name
 
     def get_buffer_names(self) -> list[str]:
-        return []
+        return [self.name]
 
     def is_extern(self) -> bool:
-        return True
+        return self.extern
 
     def has_side_effects(self) -> bool:
         return self.effect
@@ -85,7 +94,7 @@ def after(
     )
     buffers: Any = SimpleNamespace(producer={})
     notes: Counter[str] = Counter()
-    table = dependencies(kernels, buffers, flow, reading, costs, notes)
+    table = Kernels(kernels, buffers, flow, reading, costs).dependencies(notes)
     return {(at, before) for at, befores in table.items() for before in befores}, notes
 
 
@@ -93,17 +102,6 @@ def test_what_no_schema_says_is_written_is_ordered_against_its_readers() -> None
     kernels = (Kernel("ab"), Kernel("a", origin=0), Kernel("a"), Kernel("b"))
     assert after(*kernels)[0] == set()
     assert after(*kernels, unseen=[0])[0] == {(1, 0), (2, 1)}
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [(Kernel(writes="a"), Kernel("a")), (Kernel("a"), Kernel(writes="a")), (Kernel(writes="a"), Kernel(writes="a"))],
-    ids=["read after write", "write after read", "write after write"],
-)
-def test_storages(first: Kernel, second: Kernel) -> None:
-    pairs, notes = after(first, Kernel("b"), second)
-    assert pairs == {(2, 0)}
-    assert notes["hazard"] == 1
 
 
 @pytest.mark.parametrize("ordering", [Ordering.RANDOM, Ordering.EFFECT])
@@ -159,39 +157,8 @@ def test_what_communicates_inside_stays_among_the_launches_of_its_group() -> Non
     assert after(*kernels, comms=[launch] * 4, groups=groups, inside=inside)[0] == set()
 
 
-def test_without_launches_whatever_may_communicate_keeps_its_order() -> None:
-    inside = {0: Communication((), ("*",)), 1: Communication(("0",), ("0",))}
-    assert after(Kernel(origin=0), Kernel(), Kernel(origin=1), inside=inside)[0] == {(2, 0)}
-
-
-@dataclass
-class Effect:
-    """An extern kernel: as much of a scheduler node as is looked at."""
-
-    name: str
-    origins: Sequence[fx.Node] = ()
-    needs: str = ""
-    extern: bool = True
-    node: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.node = SimpleNamespace(origins=self.origins)
-
-    def get_nodes(self) -> list[Any]:
-        return [self]
-
-    def get_name(self) -> str:
-        return self.name
-
-    def get_buffer_names(self) -> list[str]:
-        return [self.name]
-
-    def is_extern(self) -> bool:
-        return self.extern
-
-    @property
-    def unmet_dependencies(self) -> list[Any]:
-        return [SimpleNamespace(name=name) for name in self.needs]
+def effect(name: str, origins: Sequence[fx.Node] = (), needs: str = "", extern: bool = True) -> Kernel:
+    return Kernel(node=SimpleNamespace(origins=origins), name=name, needs=needs, extern=extern)
 
 
 @pytest.fixture
@@ -212,21 +179,21 @@ def names(kernels: Sequence[Any]) -> str:
 
 def test_kernels_in_the_order_of_effects_stay_as_they_are(effects: list[fx.Node]) -> None:
     send, receive, other = effects
-    kernels = [Effect("a", [other]), Effect("s", [send]), Effect("r", [receive, send]), Effect("b")]
+    kernels = [effect("a", [other]), effect("s", [send]), effect("r", [receive, send]), effect("b")]
     assert in_order_of_effects(kernels) is kernels
-    before_it_computes = [Effect("a", [receive], extern=False), Effect("s", [send]), Effect("r", [receive])]
+    before_it_computes = [effect("a", [receive], extern=False), effect("s", [send]), effect("r", [receive])]
     assert in_order_of_effects(before_it_computes) is before_it_computes
 
 
 def test_kernels_against_it_are_put_in_order_and_all_others_stay_near(effects: list[fx.Node]) -> None:
     send, receive, _ = effects
-    kernels = [Effect("a"), Effect("r", [receive], "a"), Effect("w", (), "r"), Effect("b"), Effect("s", [send], "b")]
+    kernels = [effect("a"), effect("r", [receive], "a"), effect("w", (), "r"), effect("b"), effect("s", [send], "b")]
     assert names(in_order_of_effects(kernels)) == "absrw"
 
 
 def test_what_cannot_be_put_in_order_is_left_alone_and_why(effects: list[fx.Node]) -> None:
     send, receive, _ = effects
-    kernels = [Effect("r", [receive]), Effect("w", (), "r"), Effect("s", [send], "w")]
+    kernels = [effect("r", [receive]), effect("w", (), "r"), effect("s", [send], "w")]
     with pytest.raises(UnsupportedError) as error:
         in_order_of_effects(kernels)
     assert str(error.value) == (

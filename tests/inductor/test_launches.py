@@ -14,17 +14,16 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from overlap_sched.inductor import agree, graph_order
+from overlap_sched.inductor import agree, kernel_graph
 from overlap_sched.inductor.agree import (
     Traffic,
     graph_key,
     launch_digest,
     launch_texts,
     launches_in,
-    target_name,
     traffic_in,
 )
-from overlap_sched.inductor.graph_order import in_graph_order, kernel_traffic
+from overlap_sched.inductor.kernel_graph import in_graph_order, kernel_traffic
 from tests.fx.test_communication import HIGHER, INNER, WAIT, Builder, body, run
 from tests.inductor.test_kernels import Kernel
 from tests.support.fx_graphs import C10D, trace, wait
@@ -180,22 +179,6 @@ def test_two_processes_have_one_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(there.strip()) == 64
 
 
-@pytest.mark.parametrize(
-    ("target", "name"),
-    [
-        (torch.ops.aten.mm.default, "aten.mm.default"),
-        (torch.ops.aten.mm, "aten.mm"),
-        (torch.sym_sum, "torch.sym_sum"),
-        (len, "builtins.len"),
-        (fx.Graph, "torch.fx.graph.Graph"),
-        (fx.Graph(), "torch.fx.graph.Graph"),
-        (torch.ops.higher_order.cond, "cond"),
-    ],
-)
-def test_names(target: object, name: str) -> None:
-    assert target_name(target) == name
-
-
 def test_other_operators_have_another_key() -> None:
     def graph(target: object) -> fx.Graph:
         made = fx.Graph()
@@ -220,20 +203,8 @@ def lowered() -> Iterator[fx.Graph]:
         target, *args = TARGETS[letter]
         made.create_node("call_function", target, (x, *args), name=f"{letter}{i}")
     made.output(x)
-    with mock.patch.object(graph_order, "V", SimpleNamespace(graph=SimpleNamespace(graph=made))):
+    with mock.patch.object(kernel_graph, "V", SimpleNamespace(graph=SimpleNamespace(graph=made))):
         yield made
-
-
-class Named(Kernel):
-    """A kernel with a name, which is that of its buffer, too."""
-
-    name = ""
-
-    def get_name(self) -> str:
-        return self.name
-
-    def get_buffer_names(self) -> list[str]:
-        return [self.name]
 
 
 def kernels(lowered: fx.Graph, names: str, needs: Sequence[tuple[str, str]] = ()) -> list[Any]:
@@ -242,10 +213,7 @@ def kernels(lowered: fx.Graph, names: str, needs: Sequence[tuple[str, str]] = ()
     made = []
     for name in names.split():
         node = SimpleNamespace(origins=[by_name[name]] if name in by_name else [])
-        deps = [SimpleNamespace(name=other) for one, other in needs if one == name]
-        kernel = Named(node=node, unmet_dependencies=deps)
-        kernel.name = name
-        made.append(kernel)
+        made.append(Kernel(node=node, name=name, needs=[other for one, other in needs if one == name]))
     return made
 
 
@@ -273,8 +241,8 @@ def test_what_cannot_be_stays_as_it_was(lowered: fx.Graph) -> None:
 
 def test_waits_behind_the_launches_of_kernels(lowered: fx.Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     """One launch by two kernels counts as two; a kernel of a sub-graph that waits is a wait."""
-    monkeypatch.setattr(graph_order, "is_wait", lambda node: id(node) in waiting)
-    monkeypatch.setattr(graph_order, "waits", lambda node: node.name == "r2")
+    monkeypatch.setattr(kernel_graph, "is_wait", lambda node: id(node) in waiting)
+    monkeypatch.setattr(kernel_graph, "waits", lambda node: node.name == "r2")
     made = kernels(lowered, "a w1 g0 g0 r2 w2 D1 b w3")
     waiting = [id(kernel.node) for kernel in made if kernel.name[0] == "w"]
     found = kernel_traffic(made)

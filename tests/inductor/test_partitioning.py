@@ -16,11 +16,11 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.distributed import Agreement, Verdict
 from overlap_sched.distributed.sequences import Entry
-from overlap_sched.errors import OptionsError, OverlapSchedWarning
-from overlap_sched.inductor import partitioning
+from overlap_sched.errors import OverlapSchedWarning
+from overlap_sched.inductor import agree, partitioning
 from overlap_sched.inductor.partitioning import FitPartitioner, clear_partitions
 from overlap_sched.inductor.settings import Settings
-from tests.support.joint_ranks import Block, Broken, Checkpointed, Normed, Tied, blocks, dropping, step
+from tests.support.joint_ranks import Block, Checkpointed, Normed, Tied, blocks, dropping, step
 from tests.support.ranks import found_once
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -60,17 +60,7 @@ def test_the_same_bits_in_less_memory(name: str) -> None:
     assert not one.found.best.marks.kept
     assert one.found.best.peak_bytes <= one.found.limit_bytes < one.found.before.peak_bytes
     assert one.found.best.saved_bytes < one.found.before.saved_bytes
-    assert "operators more run again in backward; peak " in one.line
-
-
-@pytest.mark.slow
-@pytest.mark.private
-def test_random_operators_run_once() -> None:
-    step(dropping(), memory_limit="80%")
-    found = overlap_sched.partitions()[0].found
-    assert found is not None
-    drawn = {n.name for n in found.best.backward.graph.nodes if "rand" in str(n.target) or "dropout" in str(n.target)}
-    assert not any("backward" not in name for name in drawn)
+    assert "more run again in backward, " in one.line
 
 
 @pytest.mark.slow
@@ -94,31 +84,6 @@ def test_a_limit_that_torch_keeps_changes_nothing() -> None:
     assert one.line.endswith("cut as torch does: it answers the question best")
     assert one.found is not None
     assert one.found.tried == 1
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's, of its own break
-def test_two_graphs_are_two_questions() -> None:
-    model = Broken()
-    plain = step(model)
-    assert same(step(model, memory_limit="80%"), plain)
-    assert [one.reason for one in overlap_sched.partitions()] == [None, None]
-
-
-@pytest.mark.slow
-def test_dynamic_shapes() -> None:
-    model = blocks()
-    plain = step(model, dynamic=True)
-    assert same(step(model, memory_limit="85%", dynamic=True), plain)
-    assert [one.reason for one in overlap_sched.partitions()] == [None]
-
-
-@pytest.mark.slow
-@pytest.mark.private
-def test_without_gradients_there_is_nothing_to_cut() -> None:
-    with torch.no_grad(), overlap_sched.enabled(memory_limit="80%"):
-        torch.compile(blocks(), backend=overlap_sched.backend)(torch.randn(8, 32))
-    assert overlap_sched.partitions() == ()
 
 
 @pytest.mark.slow
@@ -148,9 +113,9 @@ def test_a_failure_leaves_the_cut_to_torch() -> None:
     ids=["in doubt", "alone", "another graph", "another cut"],
 )
 def test_a_rank_that_cannot_cut_as_the_others_do_stops(answer: Any, known: Entry | None, stops: str) -> None:
-    several = {"launches_in": lambda nodes: nodes[:1], "ask": lambda *_: answer, "asks": lambda _: True}
+    several = {"launches_in": lambda nodes: list(nodes)[:1], "ask": lambda *_: answer, "asks": lambda _: True}
     several |= {"find_in_force": lambda launches, _: known, "compiled_otherwise": lambda _: True}
-    with mock.patch.multiple(partitioning, **several), pytest.raises(Exception, match=rf"SequenceError[\s\S]*{stops}"):
+    with mock.patch.multiple(agree, **several), pytest.raises(Exception, match=rf"SequenceError[\s\S]*{stops}"):
         step(blocks(), memory_limit="80%")
 
 
@@ -228,13 +193,6 @@ def test_the_cache_key_is_of_the_question() -> None:
     assert key(**unknown) != key(**unknown)  # never None: torch would then cache as if we were not there
 
 
-@pytest.mark.parametrize(("limit", "handed_on"), [("40GiB", "40GiB"), (7000, 7000), ("80%", None)])
-def test_the_order_of_each_half_is_to_run_within_the_limit(limit: int | str, handed_on: int | str | None) -> None:
-    """But for percent, which are of the peak of torch's own choice."""
-    assert Settings(memory_limit=limit).options.memory_limit == handed_on
-    assert Settings(Options(memory_limit=4096)).options.memory_limit == 4096
-
-
 def test_off_is_off() -> None:
     before = config.custom_partitioner_fn
     with overlap_sched.enabled(memory_limit="80%"):
@@ -247,22 +205,6 @@ def test_off_is_off() -> None:
         assert config.custom_partitioner_fn is outer
     assert config.custom_partitioner_fn is before
     assert "custom_partitioner_fn" not in overlap_sched.inductor_options()
-
-
-def test_errors_say_what_to_write() -> None:
-    def said(**how: Any) -> str:
-        with pytest.raises(OptionsError) as error:
-            Settings(**how)
-        return str(error.value)
-
-    assert said(memory_limit="80%", max_slowdown=0.1) == (
-        "memory_limit and max_slowdown are two questions: give one of them."
-    )
-    assert said(memory_limit="much") == (
-        "memory_limit is 'much'; write bytes, a size with a unit (40GiB), or percent of the peak that torch's own "
-        "choice has (80%)."
-    )
-    assert said(max_slowdown=-0.1) == "max_slowdown is -0.1; it is 0 to 1, 0.05 for five percent."
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,12 @@
 """Reports: kept, one line on rank 0, one line on all graphs, all of it where asked for; and the names of graphs."""
 
-import io
-import json
 import logging
 import os
 import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,10 @@ import overlap_sched
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report
 from overlap_sched.inductor import reporting
-from overlap_sched.inductor.reporting import HOOKS, GraphReport, Tally, dynamo_frame, name_graph, record
+from overlap_sched.inductor.reporting import CACHED, HOOKS, GraphReport, Tally, dynamo_frame, name_graph, record
 from tests.inductor.conftest import Compiled
 from tests.support.examples import at_night
-from tests.support.inductor.models import Net, step
+from tests.support.inductor.models import step
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,35 +65,6 @@ def test_one_line_says_what_became_of_a_graph(ours: Compiled) -> None:
     assert report.line == "forward 0/0 (backend): left as it was: no better order was found"
 
 
-def test_all_of_it_names_the_settings(ours: Compiled) -> None:
-    setting = "torch's pass 'sink_waits' is turned off"
-    text = str(GraphReport("forward 0/0", "inductor", ours.reports[1].report, (setting,), "this CPU"))
-    assert text.startswith("inductor: backward 0/0 of Net: reordered")
-    assert "this CPU" in text
-    assert setting in text
-
-
-@pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
-def test_only_rank_0_logs_the_line(
-    rank: int, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(reporting, "rank", lambda: rank)
-    with caplog.at_level(logging.INFO, logger="overlap_sched"):
-        record(GraphReport("a", "inductor", Report("a", reason="b")))
-    assert len(caplog.records) == lines
-
-
-def test_structured_trace(ours: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
-    traced: list[Any] = []
-    monkeypatch.setattr(reporting, "trace_structured", lambda name, **of: traced.append(json.loads(of["payload_fn"]())))
-    record(ours.reports[1])
-    plan = ours.reports[1].report.schedule
-    assert plan is not None
-    assert traced[0]["changed"] is True
-    assert traced[0]["scheduled"]["step_us"] == plan.scheduled.step_us
-    assert traced[0]["order"][-1] == "output"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("logs", "seen", "said"),
@@ -114,53 +83,6 @@ def test_torch_logs_knows_our_name(logs: str | None, seen: int, said: int) -> No
     environment |= {"PYTHONPATH": str(ROOT), **({} if logs is None else {"TORCH_LOGS": logs})}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert (ran.stderr.count("left as it was: "), ran.stderr.count("a line")) == (seen, said)
-
-
-@pytest.fixture
-def logger(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
-    """Ours, in a process in which nobody has set up logging."""
-    manager = logging.Manager(logging.RootLogger(logging.WARNING))
-    manager.loggerClass = type("Ours", (logging.Logger,), {"manager": manager, "root": manager.root})
-    own = manager.getLogger("overlap_sched")
-    monkeypatch.setattr(reporting, "log", own)
-    return own
-
-
-def basic_config(log: logging.Logger, level: int) -> None:
-    log.manager.root.addHandler(logging.StreamHandler())
-    log.manager.root.setLevel(level)
-
-
-@pytest.mark.parametrize(
-    ("setup", "shown"),
-    [
-        pytest.param(lambda log: None, [True, True], id="none"),
-        pytest.param(lambda log: basic_config(log, logging.INFO), [True, True], id="basicConfig(level=INFO)"),
-        pytest.param(lambda log: basic_config(log, logging.WARNING), [False, True], id="basicConfig()"),
-        pytest.param(lambda log: log.setLevel(logging.ERROR), [False, False], id="overlap_sched at ERROR"),
-        pytest.param(lambda log: log.manager.root.setLevel(logging.ERROR), [False, False], id="root at ERROR"),
-    ],
-)
-def test_a_line_is_shown_as_logging_is_set_up(
-    setup: Callable[[logging.Logger], object],
-    shown: list[bool],
-    logger: logging.Logger,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    setup(logger)
-    found = []
-    for level in (logging.INFO, logging.WARNING):
-        reporting.say("a line", level)
-        found.append(capsys.readouterr().err == "a line\n")
-    assert found == shown
-
-
-def test_standard_error_may_be_closed(logger: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = io.StringIO()
-    closed.close()
-    for broken in (closed, None):
-        monkeypatch.setattr(sys, "stderr", broken)
-        reporting.say("a line")
 
 
 def test_the_same_sentence_is_warned_of_once_and_where_warnings_are_errors_it_is_logged(
@@ -229,14 +151,8 @@ def test_one_line_on_all_graphs(reports: list[Report], line: str, level: int) ->
     assert tally.line() == (f"overlap_sched: {line}. Details: overlap_sched.reports()", level)
 
 
-def test_the_line_stays_a_line() -> None:
-    tally = Tally()
-    tally.add(Report("a", PLAN, reason="word " * 100), "H100")
-    assert len(tally.line()[0]) < 300
-
-
 def test_graphs_out_of_a_cache_and_graphs_that_did_not_come() -> None:
-    tally = Tally(cached=2, cached_communicates=True)
+    tally = Tally(became=Counter({CACHED: 2}), communicates=True)
     assert tally.line() == ("overlap_sched: 2 graphs out of torch's caches", logging.INFO)
     tally.missed = 1
     assert tally.line() == ("overlap_sched: 2 graphs out of torch's caches; 1 graph compiled without it", logging.INFO)
@@ -246,12 +162,15 @@ def test_graphs_out_of_a_cache_and_graphs_that_did_not_come() -> None:
 
 
 def test_no_collectives_on_several_ranks_says_where_they_went() -> None:
-    for tally in (Tally(graphs=2, several=True), Tally(cached=2, several=True)):
+    for tally in (
+        Tally(became=Counter({NO_COLLECTIVES: 2}), several=True),
+        Tally(became=Counter({CACHED: 2}), several=True),
+    ):
         text, level = tally.line()
         assert HOOKS in text
         assert level == logging.WARNING
-    assert HOOKS not in Tally(graphs=2).line()[0]
-    assert HOOKS not in Tally(cached=2, cached_communicates=True, several=True).line()[0]
+    assert HOOKS not in Tally(became=Counter({NO_COLLECTIVES: 2})).line()[0]
+    assert HOOKS not in Tally(became=Counter({CACHED: 2}), communicates=True, several=True).line()[0]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -337,17 +256,6 @@ class TestNamesOfGraphs:
         first, second = names(call)
         assert first == "inference 0/0 of Broken"
         assert second in [f"inference {number}/0 of Broken (from line {line})" for number in (1, 2)]
-
-    def test_compiled_autograd(self):
-        model = Net()
-
-        def train(x: Tensor) -> None:
-            model(x).backward()
-
-        with torch._dynamo.config.patch(compiled_autograd=True):
-            first, *_, last = names(lambda: torch.compile(train)(torch.ones(16, 32)))
-        assert first == "forward 0/0 of train"
-        assert re.fullmatch(r"backward !0/.* of compiled autograd", last)
 
     def test_a_torch_that_has_changed(self, monkeypatch):
         """Then less is said."""

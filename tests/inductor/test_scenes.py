@@ -10,7 +10,6 @@ import torch
 
 from tests.support.examples import at_night
 from tests.support.inductor.alike import LAYERS
-from tests.support.inductor.generated import events, matmuls_under, numbered
 from tests.support.inductor.models import FORWARD_GAINS
 from tests.support.ranks import found_once
 
@@ -27,7 +26,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What each of four ranks found in those scenes in which it matters that more than one rank is not odd."""
-    return scenes_of(4, tmp_path_factory, "equal", "one rank fails", "pipeline", "uneven", "dies", *ODD)
+    return scenes_of(4, tmp_path_factory, "equal", "one rank fails", "pipeline", "uneven", "dies")
 
 
 @pytest.fixture(params=["two", at_night("four")])
@@ -43,112 +42,24 @@ def scenes_of(ranks: int, factory: pytest.TempPathFactory, *scenes: str) -> Foun
     return found_once(factory, f"scenes-{ranks}", scenes_of_them, *scenes, ranks=ranks, fresh=ranks == 2)
 
 
-SPLITS = ["experts", "experts, in generated code"]
-"""Experts whose sizes only the data knows: the graphs of all ranks are one."""
-ODD = {"graph": "operators", "options": "options", "costs": "costs"}
-"""What the last rank has of its own."""
-LIKE_ONE = ["moves, one rank with another graph", "moves, one rank with another graph, in generated code"]
-"""Ranks that differ, where a better launch sequence is to be had."""
-ALSO_ODD = {
-    "graph, in generated code": "operators",
-    "options, in generated code": "options",
-    "moves, one rank with other options": "options",
-}
-
-
-@pytest.mark.nightly
-def test_four_ranks_that_are_alike_take_the_new_order(four: Found) -> None:
-    check_new_order(four, "equal")
-
-
-@pytest.mark.parametrize("scene", ["equal", "equal, in generated code", "costs of rank 0", "moves", *SPLITS])
+@pytest.mark.parametrize("scene", ["equal", "equal, in generated code", "experts", "experts, in generated code"])
 def test_ranks_that_are_alike_take_the_new_order(two: Found, scene: str) -> None:
-    check_new_order(two, scene)
-
-
-def check_new_order(found: Found, scene: str) -> None:
-    for rank in found:
+    """Experts, too, whose sizes only the data knows: the graphs of all ranks are one."""
+    for rank in two:
         assert rank[scene]["equal"]
         assert rank[scene]["kept"] == [None, None]
-        if FORWARD_GAINS or scene in ("equal", "costs of rank 0", "experts"):
-            assert rank[scene]["changed"] == [True, True]
-            assert rank[scene]["reasons"] == [None, None]
-        assert rank[scene]["changed"] == found[0][scene]["changed"]
-        assert rank[scene]["launches"] == found[0][scene]["launches"]
-
-
-def test_where_all_agree_launches_move(two: Found) -> None:
-    """Else that they are kept would say little."""
-    for rank in two:
-        assert any(rank["moves"]["moved"])
-
-
-@pytest.mark.parametrize("scene", ODD)
-def test_an_odd_rank_leaves_all_with_their_launches_and_what_else_there_is_to_gain(found: Found, scene: str) -> None:
-    check_launches_kept(found, scene, ODD[scene])
-
-
-@pytest.mark.parametrize("scene", ALSO_ODD)
-def test_an_odd_rank_of_two_leaves_both_with_their_launches(two: Found, scene: str) -> None:
-    check_launches_kept(two, scene, ALSO_ODD[scene])
-
-
-def check_launches_kept(found: Found, scene: str, differ: str) -> None:
-    last = len(found) - 1
-    others = "rank 0" if last == 1 else f"ranks 0-{last - 1}"
-    words = f'"50%" on {others} and' if differ == "options" else f"{others} against rank {last}"
-    for rank in found:
-        assert rank[scene]["equal"]
-        assert rank[scene]["moved"] == [False, False]
-        assert rank[scene]["launches"] == found[0][scene]["launches"]
+        assert rank[scene]["changed"] == ([True, True] if FORWARD_GAINS else two[0][scene]["changed"])
         assert rank[scene]["changed"][1]
-        for kept in rank[scene]["kept"]:
-            assert f"the ranks differ in {differ}: " in kept
-            assert words in kept
-            assert "; launch order kept." in kept
-
-
-@pytest.mark.parametrize("scene", ["one rank launches more", "one rank launches more, in generated code"])
-def test_ranks_that_launch_differently_keep_launches_and_waits_and_gain(two: Found, scene: str) -> None:
-    for rank in two:
-        found = rank[scene]
-        assert found["equal"]
-        assert found["moved"] == [False, False]
-        if FORWARD_GAINS or scene == "one rank launches more":
-            assert found["changed"] == [True, True]
-            assert all(after < before for before, after in found["exposed"])
-            assert "Their launch sequences differ too" in found["kept"][0]  # backward is alike on both
-    launches = [rank[scene]["launches"][0] for rank in two]
-    assert len(launches[1]) == len(launches[0]) + 1
-
-
-@pytest.mark.parametrize("scene", LIKE_ONE)
-def test_where_launches_gain_by_moving_all_launch_as_one_rank_does(two: Found, scene: str) -> None:
-    for rank in two:
-        assert rank[scene]["equal"]
         assert rank[scene]["launches"] == two[0][scene]["launches"]
-        for moved, kept in zip(rank[scene]["moved"], rank[scene]["kept"], strict=True):
-            assert "the ranks differ in operators: rank 0 against rank 1" in kept
-            assert ("; all launch as rank " in kept) == moved
-            assert ("; launch order kept." in kept) != moved
-    assert any(two[0][scene]["moved"])
 
 
 def test_rows_that_do_not_divide_by_the_ranks(found: Found) -> None:
-    check_uneven(found, "uneven")
-
-
-def test_rows_that_do_not_divide_by_two_in_generated_code(two: Found) -> None:
-    check_uneven(two, "uneven, in generated code")
-
-
-def check_uneven(found: Found, scene: str) -> None:
     for rank in found:
-        assert rank[scene]["equal"]
-        assert rank[scene]["changed"][1]
-        assert rank[scene]["moved"] == [False, False]
-        assert rank[scene]["launches"] == found[0][scene]["launches"]
-        for kept in rank[scene]["kept"]:
+        assert rank["uneven"]["equal"]
+        assert rank["uneven"]["changed"][1]
+        assert rank["uneven"]["moved"] == [False, False]
+        assert rank["uneven"]["launches"] == found[0]["uneven"]["launches"]
+        for kept in rank["uneven"]["kept"]:
             assert kept.startswith(("the ranks differ in operators: rank", "the ranks differ in tensor sizes: rank"))
             assert "; launch order kept." in kept
 
@@ -164,33 +75,6 @@ def test_one_rank_that_fails_takes_nothing_from_the_others(found: Found) -> None
     assert last["equal"]
     assert last["changed"] == [False, False]
     assert last["reasons"] == ["KeyError: 'mm'", "KeyError: 'mm'"]
-
-
-def test_graphs_compiled_in_different_order(two: Found) -> None:
-    """Somebody has to go on without knowing: launches are kept, whichever graph the others compile."""
-    for rank in two:
-        assert rank["different order"]["equal"]
-        assert rank["different order"]["moved"] == [False, False]
-
-
-def test_a_step_that_one_rank_has_compiled_already(two: Found) -> None:
-    for rank in two:
-        first, again = rank["hit and miss"]
-        assert first["equal"]
-        assert again["equal"]
-        assert first["changed"] == [True, True]
-    assert [rank["hit and miss"][1]["changed"] for rank in two] == [[True, True], []]
-
-
-def test_one_rank_that_fails_only_the_second_time(two: Found) -> None:
-    """What was agreed on is in force, so nobody asks; whoever fails may leave its graph, as no launch has moved."""
-    *others, last = [rank["fails the second time"] for rank in two]
-    for first, again in (*others, last):
-        assert first["equal"]
-        assert again["equal"]
-        assert first["changed"] == [True, True]
-        assert again["moved"] == [False, False]
-    assert [again["changed"] for _, again in (*others, last)] == [[True, True], [False, False]]
 
 
 def test_stages_of_a_pipeline_ask_only_among_themselves(found: Found) -> None:
@@ -216,26 +100,6 @@ def test_a_rank_that_dies(found: Found) -> None:
 @pytest.fixture(scope="module")
 def alike(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return found_once(tmp_path_factory, "alike", "tests.support.inductor.alike")
-
-
-def test_results_are_bitwise_those_without_us(alike: list[dict[str, Any]]) -> None:
-    for rank in alike:
-        assert rank["ours"]["changed"] == [True, True]
-        assert rank["backend"]["changed"] == [True, True]
-        assert all(map(torch.equal, rank["plain"]["results"], rank["ours"]["results"]))
-        assert all(map(torch.equal, rank["eager"]["results"], rank["backend"]["results"]))
-
-
-def test_both_ranks_run_one_order(alike: list[dict[str, Any]]) -> None:
-    for graph in (0, 1):
-        orders = [numbered(events(rank["ours"]["code"][graph])) for rank in alike]
-        assert orders[0] == orders[1]
-        assert orders[0] != numbered(events(alike[0]["plain"]["code"][graph]))
-
-
-def test_matmuls_run_while_gradients_are_on_their_way(alike: list[dict[str, Any]]) -> None:
-    alone, ours = (sum(matmuls_under(events(alike[0][name]["code"][1]))) for name in ("plain", "ours"))
-    assert ours >= max(alone, 6)
 
 
 @pytest.mark.parametrize("way", ["backend", "inductor"])

@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,14 +16,12 @@ from torch._inductor import config
 
 import overlap_sched
 from overlap_sched import Options
-from overlap_sched.cost import A100, Roofline
-from overlap_sched.cost.cluster import read_cluster
-from overlap_sched.errors import CostError, OptionsError, OverlapSchedWarning, UnsupportedError
+from overlap_sched.cost import Roofline
+from overlap_sched.errors import OptionsError, OverlapSchedWarning, UnsupportedError
 from overlap_sched.inductor import switch
 from overlap_sched.inductor.reporting import Tally, tally
-from overlap_sched.inductor.scheduler_pass import SchedulerPass, explain_version, knows_torch
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.inductor.switch import PostGradPass, current_settings
+from overlap_sched.inductor.switch import PostGradPass, SchedulerPass, current_settings, explain_version, knows_torch
 from tests.inductor.conftest import no_caches
 from tests.support.inductor.models import RANKS, Net, Pair, routed, step, unroute
 
@@ -87,14 +84,6 @@ def test_and_for_as_long_as_somebody_holds_our_options(stage: Any) -> None:
     assert routed()
     del options
     gc.collect()
-
-
-def test_an_error_in_the_block_restores_them_too() -> None:
-    before = all_settings()
-    with pytest.raises(ZeroDivisionError), overlap_sched.enabled():
-        _ = 1 / 0
-    assert all_settings() == before
-    assert current_settings() is None
 
 
 def test_blocks_nest_and_the_inner_one_counts() -> None:
@@ -195,13 +184,6 @@ def test_versions(version: str, known: bool) -> None:
     assert knows_torch(version) == known
 
 
-def test_passes_that_were_off_stay_off() -> None:
-    with config.patch({PASSES: [their_pass], "reorder_for_compute_comm_overlap": False}):
-        options = overlap_sched.inductor_options()
-    (only,) = options[PASSES]
-    assert isinstance(only, SchedulerPass)
-
-
 def test_options_of_ours_are_none_of_inductor() -> None:
     with pytest.raises(
         OptionsError, match=r"Write torch\.compile\(model, options=inductor_options\(Options\(\.\.\.\)\)\)"
@@ -228,48 +210,11 @@ def test_a_post_grad_pass_that_was_there_runs_first() -> None:
     assert str(ours.uuid()).startswith("theirs ")
 
 
-def test_deterministic_mode_is_reported() -> None:
-    message = f"overlap_sched cannot run: {switch.NOT_RUN}"
-    with config.patch(deterministic=True), pytest.warns(OverlapSchedWarning, match=re.escape(message)):
-        overlap_sched.inductor_options()
-
-
-class Slow:
-    """A model without a name."""
-
-    def compute_us(self, work: object) -> float:
-        return 1.0
-
-    def collective_us(self, work: object) -> float:
-        return 1.0
-
-
-class Named(Slow):
-    name = "this CPU over gloo"
-
-
-def test_for_which_device_times_are_predicted() -> None:
-    assert Settings().priced_for == "H100"
-    assert Settings(model=Roofline(A100)).priced_for == "A100"
-    assert Settings(model=Slow()).priced_for == "Slow"
-    assert Settings(model=Named()).priced_for == "this CPU over gloo"
-    assert Settings(cost=lambda node: None).priced_for == "H100 and your costs"
-
-
 def test_groups_that_share_ranks_stay_apart_over_rccl(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings().options.concurrent_groups == "any"
     monkeypatch.setattr(torch.version, "hip", "7.1")
     assert Settings().options == Options(concurrent_groups="disjoint")
     assert Settings(Options(concurrent_groups="one")).options.concurrent_groups == "one"
-
-
-def test_a_cluster_goes_along_and_is_read_at_once() -> None:
-    (only,) = overlap_sched.inductor_options(cluster="dgx-h100")[PASSES]
-    assert only.settings.costs["cluster"] == read_cluster("dgx-h100")
-    assert only.settings.priced_for == "dgx-h100"
-    assert Settings(cluster="dgx-h100", model=Roofline(A100)).priced_for == "A100"
-    with pytest.raises(CostError, match="no-such"):
-        overlap_sched.inductor_options(cluster="no-such")
 
 
 @pytest.mark.parametrize(
@@ -356,11 +301,7 @@ class TestWhoKeepsInductorFromCallingUs:
         ("stage", "changed", "named"),
         [
             ("inductor", {switch.PASSES_ON: False}, f"{switch.PASSES_ON} is False"),
-            (
-                "inductor",
-                {switch.PASSES_ON: False, switch.POST_GRAD: graph_pass},
-                f"{switch.PASSES_ON} is False, and {switch.POST_GRAD} is graph_pass of tests.inductor.test_switch",
-            ),
+            ("inductor", {switch.PASSES_ON: False, switch.POST_GRAD: graph_pass}, f"{switch.PASSES_ON} is False"),
             ("inductor", {switch.PASSES: ["sink_waits"]}, f"{switch.PASSES} is ['sink_waits']"),
             ("post_grad", {switch.POST_GRAD: None}, f"{switch.POST_GRAD} is None"),
         ],
@@ -373,25 +314,12 @@ class TestWhoKeepsInductorFromCallingUs:
         assert f"torch._inductor.config.{named}. " in warned
         assert "compiled, none reached it" in line
 
-    def test_options_of_torch_compile(self, caplog):
-        """They hold only while it compiles."""
-        overlap_sched.enable()
-        (warned,), (line,) = warned_and_logged(caplog, options={switch.PASSES_ON: False})
-        assert f"{switch.PASSES_ON} is False" in warned
-        assert "compiled, none reached it" in line
-
     @pytest.mark.parametrize("backend", ["aot_eager", lambda gm, inputs: gm])
     def test_backends_that_do_not_lower(self, backend, caplog):
         overlap_sched.enable()
         warned, (line,) = warned_and_logged(caplog, backend=backend)
         assert warned == []
         assert line.startswith("overlap_sched: 1 graph compiled, none reached it. Only Inductor")
-
-    def test_our_own_backend_is_no_stranger(self, caplog):
-        overlap_sched.enable()
-        warned, (line,) = warned_and_logged(caplog, backend=overlap_sched.backend)
-        assert warned == []
-        assert line.startswith("overlap_sched: 2 graphs, 2 with collectives, 2 reordered")
 
     def test_graphs_out_of_a_cache_are_not_missed(self, caplog):
         """torch then calls no pass, and need not."""

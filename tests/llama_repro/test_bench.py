@@ -128,21 +128,6 @@ def test_slower_networks_slow_collectives_only():
     assert slower_network(EXAMPLE, 1) is EXAMPLE
 
 
-def size(nodes, cpu_s, runs=1, rescored=0, effort=2):
-    work = {"runs": runs, "rescored": rescored, "updates": 0}
-    return scale.Size("g", "x1", nodes, 10, effort, 0.1, 2 * cpu_s, cpu_s, 0.2, work, 100.0, 9.0, 8.0, 1.0, 0.0, None)
-
-
-def test_growth_is_between_the_smallest_and_the_largest_of_one_effort():
-    found = scale.growth(
-        [size(10, 1.0, 2, 200), size(50, 9.0, 1, 900), size(100, 50.0, 1, 1000), size(1000, 1.0, effort=1)]
-    )
-    assert found["cpu_s"] == pytest.approx(1.69897)
-    assert found["cpu_s of a run"] == pytest.approx(2.0)
-    assert found["rescored of a run"] == pytest.approx(1.0)
-    assert scale.growth([size(10, 1.0)]) == {}
-
-
 @pytest.mark.slow
 def test_a_size_is_measured_in_a_process_of_its_own(tmp_path):
     write_problem(EXAMPLE, tmp_path / "example.json")

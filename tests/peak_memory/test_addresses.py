@@ -165,22 +165,6 @@ def test_work_ends_a_search_and_is_counted() -> None:
     assert found[0].tolist() == found[1].tolist()
 
 
-def test_a_box_stays_above_the_higher_of_two() -> None:
-    boxes = boxes_of(lives_of([(20, 0, 0), (9, 1, 1), (5, 0, 1), (1, 2, 0)]))
-    search = Search(25, 100, np.zeros(boxes.sections), rule_of("area", "sections", 0.0))
-    found = search.offsets(boxes)
-    assert found is not None
-    assert found.tolist() == [0, 0, 20, 9]
-
-
-def test_who_waits_lies_as_low_as_what_comes_under_it() -> None:
-    spans = [(3, 5, 1), (5, 4, 1), (1, 2, 0), (4, 1, 3), (2, 5, 0), (4, 0, 3), (1, 3, 1)]
-    boxes = boxes_of(lives_of(spans))
-    found = Search(10, 100, np.zeros(boxes.sections), rule_of("area", "sections", 1.0)).offsets(boxes)
-    assert found is not None
-    assert found.tolist() == [0, 5, 4, 0, 3, 5, 4]
-
-
 HARD = Path(__file__).parents[1] / "data" / "minimalloc"
 
 

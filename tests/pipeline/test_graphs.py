@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from overlap_sched import EXAMPLE
@@ -11,19 +12,17 @@ from overlap_sched.cost.cluster import cluster_text, read_cluster
 from overlap_sched.errors import PipelineError
 from overlap_sched.judge.validate import measure, peak_memory
 from overlap_sched.options import Options
-from overlap_sched.pipeline import job_file
 from overlap_sched.pipeline.action import Pair, PipelineSchedule, backward, forward
 from overlap_sched.pipeline.compare import LEAST, PlannedPipeline, left_bytes, plan_pipeline, with_room
 from overlap_sched.pipeline.graphs import GraphSource, JobGraphs, Orderer, graph_block, left_by
 from overlap_sched.pipeline.greedy import PipelinePolicy, greedy_schedule
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink
-from overlap_sched.pipeline.job_file import parse_job, read_job
+from overlap_sched.pipeline.job_file import parse_job
 from overlap_sched.pipeline.judge import violation
 from overlap_sched.pipeline.layout import looped
 from overlap_sched.pipeline.named import NAMED, one_f_one_b
 from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline
 from overlap_sched.problem import Group, Kind, Node, Order, Problem, Storage
-from overlap_sched.problem.file import Limits
 from overlap_sched.scheduler.driver import schedule
 from tests.support.pipeline_judge import measure_pipeline
 from tests.support.pipelines import uniform
@@ -115,14 +114,6 @@ def test_an_output_node_that_is_none(backward_is: str, why: str) -> None:
     assert str(caught.value) == f"job.toml: stage[0].backward.output_node {why}"
 
 
-def test_two_nodes_make_two_pairs_of_halves() -> None:
-    """Of one graph, in one job."""
-    other = TWO[TWO.index("[[stage]]") :].replace('"dx"', '"way"')
-    first, second = job_of(JobGraphs(lambda source: two_halves()), TWO + other).stages
-    times = [(s.input_gradient, s.weight_gradient) for s in (first, second)]
-    assert [(i and i.time_us, w and w.time_us) for i, w in times] == [(5.0, 7.0), (2.0, 10.0)]
-
-
 @pytest.mark.parametrize("parameters", ["", 'parameters = "0B"\n', 'parameters = "60B"\n'])
 def test_a_pair_counts_what_is_pinned_once(parameters: str) -> None:
     """Parameters are static; the rest of what is pinned is saved, or the pair's."""
@@ -162,30 +153,6 @@ def test_a_pair_holds_the_peak_of_its_graph() -> None:
     assert plan is not None
     peaks = pipeline_peaks(job, replay_pipeline(job, plan))
     assert [(peak.bytes, peak.at_us) for peak in peaks] == list(measure_pipeline(job, plan).peaks)
-
-
-def test_what_is_not_ordered_has_no_pairs() -> None:
-    graphs = JobGraphs(lambda source: exchange("f"))
-    assert graphs.with_pairs(job_of(graphs, TWO.replace(', output_node = "dx"', "")), lambda text: None).pairs == {}
-
-
-def test_each_graph_is_read_and_ordered_once() -> None:
-    read: list[GraphSource] = []
-    ordered: list[str] = []
-
-    def order(problem: Problem) -> Order:
-        ordered.append(problem.name)
-        return problem.original_order
-
-    def graph(source: GraphSource) -> Problem:
-        read.append(source)
-        return two_halves() if source.path.name == "backward" else exchange("forward")
-
-    graphs = JobGraphs(graph, order)
-    text = TWO + TWO[TWO.index("[[stage]]") :]
-    graphs.with_pairs(job_of(graphs, text), lambda text: None)
-    assert [source.path.name for source in read] == ["forward", "backward"]
-    assert ordered == ["forward", "backward", "backward.first", "backward.second", "backward_beside_forward"]
 
 
 def test_joined_stages_run_their_pairs_one_behind_the_other() -> None:
@@ -317,7 +284,7 @@ def test_links_of_a_cluster(tmp_path: Path) -> None:
     assert near.link == alone.link
     assert set(near.links) == {(0, 1), (1, 0)}
     assert near.links[0, 1].bytes_per_s > alone.link.bytes_per_s
-    huge = replace(read_cluster("dgx-h100"), ranks_per_node=2**40)  # of which two have links
+    huge = msgspec.structs.replace(read_cluster("dgx-h100"), ranks_per_node=2**40)  # of which two have links
     (tmp_path / "huge.toml").write_text(cluster_text(huge))
     text = HEAD + f'cluster = "{tmp_path / "huge.toml"}"\nranks_per_node = {2**40}\n'
     assert parsed(text + STAGE).links == near.links
@@ -434,23 +401,3 @@ def test_what_is_refused(text: str, why: str) -> None:
     said = refused(text)
     assert said.startswith("job.toml: ")
     assert why in said
-
-
-def test_what_is_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_file, "_StageReader", None)  # no stage is made of what is too much
-    for batches, stages in (200_000, 2), (4, 300_000):
-        with pytest.raises(PipelineError) as caught:
-            parsed(HEAD.replace("= 4", f"= {batches}") + STAGE.replace("= 2", f"= {stages}"))
-        assert str(caught.value).startswith(f"jobs: {stages} stages and {batches} micro-batches make")
-        assert str(caught.value).endswith("1,000,000. Plan fewer micro-batches: the steady state repeats.")
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    path = tmp_path / "job.toml"
-    with pytest.raises(PipelineError) as missing:
-        read_job(path, JobGraphs(lambda source: EXAMPLE))
-    assert str(missing.value) == f"{path}: cannot be read (No such file or directory). Name a TOML file of a job."
-    path.write_bytes(b"\xff")
-    with pytest.raises(PipelineError) as binary:
-        read_job(path, JobGraphs(lambda source: EXAMPLE), Limits())
-    assert str(binary.value) == f"{path}: is not text. A job is TOML in UTF-8."

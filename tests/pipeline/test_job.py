@@ -60,33 +60,6 @@ def test_a_job_that_cannot_be(changes: dict[str, object], why: str) -> None:
     assert str(caught.value).removeprefix("job: ").removeprefix("job ").startswith(why)
 
 
-def numbered(stages: int, ranks: int) -> PipelineJob:
-    """Stage s takes s + 1 forward, saves 10 (s + 1)."""
-    made = tuple(
-        PipelineStage(
-            PipelineBlock(s + 1.0, 3, output_bytes=s),
-            PipelineBlock(2.0 * (s + 1), 4, output_bytes=100 + s),
-            saved_bytes=10 * (s + 1),
-            static_bytes=1000,
-        )
-        for s in range(stages)
-    )
-    places = tuple(s % ranks for s in range(stages))
-    return PipelineJob("numbered", made, places, ranks, (Route(tuple(range(stages)), range(4)),))
-
-
-def test_neighbours_are_joined() -> None:
-    job = looped(numbered(4, 2))
-    assert job.rank_of == (0, 1)
-    first, second = job.stages
-    assert (first.forward.time_us, second.forward.time_us) == (3.0, 7.0)
-    assert (first.backward.time_us, second.backward.time_us) == (6.0, 14.0)
-    assert (first.forward.output_bytes, first.backward.output_bytes) == (1, 100)
-    assert (first.saved_bytes, second.saved_bytes, first.static_bytes) == (30, 70, 2000)
-    assert (first.forward.transient_bytes, first.backward.transient_bytes) == (3, 4)
-    assert not first.splits
-
-
 def test_transients_of_joined_stages_count_beside_what_is_saved_by_then() -> None:
     big, small = (
         PipelineStage(PipelineBlock(1.0, t), PipelineBlock(1.0), saved_bytes=s) for t, s in ((50, 10), (5, 20))

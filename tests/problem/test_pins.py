@@ -104,59 +104,56 @@ def test_pins_change_the_order_of_the_example() -> None:
         schedule(EXAMPLE, Options(pins=("in flight 7MiB",)))
 
 
-def test_contradictions_name_both() -> None:
-    with pytest.raises(PinError) as told:
-        schedule(EXAMPLE, Options(pins=("not before mm: gather", "not after mm: gather")))
-    assert all(f"pin 'not {side} mm: gather'" in str(told.value) for side in ("before", "after"))
-    assert str(told.value).endswith(" contradict each other: gather -> mm -> gather. Leave one of them out.")
-    with pytest.raises(
-        PinError, match=r"^pin 'not after mm: scatter' contradicts the graph: scatter -> mm -> wgrad -> scatter"
-    ):
-        schedule(EXAMPLE, Options(pins=("not after mm: scatter", "apart")))
+@pytest.mark.parametrize(
+    ("pins", "said"),
+    [
+        (
+            ("not before mm: gather", "not after mm: gather"),
+            " contradict each other: gather -> mm -> gather",
+        ),
+        (
+            ("not after mm: scatter", "apart"),
+            "^pin 'not after mm: scatter' contradicts the graph: scatter -> mm -> wgrad",
+        ),
+    ],
+)
+def test_contradictions_name_a_ring(pins: tuple[str, ...], said: str) -> None:
+    with pytest.raises(PinError, match=said) as told:
+        schedule(EXAMPLE, Options(pins=pins))
+    assert f"pin {pins[0]!r}" in str(told.value)
 
 
 def test_with_launches_kept_there_may_be_no_order() -> None:
-    options = Options(pins=("not after dgrad0: gather1", "not before wgrad1: scatter0"), headroom=8)
-    assert schedule(layers(2), options).fell_back is None
     three = ("not before wgrad1: scatter0", "not after dgrad0: gather1", "not after dgrad1: scatter1")
+    assert schedule(layers(2), Options(pins=three[:2], headroom=8)).fell_back is None
     with pytest.warns(OverlapSchedWarning, match="pins contradict preserve_collective_order='all'"):
-        found = schedule(layers(2), replace(options, pins=three, preserve_collective_order="all"))
+        found = schedule(layers(2), Options(pins=three, headroom=8, preserve_collective_order="all"))
     assert found.order == found.problem.original_order
 
 
 def test_what_is_never_waited_for_stays_in_flight() -> None:
-    nodes = (
-        Node("x", Kind.INPUT, alloc=(0,)),
-        Node("one", Kind.COLLECTIVE, (0,), (1,), (0,), 1.0, group="g"),
-        Node("two", Kind.COLLECTIVE, (0,), (2,), (0,), 1.0, group="g"),
-    )
-    problem = Problem("open", nodes, (Storage(1), Storage(1), Storage(1)), {"g": Group(2, True)})
+    launches = (Node(name, Kind.COLLECTIVE, time_us=1.0, group="g") for name in ("one", "two"))
+    problem = Problem("open", tuple(launches), (), {"g": Group(2, True)})
     with pytest.raises(PinError, match="one is in flight until the end, as nothing waits for it in this graph"):
         schedule(problem, Options(pins=("apart",)))
 
 
+NOT_AFTER = "not after dgrad0: gather1"
+"""In layers the second gather comes behind the first dgrad as written."""
+
+
 def test_an_original_order_that_breaks_a_pin_gives_way() -> None:
-    """The second gather comes behind the first dgrad as written."""
-    problem = layers(3)
-    pin = "not after dgrad0: gather1"
-    assert pin_violation(problem, problem.original_order, (pin,)).startswith(f"pin {pin!r} is broken: gather1 is")
-    options = Options(pins=(pin,), headroom=20)
-    task = Task(problem, options, schedule(problem).original.peak_bytes)
-    assert not task.may_stay
-    assert task.keeps(task.nearest)
-    found = schedule(problem, replace(options, strict=True))
-    check_promises(problem, options, found)
-    assert pin_violation(problem, found.order, (pin,)) is None
+    problem, options = layers(3), Options(pins=(NOT_AFTER,), headroom=20, strict=True)
+    assert pin_violation(problem, problem.original_order, options.pins).startswith(f"pin {NOT_AFTER!r} is broken: ")
+    check_promises(problem, options, schedule(problem, options))
 
 
 def test_where_there_is_no_room_for_it_the_original_stays_and_says_so() -> None:
-    problem = layers(2)
-    options = Options(pins=("not after dgrad0: gather1",))
+    problem, options = layers(2), Options(pins=(NOT_AFTER,))
     gather = next(node for node in problem.nodes if node.name == "gather1")
-    size = dict.fromkeys(gather.alloc, 10_000) | dict.fromkeys(problem.nodes[0].alloc, 20_000)
-    wide = replace(
-        problem, storages=tuple(one._replace(bytes=size.get(s, 1)) for s, one in enumerate(problem.storages))
-    )
+    size = dict.fromkeys(range(len(problem.storages)), 1) | dict.fromkeys(gather.alloc, 10_000)
+    size |= dict.fromkeys(problem.nodes[0].alloc, 20_000)
+    wide = replace(problem, storages=tuple(one._replace(bytes=size[s]) for s, one in enumerate(problem.storages)))
     with pytest.warns(OverlapSchedWarning, match="the original order breaks the pins"):
         found = schedule(wide, options)
     assert found.order == wide.original_order
@@ -342,30 +339,16 @@ def test_of_many_launches_bytes_in_flight_keep_the_order(problem: Problem, pin: 
         assert pin_violation(problem, found.order, (pin,)) is None
 
 
-def compute_between(groups: tuple[str, str], sent: int, us: float) -> Problem:
-    """Two launches with compute of 10 us between them; the second sends what a node has made, and takes some time."""
+def test_launched_together_other_pins_count_too() -> None:
+    """In front of m, which is between both launches, both would be hidden, but b may not be launched there."""
     nodes = (
         Node("x", Kind.INPUT, alloc=(0,)),
-        Node("a", Kind.COLLECTIVE, (0,), (1,), (0,), 0.0, group=groups[0]),
+        Node("a", Kind.COLLECTIVE, (0,), (1,), (0,), 0.0, group="g"),
         Node("m", Kind.COMPUTE, (0,), (2,), (0,), 10.0),
-        Node("b", Kind.COLLECTIVE, (sent,), (3,), (sent,), us, group=groups[1]),
-        Node("wait_a", Kind.WAIT, (1,), (), (0, 1), collective=1),
-        Node("wait_b", Kind.WAIT, (3,), (), (sent, 3), collective=3),
+        Node("b", Kind.COLLECTIVE, (0,), (3,), (0,), 10.0, group="g"),
+        *(Node(f"wait{v}", Kind.WAIT, (v,), (), (0, v), collective=v) for v in (1, 3)),
     )
-    return Problem("between", nodes, (Storage(1),) * 4, dict.fromkeys(groups, Group(2, True)))
-
-
-def test_groups_kept_apart_are_launched_together_where_they_were_in_flight_together() -> None:
-    problem = compute_between(("one", "two"), sent=2, us=1.0)
-    options = Options(pins=("together",), headroom=4)
-    assert schedule(problem, options).fell_back is None
-    kept = schedule(problem, replace(options, concurrent_groups="disjoint", strict=True))
-    assert pin_violation(problem, kept.order, options.pins) is None
-
-
-def test_launched_together_other_pins_count_too() -> None:
-    """In front of m both would be hidden, but b may not be launched there."""
-    problem = compute_between(("g", "g"), sent=0, us=10.0)
+    problem = Problem("between", nodes, (Storage(1),) * 4, {"g": Group(2, True)})
     options = Options(pins=("together", "not before m: b"), strict=True, headroom=4)
     found = schedule(problem, options)
     assert problem.names(found.order)[:4] == ["x", "m", "a", "b"]

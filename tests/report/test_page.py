@@ -21,7 +21,7 @@ from overlap_sched.judge.validate import memory_profile, peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.problem.file import write_problem
-from overlap_sched.report.answers import plan_answer
+from overlap_sched.report.answers import PriceSource, plan_answer
 from overlap_sched.report.page import SCRIPTS, ExtraOrder, Extras, Page, page_data, page_text
 from overlap_sched.report.timeline import memory_by_kind
 from overlap_sched.report.units import duration, size
@@ -97,9 +97,10 @@ def check_memory(problem: Problem, page: Page, graph: int = 0) -> None:
 
 
 def test_figures_are_those_of_plan(reordered: Schedule) -> None:
-    page = page_data(reordered, {"prices": {"from": "here"}})
-    wanted = to_builtins(plan_answer(reordered, None, reserved_of(reordered)))
-    assert page["figures"] == {**wanted, "prices": {"from": "here"}}
+    prices = PriceSource("dump", 1.0, 0, cluster="a <cluster>")
+    page = page_data(reordered, Extras(prices=prices))
+    assert page["figures"] == to_builtins(plan_answer(reordered, None, reserved_of(reordered), prices))
+    assert "Times: predicted for a &lt;cluster&gt;." in page_text(page)
     assert page["summary"][0] == ("step", "190.0 us", "120.0 us", "-36.8 %", "120.0 us")
     assert {len(row) for row in page["summary"]} == {5}
 
@@ -194,7 +195,7 @@ def made() -> Plan:
 
 
 def test_the_original_run_is_of_the_graph_as_it_was(made: Plan) -> None:
-    page = page_data(made.schedule, extras=Extras(made))
+    page = page_data(made.schedule, Extras(made))
     was, new = made.without.problem, made.schedule.problem
     before, after = page["runs"]
     assert [one["graph"] for one in page["runs"]] == [0, 1]
@@ -206,7 +207,7 @@ def test_the_original_run_is_of_the_graph_as_it_was(made: Plan) -> None:
 
 
 def test_what_was_rewritten_is_marked_in_both_and_stands_for_what_it_was(made: Plan) -> None:
-    page = page_data(made.schedule, extras=Extras(made))
+    page = page_data(made.schedule, Extras(made))
     names = [graph["nodes"]["name"] for graph in page["graphs"]]
     gone, new = ({names[k][v] for v in page["graphs"][k]["marked"]} for k in (0, 1))
     buckets = {one.name: list(one.members) for one in made.rewrites if isinstance(one, Bucket)}
@@ -222,7 +223,7 @@ def test_what_was_rewritten_is_marked_in_both_and_stands_for_what_it_was(made: P
 
 
 def test_rewrites_are_listed_and_lead_to_their_launch(made: Plan) -> None:
-    page = page_data(made.schedule, extras=Extras(made))
+    page = page_data(made.schedule, Extras(made))
     names = page["graphs"][1]["nodes"]["name"]
     assert [names[node] for _, node in page["rewrites"]] == [
         one.name if isinstance(one, Bucket) else one.collective  # type: ignore[union-attr]
@@ -238,7 +239,7 @@ def test_rewrites_are_listed_and_lead_to_their_launch(made: Plan) -> None:
 
 def test_an_order_beside_has_a_column_and_a_run(reordered: Schedule) -> None:
     beside = ExtraOrder("<ours>", reordered.order)
-    page = page_data(reordered, extras=Extras(beside=beside))
+    page = page_data(reordered, Extras(beside=beside))
     assert page["columns"] == ("original", "scheduled", "change", "limit", "<ours>")
     assert {len(row) for row in page["summary"]} == {6}
     assert all(row[5] == row[2] for row in page["summary"]), page["summary"]
@@ -252,7 +253,7 @@ def test_an_order_beside_has_a_column_and_a_run(reordered: Schedule) -> None:
 def test_the_frontier(reordered: Schedule) -> None:
     problem, original = reordered.problem, reordered.original
     point = FitPoint((), problem, problem.original_order, original.step_us, original.exposed_us, 21 * 2**20, 0)
-    page = page_data(reordered, extras=Extras(frontier=(point,)))
+    page = page_data(reordered, Extras(frontier=(point,)))
     assert [one["peak_bytes"] for one in page["frontier"]["points"]] == [21 * 2**20]
     text = page_text(page)
     assert f'<tr><th scope="row">on the frontier</th><td>{size(21 * 2**20)}</td>' in text
@@ -261,7 +262,7 @@ def test_the_frontier(reordered: Schedule) -> None:
 
 def test_the_file_is_whole_and_loads_nothing(reordered: Schedule) -> None:
     page = page_data(reordered)
-    text = page_text(page, "overlap-sched report a<b.json", "of a <cluster>")
+    text = page_text(page, "overlap-sched report a<b.json")
     elements = Parsed(text).elements
     ids = Counter(of["id"] for _, of in elements if "id" in of)
     assert set(ids.values()) == {1}
@@ -281,19 +282,20 @@ def test_the_file_is_whole_and_loads_nothing(reordered: Schedule) -> None:
     assert '<tr><th scope="row">step</th><td>190.0 us</td><td>120.0 us</td>' in text  # needs no script
     assert 'class="reordered"><strong>Reordered</strong> The step takes 120.0 us instead of 190.0 us ' in text
     assert "overlap-sched report a&lt;b.json" in text
-    assert "of a &lt;cluster&gt;" in text
     assert __version__ in text
     folder = files("overlap_sched.report").joinpath("page_files")
-    assert sorted(path.name for path in folder.iterdir()) == sorted([*SCRIPTS, "page.html", "style.css"])
+    assert {path.name for path in folder.iterdir()} == {*SCRIPTS, "page.html", "pipeline.css", "style.css"}
     assert all(folder.joinpath(name).read_text() in text for name in SCRIPTS)
 
 
-def test_without_rewrites_and_a_frontier_there_are_no_such_sections(by_hand: ByHand) -> None:
+def test_sections_of_rewrites_and_the_frontier_are_hidden_where_there_are_none(by_hand: ByHand) -> None:
     alone = Problem("alone", (Node("mm", Kind.COMPUTE, time_us=1.0),), (), {})
     page = page_data(by_hand(alone, alone.original_order))
     assert (page["groups"], page["collectives"], page["rewrites"], page["frontier"]) == ([], [], [], None)
-    ids = {of.get("id") for _, of in Parsed(page_text(page)).elements}
-    assert not {"rewrites", "frontier", "frontier-plot"} & ids
+    hidden = {
+        of["aria-labelledby"] for tag, of in Parsed(page_text(page)).elements if tag == "section" and "hidden" in of
+    }
+    assert hidden == {"rewrites-title", "frontier-title"}
 
 
 def test_names_are_never_markup(odd: Problem) -> None:

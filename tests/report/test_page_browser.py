@@ -324,7 +324,7 @@ def test_rewrites_and_an_order_beside(browser: Any, tmp_path: Path) -> None:
     made = plan(problem, PRICES, Options(rewrites=("bucket",), headroom="100%"))
     beside = ExtraOrder("torch", problem.original_order)
     extras = Extras(made, beside)
-    write_page(made.schedule, tmp_path / "out.html", extras=extras)
+    write_page(made.schedule, tmp_path / "out.html", extras)
     for width in (WIDE, NARROW):
         page = opened(browser, tmp_path / "out.html", width)
         assert page.tab.evaluate("document.documentElement.scrollWidth") <= width

@@ -55,7 +55,7 @@ def test_says_what_it_shows(reordered: Schedule, tmp_path: Path, texts: list[str
         "original order", "scheduled order", "budget: original peak + 5.0 MiB", "lower bound 120.0 us",
         "original: 190.0 us", "scheduled: 120.0 us", "compute", "group fsdp (8)", "FSDP",
         "exposed: compute stalls",
-        "mm", "wgrad", "dgrad", "gather", "scatter", "57.9 %", "91.7 %",
+        "57.9 %", "91.7 %",
     )  # fmt: skip
     assert [text for text in expected if text not in texts] == []
 
@@ -89,7 +89,6 @@ def test_many_groups_and_nodes_stay_few_rows(by_hand: ByHand, tmp_path: Path, te
     rows = [text for text in texts if text.startswith("group g")]
     assert len(rows) == 2 * plot.MAX_STREAMS
     assert rows[-1] == "group g9 (2)\n+ 4 not shown"
-    assert "c0" not in texts
 
 
 def test_no_matplotlib_says_what_to_install(reordered: Schedule, tmp_path: Path) -> None:

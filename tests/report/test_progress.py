@@ -4,9 +4,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from overlap_sched import EXAMPLE, Options, schedule
-from overlap_sched.report.progress import log_steps, progress, told_stages
-from overlap_sched.scheduler.driver import ALL
+from overlap_sched.report.progress import log_steps, progress
 
 
 def terminal() -> Console:
@@ -59,12 +57,3 @@ def test_a_log_file_gets_none_even_where_colours_are_forced(
     with progress(delay_s=0.0) as tell:
         tell("reading")
     assert capsys.readouterr().err == ""
-
-
-def test_stages_say_that_they_begin_and_do_the_same() -> None:
-    told: list[str] = []
-    found = schedule(EXAMPLE, Options(), stages=told_stages(told.append, "scheduling 10 nodes"))
-    assert found.order == schedule(EXAMPLE, Options()).order
-    of = len(ALL.all)
-    assert told[0] == f"scheduling 10 nodes: stage 1/{of}, first run"
-    assert told[-1] == f"scheduling 10 nodes: stage {of}/{of}, fill stalls"

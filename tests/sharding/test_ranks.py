@@ -46,13 +46,7 @@ def test_each_step_is_that_of_fully_shard_to_rounding(ranks: Seen) -> None:
             tolerance = FP16_SUMS if name == "fp16 sums" else TO_ROUNDING
             assert way["eager"] == near(way["fully_shard"], tolerance), name
             assert way["distance"] < tolerance, name
-
-
-@pytest.mark.private
-def test_training_went_somewhere(ranks: Seen) -> None:
-    for way in compared(ranks[0]).values():
-        losses = [step[0] for step in way["eager"]]
-        assert len(set(losses)) == len(losses)
+            assert len({step[0] for step in way["eager"]}) == len(way["eager"])  # training went somewhere
 
 
 @pytest.mark.private
@@ -65,14 +59,10 @@ def test_checkpoints_go_both_ways(ranks: Seen) -> None:
 @pytest.mark.private
 def test_compiled_steps_are_those_of_fully_shard(ranks: Seen) -> None:
     for seen in ranks:
+        how = "accumulated" if len(ranks) == 2 else "tensor parallel"
+        assert seen[f"compiled, {how}"]["steps"] == near(seen[f"{how}, short"]["fully_shard"], TO_ROUNDING)
         if len(ranks) == 2:
-            assert seen["compiled, accumulated"]["steps"] == near(
-                seen["accumulated, short"]["fully_shard"], TO_ROUNDING
-            )
             assert seen["compiled alone"]["steps"] == near(seen["even"]["fully_shard"], LOW_PRECISION)
-        else:
-            steps = seen["tensor parallel, short"]["fully_shard"]
-            assert seen["compiled, tensor parallel"]["steps"] == near(steps, TO_ROUNDING)
 
 
 @pytest.mark.private
@@ -102,12 +92,7 @@ def test_ranks_without_rows_meet_the_others(tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(scope="module")
 def checkpointed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw."""
-    folder = filled_once(
-        tmp_path_factory,
-        "sharding-checkpointed",
-        lambda folder: run_ranks("tests.support.checkpointed_ranks", folder, ranks=2, limit_s=600),
-    )
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return found_once(tmp_path_factory, "sharding-checkpointed", "tests.support.checkpointed_ranks", limit_s=600)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -124,14 +109,8 @@ def test_the_second_start_hits(tmp_path: Path) -> None:
     counted = []
     for start in ("first", "second"):
         file = tmp_path / start
-        run_ranks(
-            "tests.support.sharding_ranks",
-            file,
-            "cached",
-            ranks=1,
-            limit_s=600,
-            TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"),
-        )
+        where = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+        run_ranks("tests.support.sharding_ranks", file, "cached", ranks=1, limit_s=600, **where)
         counted.append(json.loads(file.read_text()))
     assert counted == [
         {"autograd_cache_miss": 1, "autograd_cache_saved": 1, "fxgraph_cache_miss": 2},

@@ -15,29 +15,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from overlap_sched.distributed import Digest, agree, broadcast_costs, digest_of, run_token
+from overlap_sched.distributed import Digest, agree, broadcast_costs, digest_of
 from overlap_sched.distributed.agreement import membership_of
 from overlap_sched.options import Options
-from overlap_sched.problem import EXAMPLE, Problem
+from overlap_sched.problem import EXAMPLE
 
 # Digests and stores for the tests; picklable, no torch.
 
 
-def problem(operator: str = "aten.mm") -> Problem:
-    """The drawn example with another operator in it: another graph."""
-    nodes = list(EXAMPLE.nodes)
-    nodes[4] = nodes[4]._replace(op=operator)
-    return replace(EXAMPLE, nodes=tuple(nodes), name=operator)
-
-
 def digest(operator: str = "aten.mm", *, headroom: int = 0, slower_us: float = 0.0, swapped: bool = False) -> Digest:
-    """The digest of such a graph, with other options, other times, or another order than the original one."""
-    made = problem(operator)
-    nodes = tuple(node._replace(time_us=node.time_us + slower_us) if node.time_us else node for node in made.nodes)
-    order = list(made.original_order)
-    if swapped:
-        order[0], order[1] = order[1], order[0]
-    return digest_of(replace(made, nodes=nodes), Options(headroom=headroom), order)
+    """The digest of the drawn example with an operator in it, other options, other times, or another order."""
+    nodes = [node._replace(time_us=node.time_us + slower_us) if node.time_us else node for node in EXAMPLE.nodes]
+    nodes[4] = nodes[4]._replace(op=operator)
+    first, second, *rest = EXAMPLE.original_order
+    order = [second, first, *rest] if swapped else EXAMPLE.original_order
+    return digest_of(replace(EXAMPLE, nodes=tuple(nodes), name=operator), Options(headroom=headroom), order)
 
 
 class MemoryStore:
@@ -116,7 +108,6 @@ def scenes(rank: int, last: int) -> dict[str, Any]:
         time.sleep(limit_s * i / 6 if odd else 0.0)
         found["late"].append(ask(digest(f"late {i}"), limit_s))
         dist.barrier()
-    found["token"] = run_token()
     total = torch.ones(1)
     dist.all_reduce(total)
     found["collectives still work"] = total.item()

@@ -1,14 +1,11 @@
 """What each of two gloo ranks runs: ``python -m tests.support.checkpointed_ranks FOLDER`` as under torchrun.
 
 Trains a small model with each common kind of activation checkpointing: by ``fully_shard``, by ``shard``, and by
-``shard`` compiled. Writes ``FOLDER/rank<r>.json``: per kind and way, the loss of each step and its gradient's norm.
+``shard`` compiled. Writes ``FOLDER/rank<r>.pt``: per kind and way, the loss of each step and its gradient's norm.
 """
 
 import functools
-import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from overlap_sched.distributed import shard
+from tests.support.ranks import save_found
 
 WIDTH, STEPS = 8, 2
 
@@ -112,20 +110,12 @@ def train(kind: str, apply: Callable[..., Any], **given: Any) -> list[tuple[floa
     return seen
 
 
-def main() -> None:
-    """See the module."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    result: dict[str, Any] = {}
-    for kind in KINDS:
-        result[kind] = {
-            "fully_shard": train(kind, fully_shard),
-            "eager": train(kind, shard),
-            "compiled": train(kind, shard, fullgraph=True, backend="aot_eager"),
-        }
-    (Path(sys.argv[1]) / f"rank{dist.get_rank()}.json").write_text(json.dumps(result))
-    dist.destroy_process_group()
+def found() -> dict[str, Any]:
+    """Per kind and way, see the module."""
+    compiled = {"fullgraph": True, "backend": "aot_eager"}
+    ways = {"fully_shard": (fully_shard, {}), "eager": (shard, {}), "compiled": (shard, compiled)}
+    return {kind: {way: train(kind, apply, **how) for way, (apply, how) in ways.items()} for kind in KINDS}
 
 
 if __name__ == "__main__":
-    main()
+    save_found(found)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import fx
 from torch._dynamo.repro.after_aot import save_graph_repro
-from torch._functorch.aot_autograd import aot_function, aot_module_simplified, make_boxed_func
+from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -70,22 +70,6 @@ def forward_and_backward(function: Callable[..., Any], *args: torch.Tensor) -> G
     found, keep = _keeper()
     compiled = aot_function(function, keep, keep, min_cut_rematerialization_partition)
     compiled(*args).sum().backward()
-    return found
-
-
-def compiled(function: Callable[..., Any], *args: torch.Tensor) -> Graphs:
-    """The graphs that torch.compile hands to its forward and backward compilers; sizes that the data knows included."""
-    found, keep = _keeper()
-
-    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        compilers = {"fw_compiler": keep, "bw_compiler": keep}
-        return aot_module_simplified(gm, inputs, partition_fn=min_cut_rematerialization_partition, **compilers)
-
-    torch._dynamo.reset()
-    # fake ranks send zeros, so what the last graph computes may have no sense; the graphs are there
-    with torch._dynamo.config.patch(capture_scalar_outputs=True), contextlib.suppress(RuntimeError):
-        torch.compile(function, backend=backend, fullgraph=True)(*args).sum().backward()
-    torch._dynamo.reset()
     return found
 
 

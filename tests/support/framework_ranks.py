@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,7 @@ def given(framework: str, folder: Path) -> dict[str, Any]:
     layers = [Layer() for _ in range(3)]
     names["model"] = nn.Sequential(*layers)
     if framework == "Accelerate":
-        from accelerate import Accelerator
-
-        names["Accelerator"] = Accelerator
+        names["Accelerator"] = import_module("accelerate").Accelerator
     elif framework == "Trainer":
         from transformers import Trainer, TrainingArguments
 
@@ -65,10 +64,8 @@ def given(framework: str, folder: Path) -> dict[str, Any]:
         names["data"] = [{"x": row} for row in rows]
         dist.init_process_group("gloo")
     elif framework == "Lightning":
-        import lightning
-        from lightning.pytorch.strategies import ModelParallelStrategy
-
-        names |= {"lightning": lightning, "ModelParallelStrategy": ModelParallelStrategy}
+        strategies = import_module("lightning.pytorch.strategies")
+        names |= {"lightning": import_module("lightning"), "ModelParallelStrategy": strategies.ModelParallelStrategy}
         os.chdir(folder)
     else:
         names |= _flux()
@@ -107,11 +104,8 @@ def main(framework: str, folder: str) -> None:
     reports = [report.report for report in overlap_sched.reports()]
     moved = sum(not torch.equal(a, b) for a, b in zip(first, map(whole, names["model"].parameters()), strict=True))
     error = float((names["image"] - names["reference"]).abs().max()) if "image" in names else 0.0
-    said = {
-        "collectives": [len(report.schedule.problem.collectives) if report.schedule else 0 for report in reports],
-        "moved": moved,
-        "error": error,
-    }
+    collectives = [len(report.schedule.problem.collectives) if report.schedule else 0 for report in reports]
+    said = {"collectives": collectives, "moved": moved, "error": error}
     Path(folder, f"rank{dist.get_rank()}.json").write_text(json.dumps(said))
 
 

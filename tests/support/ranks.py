@@ -18,9 +18,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from multiprocessing import forkserver
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol, cast
+from typing import IO, TYPE_CHECKING, Any
 from unittest import mock
 
 from filelock import FileLock
@@ -82,38 +81,23 @@ THREADS, POOL = "OMP_NUM_THREADS", "TORCH_WARM_POOL"
 """Read when torch is imported, by the server already. Inductor's pool, where there is Triton, would start threads."""
 
 
-class Rank(Protocol):
-    """A process, as :class:`subprocess.Popen` has it."""
-
-    def poll(self) -> int | None: ...
-    def kill(self) -> None: ...
-    def wait(self) -> object: ...
-
-
-def _fresh(module: str, arguments: Sequence[str], output: IO[str], environment: dict[str, str]) -> Rank:
+def _fresh(module: str, arguments: Sequence[str], output: IO[str], environment: dict[str, str]) -> Any:
     command = [sys.executable, "-m", "tests.support.ranks", module, *arguments]
     whole = {**os.environ, **environment}
     return subprocess.Popen(command, cwd=ROOT, env=whole, stdout=output, stderr=subprocess.STDOUT)
 
 
-class _Forked:
-    def __init__(self, module: str, arguments: Sequence[str], output: IO[str], environment: dict[str, str]) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(IMPORTED)
-        with mock.patch.dict(os.environ, {THREADS: environment[THREADS], POOL: "0"}):
-            forkserver.ensure_running()
-        given = (module, arguments, output.name, {**os.environ, **environment})
-        self._process = cast(BaseProcess, context.Process(target=forked, args=given, daemon=True))
-        self._process.start()
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def wait(self) -> None:
-        self._process.join()
+def _forked(module: str, arguments: Sequence[str], output: IO[str], environment: dict[str, str]) -> Any:
+    """A process, as :class:`subprocess.Popen` has it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    with mock.patch.dict(os.environ, {THREADS: environment[THREADS], POOL: "0"}):
+        forkserver.ensure_running()
+    given = (module, arguments, output.name, {**os.environ, **environment})
+    process: Any = context.Process(target=forked, args=given, daemon=True)
+    process.start()
+    process.poll, process.wait = lambda: process.exitcode, process.join
+    return process
 
 
 def run_ranks(
@@ -124,45 +108,30 @@ def run_ranks(
     Raises:
         AssertionError: A rank ended with an error, or not all have ended within the limit (seconds); all are killed.
     """
-    where = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": str(ranks),
-        THREADS: "1",
-    }
-    # into files: a rank that says much would stand still at a full pipe, and all others with it
-    with ExitStack() as opened:
-        outputs = [opened.enter_context(tempfile.NamedTemporaryFile("w+")) for _ in range(ranks)]
-        return _run(module, list(map(str, arguments)), outputs, limit_s, fresh, {**where, **environment})
-
-
-def _run(
-    module: str,
-    arguments: Sequence[str],
-    outputs: Sequence[IO[str]],
-    limit_s: float,
-    fresh: bool,
-    environment: dict[str, str],
-) -> str:
-    processes: list[Rank] = []
-    try:
-        for rank, output in enumerate(outputs):
-            own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            processes.append((_fresh if fresh else _Forked)(module, arguments, output, own))
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks), THREADS: "1"}
+    with ExitStack() as running:
+        processes, outputs = [], []
+        for rank in range(ranks):
+            own = {**where, **environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            # into files: a rank that says much would stand still at a full pipe, and all others with it
+            outputs.append(running.enter_context(tempfile.NamedTemporaryFile("w+")))
+            start = _fresh if fresh else _forked
+            processes.append(start(module, list(map(str, arguments)), outputs[-1], own))
+            running.callback(processes[-1].wait)
+            running.callback(processes[-1].kill)
         _wait(processes, limit_s)
         codes = [process.poll() for process in processes]
-    finally:
         for process in processes:
             process.kill()
             process.wait()
-    said = "\n".join(map(_read, outputs))
+        said = "\n".join(map(_read, outputs))
     late = [rank for rank, code in enumerate(codes) if code is None]
     assert not late, f"ranks {late} have not ended within {limit_s:g} s, or after another had failed:\n{said}"
     assert not any(codes), said
     return said
 
 
-def _wait(processes: Sequence[Rank], limit_s: float) -> None:
+def _wait(processes: Sequence[Any], limit_s: float) -> None:
     """For all to end; not much longer where one has failed."""
     ends_s, failed = time.monotonic() + limit_s, False
     while None in (codes := [process.poll() for process in processes]) and time.monotonic() < ends_s:

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
+from overlap_sched.cost import Collective, Roofline
 from overlap_sched.errors import RewriteError
+from overlap_sched.fx import lift
 from overlap_sched.fx.dimensions import region_from
 from overlap_sched.fx.dimensions.candidates import fission_of
 from overlap_sched.fx.rewrites import prepare
-from overlap_sched.problem import Problem
+from overlap_sched.problem import Group, Problem
 from overlap_sched.transform.dimension_graph import Cut, cuts_of
 from overlap_sched.transform.rewrites import Bucket, Fission, Keep, Regather, Rewrite, Stream
 from tests.support.fx_graphs import C10D, RANKS, gather, recomputed, scatter, trace, wait, whole_step
@@ -198,6 +200,26 @@ _LAUNCHES = {getattr(C10D, op).default for op in ("all_gather_into_tensor", "red
 def legal(gm: fx.GraphModule) -> list[Rewrite]:
     """Those of :func:`tried` that are legal alone."""
     return [one for one in tried(gm) if refusal(gm, [one]) is None]
+
+
+GROUPS = {name: Group(RANKS, True) for name in ("0", "1", "0/2", "1/2")}
+
+
+class OnHost(Roofline):
+    """The thread that computes launches collectives and ends waits, too, as over gloo; not those of all kinds."""
+
+    def launch_us(self, work: Collective) -> float:
+        return 0.0 if "reduce_scatter" in work.op else 7.0 + work.bytes / 64
+
+    def finish_us(self, work: Collective) -> float:
+        return 0.0 if "all_gather" in work.op and work.bytes > 600 else 3.0 + work.bytes / 128
+
+
+MODELS = {"device": Roofline(), "host": OnHost()}
+
+
+def problem_of(gm: fx.GraphModule, model: Roofline = MODELS["device"]) -> Problem:
+    return lift(gm, groups=GROUPS, model=model).problem
 
 
 def refusal(gm: fx.GraphModule, rewrites: list[Rewrite]) -> str | None:

@@ -1,7 +1,7 @@
 """One rank of a real gloo job: each rewrite of small graphs, its results compared with the unrewritten graph's by bits.
 
-``python -m tests.support.rewrite_ranks FOLDER rewrites``, started as torchrun would. Writes ``FOLDER/rank<r>.json``:
-per case, whether all results are bitwise equal in every round, or why the rewrite was refused.
+``python -m tests.support.rewrite_ranks FOLDER``, started as torchrun would. Writes ``FOLDER/rank<r>.json``: per case,
+whether all results are bitwise equal in every round, or why the rewrite was refused; on two ranks fissions, too.
 """
 
 import json
@@ -26,36 +26,25 @@ from overlap_sched.fx.rewrites.maker import layout
 from overlap_sched.inductor.gloo import safe_gathers
 from overlap_sched.transform.dimension_graph import range_cut
 from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite, Stream
+from tests.support.fx_graphs import RANKS, wait
 from tests.support.rewrite_graphs import EXAMPLES
 from tests.support.rewrite_graphs import traced as traced_example
 from tests.support.routed_graphs import check_alike, inputs_of_ranks, step, trace
 
-# One rank of a real gloo job: a tensor-parallel layer whole and in parts, compared by bits.
-#
-# ``python -m tests.support.rewrite_ranks FOLDER fission``, started as torchrun would. Writes ``FOLDER/rank<r>.json``.
+C10D = torch.ops._c10d_functional
 
 
-def fission(folder: Path) -> None:
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    generator = torch.Generator().manual_seed(rank)
+def fission() -> dict[str, Any]:
+    """A tensor-parallel layer whole and in parts: are results alike by bits, and how many nodes run in parts?"""
+    generator = torch.Generator().manual_seed(dist.get_rank())
     inputs = [torch.randn(shape, generator=generator) for shape in EXAMPLES["layer"].shapes]
-    gm = traced_example("layer")
+    whole, gm = traced_example("layer"), traced_example("layer")
     seed = next(iter(gm.graph.nodes))
     one = fission_of(region_from(gm.graph, {seed: range_cut(tuple(seed.meta["val"].shape), 0, 2)}, 2))
     assert one is not None
-    whole = traced_example("layer")
     rewrite_graph(gm, [one])
-    with safe_gathers():
-        alike = [torch.equal(a, b) for _ in range(3) for a, b in zip(whole(*inputs), gm(*inputs), strict=True)]
-    (folder / f"rank{rank}.json").write_text(json.dumps([alike, len(one.nodes)]))
-    dist.destroy_process_group()
-
-
-# One rank of a real gloo job: a layer with experts, forward and backward, whole and in parts.
-#
-# ``python -m tests.support.rewrite_ranks FOLDER routed``, started as torchrun would. Writes ``FOLDER/rank<r>.json``:
-# how many rows it has sent to every rank, in each exchange of each graph.
+    alike = [torch.equal(a, b) for _ in range(3) for a, b in zip(whole(*inputs), gm(*inputs), strict=True)]
+    return {"alike": alike, "nodes": len(one.nodes)}
 
 
 class Sent(torch.fx.Interpreter):
@@ -71,34 +60,25 @@ class Sent(torch.fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
 
-def routed(folder: Path) -> None:
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    whole = trace(step)
-    inputs = inputs_of_ranks(whole, 3)[rank]
-    first = Sent(whole)
+def routed() -> list[list[list[int]]]:
+    """A layer with experts, whole and in parts: how many rows go to every rank, in each exchange of each graph."""
+    first = Sent(trace(step))
+    inputs = inputs_of_ranks(first.module, 3)[dist.get_rank()]
     want, sent = first.run(*inputs), [first.splits]
     for one in expert_fissions(lift(trace(step)), (2, 4)):
         gm = trace(step)
         rewrite_graph(gm, [one])
-        check_alike(want, gm(*inputs))
         again = Sent(gm)
         check_alike(want, again.run(*inputs))
         sent.append(again.splits)
-    (folder / f"rank{rank}.json").write_text(json.dumps(sent))
-    dist.destroy_process_group()
+    return sent
 
 
-C10D = torch.ops._c10d_functional
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64)
 REDUCTIONS = ("sum", "avg", "max", "min", "product")
 ROUNDS = 2
 ROWS, WIDTHS = (3, 1, 5), (40, 8, 1000)
 """Per member; rows of a scatter's input are per rank."""
-
-
-def wait(x: Tensor) -> Tensor:
-    return C10D.wait_tensor(x)
 
 
 def bits(x: Tensor) -> Tensor:
@@ -153,19 +133,21 @@ def reduces(reduction: str) -> Callable[..., list[Tensor]]:
     return lambda *xs: [wait(s) for s in [C10D.all_reduce(x, reduction, "0") for x in xs]]
 
 
+def kinds(dtype: torch.dtype) -> list[str]:
+    """Reductions that gloo has."""
+    return [reduction for reduction in REDUCTIONS if reduction != "avg" or dtype.is_floating_point]
+
+
 def cases() -> Iterator[tuple[str, Callable[..., list[Tensor]], int, torch.dtype, list[Rewrite]]]:
     """Name, what is computed, rows of an input per row of a member, type, rewrites."""
     ranks = dist.get_world_size()
     for dtype in DTYPES:
         short = str(dtype).removeprefix("torch.")
-        ops: list[tuple[str, Callable[..., list[Tensor]], int]] = [("all_gather_into_tensor", gathers, 1)]
-        for reduction in REDUCTIONS:
-            if reduction == "avg" and not dtype.is_floating_point:
-                continue  # gloo has none
-            ops += [("reduce_scatter_tensor", scatters(reduction), ranks), ("all_reduce", reduces(reduction), 1)]
-        names = iter(["", *(r for r in REDUCTIONS for _ in "12" if r != "avg" or dtype.is_floating_point)])
-        for op, f, rows in ops:
-            label = f"{op} {next(names)} {short}".replace("  ", " ")
+        ops = [("all_gather_into_tensor", gathers, 1)]
+        for kind in kinds(dtype):
+            ops += [(f"reduce_scatter_tensor {kind}", scatters(kind), ranks), (f"all_reduce {kind}", reduces(kind), 1)]
+        for named, f, rows in ops:
+            op, label = named.split()[0], f"{named} {short}"
             members = (op, f"{op}_1", f"{op}_2")
             yield f"copied {label}", f, rows, dtype, [Bucket(members)]
             yield f"coalesced {label}", f, rows, dtype, [Bucket(members, "coalesced")]
@@ -201,9 +183,7 @@ def packed_by_hand() -> dict[str, bool]:
     """Per reduction and type, whether a packed all_reduce has the bits of single ones: what legality rests on."""
     found = {}
     for dtype in DTYPES:
-        for reduction in REDUCTIONS:
-            if reduction == "avg" and not dtype.is_floating_point:
-                continue
+        for reduction in kinds(dtype):
             alike = True
             for turn in range(ROUNDS):
                 inputs = [data((r, w), dtype, 10 * turn + k) for k, (r, w) in enumerate(zip(ROWS, WIDTHS, strict=True))]
@@ -215,17 +195,18 @@ def packed_by_hand() -> dict[str, bool]:
     return found
 
 
-def rewrites(folder: Path) -> None:
+def main(folder: Path) -> None:
     dist.init_process_group("gloo")
     second_communicators()
     with safe_gathers():
-        found = {name: run(name, *rest) for name, *rest in cases()}
+        found: dict[str, Any] = {"cases": {name: run(name, *rest) for name, *rest in cases()}}
         found["by hand"] = packed_by_hand()
-    rank = dist.get_rank()
-    (folder / f"rank{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+        if dist.get_world_size() == RANKS:
+            found |= {"fission": fission(), "routed": routed()}
+    (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    {"rewrites": rewrites, "fission": fission, "routed": routed}[sys.argv[2]](Path(sys.argv[1]))
+    main(Path(sys.argv[1]))

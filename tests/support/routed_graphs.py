@@ -3,9 +3,8 @@
 Numbers of tokens go to the host, so sizes depend on data, as in real graphs.
 """
 
-import operator
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from overlap_sched.fx.dimensions.region import Region
 from overlap_sched.fx.dimensions.rules import CallCut
 from overlap_sched.transform.dimension_graph import Cut, Given, Uncut
 from tests.support.fx_graphs import C10D, RANKS, wait
@@ -150,57 +148,6 @@ def trace(make: Callable[..., Any], of: Shapes = SHAPES) -> fx.GraphModule:
     with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(allow_scalar_outputs=True)):
         inputs = [torch.empty(shape, dtype=torch.bfloat16) for shape in of]
         return make_fx(make, tracing_mode="fake")(*inputs)
-
-
-def in_parts(gm: fx.GraphModule, region: Region) -> fx.GraphModule:
-    """The graph with a region in parts, by definition: each node once per part, what leaves put together at once."""
-    graph, env = fx.Graph(), {}
-    copies: dict[tuple[fx.Node, int], fx.Node] = {}
-    sliced: dict[tuple[fx.Node, int], fx.Node] = {}
-
-    def of_part(p: int, u: fx.Node) -> fx.Node:
-        if u in region.gives:
-            return copies[u, p]
-        if u in region.slices and (u, p) not in sliced:
-            sliced[u, p] = graph.call_function(_taking(region.slices[u], region.parts, p), (env[u],))
-        return sliced.get((u, p), env[u])
-
-    for node in gm.graph.nodes:
-        if node not in region.gives:
-            env[node] = graph.node_copy(node, env.__getitem__)
-            continue
-        for p in range(region.parts):
-            copies[node, p] = graph.node_copy(node, partial(of_part, p))
-            if node.target is operator.getitem:
-                copies[node, p].target = _item  # the lockstep lays what getitem gives out as the whole is
-            changes = region.calls[node].changes if node in region.calls else {}
-            names = [argument.name for argument in node.target._schema.arguments] if changes else []
-            for name, value in changes.items():
-                copies[node, p].update_arg(names.index(name), value)
-        given = region.gives[node]
-        if any(user not in region.gives for user in node.users) and isinstance(given, Cut | Uncut):
-            env[node] = graph.call_function(
-                _joining(given, region.parts), tuple(copies[node, p] for p in range(region.parts))
-            )
-    return fx.GraphModule(gm, graph)
-
-
-def _item(several: Sequence[Any], at: int) -> Any:
-    return several[at]
-
-
-def _taking(cut: Cut, parts: int, p: int) -> Callable[..., Any]:
-    def taken(whole: Tensor) -> Tensor:
-        return take(whole, cut, parts, p)
-
-    return taken
-
-
-def _joining(given: Cut | Uncut, parts: int) -> Callable[..., Any]:
-    def joined(*results: Tensor) -> Any:
-        return put_together(results, given, parts)
-
-    return joined
 
 
 def inputs_of_ranks(gm: fx.GraphModule, seed: int) -> list[list[Tensor]]:

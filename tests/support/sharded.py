@@ -1,14 +1,19 @@
 """Sharded backward passes with bytes that fit: what rewrites are tried on, and prices by latency and rate."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
 from overlap_sched import Group, Kind, Node, Problem, Storage
 from overlap_sched.cost.model import Collective, Compute
+from overlap_sched.judge.validate import violation
+from overlap_sched.problem import FINISH, LAUNCH
+from overlap_sched.transform.apply import apply
+from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.prices import Prices
+from tests.support.oracle import peak_by_definition, step_by_definition
 
 # Whole steps whose weights are gathered for the forward and again, cast anew, for the backward; as problems.
 
@@ -16,7 +21,7 @@ from overlap_sched.transform.prices import Prices
 CAST = "prims.convert_element_type.default"
 
 
-class _StepMaker:
+class _Maker:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.storages: list[Storage] = []
@@ -29,14 +34,32 @@ class _StepMaker:
         self.nodes.append(node._replace(deps=tuple(sorted(set(node.deps)))))
         return len(self.nodes) - 1
 
+    def given(self, name: str, nbytes: int, pinned: bool = False) -> tuple[int, int]:
+        """An input: its node, and its storage."""
+        s = self.storage(nbytes, pinned)
+        return self.add(Node(name, Kind.INPUT, (), (s,))), s
+
+    def collective(
+        self, name: str, op: str, source: tuple[int, int], result_bytes: int, larger: int, waits: str = ""
+    ) -> tuple[int, int]:
+        """Launch and wait: the wait, and the storage of the result."""
+        dep, taken = source
+        result = self.storage(result_bytes)
+        us = PRICES.collective_us(op, larger, Group(RANKS, True))
+        launch = self.add(Node(name, Kind.COLLECTIVE, (dep,), (result,), (taken,), us, op, "fsdp", bytes=larger))
+        wait = Node(waits or f"{name}_wait", Kind.WAIT, (launch,), (), (taken, result), collective=launch)
+        return self.add(wait), result
+
     def gathered(self, name: str, shard: tuple[int, int], nbytes: int) -> tuple[int, int]:
         """Cast, gathered and waited for: the wait, and the storage of the result."""
-        cast, full = self.storage(nbytes), self.storage(nbytes * RANKS)
+        cast, full = self.storage(nbytes), nbytes * RANKS
         v = self.add(Node(f"cast{name}", Kind.COMPUTE, (shard[0],), (cast,), (shard[1],), 0.5, CAST))
-        op, larger = "all_gather_into_tensor", nbytes * RANKS
-        us = PRICES.collective_us(op, larger, Group(RANKS, True))
-        launch = self.add(Node(f"gather{name}", Kind.COLLECTIVE, (v,), (full,), (cast,), us, op, "fsdp", bytes=larger))
-        return self.add(Node(f"wait{name}", Kind.WAIT, (launch,), (), (cast, full), collective=launch)), full
+        return self.collective(f"gather{name}", "all_gather_into_tensor", (v, cast), full, full, f"wait{name}")
+
+    def problem(self, name: str, ends: Sequence[tuple[int, int]]) -> Problem:
+        """All of it, with an output of these."""
+        self.add(Node("output", Kind.OUTPUT, tuple(v for v, _ in ends), (), tuple(s for _, s in ends)))
+        return Problem(name, tuple(self.nodes), tuple(self.storages), {"fsdp": Group(RANKS, True)})
 
 
 def whole_step(
@@ -51,14 +74,9 @@ def whole_step(
         temporary_bytes: What lives while the first layer runs backward, at the end: room before for what is kept.
         again: Weights are gathered again for the backward, ``gather<layer>b``; else held until then.
     """
-    make = _StepMaker()
-    shards = []
-    for k, nbytes in enumerate(sizes):
-        s = make.storage(nbytes, pinned=True)
-        shards.append((make.add(Node(f"w{k}", Kind.INPUT, (), (s,))), s))
-    s = make.storage(acts_bytes)
-    acts = [(make.add(Node("x", Kind.INPUT, (), (s,))), s)]
-    held = []
+    make = _Maker()
+    shards = [make.given(f"w{k}", nbytes, pinned=True) for k, nbytes in enumerate(sizes)]
+    acts, held = [make.given("x", acts_bytes)], []
     for k, nbytes in enumerate(sizes):
         weight = make.gathered(f"{k}f", shards[k], nbytes)
         held.append(weight)
@@ -73,8 +91,7 @@ def whole_step(
         deps, use = (weight[0], grad[0], acts[k][0]), (weight[1], grad[1], acts[k][1])
         layer = Node(f"backward{k}", Kind.COMPUTE, deps, (s, temporary), use, compute_us, "aten.mm.default")
         grad = (make.add(layer), s)
-    make.add(Node("output", Kind.OUTPUT, (grad[0],), (), (grad[1],)))
-    return Problem("step", tuple(make.nodes), tuple(make.storages), {"fsdp": Group(RANKS, True)})
+    return make.problem("step", [grad])
 
 
 @st.composite
@@ -98,7 +115,7 @@ def meanings(problem: Problem) -> dict[str, Any]:
     for node in problem.nodes:
         names = [problem.nodes[u].name for u in node.deps]
         before = [found[name] for name in names]
-        new = node.name.startswith(("bucket_", "split_", "again_"))
+        new = node.name.startswith(("bucket_", "again_"))
         if node.kind is Kind.COLLECTIVE:
             op = node.op.removesuffix("_coalesced")
             (what,) = (before,) if node.op != op else before
@@ -107,13 +124,9 @@ def meanings(problem: Problem) -> dict[str, Any]:
             (found[node.name],) = before
         elif new and "_in_" not in node.name and node.name.endswith("_in"):
             found[node.name] = [found[name] for name in sorted(names, key=_index)]
-        elif new and node.name.startswith("bucket_") and ("_part_" in node.name or "_get_" in node.name):
+        elif new and ("_part_" in node.name or "_get_" in node.name):
             (packed,) = before
             found[node.name] = packed[_index(node.name)]
-        elif new and node.name.startswith("split_") and "_part_" in node.name:
-            found[node.name] = (*before, "part", _index(node.name))
-        elif new and node.name.endswith("_copy"):
-            found[node.name] = _whole([found[name] for name in sorted(names, key=_index)])
         elif new:
             (found[node.name],) = before
         else:
@@ -123,15 +136,6 @@ def meanings(problem: Problem) -> dict[str, Any]:
 
 def _index(name: str) -> int:
     return int(name.rsplit("_", 1)[1])
-
-
-def _whole(parts: list[Any]) -> Any:
-    """Collectives of all parts of one thing, in their order, are the collective of it."""
-    ops = {op for op, _ in parts}
-    things = {repr(what[0]) for _, what in parts}
-    assert len(ops) == len(things) == 1
-    assert [what[2] for _, what in parts] == list(range(len(parts)))
-    return (ops.pop(), parts[0][1][0])
 
 
 RANKS = 4
@@ -155,31 +159,48 @@ class Wires:
 PRICES = Prices(Wires())
 
 
-class _Maker:
-    def __init__(self) -> None:
-        self.nodes: list[Node] = []
-        self.storages: list[Storage] = []
-        self.ids: dict[str, int] = {}
+def check_promises(problem: Problem, found: Plan, prices: Prices = PRICES) -> None:
+    """An order that can run, within the budget, as long as it says and no longer than without rewrites."""
+    after, order = found.schedule.problem, list(found.schedule.order)
+    assert found.schedule.fell_back is None
+    assert violation(after, order) is None
+    peak_bytes = max(peak_by_definition(problem, list(problem.original_order)))
+    assert max(peak_by_definition(after, order)) <= peak_bytes + found.schedule.headroom_bytes
+    step_us, without_us = step_by_definition(after, order), found.without.scheduled.step_us
+    assert abs(step_us - found.schedule.scheduled.step_us) <= 1e-6 * step_us
+    assert found.schedule.lower_bound_us * (1 - 1e-9) <= step_us <= without_us * (1 + 1e-9)
+    assert after == apply(problem, found.rewrites, prices)
 
-    def storage(self, nbytes: int, pinned: bool = False) -> int:
-        self.storages.append(Storage(nbytes, pinned))
-        return len(self.storages) - 1
 
-    def add(self, node: Node) -> int:
-        self.nodes.append(node._replace(deps=tuple(sorted(node.deps))))
-        self.ids[node.name] = len(self.nodes) - 1
-        return len(self.nodes) - 1
+LAUNCH_US, FINISH_US = 5.0, 3.0
 
-    def collective(
-        self, name: str, op: str, source: tuple[int, int], result_bytes: int, larger: int
-    ) -> tuple[int, int]:
-        """Launch and wait: the wait, and the storage of the result."""
-        dep, taken = source
-        result = self.storage(result_bytes)
-        us = PRICES.collective_us(op, larger, Group(RANKS, True))
-        launch = self.add(Node(name, Kind.COLLECTIVE, (dep,), (result,), (taken,), us, op, "fsdp", bytes=larger))
-        wait = Node(f"{name}_wait", Kind.WAIT, (launch,), (), (taken, result), collective=launch)
-        return self.add(wait), result
+
+class OnHost(Wires):
+    """As priced there, and what a launch and a wait take of the host."""
+
+    def launch_us(self, work: Collective) -> float:
+        return LAUNCH_US
+
+    def finish_us(self, work: Collective) -> float:
+        return FINISH_US
+
+
+HOST_PRICES = Prices(OnHost())
+
+
+def on_host(problem: Problem) -> Problem:
+    """The same with a launch node in front of each collective, and a finish node in front of each wait."""
+    nodes: list[Node] = []
+    ids: list[int] = []
+    for node in problem.nodes:
+        deps = tuple(ids[u] for u in node.deps)
+        if node.kind in (Kind.COLLECTIVE, Kind.WAIT):
+            op, us = (LAUNCH, LAUNCH_US) if node.kind is Kind.COLLECTIVE else (FINISH, FINISH_US)
+            nodes.append(Node(f"{node.name}.{op}", Kind.COMPUTE, deps, time_us=us, op=op))
+            deps = (*deps, len(nodes) - 1)
+        ids.append(len(nodes))
+        nodes.append(node._replace(deps=deps, collective=None if node.collective is None else ids[node.collective]))
+    return replace(problem, nodes=tuple(nodes))
 
 
 def sharded(sizes: Sequence[Sequence[int]], compute_us: float = 30.0, reduces: bool = False) -> Problem:
@@ -191,23 +212,14 @@ def sharded(sizes: Sequence[Sequence[int]], compute_us: float = 30.0, reduces: b
         reduces: A last all_reduce per layer, of one norm.
     """
     make = _Maker()
-    shards = {}
-    for k, layer in enumerate(sizes):
-        for p, nbytes in enumerate(layer):
-            s = make.storage(nbytes, pinned=True)
-            shards[k, p] = (make.add(Node(f"w{k}_{p}", Kind.INPUT, (), (s,))), s)
-    acts = []
-    for k in range(len(sizes)):
-        s = make.storage(8)
-        acts.append((make.add(Node(f"x{k}", Kind.INPUT, (), (s,))), s))
-    s = make.storage(8)
-    grad = (make.add(Node("g", Kind.INPUT, (), (s,))), s)
+    shards = [[make.given(f"w{k}_{p}", n, pinned=True) for p, n in enumerate(layer)] for k, layer in enumerate(sizes)]
+    acts, grad = [make.given(f"x{k}", 8) for k in range(len(sizes))], make.given("g", 8)
     ends = []
     for k, layer in enumerate(sizes):
         gathered = []
         for p, nbytes in enumerate(layer):
             full = nbytes * RANKS
-            gathered.append(make.collective(f"gather{k}_{p}", "all_gather_into_tensor", shards[k, p], full, full))
+            gathered.append(make.collective(f"gather{k}_{p}", "all_gather_into_tensor", shards[k][p], full, full))
         passed = make.storage(8)
         deps = (grad[0], *(v for v, _ in gathered))
         use = (grad[1], *(s for _, s in gathered))
@@ -224,9 +236,7 @@ def sharded(sizes: Sequence[Sequence[int]], compute_us: float = 30.0, reduces: b
             v = make.add(Node(f"norm{k}", Kind.COMPUTE, (grad[0],), (norm,), (grad[1],), 2.0, "aten.sum"))
             ends.append(make.collective(f"reduce{k}", "all_reduce", (v, norm), 4, 4))
         grad = (dgrad, passed)
-    ends.append(grad)
-    make.add(Node("output", Kind.OUTPUT, tuple(v for v, _ in ends), (), tuple(s for _, s in ends)))
-    return Problem("sharded", tuple(make.nodes), tuple(make.storages), {"fsdp": Group(RANKS, True)})
+    return make.problem("sharded", [*ends, grad])
 
 
 @st.composite

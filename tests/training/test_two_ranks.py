@@ -48,16 +48,13 @@ def torchrun(program: tuple[str, ...], *arguments: str) -> str:
 
 def ended(program: tuple[str, ...], *arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
     """Two ranks under torchrun, to their end."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD", "LOCAL"))}
-    path = os.pathsep.join(part for part in (os.environ.get("PYTHONPATH"), str(ROOT)) if part)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    return subprocess.run(
-        [*command, *program, *arguments],
-        env={**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD", "LOCAL"))}
+    own |= {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT)))),
+    }
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *program]
+    return subprocess.run([*command, *arguments], env=own, capture_output=True, text=True, timeout=timeout)
 
 
 class Runs(NamedTuple):

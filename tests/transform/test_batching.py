@@ -29,15 +29,6 @@ def test_what_waits_goes_together() -> None:
     assert made.free_us("fsdp") == made.end_us() == ONE_US + TWO_US
 
 
-def test_an_idle_stream_starts_at_once() -> None:
-    made = streams(10.0)
-    for at, v in enumerate(SCATTERS):
-        made.clock_us = 100.0 * at
-        made.launch(v)
-    assert [batch.members for batch in made.batches] == [[v] for v in SCATTERS]
-    assert made.finish_us[SCATTERS[2]] == 200.0 + ONE_US
-
-
 def test_a_batch_takes_no_longer_than_its_cap() -> None:
     made = streams(2.5)  # 25 us: two of them take 30
     for v in SCATTERS:

@@ -74,13 +74,6 @@ def test_a_value_goes_to_the_host() -> None:
     assert memory_profile(after, after.original_order)[order.index("r")] == (1 + 4 + 4) * MB
 
 
-def test_two_streams_to_the_host() -> None:
-    prices = Prices(Roofline(), host=HostLink("link", 1e9, 5.0, streams=2))
-    after = apply(step(), [Offload("a", ("c",), ("v",))], prices)
-    assert sorted(after.groups) == ["host", "host in"]
-    assert by_name(after)["reload_a"].group == "host in"
-
-
 def test_a_second_copy_has_a_name_of_its_own() -> None:
     after = apply(step(), [Recompute(("a", "v"), ("c",), 2), Recompute(("a", "v"), ("b",))], PRICES)
     assert {"again2_a", "again2_v", "again_a", "again_v"} <= set(by_name(after))
@@ -128,5 +121,5 @@ def test_an_alias_that_is_not_named() -> None:
 
 
 def test_a_link_that_is_none() -> None:
-    with pytest.raises(OptionsError, match=r"host link 'x' has 0\.0 bytes per second, 10\.0 us and 1 streams"):
+    with pytest.raises(OptionsError, match=r"host link 'x' has 0\.0 bytes per second and 10\.0 us"):
         HostLink("x", 0.0)

@@ -1,27 +1,37 @@
 """Rewrites chosen with the order: never slower, within the budget, the same every time; what is found by hand."""
 
 from dataclasses import replace
-from itertools import count
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from overlap_sched import Group, Kind, Node, Options, Problem, Storage, schedule
+from overlap_sched import Group, Kind, Node, Options, Problem, Storage
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import together, violation
 from overlap_sched.problem import Order
-from overlap_sched.report.words.rewrites import rewrites_text
 from overlap_sched.scheduler.restrictions import DeviceLimit
 from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform import plan as planning
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.plan import plan, plan_of_rewrites
+from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Bucket, Stream
-from overlap_sched.transform.search import RewriteSearch, Trial, schedule_again
+from overlap_sched.transform.search import RewriteSearch, Trial
 from tests.support.examples import examples
 from tests.support.oracle import peak_by_definition, step_by_definition
-from tests.support.sharded import PRICES, RANKS, meanings, sharded, sharded_problems
+from tests.support.sharded import (
+    HOST_PRICES,
+    PRICES,
+    RANKS,
+    check_promises,
+    meanings,
+    on_host,
+    sharded,
+    sharded_problems,
+    whole_steps,
+)
 
 BOUND = sharded([[2, 2, 2]] * 4, compute_us=4.0)
 """Each of 24 collectives takes 12 us, 10 of them latency; compute takes 64."""
@@ -29,21 +39,23 @@ ALL = Options(rewrites=("bucket", "stream"))
 BUCKETS = Options(rewrites=("bucket",))
 
 
+EVERY = Options(rewrites=("bucket", "keep", "regather", "stream"), strict=True)
+CASES = st.one_of(
+    st.tuples(sharded_problems(), st.just(PRICES)),
+    st.tuples(whole_steps(), st.just(PRICES)),
+    st.tuples(sharded_problems().map(on_host), st.just(HOST_PRICES)),
+)
+
+
 @pytest.mark.slow
-@given(sharded_problems())
-@examples(15)
-def test_a_plan_keeps_its_promises(problem: Problem) -> None:
-    found = plan(problem, PRICES, ALL)
-    after, order = found.schedule.problem, list(found.schedule.order)
-    assert violation(after, order) is None
-    assert max(peak_by_definition(after, order)) <= max(peak_by_definition(problem, list(problem.original_order)))
-    step_us = step_by_definition(after, order)
-    assert step_us == pytest.approx(found.schedule.scheduled.step_us)
-    assert step_us <= found.without.scheduled.step_us * (1 + 1e-9)
-    assert step_us >= found.schedule.lower_bound_us * (1 - 1e-9)
-    assert meanings(after)["output"] == meanings(problem)["output"]
-    assert after == apply(problem, found.rewrites, PRICES)
-    again = plan(problem, PRICES, ALL)
+@given(CASES)
+@examples(50)
+def test_a_plan_keeps_its_promises(case: tuple[Problem, Prices]) -> None:
+    problem, prices = case
+    found, again = (plan(problem, prices, EVERY) for _ in range(2))
+    check_promises(problem, found, prices)
+    if prices is PRICES and problem.name == "sharded":  # casts and launches have names of their own
+        assert meanings(found.schedule.problem)["output"] == meanings(problem)["output"]
     assert (again.rewrites, again.schedule.order) == (found.rewrites, found.schedule.order)
     assert [trial.what for trial in again.trials] == [trial.what for trial in found.trials]
 
@@ -85,23 +97,19 @@ def ending_late(jobs: int, op: str = "reduce_scatter_tensor", compute_us: float 
 
     Each gradient is made from 8 bytes of its own; a limit of 200 bytes more than the original peak holds them all.
     """
-    storages = [Storage(8) for _ in range(jobs)]
     nodes = [Node(f"x{k}", Kind.INPUT, alloc=(k,)) for k in range(jobs)]
-    for name, time_us, nbytes, inputs in [
-        *((f"w{k}", compute_us, 8, (k,)) for k in range(jobs)),
-        ("chain", 50.0, 200, ()),
-    ]:
-        v, s = len(nodes), len(storages)
-        storages += [Storage(nbytes), Storage(nbytes // RANKS)]
+    sizes, waits = [8] * jobs, list[Node]()
+    work = [(f"w{k}", compute_us, 8, (k,)) for k in range(jobs)]
+    for name, time_us, nbytes, inputs in (*work, ("chain", 50.0, 200, ())):
+        v, s = len(nodes), len(sizes)
+        sizes += [nbytes, nbytes // RANKS]
         us = PRICES.collective_us(op, nbytes, Group(RANKS, True))
         nodes.append(Node(name, Kind.COMPUTE, inputs, (s,), inputs, time_us))
-        scatter = Node(f"{name}_scatter", Kind.COLLECTIVE, (v,), (s + 1,), (s,), us, op, "fsdp")
-        nodes.append(scatter._replace(bytes=nbytes))
-    for v in [v for v, node in enumerate(nodes) if node.kind is Kind.COLLECTIVE]:
-        held = (*nodes[v].use, *nodes[v].alloc)
-        nodes.append(Node(f"{nodes[v].name}_wait", Kind.WAIT, (v,), (), held, collective=v))
-    nodes.append(Node("output", Kind.OUTPUT, tuple(range(len(nodes) - jobs - 1, len(nodes)))))
-    return Problem("late", tuple(nodes), tuple(storages), {"fsdp": Group(RANKS, True)})
+        nodes.append(Node(f"{name}_scatter", Kind.COLLECTIVE, (v,), (s + 1,), (s,), us, op, "fsdp", bytes=nbytes))
+        waits.append(Node(f"{name}_scatter_wait", Kind.WAIT, (v + 1,), (), (s, s + 1), collective=v + 1))
+    first = len(nodes)
+    output = Node("output", Kind.OUTPUT, tuple(range(first, first + jobs + 1)))
+    return Problem("late", (*nodes, *waits, output), tuple(map(Storage, sizes)), {"fsdp": Group(RANKS, True)})
 
 
 def test_what_is_computed_behind_the_last_launch_shares_one_latency() -> None:
@@ -119,7 +127,6 @@ def test_what_is_computed_behind_the_last_launch_shares_one_latency() -> None:
 
 def test_collectives_of_what_is_deferred_keep_their_own_stream() -> None:
     """The second stream ends with the chain's scatter; the first one is free by then."""
-    gather = Node("gather", Kind.COLLECTIVE, (0,), (0,), (), 12.0, "all_gather_into_tensor", "fsdp")
     late = ending_late(6)
     shifted = [
         node._replace(
@@ -130,19 +137,15 @@ def test_collectives_of_what_is_deferred_keep_their_own_stream() -> None:
         )
         for node in late.nodes
     ]
+    gather = Node("gather", Kind.COLLECTIVE, (0,), (0,), (), 12.0, "all_gather_into_tensor", "fsdp", bytes=8)
     wait = Node("gather_wait", Kind.WAIT, (1,), (), (0,), collective=1)
-    nodes = (Node("shard", Kind.INPUT), gather._replace(bytes=8), wait, *shifted)
+    nodes = (Node("shard", Kind.INPUT), gather, wait, *shifted)
     problem = Problem("gathers first", nodes, (Storage(8), *late.storages), late.groups)
     found = plan(problem, PRICES, replace(ALL, headroom="300%"))
     groups = {node.name: node.group for node in found.schedule.problem.nodes if node.kind is Kind.COLLECTIVE}
     assert groups["chain_scatter"] != "fsdp"
     assert {groups[name] for name in groups if "w0" in name or "w5" in name} == {"fsdp"}
     assert found.schedule.scheduled.step_us <= 50 + max(60, 6 * 12 + 12)
-
-
-def test_what_cannot_go_together_is_deferred_all_the_same() -> None:
-    problem = ending_late(6, "all_to_all_single", compute_us=20.0)
-    assert plan(problem, PRICES, replace(BUCKETS, headroom="200%", strict=True)).rewrites == ()
 
 
 def test_once_a_step_is_good_enough_nothing_more_is_tried() -> None:
@@ -155,15 +158,6 @@ def test_nothing_is_rewritten_where_compute_hides_everything() -> None:
     found = plan(sharded([[1]] * 6, compute_us=5000.0), PRICES, ALL)
     assert found.rewrites == found.trials == ()
     assert found.schedule is found.without
-
-
-@pytest.mark.slow
-def test_only_what_is_asked_for_is_used() -> None:
-    kinds = {type(one) for one in plan(BOUND, PRICES, replace(BUCKETS, headroom="100%")).rewrites}
-    assert kinds == {Bucket}
-    kinds = {type(one) for one in plan(BOUND, PRICES, Options(rewrites=("stream",), headroom="100%")).rewrites}
-    assert kinds == {Stream}
-    assert plan(BOUND, PRICES, Options(rewrites=())).rewrites == ()
 
 
 def test_by_default_gathers_go_together_without_copies() -> None:
@@ -187,56 +181,38 @@ def test_types_that_differ_stay_apart() -> None:
     assert plan(BOUND, PRICES, BUCKETS, types).rewrites == ()
 
 
-@pytest.mark.slow
-def test_the_budget_is_that_of_the_graph_as_it_was() -> None:
-    found = plan(BOUND, PRICES, ALL)
-    original = max(peak_by_definition(BOUND, list(BOUND.original_order)))
-    assert found.schedule.scheduled.peak_bytes <= original == found.schedule.budget_bytes
-    assert found.schedule.original.peak_bytes == original
-
-
 def test_the_best_is_scheduled_again_from_its_own_order() -> None:
     asked = RewriteSearch(BOUND, PRICES, None, max(peak_by_definition(BOUND, list(BOUND.original_order))))
-    names = tuple(BOUND.nodes[v].name for v in BOUND.collectives if "gather" in BOUND.nodes[v].op)[:2]
-    problem = apply(BOUND, (Stream(names[0]),), PRICES)
+    name = next(BOUND.nodes[v].name for v in BOUND.collectives if "gather" in BOUND.nodes[v].op)
+    problem = apply(BOUND, (Stream(name),), PRICES)
     step_us = step_by_definition(problem, list(problem.original_order))
-    first = Trial("one moved", (Stream(names[0]),), step_us, BOUND.original_order, problem, problem.original_order)
-    better = schedule_again(asked, first)
-    assert (better.what, better.rewrites, better.why_not) == (
-        "one moved, again from its own order",
-        first.rewrites,
-        "",
-    )
+    first = Trial("one moved", (Stream(name),), step_us, BOUND.original_order, problem, problem.original_order)
+    better = asked.again(first)
+    assert (better.rewrites, better.why_not) == (first.rewrites, "")
     assert better.step_us == pytest.approx(step_by_definition(problem, list(better.order)))
     assert better.step_us < step_us
-    worse = schedule_again(asked, replace(better, step_us=1.0))
+    worse = asked.again(replace(better, step_us=1.0))
     assert (worse.problem, worse.order, worse.work.runs) == (None, (), 0)  # by a bound on all of its orders
-    assert worse.why_not.startswith("no order of it takes less than ")
     assert any(trial.what.endswith(", again from its own order") for trial in plan(BOUND, PRICES, ALL).trials)
 
 
 @pytest.mark.parametrize("short_bytes", [0, 7])
 def test_what_would_not_run_in_the_memory_limit_is_not_taken(short_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    wide = replace(BUCKETS, headroom="100%", memory_limit="1GiB")
-    asked: list[Problem] = []
-
     def short(device: DeviceLimit, live_ranges: LiveRanges, order: Order) -> int:
         assert device.limit_bytes == 2**30
-        asked.append(live_ranges.problem)
         return 0 if live_ranges.problem is BOUND else short_bytes
 
     monkeypatch.setattr(DeviceLimit, "short_bytes", short)
+    wide = replace(BUCKETS, headroom="100%", memory_limit="1GiB")
     found = plan(BOUND, PRICES, wide)
-    assert len(asked) > 1
     assert bool(found.rewrites) is not bool(short_bytes)
     assert found.schedule.short_bytes == 0
     refused = [trial.why_not for trial in found.trials if "memory_limit" in trial.why_not]
     assert refused == (["needs 7 bytes more than memory_limit"] * planning.FINISHED if short_bytes else [])
-    lines = rewrites_text(found).splitlines()
-    assert ("No plan with rewrites is taken within the memory budget: see why below." in lines) is bool(short_bytes)
     monkeypatch.setattr(DeviceLimit, "short_bytes", lambda *_: 9)  # neither runs there
-    assert plan(BOUND, PRICES, wide).rewrites
-    assert plan(BOUND, PRICES, wide).schedule.short_bytes == 9
+    found = plan(BOUND, PRICES, wide)
+    assert found.rewrites
+    assert found.schedule.short_bytes == 9
 
 
 @given(sharded_problems())
@@ -245,13 +221,6 @@ def test_a_plan_runs_in_the_memory_limit_where_the_order_without_rewrites_does(p
     found = plan(problem, PRICES, replace(ALL, memory_limit="105%", allocator="plain"))
     assert found.without.short_bytes == 0
     assert found.schedule.short_bytes == 0
-
-
-def test_without_anything_to_rewrite_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "_search", None)
-    assert plan(BOUND, PRICES, Options(rewrites=())).schedule.order == schedule(BOUND).order
-    monkeypatch.setattr(planning, "schedule", None)
-    assert plan_of_rewrites(BOUND, PRICES, Options(rewrites=())) is None
 
 
 def test_a_plan_of_rewrites_alone_is_the_same_or_none() -> None:
@@ -297,10 +266,9 @@ def test_the_judges_see_what_is_wrong() -> None:
 
 
 def test_names_do_not_collide_with_those_of_the_graph() -> None:
-    nodes = list(BOUND.nodes)
-    fresh = count()
     nodes = [
-        node._replace(name=f"bucket_gather0_0_{next(fresh)}") if node.kind is Kind.INPUT else node for node in nodes
+        node._replace(name=f"bucket_gather0_0_{v}") if node.kind is Kind.INPUT else node
+        for v, node in enumerate(BOUND.nodes)
     ]
     found = plan(Problem("named", tuple(nodes), BOUND.storages, BOUND.groups), PRICES, BUCKETS)
     assert violation(found.schedule.problem, found.schedule.order) is None

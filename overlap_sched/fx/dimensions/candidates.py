@@ -1,8 +1,8 @@
 """From regions to fissions: what crosses a region's border, and which fissions to try.
 
-A tree, as MAGIS has it: at its root a region grown from an input; below it the halves of what is above, cut where the
-fewest values cross; beside these the neighbourhoods of the largest values that live at the peak. Each has its *heat*:
-time that the compute stream stalls at its waits, and bytes that it holds at the peak. Nothing is rewritten here.
+Regions grown from inputs, and the neighbourhoods of the largest values that live at the peak. Each has its *heat*, as
+in MAGIS: time that the compute stream stalls at its waits, and bytes that it holds at the peak. Nothing is rewritten
+here.
 
 Layers with experts: tokens in parts, so that one part's all_to_all hides behind another's compute. Where numbers are
 sorted (tokens by their expert), the dimension is followed back to where the tokens come from, and grows from there
@@ -21,7 +21,7 @@ from torch import fx
 
 from overlap_sched.fx.dimensions.region import Region, inverse, is_view, maker_of, region_from
 from overlap_sched.fx.dimensions.routing import SORTS
-from overlap_sched.fx.dimensions.rules import results, shape
+from overlap_sched.fx.dimensions.rules import is_float, results, shape
 from overlap_sched.fx.lifting import Lifted
 from overlap_sched.judge.validate import measure
 from overlap_sched.transform.dimension_graph import (
@@ -38,48 +38,36 @@ from overlap_sched.transform.rewrites import Fission, How, Leave, Slice
 _HOW: Mapping[Uncut, How] = {Uncut.SAME: "same", Uncut.PARTIAL: "sum"}
 
 
-def fission_of(region: Region, *, returned_in_parts: bool = False) -> Fission | None:
+def fission_of(region: Region) -> Fission | None:
     """The fission of a region; ``None``: it is empty, or one of its results cannot leave.
 
     Views that are used outside stay, and look at what leaves: then one value leaves for all views of it, laid out as
     it was. A collective whose launch is used outside (a graph that returns what is still in flight) leaves by its wait.
-
-    Args:
-        region: What runs in parts.
-        returned_in_parts: What the graph's output alone uses is returned as a tuple of its parts.
     """
     inside = region.gives
     if not inside:
         return None
     stay: set[fx.Node] = set()
-    leaving: dict[fx.Node, bool] = {}
-    through = {
-        wait for node in inside if (wait := _wait_of(node)) is not None and not inside.keys() >= node.users.keys()
-    }
+    leaving: set[fx.Node] = set()
+    open_ends = [node for node in inside if not inside.keys() >= node.users.keys()]
+    through = {wait for node in open_ends if (wait := _wait_of(node)) is not None}
     for node in reversed(inside):
-        outside = [user for user in node.users if user not in inside or user in stay]
-        if not outside and node not in through:
+        used = any(user not in inside or user in stay for user in node.users)
+        if not used and node not in through:
             continue
-        returned = returned_in_parts and all(user.op == "output" for user in outside)
-        if returned and is_view(node) and maker_of(node)[0] in inside:
-            leaving[node] = True
-        elif is_view(node):
+        if is_view(node):
             stay.add(node)
         elif node.target is operator.getitem and is_view(node.args[0]):
             stay.update((node, node.args[0]))
-        elif node in through:
-            launched: Any = node.args[0]
-            outside += [user for user in launched.users if user not in inside]
-            leaving[node] = all(user.op == "output" for user in outside)
-        elif _wait_of(node) is None:
-            leaving[node] = all(user.op == "output" for user in outside)
+        elif node in through or _wait_of(node) is None:
+            leaving.add(node)
     if any(isinstance(inside[node], tuple | Routed) for node in leaving):
         return None
     return Fission(
         tuple(node.name for node in inside),
         region.parts,
         tuple(_slice(node, cut) for node, cut in region.slices.items()),
-        tuple(_leave(node, inside[node], returned_in_parts and leaving[node]) for node in inside if node in leaving),
+        tuple(_leave(node, inside[node]) for node in inside if node in leaving),
         tuple(node.name for node in inside if node in stay),
         tuple(pair for node in region.calls for pair in _full(node, inside[node])),
     )
@@ -91,14 +79,13 @@ def _wait_of(node: fx.Node) -> fx.Node | None:
     return next((user for user in node.users if user.target is waits and user.args[0] is node), None)
 
 
-def _leave(node: fx.Node, given: Any, returned_in_parts: bool) -> Leave:
+def _leave(node: fx.Node, given: Any) -> Leave:
     (maker, result), value = maker_of(node), node.meta["val"]
     if isinstance(given, Uncut):
         return Leave(node.name, _HOW[given], Cut(0), _bytes(node), maker.name, result)
     in_memory = sorted(range(value.ndim), key=lambda dim: (-value.stride(dim), dim))
     order = () if value.is_contiguous() else tuple(in_memory)
-    how: How = "parts" if returned_in_parts else "cat"
-    return Leave(node.name, how, given, _bytes(node), maker.name, result, order)
+    return Leave(node.name, "cat", given, _bytes(node), maker.name, result, order)
 
 
 def _slice(node: fx.Node, cut: Cut) -> Slice:
@@ -126,39 +113,23 @@ def _bytes(node: fx.Node) -> int:
     return int(value.numel()) * int(value.dtype.itemsize)
 
 
-DEPTH = 3
-"""Of the tree: eighths of a region are the smallest stretches."""
+INTO, REGIONS, FISSIONS = 2, 4, 2
+"""Parts of a region; regions that are grown, and fissions of them that are worth a try."""
 LARGE = 4
 """Values at the peak that are looked at."""
 AROUND = 24
 """Nodes before and behind a large value that may run in parts with it."""
 
 
-def fission_candidates(
-    lifted: Lifted,
-    *,
-    parts: Sequence[int] = (2, 4),
-    sums: bool = False,
-    returned_in_parts: bool = False,
-    effort: int = 48,
-) -> list[Fission]:
+def fission_candidates(lifted: Lifted) -> list[Fission]:
     """Fissions to try, the most promising first: by their share of all stalls and of the peak, less what is copied.
 
-    Args:
-        lifted: Of a graph with collectives that compute could hide, or with a peak that should shrink.
-        parts: Into how many.
-        sums: Whether sums may be split (results are then rounded otherwise).
-        returned_in_parts: As of :func:`~overlap_sched.fx.dimensions.candidates.fission_of`.
-        effort: Regions grown at most; each reads the graph a few times.
+    ``lifted``: a graph with collectives that compute could hide, or with a peak that should shrink.
     """
-    graph = lifted.nodes[0].graph
     heats = _Heats(lifted)
-    found: dict[Fission, float] = {}
-    for region in itertools.islice(_regions(graph, heats, parts, sums), effort):
-        one = fission_of(region, returned_in_parts=returned_in_parts)
-        if one is not None and one not in found:
-            found[one] = heats.score(one)
-    return sorted((one for one in found if found[one] > 0), key=lambda one: -found[one])
+    found = map(fission_of, itertools.islice(_regions(lifted.nodes[0].graph, heats), REGIONS))
+    scores = {one: heats.score(one) for one in found if one is not None}
+    return sorted((one for one in scores if scores[one] > 0), key=lambda one: -scores[one])[:FISSIONS]
 
 
 class _Heats:
@@ -187,23 +158,14 @@ class _Heats:
         return (stalls + kept / max(self.peak_bytes, 1)) * (1 - 1 / one.parts)
 
 
-def _regions(graph: fx.Graph, heats: _Heats, parts: Sequence[int], sums: bool) -> Iterator[Region]:
-    """Roots for each number of parts, the same without their tails, large values, then stretches, level by level."""
-    roots = []
-    for seeds, into in ((seeds, n) for n in parts for seeds in _inputs(graph, n)):
-        region = region_from(graph, seeds, into, sums=sums)
-        if region.gives:
-            roots.append(region)
-            yield region
+def _regions(graph: fx.Graph, heats: _Heats) -> Iterator[Region]:
+    """Roots, grown from inputs; the same without their tails; then what is around large values."""
+    roots = [region for seeds in _inputs(graph) if (region := region_from(graph, seeds, INTO)).gives]
+    yield from roots
     for region in roots:
         if tail := _tail(region):
-            yield region_from(graph, region.seeds, region.parts, never=tail, sums=sums)
-    for n in parts:
-        yield from _around_large(graph, heats, n, sums)
-    level = roots
-    for _ in range(DEPTH):
-        level = [half for region in level for half in _halves(graph, region, sums)]
-        yield from level
+            yield region_from(graph, region.seeds, INTO, never=tail)
+    yield from _around_large(graph, heats)
 
 
 def _tail(region: Region) -> set[fx.Node]:
@@ -218,21 +180,20 @@ def _behind(node: fx.Node) -> list[fx.Node]:
     return [u for user in node.users for u in (_behind(user) if is_view(user) else [user])]
 
 
-def _inputs(graph: fx.Graph, parts: int) -> Iterator[Mapping[fx.Node, Cut]]:
+def _inputs(graph: fx.Graph) -> Iterator[Mapping[fx.Node, Cut]]:
     """Inputs that carry a batch, likely ones first: whole numbers (tokens), tangents, then three dimensions or more."""
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    values = {node: node.meta.get("val") for node in placeholders}
-    tensors = [node for node in placeholders if isinstance(values[node], torch.Tensor) and values[node].ndim]
-    tokens = [node for node in tensors if not values[node].is_floating_point() and not values[node].is_complex()]
+    placeholders = {node: node.meta.get("val") for node in graph.nodes if node.op == "placeholder"}
+    tensors = {node: one.ndim for node, one in placeholders.items() if isinstance(one, torch.Tensor) and one.ndim}
+    tokens = [node for node in tensors if not is_float(node)]
     tangents = [node for node in tensors if node not in tokens and node.name.startswith("tangents")]
-    others = [node for node in tensors if node not in (*tokens, *tangents) and values[node].ndim > 2]
+    others = [node for node, ndim in tensors.items() if node not in (*tokens, *tangents) and ndim > 2]
     for node in (*tokens, *tangents, *others):
-        for dim in range(min(2, len(node.meta["val"].shape))):
+        for dim in range(min(2, tensors[node])):
             with contextlib.suppress(EndsError):
-                yield {node: range_cut(shape(node), dim, parts)}
+                yield {node: range_cut(shape(node), dim, INTO)}
 
 
-def _around_large(graph: fx.Graph, heats: _Heats, parts: int, sums: bool) -> Iterator[Region]:
+def _around_large(graph: fx.Graph, heats: _Heats) -> Iterator[Region]:
     """Regions around the largest values at the peak: cut along each dimension, by the cut of what they are made of."""
     nodes = list(graph.nodes)
     at = {node.name: k for k, node in enumerate(nodes)}
@@ -241,31 +202,12 @@ def _around_large(graph: fx.Graph, heats: _Heats, parts: int, sums: bool) -> Ite
         near = set(nodes[max(at[name] - AROUND, 0) : at[name] + AROUND + 1])
         for dim in range(value.ndim) if isinstance(value, torch.Tensor) else ():
             with contextlib.suppress(EndsError):
-                if seeds := inverse(node, range_cut(shape(node), dim, parts), parts):
-                    yield region_from(graph, seeds, parts, only=near, sums=sums)
-
-
-def _halves(graph: fx.Graph, region: Region, sums: bool) -> Iterator[Region]:
-    """A region cut in two where the fewest of its values cross, in the middle third."""
-    nodes = list(region.gives)
-    if len(nodes) < 6:
-        return
-    at = {node: k for k, node in enumerate(nodes)}
-    changes = [0] * (len(nodes) + 1)
-    for node in nodes:
-        last = max((at[user] for user in node.users if user in at), default=at[node])
-        changes[at[node] + 1] += 1
-        changes[last + 1] -= 1
-    crossing = list(itertools.accumulate(changes))
-    middle = range(len(nodes) // 3, 2 * len(nodes) // 3)
-    cut = min(middle, key=lambda k: (crossing[k], abs(k - len(nodes) // 2)))
-    for stretch in (set(nodes[:cut]), set(nodes[cut:])):
-        entering = _entering(region, [node for node in nodes if node in stretch], stretch)
-        yield region_from(graph, entering, region.parts, only=stretch, sums=sums)
+                if seeds := inverse(node, range_cut(shape(node), dim, INTO), INTO):
+                    yield region_from(graph, seeds, INTO, only=near)
 
 
 def _entering(region: Region, nodes: Iterable[fx.Node], inside: Collection[fx.Node]) -> Mapping[fx.Node, Cut]:
-    """What enters from outside and is cut in the region."""
+    """Values that enter from outside and are cut in the region."""
     outside = dict.fromkeys(u for node in nodes for u in node.all_input_nodes if u not in inside)
     return {u: cut for u in outside if (cut := region.cut(u)) is not None}
 

@@ -100,20 +100,16 @@ class GraphDraft(Nodes[fx.Node]):
         return next((user for user in node.users if user in readers), None) if self.written(node) else None
 
     def call(
-        self, new: New[fx.Node], target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+        self,
+        new: New[fx.Node],
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None = None,
+        value: Any = None,
     ) -> fx.Node:
-        """A new node, and its value on fake tensors; where in the program its like comes from is where it does."""
-        node = self.call_giving(new, target, args, None, kwargs)
-        node.meta["val"] = value_of(target, node.args, node.kwargs)
-        return node
-
-    def call_giving(
-        self, new: New[fx.Node], target: Any, args: tuple[Any, ...], value: Any, kwargs: Mapping[str, Any] | None = None
-    ) -> fx.Node:
-        """The same, with a value that the caller knows."""
-        node = self._create(new, target, args, kwargs or {})
-        node.meta.update(own_meta({key: new.like.meta[key] for key in _KEPT_META if key in new.like.meta}))
-        node.meta["val"] = value
+        """A new node, and its value, ``None``: on fake tensors; it is where in the program its like comes from."""
+        node = self._create(new, target, args, kwargs or {}, _KEPT_META)
+        node.meta["val"] = value_of(target, node.args, node.kwargs) if value is None else value
         return node
 
     def call_in_part(self, new: New[fx.Node], args: Any, kwargs: Mapping[str, Any], parts: int) -> fx.Node:
@@ -122,15 +118,14 @@ class GraphDraft(Nodes[fx.Node]):
         Raises:
             RuntimeError: The operator does not work on what a part gives it.
         """
-        node = self.call_giving(new, new.like.target, tuple(args), None, kwargs)
+        node = self._create(new, new.like.target, args, kwargs, _KEPT_META)
         node.meta.update(meta_in_part(node.target, node.args, node.kwargs, new.like, parts))
         self._originals[node] = self.originals(new.like)
         return node
 
     def call_again(self, new: New[fx.Node], args: Any, kwargs: Mapping[str, Any]) -> fx.Node:
         """A second call of a node's function, with its metadata; what it must come after, the copy must, too."""
-        made = self._create(new, new.like.target, args, kwargs)
-        made.meta.update(own_meta(new.like.meta))
+        made = self._create(new, new.like.target, args, kwargs, new.like.meta)
         self._originals[made] = self.originals(new.like)
         self.after[made] += self.after.get(new.like, ())
         return made
@@ -173,12 +168,15 @@ class GraphDraft(Nodes[fx.Node]):
             later[stands] |= {self._stands_for(u, 1) for u in earlier} - {stands}
         return lambda node: [*node.all_input_nodes, *later.get(node, ())]
 
-    def _create(self, new: New[fx.Node], target: Any, args: Any, kwargs: Mapping[str, Any]) -> fx.Node:
+    def _create(
+        self, new: New[fx.Node], target: Any, args: Any, kwargs: Mapping[str, Any], kept: Iterable[str]
+    ) -> fx.Node:
         self.check_new(new.name)
-        node = self.graph.create_node("call_function", target, args, dict(kwargs), new.name)
+        node = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), new.name)
         node.name = new.name  # also where an earlier node had it that is gone
         self.named[new.name], self.at[node] = node, new.at
         self._made.append(node)
+        node.meta.update(own_meta({key: new.like.meta[key] for key in kept if key in new.like.meta}))
         return node
 
     def replace(self, old: fx.Node, new: fx.Node, users: Iterable[fx.Node] | None = None) -> None:

@@ -232,10 +232,10 @@ class GraphMaker(GraphDraft):
     def _transfer(self, new: New[fx.Node], op: str, args: tuple[Any, ...], gives: FakeTensor) -> fx.Node:
         """``torch.ops.ao`` on CUDA devices, a plain copy or nothing elsewhere."""
         if new.like.meta["val"].device.type == "cuda":
-            return self.call_giving(new, getattr(_offload_operators(), op).default, args, gives)
+            return self.call(new, getattr(_offload_operators(), op).default, args, value=gives)
         if op == "wait_tensor":
-            return self.call_giving(new, _ATEN.alias.default, args[:1], gives)
-        return self.call_giving(new, _ATEN._to_copy.default, args[:1], gives, {"device": gives.device})
+            return self.call(new, _ATEN.alias.default, args[:1], value=gives)
+        return self.call(new, _ATEN._to_copy.default, args[:1], {"device": gives.device}, gives)
 
     def repeat(self, new: New[fx.Node], made: Mapping[fx.Node, fx.Node]) -> fx.Node:
         args, kwargs = fx.node.map_arg((new.like.args, new.like.kwargs), lambda one: made.get(one, one))
@@ -313,20 +313,10 @@ class GraphMaker(GraphDraft):
             said = repr(leave.how) if leave.how in _GIVES else f"{leave.how!r} of {leave.cut}"
             raise RewriteError(f"{v.name!r} comes out of its parts as {given}: it does not leave as {said}.")
 
-    def hand_out(
-        self, v: fx.Node, out: tuple[fx.Node, ...] | None, users: Sequence[fx.Node], copies: Sequence[fx.Node]
-    ) -> None:
+    def hand_out(self, v: fx.Node, out: fx.Node | None, users: Sequence[fx.Node], copies: Sequence[fx.Node]) -> None:
         if out is None:
             raise RewriteError(f"{users[0].name!r} uses {v.name!r}, which runs in parts and does not leave.")
-        if len(out) == 1:
-            self.replace(v, out[0], users)
-            return
-        for user in users:
-            refuse_if(
-                user.op != "output", f"{user.name!r} uses {v.name!r}, which leaves in parts: only the output may."
-            )
-            returned = fx.node.map_arg(user.args[0], lambda u: out if u is v else u)
-            self.set_argument(user, Arg((0, "result")), returned)
+        self.replace(v, out, users)
 
 
 def arguments(node: fx.Node) -> tuple[Any, ...]:

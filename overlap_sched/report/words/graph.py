@@ -177,7 +177,7 @@ def profile_table(profile: Profile) -> Table:
             shapes[2:] = ["..."] * (len(shapes) > 2)
             name = " ".join([node.name.removeprefix("_c10d_functional::"), *shapes])
             found["in fused kernels" if measured.how == "names" else printable(name)].append((node.us, measured.us))
-    totals = [(label, len(us), *map(sum, zip(*us, strict=True))) for label, us in found.items()]
+    totals = [(label, len(us), sum(one for one, _ in us), sum(two for _, two in us)) for label, us in found.items()]
     totals.sort(key=lambda row: (-abs(row[3] - row[2]), row[0]))
     rows = [
         (label, f"{nodes:,}", duration(predicted), duration(us), f"{us / predicted:,.2f}" if predicted else "-")

@@ -148,7 +148,7 @@ def grouped(found: Sequence[Cost]) -> list[Cost]:
     for one in found:
         groups[one.kind, one.op].append(one)
     sums = (tuple(map(sum, zip(*(one[2:] for one in ones), strict=True))) for ones in groups.values())
-    together = [Cost(*key, *of) for key, of in zip(groups, sums, strict=True)]  # type: ignore[arg-type]
+    together = [Cost(*key, *of) for key, of in zip(groups, sums, strict=True)]
     return sorted(together, key=lambda one: (one.us_per_gib, one.kind, one.op))
 
 

@@ -100,8 +100,8 @@ def contention_line(contention: Contention) -> str:
     parts = []
     if any(factor != 1.0 for factor in contention.slowdown.values()):
         factors = sorted(contention.slowdown.items(), key=lambda item: item[0] == "")  # "every kind" comes last
-        first, *more = (f"{factor:.15g}@ beside {_kind(kind, len(factors) > 1)}" for kind, factor in factors)
-        parts.append(f"compute takes {', '.join([first.replace('@', ' times as long'), *more]).replace('@', '')}")
+        beside = (f"{factor:.15g} times as long beside {_kind(kind, len(factors) > 1)}" for kind, factor in factors)
+        parts.append(f"compute takes {', '.join(beside)}")
     if contention.shares:
         taken = (f"{share:.15g} where it is bound by its {kind}" for kind, share in contention.shares.items())
         parts.append(f"of that it takes {' and '.join(taken)}")
@@ -198,28 +198,28 @@ def settings_for(problem: Problem, options: Options | None = None) -> AllocatorS
 
 
 def reserved_for(
-    problem: Problem, order: Order, settings: AllocatorSettings | None, original: Problem | None = None
+    problem: Problem, order: Order, options: Options | None = None, original: Problem | None = None
 ) -> Reserved | None:
-    """Replay the original order and a new one; ``None`` without settings.
+    """Replay the original order and a new one; ``None`` where none is replayed.
 
     Args:
         problem: Of the new order.
         order: The new one.
-        settings: Of the allocator.
+        options: Say which allocator is replayed; ``None``: the defaults.
         original: Whose order is the original one; ``None``: the same problem (else it was rewritten).
     """
+    settings, was = settings_for(problem, options), original or problem
     if settings is None:
         return None
-    was = original or problem
-    orders = {(id(was), was.original_order): was, (id(problem), order): problem}
-    bytes_of = {key: replay_allocator(of, key[1], settings).reserved_bytes for key, of in orders.items()}
-    return Reserved(bytes_of[id(was), was.original_order], bytes_of[id(problem), order], settings)
+    before = after = replay_allocator(problem, order, settings).reserved_bytes
+    if was is not problem or order != was.original_order:
+        before = replay_allocator(was, was.original_order, settings).reserved_bytes
+    return Reserved(before, after, settings)
 
 
 def reserved_of(schedule: Schedule, original: Problem | None = None) -> Reserved | None:
     """The same of a schedule, with the allocator of its options."""
-    settings = settings_for(schedule.problem, schedule.options)
-    return reserved_for(schedule.problem, schedule.order, settings, original)
+    return reserved_for(schedule.problem, schedule.order, schedule.options, original)
 
 
 def reserved_rows(found: Reserved | None, limit_bytes: int | None = None) -> Sequence[tuple[str, ...]]:
@@ -315,9 +315,9 @@ def explanation(schedule: Schedule, collective: str | None = None, top: int | No
         ProblemError: There is no collective of that name.
     """
     decisions, called = schedule.decisions, group_names(group_purposes(schedule.problem))
+    listed = most_exposed(schedule, top, collective)
     if collective is not None:
-        wanted = find_collective(schedule.problem, collective)
-        record = "\n".join(_record(schedule, d, called) for d in decisions if d.collective == wanted)
+        record = "\n".join(_record(schedule, d, called) for d in listed)
         return with_contention_line(record, schedule.problem.contention)
     exposed = sum(d.exposed_us > ROUNDING * schedule.scheduled.step_us for d in decisions)
     summed = (
@@ -328,14 +328,17 @@ def explanation(schedule: Schedule, collective: str | None = None, top: int | No
     if schedule.fell_back is not None:
         head.append(f"The original order was kept: {printable(schedule.fell_back)}.")
     head += filter(None, [pins_text(schedule)])
-    listed, some = most_exposed(schedule, top), f"most exposed of {len(decisions):,} (--all shows every one):"
-    shown = "Most exposed first:" if len(listed) == len(decisions) else f"The {len(listed):,} {some}"
+    some = f"The {len(listed):,} most exposed of {len(decisions):,} (--all shows every one):"
+    shown = "Most exposed first:" if len(listed) == len(decisions) else some
     parts = ["\n".join(head), causes_text(causes(schedule)), *[shown][: len(listed)]]
     return "\n\n".join([*parts, *(_record(schedule, d, called) for d in listed)])
 
 
-def most_exposed(schedule: Schedule, top: int | None = None) -> list[Decision]:
-    """The decisions, the most exposed collective first; only the first ``top``."""
+def most_exposed(schedule: Schedule, top: int | None = None, collective: str | None = None) -> list[Decision]:
+    """The decisions, the most exposed collective first; only the first ``top``, or that of one collective."""
+    if collective is not None:
+        wanted = find_collective(schedule.problem, collective)
+        return [d for d in schedule.decisions if d.collective == wanted]
     return sorted(schedule.decisions, key=lambda d: (-d.exposed_us, d.position))[:top]
 
 

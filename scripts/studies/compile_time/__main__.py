@@ -31,7 +31,7 @@ from llama_repro.capture.parallelism import fake_world
 from llama_repro.training.arguments import parse
 from llama_repro.training.trainer import make_trainer
 from llama_repro.training.world import World
-from overlap_sched.inductor.scheduler_pass import SchedulerPass
+from overlap_sched.inductor.switch import SchedulerPass
 
 RANKS = 2
 

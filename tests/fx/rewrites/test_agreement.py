@@ -6,21 +6,31 @@ import pytest
 import torch
 from torch import fx
 
-from overlap_sched.cost import Collective, Roofline
+from overlap_sched.cost import Roofline
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx import lift
 from overlap_sched.fx.rewrites import alike_of, rewrite_graph
 from overlap_sched.fx.rewrites.apply import plan_lifted, refusals_in
 from overlap_sched.options import Options
-from overlap_sched.problem import OF_HOST, Group, Problem
+from overlap_sched.problem import OF_HOST, Problem
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.gathers import gathered_twice
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite, Stream
 from tests.support.fx_graphs import gather, trace, wait
-from tests.support.rewrite_graphs import GRAPHS, ancestors, by_name, check_equal, legal, refusal
+from tests.support.rewrite_graphs import (
+    GRAPHS,
+    GROUPS,
+    MODELS,
+    OnHost,
+    ancestors,
+    by_name,
+    check_equal,
+    legal,
+    problem_of,
+    refusal,
+)
 
-GROUPS = {name: Group(2, True) for name in ("0", "1", "0/2", "1/2")}
 SEVERAL: dict[str, list[Rewrite]] = {
     "mixed": [
         Bucket(("all_gather_into_tensor", "all_gather_into_tensor_1")),
@@ -32,10 +42,7 @@ SEVERAL: dict[str, list[Rewrite]] = {
         Bucket(("all_gather_into_tensor", "all_gather_into_tensor_1"), "coalesced"),
         Bucket(("reduce_scatter_tensor", "reduce_scatter_tensor_1")),
     ],
-    "recomputed": [
-        Stream("all_gather_into_tensor_1"),
-        Regather("all_gather_into_tensor", ("mm_again",)),
-    ],
+    "recomputed": [Stream("all_gather_into_tensor_1"), Regather("all_gather_into_tensor", ("mm_again",))],
     "cast": [
         Keep("all_gather_into_tensor", "all_gather_into_tensor_2"),
         Regather("all_gather_into_tensor_1", ("mm_3",)),
@@ -43,23 +50,6 @@ SEVERAL: dict[str, list[Rewrite]] = {
         Bucket(("all_gather_into_tensor", "all_gather_into_tensor_1")),
     ],
 }
-
-
-class OnHost(Roofline):
-    """The thread that computes launches collectives and ends waits, too, as over gloo; not those of all kinds."""
-
-    def launch_us(self, work: Collective) -> float:
-        return 0.0 if "reduce_scatter" in work.op else 7.0 + work.bytes / 64
-
-    def finish_us(self, work: Collective) -> float:
-        return 0.0 if "all_gather" in work.op and work.bytes > 600 else 3.0 + work.bytes / 128
-
-
-MODELS = {"device": Roofline(), "host": OnHost()}
-
-
-def problem_of(gm: fx.GraphModule, model: Roofline = MODELS["device"]) -> Problem:
-    return lift(gm, groups=GROUPS, model=model).problem
 
 
 def rewritten_problem(gm: fx.GraphModule, rewrites: list[Rewrite], model: Roofline) -> Problem | None:
@@ -125,21 +115,9 @@ def test_several_at_once(name: str, model: str) -> None:
     assert check(name, SEVERAL[name], MODELS[model])
 
 
-@pytest.mark.slow
-@pytest.mark.private
-@pytest.mark.parametrize("name", GRAPHS)
-@pytest.mark.parametrize("model", MODELS)
-def test_what_a_problem_refuses_and_a_graph_does_not_is_a_hazard(name: str, model: str) -> None:
-    gm = GRAPHS[name]()
-    for one in legal(gm):
-        if name != "hazards":
-            assert rewritten_problem(gm, [one], MODELS[model]) is not None, one
-
-
 def test_views_of_what_is_gathered_again_are_made_again() -> None:
     """The first user of the view keeps the first gather's."""
     views = Regather("all_gather_into_tensor_1", ("mm_1",), ("t",))
-    assert refusal(GRAPHS["cast"](), [views]) is None
     assert check("cast", [views])
     gm = GRAPHS["cast"]()
     rewrite_graph(gm, [views])
@@ -150,11 +128,8 @@ def test_views_of_what_is_gathered_again_are_made_again() -> None:
 def test_what_was_cast_for_a_gather_alone_goes_with_it() -> None:
     gm = GRAPHS["cast"]()
     rewrite_graph(gm, [Keep("all_gather_into_tensor", "all_gather_into_tensor_2")])
-    assert [node.name for node in gm.graph.nodes if "convert" in node.name] == [
-        "convert_element_type",
-        "convert_element_type_1",
-        "convert_element_type_3",
-    ]
+    casts = [node.name.removeprefix("convert_element_type") for node in gm.graph.nodes if "convert" in node.name]
+    assert casts == ["", "_1", "_3"]
 
 
 def test_only_casts_that_a_graph_knows_to_be_alike_are_the_same() -> None:

@@ -1,14 +1,12 @@
 """Layers with experts in parts of their tokens, as FX graphs: run, lifted, in other orders, undone, refused."""
 
-import json
 import random
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from overlap_sched.fx import lift
 from overlap_sched.fx.dimensions.candidates import expert_fissions
@@ -21,11 +19,9 @@ from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Fission
 from tests.support.examples import at_night
 from tests.support.fx_graphs import RANKS, random_order
-from tests.support.ranks import run_ranks
 from tests.support.rewrite_graphs import by_name
 from tests.support.routed_graphs import CHOSEN, TOKENS, WIDTH, check_alike, run, shapes, step, trace
 
-pytestmark = pytest.mark.slow
 READ = torch.ops.aten._local_scalar_dense.default
 WIDE, NARROW = range(2)
 
@@ -36,18 +32,7 @@ def fissioned(parts: int, which: int) -> tuple[fx.GraphModule, Fission]:
     return gm, expert_fissions(lift(gm), (parts,))[which]
 
 
-@pytest.mark.parametrize(("parts", "which"), [(2, WIDE), (4, NARROW)])
-def test_the_rewritten_graph_gives_what_the_whole_gives(parts: int, which: int) -> None:
-    gm, one = fissioned(parts, which)
-    rewrite_graph(gm, [one])
-    gm.graph.lint()
-    whole = trace(step)
-    for seed in range(2):
-        for want, got in zip(run(whole, seed), run(gm, seed), strict=True):
-            check_alike(want, got)
-
-
-@pytest.mark.parametrize("seed", [0, 1, at_night(2), at_night(3)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), at_night(2), at_night(3)])
 def test_random_layers(seed: int) -> None:
     """Any numbers of experts, of those that a token goes to, of tokens and of parts: down to one token in a part."""
     rng = random.Random(seed)
@@ -61,6 +46,9 @@ def test_random_layers(seed: int) -> None:
         problem = apply(lifted.problem, [one], Prices(lifted.model))
         names = problem.names(random_order(problem, rng))
         prepare(gm, [one], names).commit()
+        gm.graph.lint()
+        ran = [node.name for node in gm.graph.nodes if node.op != "placeholder"]
+        assert ran == [name for name in names if name in set(ran)]
         for whole, got in zip(run(trace(make, of), seed), run(gm, seed), strict=True):
             check_alike(whole, got)
 
@@ -90,6 +78,7 @@ def _is_far(earlier: str, taken: dict[str, set[str]], later: str) -> bool:
     return earlier in seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hinted", [False, True])
 @pytest.mark.parametrize(("parts", "which"), [(2, WIDE), at_night(2, NARROW), (4, WIDE)])
 def test_the_problem_of_the_rewritten_graph_is_the_rewritten_problem(parts: int, which: int, hinted: bool) -> None:
@@ -113,20 +102,7 @@ def balance(gm: fx.GraphModule) -> None:
         size.node.shape_env.var_to_hint_override[size.node.expr] = TOKENS * CHOSEN // RANKS
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_every_order_of_the_problem_gives_the_same(seed: int) -> None:
-    """Writes in place and reads by the host keep their order within a part; parts do not wait for each other."""
-    gm, one = fissioned(2, seed % 2)
-    lifted = lift(gm)
-    problem = apply(lifted.problem, [one], Prices(lifted.model))
-    names = problem.names(random_order(problem, random.Random(seed)))
-    prepare(gm, [one], names).commit()
-    inputs = {node.name for node in gm.graph.find_nodes(op="placeholder")}
-    assert [n.name for n in gm.graph.nodes if n.name not in inputs] == [name for name in names if name not in inputs]
-    for whole, got in zip(run(trace(step), seed), run(gm, seed), strict=True):
-        check_alike(whole, got)
-
-
+@pytest.mark.slow
 def test_each_part_has_symbols_of_its_own() -> None:
     gm, one = fissioned(2, WIDE)
     whole = {node.name: node.meta["val"] for node in gm.graph.find_nodes(op="call_function", target=READ)}
@@ -148,23 +124,7 @@ def test_each_part_has_symbols_of_its_own() -> None:
         assert sent.meta["val"].shape == (sum(node.meta["val"] for node in rows), WIDTH)
 
 
-def test_two_ranks_over_gloo(tmp_path: Path) -> None:
-    """Parts send what the whole sends, some of it each; losses and gradients are compared by the ranks."""
-    run_ranks("tests.support.rewrite_ranks", tmp_path, "routed", ranks=RANKS)
-    for rank in range(RANKS):
-        whole, *others = json.loads((tmp_path / f"rank{rank}.json").read_text())
-        assert len(whole) == 5
-        assert sum(whole[1]) == TOKENS * CHOSEN
-        for parts, sent in zip((2, 2, 4, 4), others, strict=True):
-            assert len(sent) == parts * len(whole)
-            assert added(sent) == [parts + each for each in added(whole[1:])]
-
-
-def added(sent: list[list[int]]) -> list[int]:
-    """Per rank, all rows that went to it; of counts one to each rank, for each part."""
-    return [sum(rows) for rows in zip(*sent, strict=True)]
-
-
+@pytest.mark.slow
 def test_fit_graph_runs_experts_in_parts() -> None:
     gm = trace(step)
     before = lift(gm).problem
@@ -177,16 +137,3 @@ def test_fit_graph_runs_experts_in_parts() -> None:
     assert peak_memory(after, after.original_order)[0] == found.best.peak_bytes <= limit
     for want, got in zip(run(trace(step), 0), run(gm, 0), strict=True):
         check_alike(want, got)
-
-
-def test_a_capacity_stays_whole() -> None:
-    """What a token gets would depend on how many others its expert has: nothing routed is in any fission."""
-
-    def dropped(x: Tensor, router: Tensor, *_: Tensor) -> list[Tensor]:
-        order = (x @ router).topk(CHOSEN, -1)[1].view(-1).sort(stable=True)[1]
-        rows = x[order // CHOSEN] * (order < TOKENS).unsqueeze(1)
-        return [torch.zeros_like(x).index_put((order // CHOSEN,), rows, accumulate=True)]
-
-    gm = trace(dropped)
-    for one in expert_fissions(lift(gm)):
-        assert not any("sort" in name or "index" in name for name in one.nodes)

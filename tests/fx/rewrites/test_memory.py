@@ -25,48 +25,15 @@ def results(gm: fx.GraphModule) -> list[Tensor]:
     return [*gm(*inputs), *inputs]
 
 
-def max_bytes(gm: fx.GraphModule) -> int:
-    problem = lift(gm).problem
-    return peak_memory(problem, problem.original_order)[0]
-
-
-def fitted(gm: fx.GraphModule, share: float, *kinds: str) -> tuple[Rewrite, ...]:
-    lifted, limit = lift(gm), int(share * max_bytes(gm))
-    options, rerun = Options(allocator="none"), rerunnable(gm)
-    found = fit(lifted.problem, Prices(lifted.model), options, memory_limit=limit, kinds=kinds, rerun=rerun)
-    assert found.live_bytes_fit
-    assert found.fell_back is None
-    return found.best.rewrites
-
-
-@pytest.mark.slow
-@pytest.mark.private
-@pytest.mark.parametrize(
-    ("share", "kinds"),
-    [(0.9, ("recompute",)), (0.8, ("recompute",)), (0.75, ("recompute",)), (0.8, ("recompute", "offload"))],
-)
-def test_a_fitted_step_gives_the_same_bits_and_needs_less(share: float, kinds: tuple[str, ...]) -> None:
-    """On a CPU plain copies stand for those to the host: they free nothing there."""
-    if "offload" in kinds:
-        pytest.importorskip("torch._functorch._activation_offloading.offload_ops")
-    gm, original = training_step(), training_step()
-    rewrites = fitted(gm, share, *kinds)
-    assert rewrites
-    assert any(isinstance(one, Offload) for one in rewrites) == ("offload" in kinds)
-    rewrite_graph(gm, rewrites)
-    gm.graph.lint()
-    for got, want in zip(results(gm), results(original), strict=True):
-        assert torch.equal(got, want)
-    assert "offload" in kinds or max_bytes(gm) <= share * max_bytes(original) * 1.02
-
-
 def test_a_fitted_step_lifted_is_the_rewritten_problem() -> None:
     gm = training_step()
-    rewrites, before = fitted(gm, 0.8, "recompute"), described(gm.graph)
-    assert refusal(gm, list(rewrites)) is None
-    assert described(gm.graph) == before
-    expected = apply(lift(gm).problem, rewrites, Prices(Roofline()))
-    rewrite_graph(gm, rewrites)
+    lifted = lift(gm)
+    limit = int(0.8 * peak_memory(lifted.problem, lifted.problem.original_order)[0])
+    prices, rerun, kinds = Prices(lifted.model), rerunnable(gm), ("recompute",)
+    found = fit(lifted.problem, prices, Options(allocator="none"), memory_limit=limit, kinds=kinds, rerun=rerun)
+    assert found.live_bytes_fit
+    expected = apply(lifted.problem, found.best.rewrites, prices)
+    rewrite_graph(gm, found.best.rewrites)
     assert by_name(lift(gm).problem) == by_name(expected)
 
 
@@ -135,16 +102,11 @@ def test_torchs_operators_lifted_are_the_rewritten_problem() -> None:
     ("rewrite", "text"),
     [
         (Recompute(("rand_like",), ("mul",)), "'rand_like' cannot run again: it draws random numbers"),
-        (Recompute(("rand_like",), ("mm",)), "'mm' does not take 'rand_like'"),
         (Recompute(("mm",), ("mul", "add")), "'mm' cannot run again: 'add_' writes to what it reads"),
         (Recompute(("clone",), ("mul_",)), "'clone' cannot run again: it gives what something writes to"),
         (Recompute(("x_1",), ("mm",)), "'x_1' cannot run again: it is an input"),
-        (Recompute(("mm",), ()), "each once: mm for ."),
-        (Recompute(("nothing",), ("mm",)), "no node 'nothing'"),
         (Offload("t", ("add_1",)), "'t' is no node that makes a storage of its own"),
-        (Offload("mm", ("mm_1",)), "'mm_1' does not take 'mm'"),
         (Offload("mm", ("add_1",), ("exp",)), "'exp' is no view of what 'mm' gives"),
-        (Offload("nothing", ("add_1",)), "no node 'nothing'"),
         (Offload("mm", ("add_1",), ("t", "t")), "each once: mm, t, t for add_1."),
     ],
 )

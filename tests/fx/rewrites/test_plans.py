@@ -34,10 +34,6 @@ from tests.support.fx_graphs import C10D, trace, wait
 RANKS, MM_US = 8, 30.0
 SQUARE = (64, 64)
 ALL = Options(headroom="1GiB", rewrites=("bucket",))
-CHANGES_BITS = (
-    "is a sum of float32 on 8 ranks (all_reduce): where an element lies in the buffer decides the order in which it is "
-    "reduced, so a rewrite would change bits."
-)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,17 +78,6 @@ def independent(a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
     return [ga + 1, gb + 1, y @ c]
 
 
-def nested(a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
-    """One gather in flight within another one."""
-    ga = gather(a)
-    y = c @ c
-    gb = gather(b)
-    z = y @ c
-    wb = wait(gb)
-    u = z @ wb[:64]
-    return [u, wait(ga) + 1]
-
-
 def scatter_between(a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
     """A scatter between two gathers, of what the first gives."""
     wa = wait(gather(a))
@@ -101,21 +86,6 @@ def scatter_between(a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
     ws = wait(s)
     wb = wait(gather(b))
     return [ws + 1, wb + 1, y]
-
-
-def dependent(a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
-    """The second gather takes what the first gives."""
-    wa = wait(gather(a))
-    wb = wait(gather(wa[:64] + b))
-    return [wb + 1, c @ c]
-
-
-def cast(a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
-    """Gathers of shards that are cast for them."""
-    wa = wait(gather(a.to(torch.bfloat16)))
-    y = c @ c
-    wb = wait(gather(b.to(torch.bfloat16)))
-    return [wa + 1, wb + 1, y @ c]
 
 
 def two_groups(a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
@@ -152,11 +122,8 @@ def two_types(a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
     [
         (independent, 20.0, 64.0, []),  # all hidden: nothing to gain by a bucket
         (independent, 100.0, 104.0, [2]),
-        (nested, 20.0, 92.0, []),
         (scatter_between, 20.0, 82.0, []),
         (scatter_between, 100.0, 234.0, [2]),
-        (dependent, 20.0, 54.0, []),
-        (cast, 100.0, 108.0, [2]),
         (two_groups, 100.0, 104.0, []),  # in flight together as they are
         (reductions, 20.0, 64.0, []),
     ],
@@ -174,30 +141,19 @@ def test_steps_with_times_of_ones_own(
 @pytest.mark.parametrize(
     ("f", "options", "reason"),
     [
-        (
-            reductions,
-            ALL,
-            f"'all_reduce' {CHANGES_BITS} (The same of 1 more.)",
-        ),
-        (
-            two_types,
-            ALL,
-            "all_gather_into_tensor of group '0' comes as float32, bfloat16: a bucket has one type and one reduction.",
-        ),
-        (
-            steps,
-            replace(ALL, rewrites=("stream",)),
-            "there is no second communicator '0/2'. Make it on all ranks before compiling: "
-            "overlap_sched.distributed.second_communicators(). (The same of 1 more.)",
-        ),
+        (reductions, ALL, "'all_reduce' is a sum of float32 on 8 ranks"),
+        (two_types, ALL, "all_gather_into_tensor of group '0' comes as float32, bfloat16"),
+        (steps, replace(ALL, rewrites=("stream",)), "there is no second communicator '0/2'"),
     ],
 )
 def test_what_cannot_be_had_is_left_out_and_recorded(f: Callable[..., Any], options: Options, reason: str) -> None:
     report = scheduled(f, 100.0, options)
     assert report.changed
     assert report.rewrites == ()
-    assert report.refused == (reason,)
-    assert f"  not rewritten: {reason}" in str(report).splitlines()
+    (said,) = report.refused
+    assert said.startswith(reason)
+    assert said.endswith("(The same of 1 more.)") is (f is not two_types)
+    assert f"  not rewritten: {said}" in str(report).splitlines()
 
 
 def test_of_sums_of_integers_a_bucket_is_made() -> None:
@@ -223,22 +179,14 @@ def test_a_graph_that_refuses_what_was_planned_still_gets_an_order(monkeypatch: 
 
 
 def test_without_values_waits_know_their_launches() -> None:
-    def without_values(f: Callable[..., Any]) -> fx.GraphModule:
-        gm = trace(f, SQUARE, SQUARE, SQUARE)
-        for node in gm.graph.nodes:
-            node.meta.pop("val", None)
-        return gm
-
-    report = scheduled(without_values(scatter_between), 20.0)
+    gm = trace(scatter_between, SQUARE, SQUARE, SQUARE)
+    for node in gm.graph.nodes:
+        node.meta.pop("val", None)
+    report = scheduled(gm, 20.0)
     assert report.schedule is not None
     assert dict(report.notes) == {"no_val": 13}
     assert len(report.schedule.problem.waits) == 3
     assert report.schedule.scheduled.step_us == pytest.approx(80.0)
-    kept = schedule_graph(without_values(independent), ALL)
-    assert kept.reason == (
-        "no better order was found: 24.0 us stay exposed because no compute is left at the end of the step to run "
-        "meanwhile (2 collectives); 11 nodes without meta['val'] count as 0 bytes and next to no time"
-    )
 
 
 def backward(a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
@@ -259,28 +207,20 @@ def of(fn: object = backward) -> tuple[fx.GraphModule, BucketSearch]:
 def bucket_of(graph: BucketSearch, op: str) -> list[str]:
     nodes = graph.problem.nodes
     ids = [v for v in graph.problem.collectives if op in nodes[v].op]
-    (bucket,) = graph.rewrites([ids], ("copied",))
+    (bucket,) = graph.rewrites([ids], "copied")
     assert isinstance(bucket, Bucket)
     return list(bucket.members)
 
 
 def test_as_parameters_are_listed_and_not_as_they_are_launched() -> None:
     _, graph = of()
-    assert bucket_of(graph, "gather") == [
-        "all_gather_into_tensor_2",
-        "all_gather_into_tensor_1",
-        "all_gather_into_tensor",
-    ]
-    assert bucket_of(graph, "scatter") == [
-        "reduce_scatter_tensor_2",
-        "reduce_scatter_tensor_1",
-        "reduce_scatter_tensor",
-    ]
+    for op, name in (("gather", "all_gather_into_tensor"), ("scatter", "reduce_scatter_tensor")):
+        assert bucket_of(graph, op) == [f"{name}_2", f"{name}_1", name]
 
 
 def test_also_in_what_rewrites_make_of_a_problem() -> None:
     _, graph = of()
-    gathers = graph.rewrites([graph.problem.collectives[:3]], ("copied",))
+    gathers = graph.rewrites([graph.problem.collectives[:3]], "copied")
     asked = replace(graph.asked, budget_bytes=2**40).after(gathers, graph.problem.original_order)
     assert bucket_of(BucketSearch(asked), "scatter")[0] == "reduce_scatter_tensor_2"
 
@@ -310,7 +250,7 @@ def test_what_has_no_parameter_of_its_own_comes_last_as_it_is_launched() -> None
 def test_the_graph_packs_in_that_order_too() -> None:
     gm, graph = of()
     ids = [v for v in graph.problem.collectives if "scatter" in graph.problem.nodes[v].op]
-    rewrites = graph.rewrites([ids], ("copied",))
+    rewrites = graph.rewrites([ids], "copied")
     rewrite_graph(gm, rewrites)
     (packing,) = [node for node in gm.graph.nodes if node.name.endswith("_in")]
     sources = [view.args[0].args[0].name for view in packing.args[0]]

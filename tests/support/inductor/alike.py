@@ -1,9 +1,9 @@
 """What each of two gloo ranks runs: ``python -m tests.support.inductor.alike FOLDER`` as under torchrun.
 
-One model, compiled in four ways; and layers whose weights are gathered, with custom operators between them that
-communicate inside, where rank 1 computes something more: ``dispatch`` names its process group, ``mix`` does not. Writes
-``FOLDER/rank<r>.pt``: per way of compiling, results of a step, reports and code; per operator and way the results of
-torch alone and of ours, whether ranks were found to differ, and the launches in the order that was used.
+Layers whose weights are gathered, with custom operators between them that communicate inside, where rank 1 computes
+something more: ``dispatch`` names its process group, ``mix`` does not. Writes ``FOLDER/rank<r>.pt``: per operator and
+way of compiling the results of torch alone and of ours, whether ranks were found to differ, and the launches in the
+order that was used.
 """
 
 import warnings
@@ -12,12 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._inductor.utils import run_and_get_code
 
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.problem.precedence import launched_on
-from tests.support.inductor.models import Net, gathered, step
+from tests.support.inductor.models import gathered
 from tests.support.ranks import save_found
 
 WAYS = ("backend", "inductor")
@@ -83,25 +82,10 @@ def ours(operator: str, way: str) -> tuple[Tensor, list[bool], list[str], list[s
     return value, kept, launches, [str(one.message) for one in told if "deep_ranks" in str(one.message)]
 
 
-def compiled(model: Net, **arguments: Any) -> dict[str, Any]:
-    """Compile anew, one step."""
-    torch._dynamo.reset()
-    overlap_sched.clear_reports()
-    outcome, code = run_and_get_code(step, model, torch.compile(model, fullgraph=True, **arguments))
-    return {"results": outcome, "code": code, "changed": [one.report.changed for one in overlap_sched.reports()]}
-
-
 def found() -> dict[Any, Any]:
     """What is saved."""
     torch._inductor.config.fx_graph_cache = False  # what is found there is not reported graph by graph
-    model = Net(blocks=2, ranks=dist.get_world_size())
-    options = overlap_sched.inductor_options(Options(headroom="20%", strict=True))
-    saved: dict[Any, Any] = {
-        "plain": compiled(model),
-        "ours": compiled(model, options=options),
-        "eager": compiled(model, backend="aot_eager"),
-        "backend": compiled(model, backend=overlap_sched.backend),
-    }
+    saved = dict[Any, Any]()
     for operator in ("dispatch", "mix"):
         alone = results(operator, backend="aot_eager")
         saved |= {(operator, way): (alone, *ours(operator, way)) for way in WAYS}

@@ -10,7 +10,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,7 +28,7 @@ from overlap_sched import Options
 from overlap_sched.distributed import agreement
 from overlap_sched.inductor import agree, caches
 from tests.support.inductor.generated import events
-from tests.support.inductor.models import Swapped, step
+from tests.support.inductor.models import Swapped, own_store, step
 
 # torch's caches of graphs in a folder of their own, while kernels are compiled once for all.
 
@@ -74,10 +73,7 @@ def run(name: str, folder: Path) -> dict[str, Any]:
     with ExitStack() as stack:
         caught = stack.enter_context(warnings.catch_warnings(record=True))
         warnings.simplefilter("always")
-        known = agreement.membership_of()
-        assert known is not None
-        own = replace(known, store=dist.PrefixStore(name, known.store))
-        stack.enter_context(mock.patch.object(agreement, "membership_of", return_value=own))
+        stack.enter_context(own_store(name))
         asked = stack.enter_context(mock.patch.object(agree, "agree", side_effect=agreement.agree))
         cache = folder / ("wiped" if "wiped" in name and here else f"cache{dist.get_rank()}")
         if "mega" in name:

@@ -27,8 +27,8 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.distributed import agreement
 from overlap_sched.errors import AgreementError, UnsupportedError, VerificationError
-from overlap_sched.inductor import caches, eager, fx_stage, scheduler_pass
-from overlap_sched.inductor.scheduler_pass import SchedulerPass
+from overlap_sched.inductor import caches, eager, fx_stage, kernel_graph
+from overlap_sched.inductor.switch import SchedulerPass
 from tests.support.inductor.generated import events
 from tests.support.inductor.models import Lonely, OtherSwapped, Pair, Swapped, step
 
@@ -51,12 +51,12 @@ ERRORS: tuple[type[BaseException], ...] = (
     VerificationError,
     AgreementError,
 )
-ENTRIES = {"SchedulerPass.__call__", "SchedulerPass.order", "SchedulerPass.__reduce__", "read_back"}
-ENTRIES |= {"_may_load", "_may_save"}
+ENTRIES = {"SchedulerPass.__call__", "SchedulerPass.order", "SchedulerPass.__reduce__", "_read_back"}
+ENTRIES |= {"may_use", "may_save"}
 ENTRIES |= {"rewrite_and_schedule", "rewrite_fx", "schedule_fx", "decide", "put_in_force"}
 """What torch calls, and what does nothing but try something else. A fault before they begin is their caller's."""
-SETTLED = {"Pending.commit", "Pending.undo", "Draft.undo", "link"}
-"""What is left once the ranks have agreed, or have not: it only links nodes."""
+SETTLED = {"Pending.commit", "Pending.undo", "Draft.undo", "link", "guard"}
+"""What is left once the ranks have agreed, or have not: it only links nodes; and what only catches."""
 
 
 @dataclass
@@ -121,11 +121,11 @@ class Watch:
         with (
             mock.patch.object(SchedulerPass, "__call__", lambda self, nodes: called(self, nodes)),
             mock.patch.object(SchedulerPass, "order", lambda self, *nodes, **more: ordered(self, *nodes, **more)),
-            mock.patch.object(scheduler_pass, "read_back", self._inside(scheduler_pass.read_back, None)),
+            mock.patch.object(kernel_graph, "_read_back", self._inside(kernel_graph._read_back, None)),
             mock.patch.object(SchedulerPass, "__reduce__", lambda self: reduced(self)),
             mock.patch.object(eager, "rewrite_and_schedule", before_lowering),
-            mock.patch.object(caches, "_may_load", self._inside(caches._may_load, None)),
-            mock.patch.object(caches, "_may_save", self._inside(caches._may_save, None)),
+            mock.patch.object(caches, "may_use", self._inside(caches.may_use, None)),
+            mock.patch.object(caches, "may_save", self._inside(caches.may_save, None)),
             mock.patch.object(GraphLowering, "save_output_code", self._code),
         ):
             yield

@@ -3,7 +3,9 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -15,6 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from overlap_sched.cost import H100, Link, Network, Roofline
+from overlap_sched.distributed import agreement
 from overlap_sched.inductor import gloo
 
 with warnings.catch_warnings():  # torch 2.13 warns of itself when Inductor is first imported
@@ -65,6 +68,16 @@ def _kernels_that_set_their_results() -> torch.library.Library:
     library.impl("reduce_scatter_tensor", scatter, "CPU")
     library.impl("all_to_all_single", swap, "CPU")
     return library
+
+
+@contextmanager
+def own_store(name: str) -> Iterator[None]:
+    """What ranks agree on inside stands in a store of its own."""
+    here = agreement.membership_of()
+    assert here is not None
+    own = replace(here, store=dist.PrefixStore(name, here.store))
+    with mock.patch.object(agreement, "membership_of", lambda ranks=None: replace(own, ranks=ranks)):
+        yield
 
 
 def routed() -> bool:

@@ -16,20 +16,19 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 
 import overlap_sched
-from overlap_sched.distributed import agreement
 from overlap_sched.errors import SequenceError
+from tests.support.inductor.models import own_store
 
 WIDTH, WRONG = 256, "wrong"
 STEPS = 5
@@ -178,19 +177,8 @@ class Runner:
     """Runs programs on this rank."""
 
     def __init__(self, backend: str) -> None:
-        here = agreement.membership_of()
-        assert here is not None
-        self.membership, self.backend = here, backend
+        self.shared, self.backend = dist.distributed_c10d._get_default_store(), backend
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-
-    @contextmanager
-    def store(self, name: str) -> Iterator[None]:
-        """A store of its own for what ranks agree on."""
-        own = replace(self.membership, store=dist.PrefixStore(name, self.membership.store))
-        with (
-            mock.patch.object(agreement, "membership_of", return_value=own),
-        ):
-            yield
 
     def outcome(self, seed: str) -> str:
         """What came of a program."""
@@ -208,12 +196,12 @@ class Runner:
                 assert all(map(torch.equal, found, wanted)), WRONG
 
         options = overlap_sched.Options(headroom="1GiB")
-        with self.store(f"program {seed}"), overlap_sched.enabled(options, timeout_s=LIMIT_S):
+        with own_store(f"program {seed}"), overlap_sched.enabled(options, timeout_s=LIMIT_S):
             return self.attempted(f"program {seed}", compare)
 
     def attempted(self, name: str, run: Callable[[Any], Any]) -> str:
         """What came of running something in a process group of its own; no rank goes on before all are done."""
-        group, store, began = self.group(name), self.membership.store, time.monotonic()
+        group, store, began = self.group(name), self.shared, time.monotonic()
         try:
             run(group)
             found = "equal"
@@ -254,8 +242,8 @@ def main(folder: str, programs: str, backend: str = "overlap_sched") -> None:
     for name in names:
         found[name] = runner.outcome(name)
         Path(folder, f"rank{runner.rank}.json").write_text(json.dumps(found))
-    runner.membership.store.add("gone", 1)
-    while runner.rank == 0 and runner.membership.store.add("gone", 0) < runner.ranks:  # it serves the store
+    runner.shared.add("gone", 1)
+    while runner.rank == 0 and runner.shared.add("gone", 0) < runner.ranks:  # it serves the store
         time.sleep(0.005)
     os._exit(0)
 

@@ -11,7 +11,6 @@ results of torch alone and of ours, the rewrites, and the reasons that ranks wer
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -21,10 +20,9 @@ from torch import Tensor, nn
 
 import overlap_sched
 from overlap_sched import Options
-from overlap_sched.distributed import agreement
 from overlap_sched.fx.rewrites import backends
 from overlap_sched.inductor import agree, gloo
-from tests.support.inductor.models import Net, gathered, step
+from tests.support.inductor.models import Net, gathered, own_store, step
 from tests.support.ranks import save_found
 
 # Gloo that coalesces gathers, as NCCL does: for ranks that run what is the default there.
@@ -101,9 +99,6 @@ def trained(dtype: torch.dtype, backend: Any) -> list[Tensor]:
 @contextmanager
 def scene(name: str, reasons: list[str | None]) -> Iterator[None]:
     """A store of its own, and what ranks are answered there."""
-    here = agreement.membership_of()
-    assert here is not None
-    own = replace(here, store=dist.PrefixStore(name, here.store))
 
     def heard(*args: Any, real: Any = agree.agree, **more: Any) -> Any:
         answer = real(*args, **more)
@@ -112,7 +107,7 @@ def scene(name: str, reasons: list[str | None]) -> Iterator[None]:
 
     overlap_sched.clear_reports()
     with (
-        mock.patch.object(agreement, "membership_of", return_value=own),
+        own_store(name),
         mock.patch.object(agree, "agree", heard),
         overlap_sched.enabled(Options(headroom="100%"), ranks_per_node=1, timeout_s=LIMIT_S),
         warnings.catch_warnings(),

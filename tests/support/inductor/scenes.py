@@ -10,7 +10,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,10 +20,9 @@ from torch import nn
 
 import overlap_sched
 from overlap_sched import Options
-from overlap_sched.distributed import TIMEOUT_S, agreement, broadcast_costs
 from overlap_sched.fx.apply import Report
 from overlap_sched.problem import Kind
-from tests.support.inductor.models import Experts, Lonely, OtherSwapped, Pair, Swapped, Uneven, step
+from tests.support.inductor.models import Experts, Pair, Uneven, own_store, step
 
 WIDTH = 16
 DIES = "dies"
@@ -45,20 +43,13 @@ class Stage:
     def __init__(self) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.odd = self.rank == self.ranks - 1
-        here = agreement.membership_of()
-        assert here is not None
-        self.membership = here
         self.known: dict[tuple[Any, ...], list[torch.Tensor]] = {}
 
     @contextmanager
     def scene(self, name: str) -> Iterator[None]:
         """A store of its own; warnings are not errors."""
-        own = replace(self.membership, store=dist.PrefixStore(name, self.membership.store))
         overlap_sched.clear_reports()
-        with (
-            mock.patch.object(agreement, "membership_of", return_value=own),
-            warnings.catch_warnings(),
-        ):
+        with own_store(name), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
 
@@ -111,56 +102,6 @@ def _launches(report: Report, moved: bool) -> list[str]:
     return [f"{sorted(launched).index(v)} {plan.problem.nodes[v].op}" for v in launched]
 
 
-def graphs_in_different_order(stage: Stage) -> dict[str, Any]:
-    """Two graphs are caught, compiled in one order by the odd rank and in the other by the rest, then run by all."""
-    models = [stage.model(), stage.model(Other)]
-    caught: list[tuple[torch.fx.GraphModule, Any]] = []
-
-    def catch(gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        caught.append((gm, inputs))
-        return gm.forward
-
-    torch._dynamo.reset()
-    x = torch.ones(4, WIDTH)
-    with torch.no_grad():
-        expected = [torch.compile(model, backend=catch, fullgraph=True)(x) for model in models]
-        compiled: dict[int, Any] = {}
-        with overlap_sched.enabled(ROOMY):
-            for which in (1, 0) if stage.odd else (0, 1):
-                compiled[which] = overlap_sched.backend(*caught[which])
-        results = [compiled[which](*caught[which][1])[0] for which in (0, 1)]
-    found = stage.found(results, expected)
-    names = [f"{one.name}: {one.report.changed}" for one in overlap_sched.reports()]
-    return {**found, "names": names, "by graph": found["changed"][::-1] if stage.odd else found["changed"]}
-
-
-def a_hit_and_misses(stage: Stage) -> list[dict[str, Any]]:
-    """The second time, the odd rank has the step compiled already; the others compile it again, and wait in vain."""
-    model = stage.model()
-    expected = stage.plain(model)
-    torch._dynamo.reset()
-    found = []
-    compiled = torch.compile(model, backend=overlap_sched.backend, fullgraph=True)
-    for turn, limit_s in enumerate((TIMEOUT_S, 1.0)):
-        if turn and not stage.odd:
-            torch._dynamo.reset()
-            compiled = torch.compile(model, backend=overlap_sched.backend, fullgraph=True)
-        overlap_sched.clear_reports()
-        with overlap_sched.enabled(ROOMY, timeout_s=limit_s):
-            found.append(stage.found(step(model, compiled, WIDTH), expected))
-    return found
-
-
-def one_rank_fails_the_second_time(stage: Stage) -> list[dict[str, Any]]:
-    """All compile the step twice; the second time the odd rank cannot lift its graphs."""
-    model = stage.model()
-    broken = mock.patch("overlap_sched.fx.apply.lift", side_effect=KeyError("mm"))
-    first = stage.step(model)
-    overlap_sched.clear_reports()
-    with broken if stage.odd else nullcontext():
-        return [first, stage.step(model)]
-
-
 def stages_of_a_pipeline(stage: Stage) -> dict[str, Any]:
     """Two halves of the ranks, each with a graph and a process group of its own, ask only among themselves."""
     size = stage.ranks // 2
@@ -171,24 +112,11 @@ def stages_of_a_pipeline(stage: Stage) -> dict[str, Any]:
     return stage.step(kind(WIDTH, size, groups[mine].group_name), ranks=halves[mine])
 
 
-def one_rank_launches_more(stage: Stage, backend: Any = None) -> dict[str, Any]:
-    """The odd rank has a collective of its own, so launch sequences differ: no wait passes one that it followed."""
-    groups = [dist.new_group([rank]) for rank in range(stage.ranks)]
-    model = Lonely(WIDTH, stage.ranks, groups[stage.rank].group_name) if stage.odd else stage.model()
-    return stage.step(model, backend=backend)
-
-
 def one_rank_fails(stage: Stage) -> dict[str, Any]:
     """The odd rank cannot lift its graphs: it runs them as they are, the others keep their launches."""
     model = stage.model()
     with mock.patch("overlap_sched.fx.apply.lift", side_effect=KeyError("mm")) if stage.odd else nullcontext():
         return stage.step(model)
-
-
-def costs_of_rank_0(stage: Stage) -> dict[str, Any]:
-    """No two ranks measure the same; all take what rank 0 has measured."""
-    measured = broadcast_costs({"us": 5.0 + stage.rank})["us"]
-    return stage.step(stage.model(), cost=lambda node: measured)
 
 
 def a_rank_dies(stage: Stage) -> dict[str, Any]:
@@ -208,36 +136,14 @@ def a_rank_dies(stage: Stage) -> dict[str, Any]:
 
 def run_scenes(stage: Stage, only: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Each scene with its name; ``only``: those, or all."""
-    other = Options(headroom="49%")
-    slower = {"cost": lambda node: 3.0}
     scenes: dict[str, Callable[[], Any]] = {
         "equal": lambda: stage.step(stage.model()),
-        "graph": lambda: stage.step(stage.model(Other if stage.odd else Pair)),
-        "options": lambda: stage.step(stage.model(), other if stage.odd else ROOMY),
-        "options, in generated code": lambda: stage.step(
-            stage.model(), other if stage.odd else ROOMY, backend="inductor"
-        ),
         "equal, in generated code": lambda: stage.step(stage.model(), backend="inductor"),
-        "costs": lambda: stage.step(stage.model(), **(slower if stage.odd else {})),
-        "different order": lambda: graphs_in_different_order(stage),
-        "hit and miss": lambda: a_hit_and_misses(stage),
-        "fails the second time": lambda: one_rank_fails_the_second_time(stage),
         "pipeline": lambda: stages_of_a_pipeline(stage),
         "uneven": lambda: stage.step(Uneven(WIDTH, stage.ranks)),
-        "uneven, in generated code": lambda: stage.step(Uneven(WIDTH, stage.ranks), backend="inductor"),
         "experts": lambda: stage.step(Experts(WIDTH, stage.ranks)),
         "experts, in generated code": lambda: stage.step(Experts(WIDTH, stage.ranks), backend="inductor"),
-        "graph, in generated code": lambda: stage.step(stage.model(Other if stage.odd else Pair), backend="inductor"),
-        "moves": lambda: stage.step(stage.model(Swapped)),
-        "moves, one rank with other options": lambda: stage.step(stage.model(Swapped), other if stage.odd else ROOMY),
-        "moves, one rank with another graph": lambda: stage.step(stage.model(OtherSwapped if stage.odd else Swapped)),
-        "moves, one rank with another graph, in generated code": lambda: stage.step(
-            stage.model(OtherSwapped if stage.odd else Swapped), backend="inductor"
-        ),
         "one rank fails": lambda: one_rank_fails(stage),
-        "one rank launches more": lambda: one_rank_launches_more(stage),
-        "one rank launches more, in generated code": lambda: one_rank_launches_more(stage, "inductor"),
-        "costs of rank 0": lambda: costs_of_rank_0(stage),
     }
     for name, scene in scenes.items():
         if only and name not in only:

@@ -228,29 +228,21 @@ class World:
 def functions_of(program: Program, world: World, odd: bool) -> list[Part]:
     """The parts of a program as functions."""
     gives = [returned(program, number) for number in range(len(program.parts))]
-    return [
-        _function(source_of(program, part, given, odd), world) for part, given in zip(program.parts, gives, strict=True)
-    ]
-
-
-def _function(source: str, world: World) -> Part:
-    names: dict[str, Any] = {"torch": torch, "N": N, "more": _more, "either": _either, "region": _region}
-    for number, name in enumerate(world.names):
-        names[f"G{number}"] = name
-        names[f"region_gather_G{number}"], names[f"cond_gather_G{number}"] = _gathers(name)
-    names["cond_true"], names["cond_false"] = _cond_true, _cond_false
-    exec(compile(source, "<program>", "exec"), names)
-    part: Part = names["part"]
-    return part
+    found = []
+    for part, given in zip(program.parts, gives, strict=True):
+        names: dict[str, Any] = {"torch": torch, "N": N, "more": _more, "either": torch.ops.higher_order.cond}
+        names |= {"region": _region, "cond_true": _cond_true, "cond_false": _cond_false}
+        for number, name in enumerate(world.names):
+            names[f"G{number}"] = name
+            names[f"region_gather_G{number}"], names[f"cond_gather_G{number}"] = _gathers(name)
+        exec(compile(source_of(program, part, given, odd), "<program>", "exec"), names)
+        found.append(names["part"])
+    return found
 
 
 def _more(x: Tensor) -> Tensor:
     """What the odd rank computes in addition."""
     return x + torch.mm(torch.mm(x, x.t()), x) * 0.001
-
-
-def _either(pred: Tensor, yes: Any, no: Any, operands: tuple[Tensor, ...]) -> Any:
-    return torch.ops.higher_order.cond(pred, yes, no, operands)
 
 
 @torch.compiler.nested_compile_region
@@ -281,15 +273,13 @@ def inputs_of(program: Program, rank: int) -> list[Tensor]:
     """Inputs of a program: matrices differ between the ranks, whole numbers do not."""
     own = torch.Generator().manual_seed(program.seed * 2 + rank)
     common = torch.Generator().manual_seed(program.seed)
-    values = []
-    for letter in INPUTS:
-        if letter == "i":
-            values.append(torch.randint(1, N, (), generator=common))
-        else:
-            values.append(torch.rand(SHAPES[letter], generator=own) + (0.1 if letter == "s" else -0.5))
-    if program.grad:
-        values = [v.requires_grad_() if v.dim() == 2 else v for v in values]
-    return values
+    values = [
+        torch.randint(1, N, (), generator=common)
+        if letter == "i"
+        else torch.rand(SHAPES[letter], generator=own) + (0.1 if letter == "s" else -0.5)
+        for letter in INPUTS
+    ]
+    return [v.requires_grad_() if program.grad and v.dim() == 2 else v for v in values]
 
 
 @dataclass
@@ -335,12 +325,7 @@ class Run:
 
 
 def run(
-    program: Program,
-    parts: Sequence[Part],
-    world: World,
-    rank: int,
-    hold_back: bool = True,
-    record: Record | None = None,
+    program: Program, parts: Sequence[Part], world: World, rank: int, hold_back: bool, record: Record | None
 ) -> Run:
     """Run a program; both ranks must. See :class:`~tests.support.programs.execution.Flights`."""
     found = Run()
@@ -378,29 +363,18 @@ def run(
 
 def launches_of(gm: fx.GraphModule, groups: Sequence[str]) -> list[tuple[str, str]]:
     """In order: a group, and what is launched there (its node's name)."""
-    return list(_launches(gm, groups))
-
-
-def _launches(gm: fx.GraphModule, groups: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for node in gm.graph.nodes:
-        if node.op != "call_function":
-            continue
+    found: list[tuple[str, str]] = []
+    for node in gm.graph.find_nodes(op="call_function", sort=True):
         arguments = tree_leaves((node.args, node.kwargs))
         for argument in arguments:
-            inner = _inner(gm, argument)
-            if inner is not None:
-                yield from ((group, f"{node.name}/{name}") for group, name in _launches(inner, groups))
+            inner = getattr(gm, str(argument.target), None) if isinstance(argument, fx.Node) else None
+            if isinstance(inner, fx.GraphModule):
+                found += [(group, f"{node.name}/{name}") for group, name in launches_of(inner, groups)]
         called = [op for op in (node.target, *arguments) if isinstance(op, OpOverload)]
         if any(map(_communicates, called)):
             named = [str(a) for a in arguments if isinstance(a, str) and a in groups]
-            yield (named or [operators.world])[-1], node.name
-
-
-def _inner(gm: fx.GraphModule, argument: Any) -> fx.GraphModule | None:
-    if isinstance(argument, fx.Node) and argument.op == "get_attr":
-        value = getattr(gm, str(argument.target), None)
-        return value if isinstance(value, fx.GraphModule) else None
-    return None
+            found.append(((named or [operators.world])[-1], node.name))
+    return found
 
 
 def _communicates(op: OpOverload) -> bool:

@@ -18,10 +18,10 @@ The least program that still fails: steps are dropped, with all that needs them,
 """
 
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 N = 16
 SHAPES = {"f": (N, N), "h": (N // 2, N), "s": (N,), "i": ()}
@@ -68,262 +68,177 @@ class Kind:
     grad: bool = False
 
 
-_C10D = "torch.ops._c10d_functional"
 _OWN = "torch.ops.progs"
 _MAKE_FX: tuple[Capture, ...] = ("make_fx",)
 _DYNAMO: tuple[Capture, ...] = ("dynamo",)
 
 
-def _compute() -> Iterable[Kind]:
-    yield Kind("mm", "compute", "ff", "f", "{x} = torch.mm({a}, {b}) * 0.1", weight=4, grad=True)
-    yield Kind("mms", "compute", "f", "f", "{x} = torch.mm(torch.mm({a}, {a}), {a}) * 0.01", weight=3, grad=True)
-    yield Kind("add", "compute", "ff", "f", "{x} = {a} + 0.5 * {b}", weight=2, grad=True)
-    yield Kind("relu", "compute", "f", "f", "{x} = torch.relu({a})", grad=True)
-    yield Kind("turn", "compute", "f", "f", "{x} = {a}.t().contiguous() * 0.5", grad=True)
-    yield Kind("cat", "compute", "hh", "f", "{x} = torch.cat([{a}, {b}])", grad=True)
-    yield Kind("scale", "compute", "h", "h", "{x} = {a} * 0.5 + 0.1", grad=True)
-    yield Kind("outer", "compute", "ss", "f", "{x} = torch.outer({a}, {b}) * 0.1", weight=0.5)
-    yield Kind("sub", "compute", "fs", "f", "{x} = {a} - {b}", weight=0.7, grad=True)
+def _of(family: str, *kinds: tuple[Any, ...], **all_have: Any) -> Iterator[Kind]:
+    """Kinds of a family: name, takes, makes, source, and what else is said of it."""
+    for name, takes, makes, text, *more in kinds:
+        yield Kind(name, family, takes, makes, text, **{**all_have, **(more[0] if more else {})})
 
 
-def _views() -> Iterable[Kind]:
-    yield Kind("upper", "view", "f", "h", "{x} = {a}[: N // 2]", views=0, weight=1.5, grad=True)
-    yield Kind("lower", "view", "f", "h", "{x} = {a}[N // 2 :]", views=0, weight=1.5, grad=True)
-    yield Kind("flat", "view", "f", "f", "{x} = {a}.view(-1).view(N, N)", views=0, weight=1, grad=True)
-    yield Kind("t", "view", "f", "f", "{x} = {a}.t()", views=0, weight=0.5, grad=True)
+def _c10d(family: str, *kinds: tuple[Any, ...], **all_have: Any) -> Iterator[Kind]:
+    """Functional collectives of which the source says only the call."""
+    for name, takes, makes, call, *more in kinds:
+        results = ("", "{x} = ", "{x}, {y} = ")[len(makes)]
+        yield from _of(family, (name, takes, makes, f"{results}torch.ops._c10d_functional.{call}", *more), **all_have)
 
 
-def _in_place() -> Iterable[Kind]:
-    yield Kind("add_", "in place", "ff", "", "{a}.add_({b}, alpha=0.25)", writes=(0,), weight=1.5)
-    yield Kind("mul_", "in place", "f", "", "{a}.mul_(0.5)", writes=(0,))
-    yield Kind("half_", "in place", "h", "", "{a}.add_(0.125)", writes=(0,), weight=1.5)
-    yield Kind("copy_", "in place", "ff", "", "{a}.copy_({b})", writes=(0,), weight=1.5)
-    yield Kind("row_", "in place", "fs", "", "{a}[{k}].copy_({b})", writes=(0,))
-    yield Kind("diagonal_", "in place", "f", "", "{a}.view(-1)[:: N + 1].mul_(0.5)", writes=(0,))
-    yield Kind("index_put", "in place", "ff", "", "{a}[torch.arange(0, N, 2)] = {b}[: N // 2]", writes=(0,), weight=0.5)
-    yield Kind("stat_", "in place", "sf", "", "{a}.add_({b}[0], alpha=0.5)", writes=(0,), weight=0.5)
-    yield Kind("mm_out", "in place", "fff", "", "torch.mm({b}, {c}, out={a})", writes=(0,), weight=0.5, ways=_MAKE_FX)
-
-
-def _collectives() -> Iterable[Kind]:
-    sent = {"sends": (0,), "launches": True}
-    yield Kind(
-        "all_gather",
-        "collective",
-        "h",
-        "f",
-        "{x} = " + _C10D + ".all_gather_into_tensor.default({a}, 2, {g})",
-        weight=4,
+_CUT = "{t} = {b}.item()\ntorch._check({t} >= 0)\ntorch._check({t} <= N)\n"
+_WAIT, _IN_PLACE = "wait_tensor.default({a})", {"ways": _MAKE_FX, "receives": (0,)}
+_OUT = {"ways": _MAKE_FX, "writes": (1,), "sends": (0,), "receives": (1,)}
+_FAMILIES = (
+    _of(
+        "compute",
+        ("mm", "ff", "f", "{x} = torch.mm({a}, {b}) * 0.1", {"weight": 4}),
+        ("mms", "f", "f", "{x} = torch.mm(torch.mm({a}, {a}), {a}) * 0.01", {"weight": 3}),
+        ("add", "ff", "f", "{x} = {a} + 0.5 * {b}", {"weight": 2}),
+        ("relu", "f", "f", "{x} = torch.relu({a})"),
+        ("turn", "f", "f", "{x} = {a}.t().contiguous() * 0.5"),
+        ("cat", "hh", "f", "{x} = torch.cat([{a}, {b}])"),
+        ("scale", "h", "h", "{x} = {a} * 0.5 + 0.1"),
+        ("outer", "ss", "f", "{x} = torch.outer({a}, {b}) * 0.1", {"weight": 0.5, "grad": False}),
+        ("sub", "fs", "f", "{x} = {a} - {b}", {"weight": 0.7}),
         grad=True,
-        **sent,
-    )
-    yield Kind(
-        "reduce_scatter",
-        "collective",
-        "f",
-        "h",
-        "{x} = " + _C10D + ".reduce_scatter_tensor.default({a}, 'sum', 2, {g})",
-        weight=3,
+    ),
+    _of(
+        "view",
+        ("upper", "f", "h", "{x} = {a}[: N // 2]", {"weight": 1.5}),
+        ("lower", "f", "h", "{x} = {a}[N // 2 :]", {"weight": 1.5}),
+        ("flat", "f", "f", "{x} = {a}.view(-1).view(N, N)"),
+        ("t", "f", "f", "{x} = {a}.t()", {"weight": 0.5}),
+        views=0,
         grad=True,
-        **sent,
-    )
-    yield Kind(
-        "all_reduce",
-        "collective",
-        "f",
-        "f",
-        "{x} = " + _C10D + ".all_reduce.default({a}, 'sum', {g})",
-        weight=3,
-        **sent,
-    )
-    yield Kind(
-        "all_to_all",
-        "collective",
-        "f",
-        "f",
-        "{x} = " + _C10D + ".all_to_all_single.default({a}, [N // 2, N // 2], [N // 2, N // 2], {g})",
-        weight=2,
-        grad=True,
-        **sent,
-    )
-    yield Kind("broadcast", "collective", "f", "f", "{x} = " + _C10D + ".broadcast.default({a}, 0, {g})", **sent)
-    coalesced = {"sends": (0, 1), "launches": True}
-    yield Kind(
-        "gathers",
-        "coalesced",
-        "hh",
-        "ff",
-        "{x}, {y} = " + _C10D + ".all_gather_into_tensor_coalesced.default([{a}, {b}], 2, {g})",
-        **coalesced,
-    )
-    yield Kind(
-        "scatters",
-        "coalesced",
-        "ff",
-        "hh",
-        "{x}, {y} = " + _C10D + ".reduce_scatter_tensor_coalesced.default([{a}, {b}], 'sum', 2, {g})",
-        again=True,
-        **coalesced,
-    )
-    yield Kind(
-        "reduces",
-        "coalesced",
-        "ff",
-        "ff",
-        "{x}, {y} = " + _C10D + ".all_reduce_coalesced.default([{a}, {b}], 'sum', {g})",
-        **coalesced,
-    )
-    yield Kind(
-        "gather_out",
-        "collective in place",
-        "hf",
-        "",
-        _C10D + ".all_gather_into_tensor_out.default({a}, 2, {g}, out={b})",
-        writes=(1,),
-        sends=(0,),
-        receives=(1,),
-        ways=_MAKE_FX,
-    )
-    yield Kind(
-        "scatter_out",
-        "collective in place",
-        "fh",
-        "",
-        _C10D + ".reduce_scatter_tensor_out.default({a}, 'sum', 2, {g}, out={b})",
-        writes=(1,),
-        sends=(0,),
-        receives=(1,),
-        weight=0.7,
-        ways=_MAKE_FX,
-    )
-    yield Kind(
-        "all_reduce_",
-        "collective in place",
-        "f",
-        "",
-        _C10D + ".all_reduce_.default({a}, 'sum', {g})",
+    ),
+    _of(
+        "in place",
+        ("add_", "ff", "", "{a}.add_({b}, alpha=0.25)", {"weight": 1.5}),
+        ("mul_", "f", "", "{a}.mul_(0.5)"),
+        ("half_", "h", "", "{a}.add_(0.125)", {"weight": 1.5}),
+        ("copy_", "ff", "", "{a}.copy_({b})", {"weight": 1.5}),
+        ("row_", "fs", "", "{a}[{k}].copy_({b})"),
+        ("diagonal_", "f", "", "{a}.view(-1)[:: N + 1].mul_(0.5)"),
+        ("index_put", "ff", "", "{a}[torch.arange(0, N, 2)] = {b}[: N // 2]", {"weight": 0.5}),
+        ("stat_", "sf", "", "{a}.add_({b}[0], alpha=0.5)", {"weight": 0.5}),
+        ("mm_out", "fff", "", "torch.mm({b}, {c}, out={a})", {"weight": 0.5, "ways": _MAKE_FX}),
         writes=(0,),
-        receives=(0,),
-        ways=_MAKE_FX,
-    )
-    yield Kind(
-        "broadcast_",
+    ),
+    _c10d(
+        "collective",
+        ("all_gather", "h", "f", "all_gather_into_tensor.default({a}, 2, {g})", {"weight": 4, "grad": True}),
+        ("reduce_scatter", "f", "h", "reduce_scatter_tensor.default({a}, 'sum', 2, {g})", {"weight": 3, "grad": True}),
+        ("all_reduce", "f", "f", "all_reduce.default({a}, 'sum', {g})", {"weight": 3}),
+        (
+            "all_to_all",
+            "f",
+            "f",
+            "all_to_all_single.default({a}, [N // 2] * 2, [N // 2] * 2, {g})",
+            {"weight": 2, "grad": True},
+        ),
+        ("broadcast", "f", "f", "broadcast.default({a}, 0, {g})"),
+        sends=(0,),
+        launches=True,
+    ),
+    _c10d(
+        "coalesced",
+        ("gathers", "hh", "ff", "all_gather_into_tensor_coalesced.default([{a}, {b}], 2, {g})"),
+        ("scatters", "ff", "hh", "reduce_scatter_tensor_coalesced.default([{a}, {b}], 'sum', 2, {g})", {"again": True}),
+        ("reduces", "ff", "ff", "all_reduce_coalesced.default([{a}, {b}], 'sum', {g})"),
+        sends=(0, 1),
+        launches=True,
+    ),
+    _c10d(
         "collective in place",
-        "f",
-        "",
-        _C10D + ".broadcast_.default({a}, 0, {g})",
+        ("gather_out", "hf", "", "all_gather_into_tensor_out.default({a}, 2, {g}, out={b})", _OUT),
+        (
+            "scatter_out",
+            "fh",
+            "",
+            "reduce_scatter_tensor_out.default({a}, 'sum', 2, {g}, out={b})",
+            {**_OUT, "weight": 0.7},
+        ),
+        ("all_reduce_", "f", "", "all_reduce_.default({a}, 'sum', {g})", _IN_PLACE),
+        ("broadcast_", "f", "", "broadcast_.default({a}, 0, {g})", {**_IN_PLACE, "weight": 0.5}),
         writes=(0,),
-        receives=(0,),
-        weight=0.5,
-        ways=_MAKE_FX,
-    )
-    yield Kind(
-        "shard_dim",
+    ),
+    _of(
         "blocking collective",
-        "f",
-        "f",
-        "{x} = torch.ops._dtensor.shard_dim_alltoall.default({a}, 0, 1, {g}).reshape(N, N).clone()",
-        weight=1.5,
-    )
-
-
-def _waits() -> Iterable[Kind]:
-    for letter, weight in (("f", 9), ("h", 6)):
-        text = "{x} = " + _C10D + ".wait_tensor.default({a})"
-        yield Kind(f"wait_{letter}", "wait", letter, letter, text, views=0, waits=True, weight=weight, grad=True)
-
-
-def _custom() -> Iterable[Kind]:
-    yield Kind("plain", "custom operator", "f", "f", "{x} = " + _OWN + ".plain({a})")
-    yield Kind("plain_into", "custom operator", "ff", "", _OWN + ".plain_into({a}, {b})", writes=(0,))
-    yield Kind("hidden", "hidden communication", "f", "f", "{x} = " + _OWN + ".hidden({a}, {g})", weight=1.5)
-    yield Kind("hidden_mute", "hidden communication", "f", "f", "{x} = " + _OWN + ".hidden_mute({a})", weight=0.7)
-    yield Kind("hidden_into", "hidden communication", "ff", "", _OWN + ".hidden_into({a}, {b}, {g})", writes=(0,))
-    yield Kind("noted", "effect", "f", "f", "{x} = " + _OWN + ".noted({a}, {k})", weight=1.5)
-
-
-def _random() -> Iterable[Kind]:
-    yield Kind("noise", "random", "f", "f", "{x} = {a} + torch.rand_like({a}) * 0.1", weight=1.5)
-    yield Kind("dropout", "random", "f", "f", "{x} = torch.nn.functional.dropout({a}, 0.3, True)")
-    yield Kind("normal_", "random", "f", "", "{a}.normal_()", writes=(0,), weight=0.5)
-
-
-def _statistics() -> Iterable[Kind]:
-    yield Kind(
-        "batch_norm",
+        (
+            "shard_dim",
+            "f",
+            "f",
+            "{x} = torch.ops._dtensor.shard_dim_alltoall.default({a}, 0, 1, {g}).reshape(N, N).clone()",
+            {"weight": 1.5},
+        ),
+    ),
+    _c10d(
+        "wait",
+        ("wait_f", "f", "f", _WAIT, {"weight": 9, "grad": True}),
+        ("wait_h", "h", "h", _WAIT, {"weight": 6, "grad": True}),
+        ("wait_r", "r", "r", _WAIT, {"weight": 3}),
+        views=0,
+        waits=True,
+    ),
+    _of(
+        "custom operator",
+        ("plain", "f", "f", "{x} = " + _OWN + ".plain({a})"),
+        ("plain_into", "ff", "", _OWN + ".plain_into({a}, {b})", {"writes": (0,)}),
+    ),
+    _of(
+        "hidden communication",
+        ("hidden", "f", "f", "{x} = " + _OWN + ".hidden({a}, {g})", {"weight": 1.5}),
+        ("hidden_mute", "f", "f", "{x} = " + _OWN + ".hidden_mute({a})", {"weight": 0.7}),
+        ("hidden_into", "ff", "", _OWN + ".hidden_into({a}, {b}, {g})", {"writes": (0,)}),
+    ),
+    _of("effect", ("noted", "f", "f", "{x} = " + _OWN + ".noted({a}, {k})", {"weight": 1.5})),
+    _of(
+        "random",
+        ("noise", "f", "f", "{x} = {a} + torch.rand_like({a}) * 0.1", {"weight": 1.5}),
+        ("dropout", "f", "f", "{x} = torch.nn.functional.dropout({a}, 0.3, True)"),
+        ("normal_", "f", "", "{a}.normal_()", {"writes": (0,), "weight": 0.5}),
+    ),
+    _of(
         "batch norm",
-        "fss",
-        "f",
-        "{x} = torch.nn.functional.batch_norm({a}, {b}, {c}, training=True)",
+        ("batch_norm", "fss", "f", "{x} = torch.nn.functional.batch_norm({a}, {b}, {c}, training=True)"),
         writes=(1, 2),
         weight=1.5,
-    )
-
-
-def _sizes() -> Iterable[Kind]:
-    cut = "{t} = {b}.item()\ntorch._check({t} >= 0)\ntorch._check({t} <= N)\n"
-    yield Kind("rows", "unbacked size", "fi", "r", cut + "{x} = {a}.narrow(0, 0, {t}) * 0.5")
-    yield Kind(
-        "rows_gather",
+    ),
+    _of(
         "unbacked size",
-        "fi",
-        "r",
-        cut + "{x} = " + _C10D + ".all_gather_into_tensor.default({a}.narrow(0, 0, {t}).clone(), 2, {g})",
-        launches=True,
-    )
-    yield Kind(
-        "wait_r", "wait", "r", "r", "{x} = " + _C10D + ".wait_tensor.default({a})", views=0, waits=True, weight=3
-    )
-    yield Kind("fold", "unbacked size", "fr", "f", "{x} = {a} + {b}.sum(0)", weight=1.5)
-    yield Kind(
-        "nonzero",
-        "unbacked size",
-        "ff",
-        "f",
-        "{t} = torch.nonzero({b} > 0.5)\n{x} = {a} * 0.5 + {t}.to(torch.float32).sum() * 0.001",
-        weight=0.7,
-    )
-    yield Kind("item", "unbacked size", "ff", "f", "{t} = {b}.sum().item()\n{x} = {a} + {t} * 0.001", weight=0.7)
-
-
-def _nested() -> Iterable[Kind]:
-    yield Kind("region", "sub-graph", "ff", "f", "{x} = region({a}, {b})", ways=_DYNAMO)
-    yield Kind(
-        "region_gather",
+        ("rows", "fi", "r", _CUT + "{x} = {a}.narrow(0, 0, {t}) * 0.5"),
+        (
+            "rows_gather",
+            "fi",
+            "r",
+            _CUT
+            + "{x} = torch.ops._c10d_functional.all_gather_into_tensor.default({a}.narrow(0, 0, {t}).clone(), 2, {g})",
+            {"launches": True},
+        ),
+        ("fold", "fr", "f", "{x} = {a} + {b}.sum(0)", {"weight": 1.5}),
+        (
+            "nonzero",
+            "ff",
+            "f",
+            "{t} = torch.nonzero({b} > 0.5)\n{x} = {a} * 0.5 + {t}.to(torch.float32).sum() * 0.001",
+            {"weight": 0.7},
+        ),
+        ("item", "ff", "f", "{t} = {b}.sum().item()\n{x} = {a} + {t} * 0.001", {"weight": 0.7}),
+    ),
+    _of(
+        "sub-graph",
+        ("region", "ff", "f", "{x} = region({a}, {b})", {"ways": _DYNAMO}),
+        ("cond", "fi", "f", "{x} = either({b} > {k}, cond_true, cond_false, ({a},))"),
+    ),
+    _of(
         "sub-graph with communication",
-        "hf",
-        "f",
-        "{x} = region_gather_{g}({a}, {b})",
-        ways=_DYNAMO,
+        ("region_gather", "hf", "f", "{x} = region_gather_{g}({a}, {b})", {"ways": _DYNAMO}),
+        ("cond_gather", "fi", "f", "{x} = either({b} > {k}, cond_gather_{g}, cond_false, ({a},))"),
         weight=1.5,
-    )
-    yield Kind("cond", "sub-graph", "fi", "f", "{x} = either({b} > {k}, cond_true, cond_false, ({a},))")
-    yield Kind(
-        "cond_gather",
-        "sub-graph with communication",
-        "fi",
-        "f",
-        "{x} = either({b} > {k}, cond_gather_{g}, cond_false, ({a},))",
-        weight=1.5,
-    )
-
-
-KINDS: dict[str, Kind] = {
-    kind.name: kind
-    for kinds in (
-        _compute(),
-        _views(),
-        _in_place(),
-        _collectives(),
-        _waits(),
-        _custom(),
-        _random(),
-        _statistics(),
-        _sizes(),
-        _nested(),
-    )
-    for kind in kinds
-}
+    ),
+)
+KINDS: dict[str, Kind] = {kind.name: kind for kinds in _FAMILIES for kind in kinds}
 
 
 INPUTS = "ffffhhssi"
@@ -396,14 +311,8 @@ def lines_of(program: Program, part: range, odd: bool) -> list[str]:
             if where == at:
                 lines.append(f"odd{number}_{at} = more({names[which]})")
                 names[which] = f"odd{number}_{at}"
-        words = {
-            **dict(zip("abc", names, strict=False)),
-            **{letter: f"r{v}" for letter, v in zip("xy", step.makes, strict=False)},
-            "g": f"G{step.group}",
-            "k": step.number,
-            "t": f"t{at}",
-        }
-        lines += step.is_of.text.format(**words).split("\n")
+        words = dict(zip("abcxy", [*names, *"abc"[len(names) :], *(f"r{v}" for v in step.makes)], strict=False))
+        lines += step.is_of.text.format(**words, g=f"G{step.group}", k=step.number, t=f"t{at}").split("\n")
     return lines
 
 
@@ -425,10 +334,7 @@ def source_of(program: Program, part: range, gives: Sequence[int], odd: bool = F
 def shown(program: Program, gives: Callable[[Program, int], Sequence[int]]) -> str:
     """For people: source, and how the ranks differ."""
     head = f"# seed {program.seed}; r0..r{len(INPUTS) - 1} are inputs {INPUTS!r}; gradients: {program.grad}"
-    odd = [
-        f"# rank 1 computes more on argument {which} of {program.steps[at].kind} (step {at})"
-        for at, which in program.odd
-    ]
+    odd = [f"# rank 1 computes more on argument {k} of {program.steps[at].kind} (step {at})" for at, k in program.odd]
     texts = [source_of(program, part, gives(program, number)) for number, part in enumerate(program.parts)]
     return "\n".join([head, *odd, *texts])
 
@@ -455,9 +361,7 @@ class Registers:
 
     def allows(self, kind: Kind, takes: tuple[int, ...]) -> bool:
         """Whether a step of this kind may come next with these arguments."""
-        if len(takes) != len(kind.takes) or any(
-            v >= len(self.letter) or self.letter[v] != letter for v, letter in zip(takes, kind.takes, strict=True)
-        ):
+        if any(v >= len(self.letter) for v in takes) or "".join(self.letter[v] for v in takes) != kind.takes:
             return False
         stores = [self.storage[v] for v in takes]
         if not kind.waits and kind.views is None and any(s in self.arriving for s in stores):
@@ -489,11 +393,8 @@ class Registers:
         for letter in kind.makes:
             self.letter.append(letter)
             self.compact.append(kind.name != "t" and (kind.views is None or self.compact[step.takes[kind.views]]))
-            if kind.views is None:
-                self.storage.append(self.storages)
-                self.storages += 1
-            else:
-                self.storage.append(stores[kind.views])
+            self.storage.append(self.storages if kind.views is None else stores[kind.views])
+            self.storages += kind.views is None
         if kind.launches or kind.receives:
             arrive = [*(stores[i] for i in kind.receives), *(self.storage[len(self.storage) - len(kind.makes) :])]
             self.arriving |= dict.fromkeys(arrive if kind.launches else arrive[: len(kind.receives)], self.launches)
@@ -507,9 +408,8 @@ def after(program: Program, steps: int) -> Registers | None:
     """Registers after so many steps; ``None``: one of them is not allowed."""
     registers = Registers()
     for step in program.steps[:steps]:
-        if tuple(range(len(registers.letter), len(registers.letter) + len(step.makes))) != step.makes:
-            return None
-        if not registers.take(step):
+        first = len(registers.letter)
+        if tuple(range(first, first + len(step.makes))) != step.makes or not registers.take(step):
             return None
     return registers
 
@@ -581,9 +481,8 @@ def generate(seed: int, without: Collection[str] = ()) -> Program:
                 for v in registers.older_names(step):
                     registers.letter[v] = "."  # which no kind takes
     several = rng.random() < 0.25 and not grad
-    open_ends = several and rng.random() < 0.7
     program = Program(seed, tuple(steps), grad=grad)
-    if not open_ends or rng.random() < 0.8:
+    if not several or rng.random() < 0.86:
         program = _awaited(program, registers)
     if several and len(program.steps) > 4:
         program = replace(program, cuts=(rng.randint(2, len(program.steps) - 2),))
@@ -637,30 +536,20 @@ def _awaited(program: Program, registers: Registers) -> Program:
 
 def _odd(rng: random.Random, program: Program) -> tuple[tuple[int, int], ...]:
     """Where the last rank computes more: arguments that are only read."""
-    places = [
-        (at, which)
-        for at, step in enumerate(program.steps)
-        for which, letter in enumerate(step.is_of.takes)
-        if letter in "fh" and which not in step.is_of.writes and which != step.is_of.views
-    ]
+    places = []
+    for at, kind in enumerate(step.is_of for step in program.steps):
+        only_read = [k for k in range(len(kind.takes)) if k not in kind.writes and k != kind.views]
+        places += [(at, k) for k in only_read if kind.takes[k] in "fh"]
     return tuple(sorted(rng.sample(places, min(len(places), rng.randint(1, 3)))))
 
 
 def shrunk(program: Program, fails: Callable[[Program], bool], tries: int = 80) -> Program:
     """A program of which nothing can be dropped; ``fails`` is asked so often at most."""
-    left = tries
-    again = True
-    while again:
-        again = False
-        for smaller in _smaller(program):
-            if left == 0:
-                return program
-            if not smaller.steps or not correct(smaller):
-                continue
-            left -= 1
+    for smaller in _smaller(program):
+        if tries and smaller.steps and correct(smaller):
+            tries -= 1
             if fails(smaller):
-                program, again = smaller, True
-                break
+                return shrunk(smaller, fails, tries)
     return program
 
 
@@ -669,11 +558,9 @@ def _smaller(program: Program) -> Iterator[Program]:
         yield replace(program, cuts=tuple(c for c in program.cuts if c != cut))
     for odd in program.odd:
         yield replace(program, odd=tuple(o for o in program.odd if o != odd))
-    size = max(1, len(program.steps) // 4)
-    while size:
+    for size in (max(1, len(program.steps) // 4), 2, 1):
         for at in reversed(range(0, len(program.steps), size)):
             yield without(program, range(at, min(at + size, len(program.steps))))
-        size //= 2
 
 
 def without(program: Program, dropped: range) -> Program:
@@ -688,10 +575,6 @@ def without(program: Program, dropped: range) -> Program:
         number |= dict(zip(step.makes, makes, strict=True))
         place[at] = len(steps)
         steps.append(replace(step, takes=tuple(number[v] for v in step.takes), makes=makes))
-    cuts = {sum(p < cut for p in place) for cut in program.cuts}
-    return replace(
-        program,
-        steps=tuple(steps),
-        cuts=tuple(sorted(cut for cut in cuts if 0 < cut < len(steps))),
-        odd=tuple((place[at], which) for at, which in program.odd if at in place),
-    )
+    cuts = {sum(p < cut for p in place) for cut in program.cuts} - {0, len(steps)}
+    odd = tuple((place[at], which) for at, which in program.odd if at in place)
+    return replace(program, steps=tuple(steps), cuts=tuple(sorted(cuts)), odd=odd)

@@ -13,10 +13,8 @@ import faulthandler
 import json
 import random
 import sys
-import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
 from itertools import pairwise
@@ -48,15 +46,11 @@ def _any_order(graph: fx.Graph, rng: random.Random) -> list[fx.Node]:
     return list(placed)
 
 
-def _put(graph: fx.Graph, order: list[fx.Node]) -> None:
-    output = order[-1]
-    for node in order[:-1]:
-        output.prepend(node)
-
-
 def without_hazards(gm: fx.GraphModule, options: Options, **arguments: Any) -> Report:
     """Keeps nothing but data dependencies; the same on both ranks."""
-    _put(gm.graph, _any_order(gm.graph, random.Random(len(gm.graph.nodes))))
+    *order, output = _any_order(gm.graph, random.Random(len(gm.graph.nodes)))
+    for node in order:
+        output.prepend(node)
     return Report("broken", changed=True)
 
 
@@ -72,9 +66,7 @@ def without_agreement(gm: fx.GraphModule, options: Options, **arguments: Any) ->
     return Report("broken", reason="nothing to break")
 
 
-BROKEN: dict[str, Callable[..., Report]] = {
-    function.__name__: function for function in (without_hazards, without_agreement)
-}
+BROKEN = {function.__name__: function for function in (without_hazards, without_agreement)}
 
 
 with warnings.catch_warnings():
@@ -112,11 +104,7 @@ def main(folder: Path, first: int, last: int, inductor_share: float, limit_s: fl
                     faulthandler.dump_traceback_later(limit_s * 10, exit=True)
                     least = _least(program, world, rank, outcome)
                 found[-1]["program"] = shown(least, returned)
-        _write(
-            folder,
-            rank,
-            {"seed": seed, "families": sorted(program.families), "outcomes": found, "cpu_s": time.process_time()},
-        )
+        _write(folder, rank, {"seed": seed, "families": sorted(program.families), "outcomes": found})
     faulthandler.cancel_dump_traceback_later()
     dist.barrier(group=world.control)
 
@@ -143,12 +131,5 @@ def _write(folder: Path, rank: int, line: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(
-        Path(sys.argv[1]),
-        int(sys.argv[2]),
-        int(sys.argv[3]),
-        float(sys.argv[4]),
-        float(sys.argv[5]),
-        sys.argv[6],
-        sys.argv[7],
-    )
+    folder_, first_, last_, share_, limit_, without_, broken_ = sys.argv[1:]
+    main(Path(folder_), int(first_), int(last_), float(share_), float(limit_), without_, broken_)

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,11 +41,8 @@ class Found:
             rows.append(f"{way:28}" + "".join(f"{self.counts[way, s]:8}" for s in statuses) + f"{self.moved[way]:8}")
         rows += ["", "programs with", *(f"  {name:32}{number:8}" for name, number in self.families.most_common()), ""]
         for fault in self.faults:
-            rows += [
-                f"seed {fault['seed']}, {fault['way']}",
-                *(f"  rank {r}: {t}" for r, t in enumerate(fault["detail"])),
-            ]
-            rows += [*fault.get("program", "").splitlines(), ""]
+            said = (f"  rank {r}: {t}" for r, t in enumerate(fault["detail"]))
+            rows += [f"seed {fault['seed']}, {fault['way']}", *said, *fault.get("program", "").splitlines(), ""]
         return "\n".join(rows)
 
     def add(self, line: dict[str, Any]) -> None:
@@ -97,7 +93,7 @@ def run_programs(
             said = str(error)
         except KeyboardInterrupt:  # what there is
             count = 0
-        lines = list(_lines(path))
+        lines = list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
         for line in lines:
             if "outcomes" in line:
                 found.add(line)
@@ -111,9 +107,3 @@ def run_programs(
         found.faults.append({"seed": last, "way": f"one of {how}", "detail": [said[-3000:]]})
         seed = last + 1
     return found
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    if path.exists():
-        for line in path.read_text().splitlines():
-            yield json.loads(line)

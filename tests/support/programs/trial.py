@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -27,37 +27,21 @@ from tests.support.programs.program import Program, read_by, reads_by_older_name
 
 ROOM = "64MiB"
 """Far more than any program has: memory forbids nothing."""
+_FREE = Options(headroom=ROOM, rewrites=(), strict=True, effort=2)
+_KEPT = replace(_FREE, preserve_collective_order="all")
 SCHEDULED: dict[str, Options] = {
-    "none": Options(headroom=ROOM, rewrites=(), strict=True, effort=2),
-    "group": Options(headroom=ROOM, preserve_collective_order="group", strict=True, effort=2),
-    "all": Options(headroom=ROOM, preserve_collective_order="all", strict=True, effort=2),
-    "rewrites": Options(headroom=ROOM, strict=True, effort=2),
-    "all rewrites": Options(
-        headroom=ROOM,
-        rewrites=("bucket", "coalesce_gathers", "keep", "regather"),
-        strict=True,
-        effort=2,
-    ),
-    "memory": Options(base="memory", rewrites=(), strict=True, effort=2),
-    "random times": Options(headroom=ROOM, rewrites=(), strict=True, effort=2),
-    "random times, all": Options(headroom=ROOM, preserve_collective_order="all", strict=True, effort=2),
+    "none": _FREE,
+    "group": replace(_FREE, preserve_collective_order="group"),
+    "all": _KEPT,
+    "rewrites": replace(_FREE, rewrites=Options().rewrites),
+    "all rewrites": replace(_FREE, rewrites=("bucket", "coalesce_gathers", "keep", "regather")),
+    "memory": replace(_FREE, base="memory", headroom=0),
+    "random times": _FREE,
+    "random times, all": _KEPT,
 }
 """Options of ``schedule_graph`` by name; with random times a node's is drawn by its place."""
 LAUNCHES_KEPT = ("all", "random times, all")
 """With these ranks that differ in compute are safe without agreement."""
-
-
-def schedule_copy(gm: fx.GraphModule, how: str, seed: int) -> tuple[fx.GraphModule, bool]:
-    """A copy of a graph, scheduled, and whether that has another order."""
-    copied = copy.deepcopy(gm)
-    arguments: dict[str, Any] = {}
-    if how.startswith("random times"):
-        rng = random.Random(f"times {seed}")
-        times = {node.name: rng.choice((1.0, 5.0, 20.0, 80.0)) for node in copied.graph.nodes}
-        arguments["cost"] = lambda node: times.get(node.name, 1.0) if node.op == "call_function" else 0.0
-    report = overlap_sched.schedule_graph(copied, SCHEDULED[how], **arguments)
-    copied.recompile()
-    return copied, report.changed
 
 
 @dataclass
@@ -86,8 +70,14 @@ class Captured:
             return self._graphs[number]
         key = number, self.how
         if key not in self._scheduled:
-            self._scheduled[key], moved = schedule_copy(self._graphs[number], self.how, self.seed)
-            self.moved += moved
+            self._scheduled[key] = gm = copy.deepcopy(self._graphs[number])
+            arguments: dict[str, Any] = {}
+            if self.how.startswith("random times"):
+                rng = random.Random(f"times {self.seed}")
+                times = {node.name: rng.choice((1.0, 5.0, 20.0, 80.0)) for node in gm.graph.nodes}
+                arguments["cost"] = lambda node: times.get(node.name, 1.0) if node.op == "call_function" else 0.0
+            self.moved += overlap_sched.schedule_graph(gm, SCHEDULED[self.how], **arguments).changed
+            gm.recompile()
         return self._scheduled[key]
 
     def prepare(self, how: str | None) -> None:
@@ -111,42 +101,27 @@ def by_make_fx(program: Program, functions: Sequence[Part], registers: dict[int,
     return captured
 
 
-def by_dynamo(program: Program, functions: Sequence[Part], cut: Callable[..., Any] = default_partition) -> Captured:
+def by_dynamo(program: Program, functions: Sequence[Part], cut: Callable[..., Any]) -> Captured:
     """Captured by ``torch.compile``; graphs come as the parts are first called.
 
     ``cut``: a partitioner. torch's default one leaves launches in their order; that which Inductor and the package's
     backend have does not always.
     """
-    torch._dynamo.reset()
     captured = Captured([], program.seed)
 
     def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return captured.graph(gm)
 
-    backend = aot_autograd(
-        fw_compiler=compiler,
-        bw_compiler=compiler,
-        partition_fn=cut,
-        keep_inference_input_mutations=True,
-    )
-    captured.parts = [torch.compile(function, backend=backend, fullgraph=True) for function in functions]
+    both = {"fw_compiler": compiler, "bw_compiler": compiler}
+    backend = aot_autograd(**both, partition_fn=cut, keep_inference_input_mutations=True)
+    captured.parts = compiled(functions, backend=backend)
     return captured
 
 
-def by_backend(functions: Sequence[Part]) -> list[Part]:
-    """``torch.compile(backend=overlap_sched.backend)``."""
+def compiled(functions: Sequence[Part], **how: Any) -> list[Part]:
+    """``torch.compile`` as it is, where the plug-in may be on around the run; or with a backend."""
     torch._dynamo.reset()
-    options = {"headroom": ROOM, "effort": 2}
-    return [
-        torch.compile(function, backend=overlap_sched.backend, options=options, fullgraph=True)
-        for function in functions
-    ]
-
-
-def by_inductor(functions: Sequence[Part]) -> list[Part]:
-    """``torch.compile`` as it is; the plug-in is on around the run, or not."""
-    torch._dynamo.reset()
-    return [torch.compile(function, fullgraph=True) for function in functions]
+    return [torch.compile(function, fullgraph=True, **how) for function in functions]
 
 
 @contextmanager
@@ -194,7 +169,7 @@ class Trial:
         self.functions = functions_of(self.program, self.world, self.rank == 1 and bool(self.program.odd))
         self.reference = self._run(self.functions)
         self.works = self.world.all_do(self._sound(self.reference))
-        self.captures: dict[str, tuple[Captured, Run] | None] = {}
+        self.captures: dict[str, tuple[Captured, Run] | str] = {}
 
     def _run(self, parts: list[Any], hold_back: bool = True, record: Record | None = None) -> Run:
         return run(self.program, parts, self.world, self.rank, hold_back, record)
@@ -212,6 +187,12 @@ class Trial:
         capture, how = way.split(": ")
         return self._scheduled(capture, how)
 
+    def _judged(self, way: str, wrong: str, moved: int) -> Outcome:
+        """A fault where something is wrong on a rank."""
+        if self.world.all_do(not wrong):
+            return Outcome(way, "ok", (), moved)
+        return Outcome(way, "fault", self._said(wrong), moved)
+
     def _captured(self, capture: str) -> tuple[Captured, Run] | str:
         """A capture with its run without the package; or why there is none."""
         captured, why = None, ""
@@ -219,10 +200,9 @@ class Trial:
             with quiet():
                 if capture == "make_fx":
                     captured = by_make_fx(self.program, self.functions, self.reference.registers)
-                elif capture == "backend":
-                    captured = by_dynamo(self.program, self.functions, min_cut_rematerialization_partition)
                 else:
-                    captured = by_dynamo(self.program, self.functions)
+                    cut = min_cut_rematerialization_partition if capture == "backend" else default_partition
+                    captured = by_dynamo(self.program, self.functions, cut)
         except Exception as error:
             why = f"capture: {error!r}"
         if not self.world.all_do(captured is not None) or captured is None:
@@ -239,12 +219,10 @@ class Trial:
     def _scheduled(self, capture: str, how: str) -> Outcome:
         way = f"{capture}: {how}"
         if capture not in self.captures:
-            found = self._captured(capture)
-            self.captures[capture] = None if isinstance(found, str) else found
-            self.why = found if isinstance(found, str) else ""
+            self.captures[capture] = self._captured(capture)
         held = self.captures[capture]
-        if held is None:
-            return Outcome(way, "torch", self._said(self.why))
+        if isinstance(held, str):
+            return Outcome(way, "torch", self._said(held))
         captured, plain = held
         wrong, before = "", captured.moved
         try:
@@ -255,19 +233,18 @@ class Trial:
                 wrong = self._moved_launches(how, original, captured)
         except Exception as error:
             wrong = f"raises {error!r} from {error.__cause__!r}"
-        moved = captured.moved - before
-        if not self.world.all_do(not wrong):
-            return Outcome(way, "fault", self._said(wrong), moved)
-        if self.program.odd and how not in LAUNCHES_KEPT:
-            return Outcome(way, "ok", (), moved)
+        outcome = self._judged(way, wrong, captured.moved - before)
+        if outcome.status == "fault" or (self.program.odd and how not in LAUNCHES_KEPT):
+            return outcome
         runs: list[dict[str, Any]] = [{"record": None if "rewrites" in how else plain.record}]
         runs += [{"hold_back": False}] if plain.ended and self._asynchronous_too(how) else []
         for arguments in runs:
             with quiet():
                 wrong = self._against(plain, self._run(captured.parts, **arguments))
-            if not self.world.all_do(not wrong):
-                return Outcome(way, "fault", self._said(wrong), moved)
-        return Outcome(way, "ok", (), moved)
+            outcome = self._judged(way, wrong, outcome.moved)
+            if outcome.status == "fault":
+                break
+        return outcome
 
     def _asynchronous_too(self, how: str) -> bool:
         """Several functional gathers in flight over gloo may damage memory on some versions of torch."""
@@ -295,15 +272,14 @@ class Trial:
         return "" if differs is None else f"results differ in {differs}"
 
     def _plugin(self, way: str) -> Outcome:
-        options = Options(headroom=ROOM, effort=2)
+        options = {"headroom": ROOM, "effort": 2}
         with quiet():
             if way == "backend":
                 captured = self._captured("backend")
-                plain = Run() if isinstance(captured, str) else captured[1]
                 usable = not isinstance(captured, str)
-                why = captured if isinstance(captured, str) else ""
+                why, plain = ("", captured[1]) if not isinstance(captured, str) else (captured, Run())
             else:
-                plain = self._run(by_inductor(self.functions))
+                plain = self._run(compiled(self.functions))
                 usable = self._sound(plain) and plain.effects == self.reference.effects
                 why = f"as compiled: {plain.error!r} {plain.faults} effects {plain.effects}"
         if not self.world.all_do(usable):
@@ -311,16 +287,14 @@ class Trial:
         overlap_sched.clear_reports()
         with quiet() as seen:
             if way == "backend":
-                found = self._run(by_backend(self.functions))
+                found = self._run(compiled(self.functions, backend=overlap_sched.backend, options=options))
             else:
-                with overlap_sched.enabled(options, stage=way, timeout_s=20):  # type: ignore[arg-type]
-                    found = self._run(by_inductor(self.functions))
+                with overlap_sched.enabled(Options(**options), stage=way, timeout_s=20):  # type: ignore[arg-type]
+                    found = self._run(compiled(self.functions))
         moved = sum(report.report.changed for report in overlap_sched.reports())
         texts = [str(w.message) for w in seen if issubclass(w.category, OverlapSchedWarning)]
         wrong = self._against(plain, found) or "; ".join(text for text in texts if _BUG.search(text))
-        if not self.world.all_do(not wrong):
-            return Outcome(way, "fault", self._said(wrong), moved)
-        return Outcome(way, "ok", (), moved)
+        return self._judged(way, wrong, moved)
 
     def _said(self, *texts: str) -> tuple[str, ...]:
         """What the ranks say, on both."""

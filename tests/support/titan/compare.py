@@ -26,15 +26,8 @@ MODELS = {
     "Llama-3 debug, FSDP 2 x TP 2": (4, LLAMA + TP),
 }
 PIPELINES = {"DualPipeV": DUAL_PIPE, "ZBVZeroBubble": ZERO_BUBBLE}
-KINDS = {
-    "multiplex": "forward beside a backward",
-    "fw": "forward",
-    "full_bw": "backward",
-    "bw_di": "backward to inputs",
-    "bw_dw": "backward to weights",
-    "unshard": "gathers of weights",
-    "reduce_grad": "reductions of gradients",
-}
+KINDS = ("multiplex", "fw", "full_bw", "bw_di", "bw_dw", "unshard", "reduce_grad")
+"""As torchtitan calls its graphs."""
 
 
 def main() -> None:
@@ -51,9 +44,12 @@ def main() -> None:
     sys.exit(guarded("titan", lambda: _timed(options.slow_network, options.record)))
 
 
+def _head(*columns: str) -> None:
+    print(f"| {' | '.join(columns)} |\n{'| --- ' * len(columns)}|")
+
+
 def _compared() -> bool:
-    print("| model | losses of 3 steps | exposed, predicted | peak, predicted | kernels between launch and wait |")
-    print("| --- | --- | --- | --- | --- |")
+    _head("model", "losses of 3 steps", "exposed, predicted", "peak, predicted", "kernels between launch and wait")
     differs = False
     for model, (ranks, arguments) in MODELS.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -79,8 +75,7 @@ def _row(plain: dict[str, Any], ours: dict[str, Any]) -> str:
 
 def _pipelined() -> bool:
     """Figures are sums over the graphs of a kind: those that ran and communicate, of all four stages."""
-    print("| schedule | graphs | losses of 3 steps | step, predicted | exposed, predicted | turns |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    _head("schedule", "graphs", "losses of 3 steps", "step, predicted", "exposed, predicted", "turns")
     differs = False
     for schedule, pipeline in PIPELINES.items():
         arguments = DEEPSEEK + EP + pipeline
@@ -89,12 +84,12 @@ def _pipelined() -> bool:
         same = all(a["losses"] == b["losses"] for a, b in zip(found["plain"], found["ours"], strict=True))
         differs |= not same
         plain, ours = ({**job[0]["stages"], **job[2]["stages"]} for job in (found["plain"], found["ours"]))
-        for kind, called in KINDS.items():
+        for kind in KINDS:
             names = [name for name in ours if name.split()[0] == kind]
             if any(plain[name]["exposed_us"] for name in names):
                 told = " | ".join(_from_to(names, plain, ours, what) for what in ("step_us", "exposed_us", "turns"))
                 losses = "equal to the last bit" if same else "DIFFER"
-                print(f"| {schedule} | {len(names)} x {called} | {losses} | {told} |", flush=True)
+                print(f"| {schedule} | {len(names)} x {kind} | {losses} | {told} |", flush=True)
     return differs
 
 
@@ -113,8 +108,7 @@ def _timed(gb_per_s: float, record: Path | None) -> int:
         out = Path(folder) / "times.json"
         run_ranks("tests.support.titan.slow", out, gb_per_s, ranks=2, limit_s=1200, PYTHONHASHSEED="0")
         found: Mapping[str, dict[str, Any]] = json.loads(out.read_text())
-    print("| job | step | spread | waits for the link | collectives | peak, predicted |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    _head("job", "step", "spread", "waits for the link", "collectives", "peak, predicted")
     for name, job in found.items():
         times = " | ".join(f"{job[what] / 1e3:.1f} ms" for what in ("step_us", "spread_us", "exposed_us"))
         peak = "" if job["peak_bytes"] is None else f"{job['peak_bytes'] / 2**20:.1f} MiB"
@@ -123,15 +117,14 @@ def _timed(gb_per_s: float, record: Path | None) -> int:
     same = all(one == losses[0] for one in losses)
     print(f"losses of {len(losses)} trainings: {'equal to the last bit' if same else 'DIFFER'}")
     if record is not None:
-        rows = [{"case": name, **_recorded(job)} for name, job in found.items()]
+        rows = [
+            {"case": name, **{what: value for what, value in job.items() if what != "losses" and value is not None}}
+            for name, job in found.items()
+        ]
         command = f"scripts/titan.sh --slow-network {gb_per_s:g}"
         packages = ("torch", "torchtitan", "numpy")
         write_record(record, {**provenance(command, packages), "same_losses": same, "rows": rows})
     return int(not same)
-
-
-def _recorded(job: Mapping[str, Any]) -> dict[str, float]:
-    return {what: value for what, value in job.items() if what != "losses" and value is not None}
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ def main() -> None:
 
     import overlap_sched
     from overlap_sched.titan import precompile
+    from tests.support.reports import report_data
 
     torch.set_num_threads(1)
     init_logger()
@@ -26,7 +27,7 @@ def main() -> None:
     precompile.main()
     (report,) = overlap_sched.reports()
     folder = sys.argv[sys.argv.index("--compile.precompile_artifact_dir") + 1]
-    Path(folder, "order.json").write_text(json.dumps(report.to_json()["order"]))
+    Path(folder, "order.json").write_text(json.dumps(report_data(report)["order"]))
 
 
 if __name__ == "__main__":

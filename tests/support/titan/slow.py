@@ -13,10 +13,10 @@ import statistics
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,7 @@ from overlap_sched.options import Options
 from overlap_sched.scheduler.driver import Schedule
 from tests.support.titan.cpu import on_cpu
 from tests.support.titan.jobs import LLAMA, OURS
+from tests.support.titan.train import run_titan
 
 ROUNDS, FIRST = 3, 2
 """The first steps of each training are not timed."""
@@ -136,7 +137,6 @@ def _figures(rounds: list[Trained]) -> dict[str, Any]:
 
 def _trained(arguments: list[str], options: Options | None, model: TableModel) -> Trained:
     overlap_sched.clear_reports()
-    torch._dynamo.reset()
     with slow_network(model) as traffic:
         if options is None:
             return _run(arguments, traffic)
@@ -145,20 +145,10 @@ def _trained(arguments: list[str], options: Options | None, model: TableModel) -
 
 
 def _run(arguments: list[str], traffic: Traffic) -> Trained:
-    import torchtitan.experiments.graph_trainer.trainer as graph_trainer
-    import torchtitan.train
-    from torchtitan.components.metrics import MetricsProcessor
-
     steps: list[tuple[float, float]] = []
-    losses: list[list[str]] = []
     graphs: list[fx.GraphModule] = []
-    log, run_traced = MetricsProcessor.log, graph_trainer.run_traced
 
-    def keep_losses(self: Any, step: int, *values: float, **more: Any) -> None:
-        losses.append([float(value).hex() for value in values])
-        log(self, step, *values, **more)
-
-    def timed(traced: Any, **how: Any) -> Any:
+    def timed(run_traced: Callable[..., Any], traced: Any, **how: Any) -> Any:
         graphs[:] = [traced.gm]
         run = run_traced(traced, **how)
 
@@ -172,13 +162,7 @@ def _run(arguments: list[str], traffic: Traffic) -> Trained:
 
         return step
 
-    with (
-        mock.patch.object(sys, "argv", ["train", *arguments]),
-        mock.patch.object(MetricsProcessor, "log", keep_losses),
-        mock.patch.object(graph_trainer, "run_traced", timed),
-        mock.patch("torchtitan.trainer.time.sleep"),
-    ):
-        torchtitan.train.main()
+    losses = run_titan(arguments, timed)
     plans = [one.report.schedule for one in overlap_sched.reports() if one.report.schedule is not None]
     steps_us, exposed_us = zip(*steps[FIRST:], strict=True)
     collectives = len(lift(graphs[0]).problem.collectives)

@@ -19,8 +19,8 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,42 +43,52 @@ def main() -> None:
         store = f"file://{folder}/{name}.store"
         dist.init_process_group("gloo", store, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
         with DONE_TO[done_to]():
-            found = trained([*arguments, "--dump_folder", str(folder / "dump")], folder / f"{name}-graphs")
+            found = trained([*arguments, "--dump_folder", str(folder / "dump")])
         (folder / f"{name}-{os.environ['RANK']}.json").write_text(json.dumps(found))
 
 
-def trained(arguments: list[str], folder: Path) -> dict[str, Any]:
-    """``python -m torchtitan.train ARGUMENTS``, looked at from the outside; graphs of stages go to a folder."""
+def run_titan(arguments: list[str], run_traced: Callable[..., Any]) -> list[list[str]]:
+    """``python -m torchtitan.train ARGUMENTS``; the losses of each step, every bit of them.
+
+    ``run_traced`` stands in for torchtitan's, and is given that before its arguments.
+    """
     import torchtitan.experiments.graph_trainer.trainer as graph_trainer
     import torchtitan.train
     from torchtitan.components.metrics import MetricsProcessor
 
-    import overlap_sched
-
-    overlap_sched.clear_reports()
-    torch._dynamo.reset()  # the model of the job before is another one, but its code would serve
     losses: list[list[str]] = []
-    graphs: list[fx.GraphModule] = []
-    log, run = MetricsProcessor.log, graph_trainer.run_traced
+    log = MetricsProcessor.log
 
     def keep_losses(self: Any, step: int, *values: float, **more: Any) -> None:
         losses.append([float(value).hex() for value in values])
         log(self, step, *values, **more)
 
-    def keep_graph(traced: Any, **how: Any) -> Any:
-        graphs[:] = [traced.gm]
-        return run(traced, **how)
-
+    torch._dynamo.reset()  # the model of the job before is another one, but its code would serve
     with (
         mock.patch.object(sys, "argv", ["train", *arguments]),
         mock.patch.object(MetricsProcessor, "log", keep_losses),
-        mock.patch.object(graph_trainer, "run_traced", keep_graph),
+        mock.patch.object(graph_trainer, "run_traced", partial(run_traced, graph_trainer.run_traced)),
         mock.patch("torchtitan.trainer.time.sleep"),
-        stages_seen(partial(played, folder)) as stages,
-        warnings.catch_warnings(record=True) as said,
     ):
-        warnings.simplefilter("always", overlap_sched.errors.OverlapSchedWarning)
         torchtitan.train.main()
+    return losses
+
+
+def trained(arguments: list[str]) -> dict[str, Any]:
+    """A training, looked at from the outside."""
+    import overlap_sched
+    from tests.support.reports import report_data
+
+    overlap_sched.clear_reports()
+    graphs: list[fx.GraphModule] = []
+
+    def keep_graph(run: Callable[..., Any], traced: Any, **how: Any) -> Any:
+        graphs[:] = [traced.gm]
+        return run(traced, **how)
+
+    with stages_seen(played) as stages, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", overlap_sched.errors.OverlapSchedWarning)
+        losses = run_titan(arguments, keep_graph)
     nodes = list(graphs[0].graph.nodes) if graphs else []
     return {
         "losses": losses,
@@ -86,21 +96,17 @@ def trained(arguments: list[str], folder: Path) -> dict[str, Any]:
         "between": between(graphs[0]) if graphs else 0,
         "regions": sum(hasattr(node.target, "__wrapped__") for node in nodes),
         "stages": stages,
-        "reports": [report.to_json() for report in overlap_sched.reports()],
+        "reports": [report_data(report) for report in overlap_sched.reports()],
         "warned": [str(one.message) for one in said if one.category is overlap_sched.errors.OverlapSchedWarning],
     }
 
 
-def played(folder: Path, gm: fx.GraphModule) -> dict[str, Any]:
-    """A graph as it ran, played through by the judge, and kept as a problem file."""
+def played(gm: fx.GraphModule) -> dict[str, Any]:
+    """A graph as it ran, played through by the judge."""
     from overlap_sched.fx import lift
     from overlap_sched.judge.replay import replay
-    from overlap_sched.problem.file import write_problem
 
     problem = lift(gm).problem
-    about = gm.graph.output_node().meta
-    folder.mkdir(exist_ok=True)
-    write_problem(problem, folder / f"{about['graph_pp_stage_index']}-{about['graph_pp_callable']}.json")
     found = replay(problem, problem.original_order)
     order = [node.name for node in gm.graph.nodes]
     times = {"step_us": found.step_us, "exposed_us": found.exposed_us}
@@ -120,55 +126,20 @@ def between(gm: fx.GraphModule) -> int:
     return sum(kernels[end] - kernels[launch] for launch, end in ends.items())
 
 
-@contextmanager
-def nothing() -> Iterator[None]:
-    """As it is."""
-    yield
-
-
-@contextmanager
-def regions() -> Iterator[None]:
+def regions() -> Any:
     """With regions that Inductor compiles."""
-    import torchtitan.experiments.graph_trainer.passes as passes
-
-    name = "annotate_flex_attention_for_regional_inductor_pass"
-    with mock.patch.object(passes, name, annotate_regions()):
-        yield
+    name = "torchtitan.experiments.graph_trainer.passes.annotate_flex_attention_for_regional_inductor_pass"
+    return mock.patch(name, annotate_regions())
 
 
-@contextmanager
-def fault() -> Iterator[None]:
+def fault() -> Any:
     """Lifting fails on the last rank."""
     last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
-    with mock.patch("overlap_sched.fx.apply.lift", side_effect=ZeroDivisionError("injected")) if last else nothing():
-        yield
+    faulty = mock.patch("overlap_sched.fx.apply.lift", side_effect=ZeroDivisionError("injected"))
+    return faulty if last else nullcontext()
 
 
-@contextmanager
-def experts_in_parts(which: int) -> Iterator[None]:
-    """Layers with experts run in two parts, before the step is ordered: all between attentions (0), or routed rows."""
-    import overlap_sched.titan.graph_pass as graph_pass
-    from overlap_sched.fx import lift
-    from overlap_sched.fx.dimensions.candidates import expert_fissions
-    from overlap_sched.fx.rewrites import rewrite_graph
-
-    ordered = graph_pass.rewrite_and_schedule
-
-    def rewritten(gm: fx.GraphModule, *more: Any) -> Any:
-        rewrite_graph(gm, [expert_fissions(lift(gm), (2,))[which]])
-        return ordered(gm, *more)
-
-    with mock.patch.object(graph_pass, "rewrite_and_schedule", rewritten):
-        yield
-
-
-DONE_TO: dict[str, Callable[[], Any]] = {
-    "nothing": nothing,
-    "regions": regions,
-    "fault": fault,
-    "layers_in_parts": partial(experts_in_parts, 0),
-    "experts_in_parts": partial(experts_in_parts, 1),
-}
+DONE_TO: dict[str, Callable[[], Any]] = {"nothing": nullcontext, "regions": regions, "fault": fault}
 
 if __name__ == "__main__":
     main()

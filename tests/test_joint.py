@@ -128,15 +128,13 @@ def test_more_runs_again_for_a_lower_limit() -> None:
 
 def test_what_a_kernel_keeps_in_registers_takes_no_memory() -> None:
     graph = fx.Graph()
-    with FakeTensorMode():
-        value = torch.empty(1024)
-    x = graph.placeholder("x")
-    chain = [x]
+    chain = [graph.placeholder("x")]
     for _ in range(3):
         chain.append(graph.call_function(torch.ops.aten.sin.default, (chain[-1],)))
     graph.output((chain[-1],))
-    for node in chain:
-        node.meta["val"] = value + 0
+    with FakeTensorMode():
+        for node in chain:
+            node.meta["val"] = torch.empty(1024)
     assert in_registers(graph) == {"sin_default", "sin_default_1"}
     problem = without_registers(lift(graph).problem, in_registers(graph))
     assert [one.bytes for one in problem.storages] == [4096, 0, 0, 4096]
@@ -144,15 +142,15 @@ def test_what_a_kernel_keeps_in_registers_takes_no_memory() -> None:
 
 def test_gathers_that_run_again_are_found_by_their_checkpoint() -> None:
     graph, c10d = fx.Graph(), torch.ops._c10d_functional
-    x = graph.placeholder("x")
-    policy = {"recompute": CheckpointPolicy.MUST_RECOMPUTE}
-    gather = graph.call_function(c10d.all_gather_into_tensor.default, (x, 2, "0"))
-    wait = graph.call_function(c10d.wait_tensor.default, (gather,))
-    other = graph.call_function(torch.ops.aten.sin.default, (wait,))
-    alone = graph.call_function(c10d.all_gather_into_tensor.default, (other, 2, "0"))
-    graph.output((alone,))
-    for node, region in ((gather, 1), (wait, 1), (other, 2), (alone, 2)):
-        node.meta |= policy | {"ac_graph_id": region}
+
+    def call(region: int, target: Any, *args: Any) -> fx.Node:
+        node = graph.call_function(target, args)
+        node.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": region}
+        return node
+
+    gather = call(1, c10d.all_gather_into_tensor.default, graph.placeholder("x"), 2, "0")
+    other = call(2, torch.ops.aten.sin.default, call(1, c10d.wait_tensor.default, gather))
+    graph.output((call(2, c10d.all_gather_into_tensor.default, other, 2, "0"),))
     gm = fx.GraphModule(torch.nn.Module(), graph)
     assert gathers_again(gm) == [frozenset({"all_gather_into_tensor_default", "wait_tensor_default"})]
     mark(gm, (), ["wait_tensor_default"])

@@ -318,7 +318,8 @@ def parse_cluster(text: str, where: str) -> Cluster:
 def _device_of(own: str | _DeviceTable) -> Device:
     """A name of the table of devices, or a device of the file's own."""
     if isinstance(own, _DeviceTable):
-        return Device(own.name, *map(float, msgspec.structs.astuple(own)[1:6]), memory_bytes=int(own.memory))
+        flops, bandwidth, *others = map(float, msgspec.structs.astuple(own)[1:6])
+        return Device(own.name, flops, bandwidth, *others, memory_bytes=int(own.memory))  # type: ignore[misc, arg-type]
     try:
         return device_named(own)
     except OptionsError as error:
@@ -343,7 +344,7 @@ def cluster_text(cluster: Cluster) -> str:
         grouped.setdefault(one[:3], []).append(one)
     file = _FileTable(
         **{name: getattr(cluster, name) for name in _Described.__struct_fields__},
-        device=_DeviceTable(*cluster.device),
+        device=_DeviceTable(*cluster.device),  # type: ignore[arg-type]  # its fields, in their order
         mesh=_MeshTable([d.name for d in cluster.mesh], [d.size for d in cluster.mesh]) if cluster.mesh else None,
         collective=tuple(
             _CollectiveTable(*key, *zip(*(one[3:] for one in ones), strict=True)) for key, ones in grouped.items()

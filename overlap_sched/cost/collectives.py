@@ -329,7 +329,7 @@ def model_of(cluster: Cluster) -> PricedModel:
 def _formula(cluster: Cluster, work: Collective, nodes: int) -> tuple[float, float]:
     """Latency, and a ring at the bandwidth of the slowest link: (n - 1) / n of the larger side, once or twice."""
     inside, across, n = cluster.inside, cluster.across, work.group.size
-    latency_us, rate = inside.latency_us, inside.bytes_per_s
+    latency_us, rate = float(inside.latency_us), float(inside.bytes_per_s)
     if nodes > 1 and across is not None:
         share = cluster.across_bytes_per_s
         cards = share if work.op.startswith("all_to_all") else share * -(-n // nodes)

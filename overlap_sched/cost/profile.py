@@ -202,18 +202,21 @@ def _calls(host: Sequence[Event], events: Sequence[Event]) -> list[HostCall]:
     shapes = [_shapes(e) for e in host]
     device = [e for e in events if e.category in DEVICE]
     compute_us, nccl_us = _device_us(host, parents, device)
-    launches = _outermost_launches(host, parents)
+    inside = {-1: False}  # collectives that no other operator of theirs calls; waits are none
+    for k, e in enumerate(host):
+        inside[k] = inside[parents[k]] or e.name.startswith(_LAUNCHES)
+    launches = [k for k, e in enumerate(host) if inside[k] > inside[parents[k]] and not e.name.endswith("wait_tensor")]
     workers = [e for e in events if e.category in _HOST and e.name.startswith(_GLOO)]
     ran = _ran_on_gloo(host, shapes, launches, workers)
-    about: dict[int, Mapping[str, Any]] = {}  # what ``record_param_comms`` says, for each call around it
+    about = dict[int, Mapping[str, Any]]()  # what ``record_param_comms`` says, for each call around it
     for k, e in enumerate(host):
         while e.name == "record_param_comms" and (k := parents[k]) >= 0:
             about.setdefault(k, e.args)
-    calls = []
+    calls, chosen = [], set(launches)
     for k, e in enumerate(host):
         us = compute_us[k] if device else e.end_us - e.start_us
         call = HostCall(e.name, shapes[k], us, e.start_us, parents[k])
-        if k in launches:
+        if k in chosen:
             nbytes, group = _message(e, shapes[k], about.get(k, {}))
             seen_us = ran.get(k, nccl_us[k] or None)
             call = call._replace(name=_functional(e.name), us=seen_us, bytes=nbytes, group=group)
@@ -228,18 +231,6 @@ def _shapes(e: Event) -> tuple[Shape, ...]:
         parts = one if isinstance(one, list) and one and isinstance(one[0], list) else [one]
         found += [tuple(p) for p in parts if isinstance(p, list) and p and all(type(n) is int for n in p)]
     return tuple(found)
-
-
-def _outermost_launches(host: Sequence[Event], parents: Sequence[int]) -> dict[int, None]:
-    """Collectives that no other operator of theirs calls; waits are none."""
-    inside: dict[int, bool] = {-1: False}
-    found: dict[int, None] = {}
-    for k, e in enumerate(host):
-        theirs = e.name.startswith(_LAUNCHES)
-        if theirs and not inside[parents[k]] and not e.name.endswith("wait_tensor"):
-            found[k] = None
-        inside[k] = theirs or inside[parents[k]]
-    return found
 
 
 def _functional(name: str) -> str:
@@ -607,11 +598,12 @@ def _by_order(
 
 def _fused(runs: Sequence[Run]) -> dict[str, float]:
     """By the operators in their names, the median time of fused kernels in a run."""
-    sums = [Counter[str]() for _ in runs]
+    sums = [defaultdict[str, float](float) for _ in runs]
     for us, run in zip(sums, runs, strict=True):
         for call in run.fused:
             us[fused_ops(call.name) or ""] += call.us or 0.0
-    return {ops: statistics.median(us[ops] for us in sums) for ops in dict.fromkeys(ops for us in sums for ops in us)}
+    every = dict.fromkeys(ops for us in sums for ops in us)
+    return {ops: statistics.median(us.get(ops, 0.0) for us in sums) for ops in every}
 
 
 _FUSED = re.compile(r"(?:^|_)(?:cpp|triton_[a-z]+|triton_[a-z]+_[a-z]+)_fused_(.*?)_\d+$")

@@ -26,7 +26,7 @@ Number = Annotated[float, Meta(ge=0, le=MAX_FLOAT)]
 Factor = Annotated[float, Meta(ge=1, le=MAX_FLOAT)]
 
 
-class Table(Struct, frozen=True, forbid_unknown_fields=True):
+class Table(Struct, forbid_unknown_fields=True):
     """A table of a file: an unknown key is an error."""
 
 

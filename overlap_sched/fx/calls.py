@@ -217,8 +217,9 @@ class Communication(NamedTuple):
 
 def joined(parts: Sequence[Communication]) -> Communication:
     """Join what several communicate."""
-    groups, kept, undeclared = (tuple(one for part in parts for one in part[i]) for i in range(3))
-    return Communication(tuple(dict.fromkeys(groups)), kept, tuple(dict.fromkeys(undeclared)))
+    groups = dict.fromkeys(name for part in parts for name in part.groups)
+    undeclared = dict.fromkeys(one for part in parts for one in part.undeclared)
+    return Communication(tuple(groups), tuple(name for part in parts for name in part.kept), tuple(undeclared))
 
 
 def launched_by(node: fx.Node) -> list[Launched]:

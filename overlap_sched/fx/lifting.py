@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.distributed as dist
 from torch import fx
@@ -161,7 +161,7 @@ def _facts(members: list[_Site], live: Any, nodes: Nodes) -> Facts:
         return Facts(len(ranks), tuple(ranks))
     for reading, v in members if not size else ():  # how much larger one side of a gather or scatter is than the other
         into, out = sum(reading.value_bytes[u] for u in reading.inputs[v]), reading.value_bytes[v]
-        op = reading.traits[v].comm.op
+        op = getattr(reading.traits[v].comm, "op", "")
         small, large = (into, out) if "gather" in op else (out, into) if "scatter" in op else (0, 0)
         if size is None and 0 < small <= large and large % small == 0:
             size = large // small
@@ -171,12 +171,8 @@ def _facts(members: list[_Site], live: Any, nodes: Nodes) -> Facts:
     return Facts(int(size))
 
 
-class Memory(NamedTuple):
-    """Per node what it allocates and uses (ids of ``storages``); the storages that count."""
-
-    alloc: list[tuple[int, ...]]
-    use: list[tuple[int, ...]]
-    storages: tuple[Storage, ...]
+Memory = tuple[list[tuple[int, ...]], list[tuple[int, ...]], tuple[Storage, ...]]
+"""Per node what it allocates, and what it uses (ids of storages); the storages that count."""
 
 
 def memory_of(reading: Reading, memory_model: MemoryModel, kept: set[fx.Node]) -> Memory:
@@ -196,7 +192,7 @@ def memory_of(reading: Reading, memory_model: MemoryModel, kept: set[fx.Node]) -
     all_on_cpu = set(table.device) <= {"cpu"}
     counted = dict.fromkeys(s for stored in alloc for s in stored if all_on_cpu or table.device[s] != "cpu")
     number = {s: i for i, s in enumerate(counted)}
-    return Memory(
+    return (
         [tuple([number[s] for s in a if s in number]) if a else a for a in alloc],
         [tuple([number[s] for s in u if s in number]) if u else u for u in use],
         tuple(Storage(table.nbytes[s], s in pinned) for s in number),
@@ -428,10 +424,12 @@ def lift(
     name_of, placements = groups_of(reading, comms, HOST | dict(groups or {}), carried_facts(graph), machines)
     group_table = {group: placement.group for group, placement in placements.items()}
     after = graph_hazards(reading, name_of)
-    memory = memory_of(reading, memory_model, kept)
+    alloc, use, storages = memory_of(reading, memory_model, kept)
     model = model or (Roofline() if on is None else model_of(on))
     costs = costs_of(reading, model, cost, group_table, fusion, after)
-    listed = [_node(reading, v, after, memory, costs, name_of) for v in range(len(reading.nodes))]
+    listed = [
+        _node(reading, v, after, costs, name_of)._replace(alloc=alloc[v], use=use[v]) for v in range(len(reading.nodes))
+    ]
     nodes, stands_for = with_company(listed, reading.ends, reading.outside, group_table, model)
     used = {group for node in nodes for group in launched_on(node)}
     used_groups = {k: g for k, g in group_table.items() if k in used}
@@ -446,7 +444,7 @@ def lift(
         Problem(
             name or (type(gm).__name__ if isinstance(gm, fx.GraphModule) else "graph"),
             nodes,
-            memory.storages,
+            storages,
             used_groups,
             memory_model,
             beside,
@@ -469,23 +467,19 @@ LIFTING = tuple([name for name in signature(lift).parameters if name not in ("gm
 _KIND = {"placeholder": Kind.INPUT, "get_attr": Kind.INPUT, "output": Kind.OUTPUT}
 
 
-def _node(
-    r: Reading, v: int, after: Mapping[int, set[int]], memory: Memory, costs: Costs, group_of: Mapping[int, str]
-) -> Node:
+def _node(r: Reading, v: int, after: Mapping[int, set[int]], costs: Costs, group_of: Mapping[int, str]) -> Node:
     node, traits, deps = r.nodes[v], r.traits[v], r.inputs[v]
-    kind = {Role.LAUNCH: Kind.COLLECTIVE, Role.WAIT: Kind.WAIT}.get(traits.role, _KIND.get(node.op, Kind.COMPUTE))
+    launches = traits.comm if traits.role is Role.LAUNCH else None
+    kind = Kind.WAIT if traits.role is Role.WAIT else Kind.COLLECTIVE if launches else _KIND.get(node.op, Kind.COMPUTE)
     if v in after or kind is Kind.OUTPUT:
         before = sorted({*deps, *after.get(v, ())})
         deps = tuple(dict.fromkeys((*deps, *before)) if kind is Kind.OUTPUT else before)  # values first, as listed
-    launches = kind is Kind.COLLECTIVE
     return Node(
         name=node.name,
         kind=kind,
         deps=deps,
-        alloc=memory.alloc[v],
-        use=memory.use[v],
         time_us=costs.prices[v].time_us,
-        op=traits.comm.op if launches else traits.op,
+        op=launches.op if launches else traits.op,
         group=group_of[v] if launches else None,
         collective=r.launch_of.get(v),
         flops=costs.flops[v],

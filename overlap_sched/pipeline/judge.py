@@ -320,7 +320,7 @@ def _saved_us(job: PipelineJob, times: dict[int, _StageTimes], ahead: int, stage
 
 
 def _backs(stage: PipelineStage) -> list[PipelineBlock]:
-    """What may send back the gradient of a stage's input."""
+    """Return what may send back the gradient of a stage's input."""
     return [stage.backward] if stage.input_gradient is None else [stage.backward, stage.input_gradient]
 
 

@@ -334,7 +334,7 @@ class _ProblemMaker(Draft):
         own, host = parts.own[p], self.host_node(new.like)
         for s in node.alloc:
             nbytes = self.storages[s].bytes
-            own[s] = self.storage(nbytes if s in times.full else -(-nbytes // parts.count))
+            own[s] = self.storage(nbytes if s in times.full else -(-nbytes // parts.parts))
         deps: list[NodeId] = []
         entered = defaultdict[StorageId, list[StorageId]](list)
         for u in (*node.deps, *(() if node.collective is None else (node.collective,))):
@@ -347,7 +347,7 @@ class _ProblemMaker(Draft):
         use = unique(t for s in node.use for t in ([own[s]] if s in own else entered.get(s, [s])))
         made = node._replace(name=new.name, deps=unique(deps), alloc=tuple(own[s] for s in node.alloc), use=use)
         if node.kind is Kind.COLLECTIVE:
-            nbytes = node.bytes if times.full.issuperset(node.alloc) else -(-node.bytes // parts.count)
+            nbytes = node.bytes if times.full.issuperset(node.alloc) else -(-node.bytes // parts.parts)
             us = self.prices.collective_us(node.op, nbytes, self.groups[node.group or ""])
             copy = self._in_flight(made._replace(time_us=us, bytes=nbytes), at)
         elif node.kind is Kind.WAIT:  # what ends a wait takes of the host, it takes for every part
@@ -357,7 +357,7 @@ class _ProblemMaker(Draft):
         else:
             nbytes = times.bytes(node, self.storages, [s for s in node.use if s in own or s in entered])
             us = times.us(node, nbytes)
-            copy = self.add(made._replace(time_us=us, flops=node.flops // parts.count, bytes=nbytes), at)
+            copy = self.add(made._replace(time_us=us, flops=node.flops // parts.parts, bytes=nbytes), at)
         if not node.alloc or node.kind is Kind.COLLECTIVE:  # users of a view hold what it looks at; a wait, both sides
             parts.entered[copy] = entered
         return copy
@@ -388,7 +388,7 @@ class _Parts(NamedTuple):
     """What is carried from node to node while one fission is done.
 
     Attributes:
-        count: How many parts. slices: nodes that enter in part.
+        parts: How many. slices: nodes that enter in part.
         gone: Nodes that go, and what stands for what they take of the host.
         times: Of nodes in a part.
         own: Per part, per storage that a node inside makes, the part's.
@@ -397,7 +397,7 @@ class _Parts(NamedTuple):
         left: Storages that leave.
     """
 
-    count: int
+    parts: int
     slices: Collection[NodeId]
     gone: Collection[NodeId]
     times: PartTimes

@@ -65,7 +65,6 @@ from overlap_sched.transform.search import (
     Trial,
     finish,
     refuse_nothing,
-    schedule_again,
 )
 
 FORMS: tuple[Form, ...] = ("coalesced", "copied")
@@ -261,7 +260,7 @@ def _search(without: Schedule, search: RewriteSearch, wanted: Wanted, gain_us: f
         others = tuple(Bucket(one.members, form) if isinstance(one, Bucket) else one for one in best.rewrites)
         search.attempt(f"{best.what}, {form}", others, best.start)
     for _ in range(AGAIN):
-        if state.best is None or state.enough or not state.note(schedule_again(search, state.best, POLICIES_AGAIN)):
+        if state.best is None or state.enough or not state.note(search.again(state.best, POLICIES_AGAIN)):
             break
     return state.trials
 

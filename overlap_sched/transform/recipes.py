@@ -284,26 +284,20 @@ def check(make: Maker[V], wanted: Rewrite) -> None:
 
 
 def _bucket(make: Maker[V], wanted: Bucket) -> None:
-    members = [make.single(name) for name in wanted.members]
-    check_alike([(make.name(one.launch), one.shared) for one in members])
+    names, first = wanted.members, wanted.members[0]
+    members = [make.single(name) for name in names]
+    few = len(set(names)) < max(len(names), 2)
+    refuse_if(few, f"a bucket of {', '.join(names)}: two collectives at least, each once.")
+    for name, one in zip(names, members, strict=True):
+        for what, here in one.shared.items():
+            there = members[0].shared[what]
+            refuse_if(here != there, f"{name!r} has {what} {here!r} and {first!r} has {there!r}: a bucket has one.")
     for one in members:
         make.check_member(one, wanted.form)
     recipe = _coalesced if wanted.form == "coalesced" else _packed
-    first, outs = recipe(make, wanted.name, members)
+    taken, outs = recipe(make, wanted.name, members)
     for one, out in zip(members, outs, strict=True):
-        make.stand_in(one, first, out)
-
-
-def check_alike(members: Sequence[tuple[str, Mapping[str, object]]]) -> None:
-    """Members of a bucket must be two or more, each once, and share what is given of each: ``"process group": "0"``."""
-    names = [name for name, _ in members]
-    few = len(set(names)) < max(len(names), 2)
-    refuse_if(few, f"a bucket of {', '.join(names)}: two collectives at least, each once.")
-    first, shared = members[0]
-    for name, said in members[1:]:
-        for what, here in said.items():
-            there = shared[what]
-            refuse_if(here != there, f"{name!r} has {what} {here!r} and {first!r} has {there!r}: a bucket has one.")
+        make.stand_in(one, taken, out)
 
 
 def _coalesced(make: Maker[V], name: str, members: Sequence[Single[V]]) -> tuple[V, list[V]]:

@@ -309,67 +309,37 @@ class RewriteSearch:
         """Try rewrites unless that was tried, or the best is good enough; tell whether they are the best now."""
         if not self.state.is_new(rewrites, order):
             return False
-        trial = schedule_rewritten(self, what, rewrites, order, self.state.best_us, self.state.policies)
-        return self.state.note(trial)
+        return self.state.note(self._tried(Trial(what, (*self.done, *rewrites)), rewrites, order))
 
+    def _tried(self, trial: Trial, rewrites: Sequence[Rewrite], order: Sequence[NodeId]) -> Trial:
+        """Apply rewrites to an order, and schedule from there."""
+        try:
+            problem = self.rewritten(rewrites, order)
+        except RewriteError as error:
+            return replace(trial, why_not=str(error))
+        live_ranges = LiveRanges(problem)
+        over_bytes = int(live_ranges.profile(problem.original_order).max()) - self.budget_bytes
+        if over_bytes > 0:
+            why_not = f"{over_bytes:,} bytes above the budget before anything is moved"
+            return replace(trial, why_not=why_not, over_bytes=over_bytes)
+        start = tuple(order) if self.whole is None else order_as_it_was(self.whole, self.problem, order)
+        begin = Reference(problem, launch_first(problem, live_ranges, self.budget_bytes), live_ranges)
+        return self._scheduled(replace(trial, start=start), begin, self.state.best_us, self.state.policies)
 
-def schedule_rewritten(
-    asked: RewriteSearch,
-    what: str,
-    rewrites: Sequence[Rewrite],
-    order: Sequence[NodeId],
-    beat_us: float,
-    policies: Sequence[Policy] = POLICIES,
-) -> Trial:
-    """Apply rewrites to an order and schedule from there.
+    def again(self, trial: Trial, policies: Sequence[Policy] = POLICIES) -> Trial:
+        """Schedule what was found once more, from its own order: what a policy missed there, another one may find."""
+        assert trial.problem is not None
+        more = Trial(f"{trial.what}, again from its own order", trial.rewrites, start=trial.start)
+        return self._scheduled(more, Reference(trial.problem, trial.order), trial.step_us, policies)
 
-    Args:
-        asked: What every try shares.
-        what: For people.
-        rewrites: What is tried.
-        order: Of the problem asked about; new nodes are put into it.
-        beat_us: What has been reached: a run that will be longer is given up.
-        policies: Of the runs.
-    """
-    failed = Trial(what, (*asked.done, *rewrites))
-    try:
-        problem = asked.rewritten(rewrites, order)
-    except RewriteError as error:
-        return replace(failed, why_not=str(error))
-    live_ranges = LiveRanges(problem)
-    over_bytes = int(live_ranges.profile(problem.original_order).max()) - asked.budget_bytes
-    if over_bytes > 0:
-        why_not = f"{over_bytes:,} bytes above the budget before anything is moved"
-        return replace(failed, why_not=why_not, over_bytes=over_bytes)
-    start = tuple(order) if asked.whole is None else order_as_it_was(asked.whole, asked.problem, order)
-    begin = launch_first(problem, live_ranges, asked.budget_bytes)
-    return _scheduled(replace(failed, start=start), asked, problem, live_ranges, begin, beat_us, policies)
-
-
-def schedule_again(asked: RewriteSearch, trial: Trial, policies: Sequence[Policy] = POLICIES) -> Trial:
-    """Schedule what was found once more, from its own order: what a policy missed there, another one may find."""
-    assert trial.problem is not None
-    failed = Trial(f"{trial.what}, again from its own order", trial.rewrites, start=trial.start)
-    live_ranges = LiveRanges(trial.problem)
-    return _scheduled(failed, asked, trial.problem, live_ranges, trial.order, trial.step_us, policies)
-
-
-def _scheduled(
-    failed: Trial,
-    asked: RewriteSearch,
-    problem: Problem,
-    live_ranges: LiveRanges,
-    begin: Order,
-    beat_us: float,
-    policies: Sequence[Policy],
-) -> Trial:
-    beat = Candidate((), beat_us, 0)
-    runs = run_policies(Reference(problem, begin, live_ranges), asked.budget_bytes, beat, policies)
-    if runs.best is None:
-        why_not = "no shorter" if runs.least_us < beat_us else f"no order of it takes less than {runs.least_us:.0f} us"
-        return replace(failed, why_not=why_not, work=runs.work)
-    found = replace(failed, step_us=runs.best.step_us, problem=problem, order=runs.best.order)
-    return replace(found, work=runs.work, policies=runs.policies)
+    def _scheduled(self, trial: Trial, begin: Reference, beat_us: float, policies: Sequence[Policy]) -> Trial:
+        runs = run_policies(begin, self.budget_bytes, Candidate((), beat_us, 0), policies)
+        trial = replace(trial, work=runs.work)
+        if runs.best is None:
+            bound = f"no order of it takes less than {runs.least_us:.0f} us"
+            return replace(trial, why_not="no shorter" if runs.least_us < beat_us else bound)
+        order, step_us = runs.best.order, runs.best.step_us
+        return replace(trial, step_us=step_us, problem=begin.problem, order=order, policies=runs.policies)
 
 
 def launch_first(problem: Problem, live_ranges: LiveRanges, budget_bytes: int) -> Order:

@@ -291,6 +291,7 @@ def test_of_two_dimensions_alike_the_sharding_group_is_the_outer_one() -> None:
 def test_tensor_parallel_fills_the_node_so_fsdp_crosses_it() -> None:
     placed = place({"0": Facts(8, shards=True), "1": Facts(8)}, Nodes(8))
     assert [one.group for one in placed.values()] == [SPREAD, INSIDE]
+    assert groups({"0": Facts(8), "1": Facts(8, shards=True)}, Nodes(8)) == {"0": INSIDE, "1": SPREAD}
     assert re.search("'0' .*on 8 nodes.*--group 0=RANK,RANK,... or --mesh NAME=SIZE", placed["0"].assumed)
 
 

@@ -193,6 +193,7 @@ return (add, view)
 def test_operators_unknown_to_this_torch_follow_their_annotations(tmp_path: Path) -> None:
     body = """
 proj: "bf16[16, 4][1, 16]cuda:0" = torch.ops.my_kernels.proj.default(x, 3);  x = None
+set_ = torch.ops.my_kernels.set_.default(proj);  set_ = None
 pair = torch.ops.my_kernels.pair.default(proj)
 left: "f32[2, 2]" = pair[0]
 right: "f32[s0]" = pair[1];  pair = None

@@ -473,18 +473,6 @@ def test_what_has_been_waited_for_before_is_not_waited_for_again() -> None:
     assert not {*problem.nodes[slow].use} & {*problem.nodes[last].use}
 
 
-def test_a_wait_of_two_collectives_is_deferred_as_a_whole() -> None:
-    gm = trace(two_groups, (4, 4), (4, 4))
-    report = schedule_graph(gm, Options(headroom="1MiB"), cost=times)
-    assert report.changed
-    assert report.schedule is not None
-    assert report.schedule.scheduled.step_us == 40.0 + 30.0
-    names = [node.name for node in gm.graph.nodes]
-    assert names.index("mm") < names.index("wait_tensors")
-    assert len(names) == len(set(names)) == len(report.schedule.order) - 1
-    gm.graph.lint()
-
-
 @pytest.mark.parametrize("second", [(), (2,), (2, 1)])
 def test_nodes_behind_are_renumbered(second: tuple[int, ...]) -> None:
     """Two collectives; a wait of both, a wait of one or more, and what uses them."""

@@ -231,29 +231,6 @@ def test_a_blocking_collective_holds_the_compute_stream() -> None:
     assert node.time_us == 12.0 + 64 / 2 / 370e9 * 1e6
 
 
-CE_MULTICAST = "_low_contention_all_gather_ce_multicast"
-
-
-@pytest.mark.parametrize("name", [CE_MULTICAST, f"{CE_MULTICAST}_out"])
-def test_copies_by_multicast_run_on_the_stream_that_calls_them(name: str) -> None:
-    importlib.import_module("torch.distributed._symmetric_memory")
-    if not hasattr(torch.ops.symm_mem, name):
-        pytest.skip(f"torch {torch.__version__} has no symm_mem.{name}")
-    b = Builder()
-    x, out = b.input("x"), b.input("out")
-    out.meta["val"] = b.tensor(16, 4)
-    with_out = name.endswith("_out")
-    arguments = (x, "ring", out) if with_out else (x, "ring")
-    b.call("gather", getattr(torch.ops.symm_mem, name).default, *arguments, val=out.meta["val"] if with_out else None)
-    b.call("print", ATEN._print.default, "hello", val=())
-    lifted = lift(b.done(x), groups={"ring": Group(4, True)})
-    node = lifted.problem.nodes[2]
-    nbytes = 4 * 16 * 4 if with_out else 4 * 16
-    assert (node.kind, node.group, node.bytes) == ("compute", None, nbytes)
-    assert node.time_us == pytest.approx(12.0 + nbytes * 3 / 4 / 370e9 * 1e6)
-    assert 2 in lifted.problem.nodes[3].deps  # it writes into other ranks' memory: an effect
-
-
 @pytest.fixture
 def configured() -> Iterator[Any]:
     """A collective of the family that we do not know, as later versions of torch will have them."""

@@ -276,25 +276,6 @@ def test_real_runs_of_random_orders_are_bitwise_equal(world: list[str]) -> None:
         assert same(run(reordered(gm, rng)), expected)
 
 
-def test_real_two_groups(world: list[str]) -> None:
-    """a, b on group 1, c(b) on group 2: torch's own pass recurses on it without end."""
-    one, two = world
-
-    def f(x: Tensor) -> Any:
-        a = C10D.all_reduce(x, "sum", one)
-        b = C10D.all_reduce(x * 2, "sum", one)
-        c = C10D.all_reduce(wait(b), "sum", two)
-        y = x @ x
-        return wait(a), wait(c), y @ y
-
-    gm = trace(f, (4, 4))
-    expected = run(gm)
-    report = schedule_graph(gm, Options(headroom="1MiB"), cost=slow)
-    assert report.changed
-    gm.graph.lint()
-    assert same(run(gm), expected)
-
-
 @pytest.mark.slow
 @pytest.mark.private
 def test_real_training_through_autograd_is_bitwise_equal(world: list[str]) -> None:

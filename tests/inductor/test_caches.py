@@ -349,8 +349,8 @@ def test_another_torch_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None
 
 JOB_RANKS = 2
 Found = list[dict[str, dict[str, Any]]]
-SECOND = ["again", "again, wiped", "again, version", "again, version on all", "again, options on all", "mega"]
-BUCKETS = ["buckets", "buckets again", "buckets again, wiped", "buckets, options"]
+SECOND = ["again", "again, wiped", "again, version", "mega"]
+BUCKETS = ["buckets", "buckets again", "buckets again, wiped"]
 HEALING = ["options, odd", "options, odd again", "healing", "healing again", "healed"]
 
 
@@ -431,15 +431,6 @@ def test_one_rank_that_finds_nothing_compiles_and_all_agree(jobs: Found, step: s
 
 @pytest.mark.slow
 @pytest.mark.private
-@pytest.mark.parametrize("step", ["again, version on all", "again, options on all"])
-def test_another_version_and_other_options_do_not_hit(jobs: Found, step: str) -> None:
-    assert of(jobs, step, "hits") == [0, 0]
-    assert of(jobs, step, "misses") == [2, 2]
-    assert of(jobs, step, "changed") == [[True, True]] * 2
-
-
-@pytest.mark.slow
-@pytest.mark.private
 def test_ranks_that_found_different_orders_keep_their_launches(jobs: Found) -> None:
     """Both hit, with other options: what they found is compiled again, and that is what they find the next time."""
     assert of(jobs, "options, odd", "hits") == [0, 0]
@@ -477,7 +468,7 @@ def test_rewritten_graphs_are_cached_and_agreed_on_again(jobs: Found) -> None:
     assert of(jobs, "buckets again, wiped", "hits") == [2, 0]
     assert of(jobs, "buckets again, wiped", "asked") == [4, 4]
     assert of(jobs, "buckets", "events") != of(jobs, "first", "events")
-    for turn in BUCKETS[1:3]:
+    for turn in BUCKETS[1:]:
         assert of(jobs, turn, "events") == of(jobs, "buckets", "events")
         assert of(jobs, turn, "warned") == [[], []]
 
@@ -492,16 +483,3 @@ def test_a_graph_of_dtensors_is_found_in_another_process(jobs: Found) -> None:
     assert of(jobs, "mesh again", "asked") == [2, 2]
     for rank in jobs:
         assert all(map(torch.equal, rank["mesh again"]["results"], rank["mesh, torch alone"]["results"]))
-
-
-@pytest.mark.slow
-@pytest.mark.private
-def test_where_ranks_differ_by_then_nothing_is_rewritten(jobs: Found) -> None:
-    """One rank finds rewritten code, the other has other options: neither rewrites, both keep their launches."""
-    assert of(jobs, "buckets, options", "hits") == [0, 0]
-    for rank in jobs:
-        alone, kept = (rank[turn]["events"] for turn in ("torch alone", "buckets, options"))
-        for before, after in zip(alone, kept, strict=True):
-            assert [e for e in before if e[0] == "launch"] == [e for e in after if e[0] == "launch"]
-    warned = jobs[0]["buckets, options"]["warned"]
-    assert any("has torch compile 'forward" in text or "rewrites no" in text for text in warned)

@@ -22,7 +22,6 @@ from overlap_sched.inductor.settings import Settings
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem import Kind
 from overlap_sched.scheduler.driver import Schedule
-from tests.inductor.conftest import Compiled, compiled_step
 from tests.support.inductor.models import Net, step
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -112,26 +111,6 @@ def test_modes_are_for_inductor() -> None:
     message = "mode is 'max-autotune', which is for Inductor. Leave it out with backend='overlap_sched'."
     with pytest.raises(OptionsError, match=re.escape(message)):
         overlap_sched.backend(torch.fx.GraphModule({}, torch.fx.Graph()), [], mode="max-autotune")
-
-
-@pytest.fixture(scope="module")
-def before_lowering(ranks: None) -> Compiled:
-    options = overlap_sched.inductor_options(Options(headroom="20%", strict=True), stage="post_grad")
-    return compiled_step(options=options)
-
-
-@pytest.mark.slow
-@pytest.mark.private
-def test_before_lowering_results_are_the_same(plain: Compiled, before_lowering: Compiled) -> None:
-    assert all(map(torch.equal, plain.results, before_lowering.results))
-
-
-def test_before_lowering_is_reported_with_its_caveat(before_lowering: Compiled) -> None:
-    assert [report.name.split()[0] for report in before_lowering.reports] == ["forward", "backward"]
-    for report in before_lowering.reports:
-        assert report.stage == "post_grad"
-        assert report.report.changed
-        assert report.settings == ("Inductor reorders the graph as it lowers it: only part of the order survives",)
 
 
 def test_backward_is_told_which_inputs_its_caller_holds() -> None:

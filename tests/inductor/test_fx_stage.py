@@ -15,7 +15,7 @@ from torch._inductor.utils import run_and_get_code
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.distributed import Agreement, Digest, Verdict
-from overlap_sched.errors import OverlapSchedWarning, SequenceError, VerificationError
+from overlap_sched.errors import OverlapSchedWarning, SequenceError
 from overlap_sched.fx import Lifted
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report
 from overlap_sched.fx.rewrites import backends
@@ -194,16 +194,6 @@ def test_a_rank_that_fails_tells_the_others() -> None:
     assert described(gm.graph) == before
 
 
-def test_strict_raises() -> None:
-    wrong = Bucket(("all_gather_into_tensor", "nothing"))
-    settings = Settings(Options(strict=True), stage="backend")
-    with pytest.raises(VerificationError) as raised:
-        rewrite_fx(GRAPHS["whole"](), settings, chosen(wrong))
-    assert str(raised.value).endswith(
-        "failed: RewriteError: there is no node 'nothing' to rewrite: it is not in the graph, or gone by now."
-    )
-
-
 def test_graphs_without_anything_to_rewrite_ask_nobody() -> None:
     """Two gathers in one group at least: known by the launches, before anything is lifted."""
     choose = mock.Mock(return_value=RewriteChoice())
@@ -332,23 +322,6 @@ def test_asked_for_by_an_option(plain: Compiled, ranks: None) -> None:
     assert [one.report.made is not None for one in done.reports] == fewer
     made = next(one.report.made for one in done.reports if one.report.made is not None)
     assert any(isinstance(one, Bucket) for one in made.rewrites)
-
-
-@pytest.mark.slow
-@pytest.mark.private
-def test_graphs_that_run_as_fx(ranks: None) -> None:
-    eager = compiled_step(backend="aot_eager")
-    with mock.patch.object(fx_stage.log, "info") as logged:
-        done = compiled_step(backend="overlap_sched", options=vars(ROOMY))
-    assert all(map(torch.equal, eager.results, done.results))
-    said = [call.args[2] for call in logged.call_args_list if call.args[0].startswith("%s: %s")]
-    assert said
-    assert all("rewrite" in text for text in said)
-    told = [one.report for one in done.reports if one.report.made is not None]
-    assert len(told) == len(said)
-    for one in told:  # lifted anew, what rewrites have made has its name
-        launches = {node.name for node in one.schedule.problem.nodes}
-        assert {rewrite.name for rewrite in one.made.rewrites if isinstance(rewrite, Bucket)} <= launches
 
 
 def test_what_is_not_rewritten_is_in_the_report_also_where_times_are_given() -> None:

@@ -316,11 +316,6 @@ def test_sizes_that_only_the_data_knows_are_as_large_as_the_graph_asserts() -> N
     assert all(words in text for text in (str(report), report.line))
 
 
-def test_without_collectives_nothing_is_lifted() -> None:
-    run(lambda x, w: x @ w, overlap_sched.inductor_options(Options(strict=True)))
-    assert main_report().report.reason == "the graph has no collectives"
-
-
 def grouped(snodes: list[Any], at: int) -> list[Any]:
     """Two nodes, one behind the other, stay together."""
     from torch._inductor.scheduler import GroupedSchedulerNode

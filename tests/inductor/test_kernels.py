@@ -104,17 +104,6 @@ def test_what_no_schema_says_is_written_is_ordered_against_its_readers() -> None
     assert after(*kernels, unseen=[0])[0] == {(1, 0), (2, 1)}
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [(Kernel(writes="a"), Kernel("a")), (Kernel("a"), Kernel(writes="a")), (Kernel(writes="a"), Kernel(writes="a"))],
-    ids=["read after write", "write after read", "write after write"],
-)
-def test_storages(first: Kernel, second: Kernel) -> None:
-    pairs, notes = after(first, Kernel("b"), second)
-    assert pairs == {(2, 0)}
-    assert notes["hazard"] == 1
-
-
 @pytest.mark.parametrize("ordering", [Ordering.RANDOM, Ordering.EFFECT])
 def test_random_numbers_and_effects(ordering: Ordering) -> None:
     kernels = Kernel(origin=0), Kernel(origin=1), Kernel(origin=2)
@@ -166,11 +155,6 @@ def test_what_communicates_inside_stays_among_the_launches_of_its_group() -> Non
     assert after(*kernels, comms=[launch] * 4, groups=groups, inside=inside)[0] == {(1, 0), (2, 1), (3, 1)}
     inside = {1: Communication((), ("*",))}
     assert after(*kernels, comms=[launch] * 4, groups=groups, inside=inside)[0] == set()
-
-
-def test_without_launches_whatever_may_communicate_keeps_its_order() -> None:
-    inside = {0: Communication((), ("*",)), 1: Communication(("0",), ("0",))}
-    assert after(Kernel(origin=0), Kernel(), Kernel(origin=1), inside=inside)[0] == {(2, 0)}
 
 
 def effect(name: str, origins: Sequence[fx.Node] = (), needs: str = "", extern: bool = True) -> Kernel:

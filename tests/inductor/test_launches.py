@@ -21,7 +21,6 @@ from overlap_sched.inductor.agree import (
     launch_digest,
     launch_texts,
     launches_in,
-    target_name,
     traffic_in,
 )
 from overlap_sched.inductor.kernel_graph import in_graph_order, kernel_traffic
@@ -178,22 +177,6 @@ def test_two_processes_have_one_key(capsys: pytest.CaptureFixture[str]) -> None:
     ).stdout  # fmt: skip
     assert there == capsys.readouterr().out
     assert len(there.strip()) == 64
-
-
-@pytest.mark.parametrize(
-    ("target", "name"),
-    [
-        (torch.ops.aten.mm.default, "aten.mm.default"),
-        (torch.ops.aten.mm, "aten.mm"),
-        (torch.sym_sum, "torch.sym_sum"),
-        (len, "builtins.len"),
-        (fx.Graph, "torch.fx.graph.Graph"),
-        (fx.Graph(), "torch.fx.graph.Graph"),
-        (torch.ops.higher_order.cond, "cond"),
-    ],
-)
-def test_names(target: object, name: str) -> None:
-    assert target_name(target) == name
 
 
 def test_other_operators_have_another_key() -> None:

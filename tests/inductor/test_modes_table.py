@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,9 +16,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
+from overlap_sched.inductor import switch
+from overlap_sched.inductor.switch import NOT_RUN
 from tests.support.inductor.generated import matmuls_under_way
 from tests.support.inductor.models import SLOW_NETWORK
-from tests.support.inductor.modes import MODES, RANKS, Mode
+from tests.support.inductor.modes import MODES, RANKS, Mode, Plain, plain, trained
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "torch.md"
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -91,3 +93,68 @@ def test_what_the_row_says(row: Row) -> None:
     written = [set(re.findall("`([^`]+)`", either)) for either in row.said.split(" or ")]
     assert any(phrases <= said for phrases in written)
     assert row.outcome != "nothing" or became in written
+
+
+def compare(step: Any) -> tuple[overlap_sched.inductor.GraphReport, ...]:
+    """Run a step without us and with us; what is reported."""
+    with world(""):
+        expected, _ = run(Mode(step))
+        with overlap_sched.enabled(Options(headroom="50%", strict=True), model=SLOW_NETWORK):
+            results, _ = run(Mode(step))
+    assert len(results) == len(expected) > 0
+    assert all(map(torch.equal, results, expected))
+    return overlap_sched.reports()
+
+
+@pytest.mark.slow
+def test_a_compiled_optimizer_step() -> None:
+    """Gradients are averaged in the same graph: an update writes its parameter behind the wait of its collective."""
+
+    def step() -> list[torch.Tensor]:
+        model = Plain()
+        parameters, momenta = list(model.parameters()), [torch.zeros_like(p) for p in model.parameters()]
+        group, functional = dist.group.WORLD.group_name, torch.ops._c10d_functional
+
+        @torch.compile(fullgraph=True)
+        def update(gradients: list[torch.Tensor]) -> None:
+            means = [functional.all_reduce(gradient, "avg", group) for gradient in gradients]
+            means = [functional.wait_tensor(mean) for mean in means]
+            torch._foreach_mul_(momenta, 0.9)
+            torch._foreach_add_(momenta, means)
+            torch._foreach_add_(parameters, momenta, alpha=-0.1)
+
+        for _ in range(2):
+            model.zero_grad(set_to_none=True)
+            trained(model, model)
+            with torch.no_grad():
+                update([p.grad for p in parameters])
+        return [*(p.detach() for p in parameters), *momenta]
+
+    reports = compare(step)
+    assert {report.name.split()[0] for report in reports} == {"inference"}
+    assert all(report.report.schedule is not None for report in reports)
+
+
+@pytest.mark.slow
+def test_deterministic_mode_keeps_the_original_order_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        with world(""), pytest.warns(OverlapSchedWarning, match=re.escape(f"overlap_sched cannot run: {NOT_RUN}")):
+            overlap_sched.enable()
+        overlap_sched.disable()
+        overlap_sched.clear_reports()
+        monkeypatch.setattr(switch, "warn", lambda message: None)
+        assert {report.report.reason for report in compare(plain)} == {NOT_RUN}
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.slow
+def test_cpp_wrapper() -> None:
+    with torch._inductor.config.patch(cpp_wrapper=True):
+        try:
+            with world(""):
+                run(Mode(plain))
+        except torch._inductor.exc.InductorError as error:
+            pytest.skip(f"torch {torch.__version__} itself cannot: {str(error).splitlines()[0]}")
+        assert compare(plain)[-1].report.changed

@@ -16,7 +16,7 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.distributed import Agreement, Verdict
 from overlap_sched.distributed.sequences import Entry
-from overlap_sched.errors import OptionsError, OverlapSchedWarning
+from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.inductor import agree, partitioning
 from overlap_sched.inductor.partitioning import FitPartitioner, clear_partitions
 from overlap_sched.inductor.settings import Settings
@@ -84,14 +84,6 @@ def test_a_limit_that_torch_keeps_changes_nothing() -> None:
     assert one.line.endswith("cut as torch does: it answers the question best")
     assert one.found is not None
     assert one.found.tried == 1
-
-
-@pytest.mark.slow
-def test_dynamic_shapes() -> None:
-    model = blocks()
-    plain = step(model, dynamic=True)
-    assert same(step(model, memory_limit="85%", dynamic=True), plain)
-    assert [one.reason for one in overlap_sched.partitions()] == [None]
 
 
 @pytest.mark.slow
@@ -213,22 +205,6 @@ def test_off_is_off() -> None:
         assert config.custom_partitioner_fn is outer
     assert config.custom_partitioner_fn is before
     assert "custom_partitioner_fn" not in overlap_sched.inductor_options()
-
-
-def test_errors_say_what_to_write() -> None:
-    def said(**how: Any) -> str:
-        with pytest.raises(OptionsError) as error:
-            Settings(**how)
-        return str(error.value)
-
-    assert said(memory_limit="80%", max_slowdown=0.1) == (
-        "memory_limit and max_slowdown are two questions: give one of them."
-    )
-    assert said(memory_limit="much") == (
-        "memory_limit is 'much'; write bytes, a size with a unit (40GiB), or percent of the peak that torch's own "
-        "choice has (80%)."
-    )
-    assert said(max_slowdown=-0.1) == "max_slowdown is -0.1; it is 0 to 1, 0.05 for five percent."
 
 
 @pytest.fixture(scope="module")

@@ -92,26 +92,3 @@ def test_blocks_are_pinned_in_both_graphs_and_other_pins_are_other_code(ranks: N
     assert none == ()
     for one in (other, again):
         assert all(map(torch.equal, results, one))
-
-
-@pytest.mark.slow
-@pytest.mark.private
-def test_pins_in_options_go_by_module(ranks: None, tag: None) -> None:
-    pin = "not before layers.0: all_gather* in layers.2"
-    _, reports = compiled_step("in flight 1GiB", pins=(pin,))
-    forward = reports[0].report.schedule
-    assert pin_violation(forward.problem, forward.order, (pin,)) is None
-    assert reports[1].report.notes["pins_about_nothing"] == 1
-
-
-@pytest.mark.slow
-@pytest.mark.private
-def test_pins_in_what_is_recomputed_are_in_the_key_too(ranks: None, tag: None) -> None:
-    """What is checkpointed is a graph in the graph."""
-    compiled_step("apart", again=True)
-    _, reports = compiled_step("in flight 1GiB", again=True)
-    assert counters["aot_autograd"]["autograd_cache_hit"] == 0
-    assert counters["inductor"]["fxgraph_cache_hit"] == 0
-    assert {mark for report in reports for node in report.report.schedule.problem.nodes for mark in node.marks} == {
-        "in flight 1GiB"
-    }

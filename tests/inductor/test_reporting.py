@@ -7,7 +7,6 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,45 +83,6 @@ def test_torch_logs_knows_our_name(logs: str | None, seen: int, said: int) -> No
     environment |= {"PYTHONPATH": str(ROOT), **({} if logs is None else {"TORCH_LOGS": logs})}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert (ran.stderr.count("left as it was: "), ran.stderr.count("a line")) == (seen, said)
-
-
-@pytest.fixture
-def logger(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
-    """Ours, in a process in which nobody has set up logging."""
-    manager = logging.Manager(logging.RootLogger(logging.WARNING))
-    manager.loggerClass = type("Ours", (logging.Logger,), {"manager": manager, "root": manager.root})
-    own = manager.getLogger("overlap_sched")
-    monkeypatch.setattr(reporting, "log", own)
-    return own
-
-
-def basic_config(log: logging.Logger, level: int) -> None:
-    log.manager.root.addHandler(logging.StreamHandler())
-    log.manager.root.setLevel(level)
-
-
-@pytest.mark.parametrize(
-    ("setup", "shown"),
-    [
-        pytest.param(lambda log: None, [True, True], id="none"),
-        pytest.param(lambda log: basic_config(log, logging.INFO), [True, True], id="basicConfig(level=INFO)"),
-        pytest.param(lambda log: basic_config(log, logging.WARNING), [False, True], id="basicConfig()"),
-        pytest.param(lambda log: log.setLevel(logging.ERROR), [False, False], id="overlap_sched at ERROR"),
-        pytest.param(lambda log: log.manager.root.setLevel(logging.ERROR), [False, False], id="root at ERROR"),
-    ],
-)
-def test_a_line_is_shown_as_logging_is_set_up(
-    setup: Callable[[logging.Logger], object],
-    shown: list[bool],
-    logger: logging.Logger,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    setup(logger)
-    found = []
-    for level in (logging.INFO, logging.WARNING):
-        reporting.say("a line", level)
-        found.append(capsys.readouterr().err == "a line\n")
-    assert found == shown
 
 
 def test_the_same_sentence_is_warned_of_once_and_where_warnings_are_errors_it_is_logged(

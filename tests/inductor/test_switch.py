@@ -16,9 +16,8 @@ from torch._inductor import config
 
 import overlap_sched
 from overlap_sched import Options
-from overlap_sched.cost import A100, Roofline
-from overlap_sched.cost.cluster import read_cluster
-from overlap_sched.errors import CostError, OptionsError, OverlapSchedWarning, UnsupportedError
+from overlap_sched.cost import Roofline
+from overlap_sched.errors import OptionsError, OverlapSchedWarning, UnsupportedError
 from overlap_sched.inductor import switch
 from overlap_sched.inductor.reporting import Tally, tally
 from overlap_sched.inductor.settings import Settings
@@ -216,15 +215,6 @@ def test_groups_that_share_ranks_stay_apart_over_rccl(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.version, "hip", "7.1")
     assert Settings().options == Options(concurrent_groups="disjoint")
     assert Settings(Options(concurrent_groups="one")).options.concurrent_groups == "one"
-
-
-def test_a_cluster_goes_along_and_is_read_at_once() -> None:
-    (only,) = overlap_sched.inductor_options(cluster="dgx-h100")[PASSES]
-    assert only.settings.costs["cluster"] == read_cluster("dgx-h100")
-    assert only.settings.priced_for == "dgx-h100"
-    assert Settings(cluster="dgx-h100", model=Roofline(A100)).priced_for == "A100"
-    with pytest.raises(CostError, match="no-such"):
-        overlap_sched.inductor_options(cluster="no-such")
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,21 @@
-"""Orders with a low peak: proven by brute force on small graphs; windows; what is live at the peak."""
+"""Orders with a low peak: proven by brute force on small graphs; windows; the integer program; what is live there."""
 
 import itertools
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from overlap_sched.errors import OptionsError
+from overlap_sched.errors import MissingExtraError, OptionsError, UnreachableError
 from overlap_sched.judge.validate import launch_violation, memory_profile, violation
 from overlap_sched.options import Preserve
-from overlap_sched.peak_memory import best
-from overlap_sched.peak_memory.best import best_order, judged, lower_to, lpmf, search, search_everywhere
+from overlap_sched.peak_memory import best, exact
+from overlap_sched.peak_memory.best import MemoryPlan, best_order, judged, lower_to, lpmf, search, search_everywhere
 from overlap_sched.peak_memory.cut import least_live
+from overlap_sched.peak_memory.exact import exact_order
 from overlap_sched.peak_memory.memory_graph import Walk, lead_with_inputs, memory_graph_of
 from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
@@ -64,20 +67,21 @@ def test_small_graphs_are_solved_and_proven(problem: Problem, preserve: Preserve
 
 
 @SMALL
-@given(problems(max_steps=5), st.integers(-2, 2))
-def test_search_of_the_whole_graph_is_exact(problem: Problem, above: int) -> None:
-    graph = memory_graph_of(problem, "none")
+@given(problems(max_steps=5), st.integers(-2, 2), st.integers(0, 2**16 - 1), st.integers(0, 4))
+def test_search_of_the_whole_graph_is_exact(problem: Problem, above: int, pins: int, at_end: int) -> None:
+    problem = with_kept_storages(problem, pins, at_end)
+    graph = memory_graph_of(problem)
     assume(graph.rest)
 
-    def highest_step(order: list[int]) -> int:
-        profile = dict(zip(order, peak_by_definition(problem, order), strict=True))
+    def highest_step(order: Sequence[int]) -> int:
+        profile = dict(zip(order, peak_by_definition(problem, list(order)), strict=True))
         return max(profile[v] for v in graph.rest)
 
-    lowest = min(highest_step(order) for order in few_orders(problem))
+    lowest = min(map(highest_step, few_orders(problem)))
     found = search(graph, graph.rest, 0, len(graph.rest), lowest + above, 10**6)
     assert found.answer == ("found" if above >= 0 else "none")
     if found.answer == "found":
-        assert highest_step(list(lead_with_inputs(graph, found.order))) <= lowest + above
+        assert highest_step(lead_with_inputs(graph, found.order)) <= lowest + above
     else:
         assert lowest + above < found.refused_bytes <= lowest
 
@@ -107,10 +111,6 @@ def test_a_cut_is_the_least_at_each_node(problem: Problem, pins: int, at_end: in
         least = min(profile[v] for profile in profiles)
         assert least_live(graph, v)[0] == max(least, at_ends)
         assert at_ends <= least_live(graph, v, 5)[0] <= max(least, at_ends)
-    if graph.rest:
-        lowest = min(max(profile[v] for v in graph.rest) for profile in profiles)
-        assert search(graph, graph.rest, 0, len(graph.rest), lowest, 10**6).answer == "found"
-        assert search(graph, graph.rest, 0, len(graph.rest), lowest - 1, 10**6).answer == "none"
 
 
 def with_kept_storages(problem: Problem, pins: int, at_end: int) -> Problem:
@@ -334,3 +334,80 @@ def test_kinds_of_a_step() -> None:
 def test_names_cannot_command_a_terminal() -> None:
     problem = Problem("bad\x1b[2J", (Node("n\x1b[31m", Kind.COMPUTE, (), (0,)),), (Storage(1),))
     assert "\x1b" not in peak_text(explain_peak(problem, (0,)))
+
+
+ortools = pytest.mark.skipif("not __import__('importlib').util.find_spec('ortools')", reason="needs ortools")
+
+
+def unproven(problem: Problem, *_: object) -> MemoryPlan:
+    """What a weaker search would hand over: the original order, and a bound that is far too low."""
+    plan = best_order(problem)
+    return replace(
+        plan, order=problem.original_order, peak_bytes=plan.original_bytes, bound_bytes=0, found_by="original"
+    )
+
+
+@pytest.fixture
+def weak(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The search leaves everything open."""
+    monkeypatch.setattr(exact, "best_order", unproven)
+    return monkeypatch
+
+
+@pytest.mark.slow
+@ortools
+@examples(40, SMALL)
+@given(problems(max_steps=5), st.integers(0, 2**16 - 1), st.integers(0, 4))
+def test_program_of_the_whole_graph_is_exact(problem: Problem, pins: int, at_end: int) -> None:
+    problem = with_kept_storages(problem, pins, at_end)
+    lowest = lowest_peak(problem, "group")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "best_order", unproven)
+        plan = exact_order(problem, "group")
+    assert allowed(problem, list(plan.order), "group")
+    assert max(peak_by_definition(problem, list(plan.order))) == plan.peak_bytes == lowest
+    assert plan.bound_bytes == lowest or plan.order == problem.original_order  # its peak is where inputs are
+
+
+@pytest.mark.slow
+@ortools
+def test_larger_graphs_are_solved_window_by_window(weak: pytest.MonkeyPatch) -> None:
+    problem = chain_with_updates(12)
+    weak.setattr(exact, "MOST_WHOLE", 10)
+    weak.setattr(exact, "WINDOW", 12)
+    plan = exact_order(problem)
+    assert plan.peak_bytes == best_order(problem).peak_bytes < plan.original_bytes
+    assert plan.found_by == "cp-sat"
+    assert allowed(problem, list(plan.order), "group")
+
+
+def test_no_solver_is_needed_where_nothing_is_left_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ortools.sat.python.cp_model", None)
+    assert exact_order(EXAMPLE).optimal
+    assert exact_order(EXAMPLE, "group", limit_bytes=21 * 2**20).peak_bytes == 21 * 2**20
+    with pytest.raises(UnreachableError, match="fits into 10485760 bytes: whatever the order, 22020096 bytes are live"):
+        exact_order(EXAMPLE, "group", limit_bytes=10 * 2**20)
+
+
+def test_a_missing_solver(weak: pytest.MonkeyPatch) -> None:
+    weak.setitem(sys.modules, "ortools.sat.python.cp_model", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'overlap_sched\[exact\]'"):
+        exact_order(chain_with_updates(4))
+
+
+@pytest.mark.slow
+@ortools
+def test_limits_hit_without_a_solution(weak: pytest.MonkeyPatch) -> None:
+    weak.setattr(exact, "MOST_WHOLE", 10)
+    weak.setattr(exact, "WINDOW", 4)
+    with pytest.raises(UnreachableError, match=r"within 500 bytes was found in 0\.5 s at effort 0, and none was ruled"):
+        exact_order(chain_with_updates(40), limit_bytes=500, time_limit_s=0.5, effort=0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"limit_bytes": -1}, {"limit_bytes": "1GiB"}, {"time_limit_s": 0}, {"time_limit_s": float("nan")}]
+)
+def test_arguments_of_the_exact_order_that_cannot_be(wrong: dict[str, object]) -> None:
+    ((name, value),) = wrong.items()
+    with pytest.raises(OptionsError, match=f"^{name} is {value!r}; it is a "):
+        exact_order(EXAMPLE, **wrong)  # type: ignore[arg-type]

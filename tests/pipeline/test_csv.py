@@ -6,11 +6,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from overlap_sched.errors import InputTooLargeError, PipelineError
-from overlap_sched.pipeline.action import Action, ActionKind, Item, Pair, PipelineSchedule, backward, forward, read_item
+from overlap_sched.pipeline.action import Action, ActionKind, PipelineSchedule, read_item
 from overlap_sched.pipeline.csv_file import CsvFormat, parse_schedule_csv, read_schedule_csv, schedule_csv
 from overlap_sched.pipeline.job import PipelineJob, PipelineLink
 from overlap_sched.pipeline.judge import violation
@@ -37,19 +35,6 @@ def one_way(name: str, ranks: int = 2, micro_batches: int = 4) -> tuple[Pipeline
 
 def written(job: PipelineJob, schedule: PipelineSchedule, form: CsvFormat = "compute_only") -> str:
     return schedule_csv(job, schedule, replay_pipeline(job, schedule), form)
-
-
-def actions() -> st.SearchStrategy[Action]:
-    compute = st.builds(Action, st.sampled_from(list(ActionKind)[:8]), st.integers(0, 99), st.integers(0, 99))
-    return compute | st.builds(Action, st.sampled_from(list(ActionKind)[8:]), st.integers(0, 99), st.none())
-
-
-@given(
-    actions()
-    | st.builds(Pair, st.builds(forward, st.just(3), st.integers(0, 9)), st.builds(backward, st.just(1), st.just(2)))
-)
-def test_text_of_items_is_read_back(item: Item) -> None:
-    assert read_item(f" {item} ") == item
 
 
 @pytest.mark.parametrize("name", ONE_WAY)

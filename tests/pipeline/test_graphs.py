@@ -155,11 +155,6 @@ def test_a_pair_holds_the_peak_of_its_graph() -> None:
     assert [(peak.bytes, peak.at_us) for peak in peaks] == list(measure_pipeline(job, plan).peaks)
 
 
-def test_what_is_not_ordered_has_no_pairs() -> None:
-    graphs = JobGraphs(lambda source: exchange("f"))
-    assert graphs.with_pairs(job_of(graphs, TWO.replace(', output_node = "dx"', "")), lambda text: None).pairs == {}
-
-
 def test_joined_stages_run_their_pairs_one_behind_the_other() -> None:
     """Forward 0 beside backward 1, then forward 1 beside backward 0."""
     pairs = {

@@ -63,16 +63,6 @@ def test_replay_and_judge_agree(seed: int) -> None:
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(SEEDS)
-def test_no_schedule_beats_the_bound(seed: int) -> None:
-    rng = random.Random(seed)
-    job = random_job(rng)
-    bound = pipeline_bound_us(job)
-    assert all(replay_pipeline(job, random_schedule(job, rng)).step_us >= bound - 1e-9 for _ in range(5))
-
-
-@pytest.mark.slow
-@settings(max_examples=100, deadline=None)
-@given(SEEDS)
 def test_sends_and_receives_of_any_schedule_match_and_never_hang(seed: int) -> None:
     rng = random.Random(seed)
     job = random_job(rng)

@@ -132,38 +132,28 @@ def test_with_launches_kept_there_may_be_no_order() -> None:
 
 
 def test_what_is_never_waited_for_stays_in_flight() -> None:
-    nodes = (
-        Node("x", Kind.INPUT, alloc=(0,)),
-        Node("one", Kind.COLLECTIVE, (0,), (1,), (0,), 1.0, group="g"),
-        Node("two", Kind.COLLECTIVE, (0,), (2,), (0,), 1.0, group="g"),
-    )
-    problem = Problem("open", nodes, (Storage(1), Storage(1), Storage(1)), {"g": Group(2, True)})
+    launches = (Node(name, Kind.COLLECTIVE, time_us=1.0, group="g") for name in ("one", "two"))
+    problem = Problem("open", tuple(launches), (), {"g": Group(2, True)})
     with pytest.raises(PinError, match="one is in flight until the end, as nothing waits for it in this graph"):
         schedule(problem, Options(pins=("apart",)))
 
 
+NOT_AFTER = "not after dgrad0: gather1"
+"""In layers the second gather comes behind the first dgrad as written."""
+
+
 def test_an_original_order_that_breaks_a_pin_gives_way() -> None:
-    """The second gather comes behind the first dgrad as written."""
-    problem = layers(3)
-    pin = "not after dgrad0: gather1"
-    assert pin_violation(problem, problem.original_order, (pin,)).startswith(f"pin {pin!r} is broken: gather1 is")
-    options = Options(pins=(pin,), headroom=20)
-    task = Task(problem, options, schedule(problem).original.peak_bytes)
-    assert not task.may_stay
-    assert task.keeps(task.nearest)
-    found = schedule(problem, replace(options, strict=True))
-    check_promises(problem, options, found)
-    assert pin_violation(problem, found.order, (pin,)) is None
+    problem, options = layers(3), Options(pins=(NOT_AFTER,), headroom=20, strict=True)
+    assert pin_violation(problem, problem.original_order, options.pins).startswith(f"pin {NOT_AFTER!r} is broken: ")
+    check_promises(problem, options, schedule(problem, options))
 
 
 def test_where_there_is_no_room_for_it_the_original_stays_and_says_so() -> None:
-    problem = layers(2)
-    options = Options(pins=("not after dgrad0: gather1",))
+    problem, options = layers(2), Options(pins=(NOT_AFTER,))
     gather = next(node for node in problem.nodes if node.name == "gather1")
-    size = dict.fromkeys(gather.alloc, 10_000) | dict.fromkeys(problem.nodes[0].alloc, 20_000)
-    wide = replace(
-        problem, storages=tuple(one._replace(bytes=size.get(s, 1)) for s, one in enumerate(problem.storages))
-    )
+    size = dict.fromkeys(range(len(problem.storages)), 1) | dict.fromkeys(gather.alloc, 10_000)
+    size |= dict.fromkeys(problem.nodes[0].alloc, 20_000)
+    wide = replace(problem, storages=tuple(one._replace(bytes=size[s]) for s, one in enumerate(problem.storages)))
     with pytest.warns(OverlapSchedWarning, match="the original order breaks the pins"):
         found = schedule(wide, options)
     assert found.order == wide.original_order

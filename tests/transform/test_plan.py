@@ -18,7 +18,7 @@ from overlap_sched.transform.apply import apply
 from overlap_sched.transform.plan import plan, plan_of_rewrites
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Bucket, Stream
-from overlap_sched.transform.search import RewriteSearch, Trial, schedule_again
+from overlap_sched.transform.search import RewriteSearch, Trial
 from tests.support.examples import examples
 from tests.support.oracle import peak_by_definition, step_by_definition
 from tests.support.sharded import (
@@ -187,11 +187,11 @@ def test_the_best_is_scheduled_again_from_its_own_order() -> None:
     problem = apply(BOUND, (Stream(name),), PRICES)
     step_us = step_by_definition(problem, list(problem.original_order))
     first = Trial("one moved", (Stream(name),), step_us, BOUND.original_order, problem, problem.original_order)
-    better = schedule_again(asked, first)
+    better = asked.again(first)
     assert (better.rewrites, better.why_not) == (first.rewrites, "")
     assert better.step_us == pytest.approx(step_by_definition(problem, list(better.order)))
     assert better.step_us < step_us
-    worse = schedule_again(asked, replace(better, step_us=1.0))
+    worse = asked.again(replace(better, step_us=1.0))
     assert (worse.problem, worse.order, worse.work.runs) == (None, (), 0)  # by a bound on all of its orders
     assert any(trial.what.endswith(", again from its own order") for trial in plan(BOUND, PRICES, ALL).trials)
 

@@ -102,16 +102,11 @@ def test_torchs_operators_lifted_are_the_rewritten_problem() -> None:
     ("rewrite", "text"),
     [
         (Recompute(("rand_like",), ("mul",)), "'rand_like' cannot run again: it draws random numbers"),
-        (Recompute(("rand_like",), ("mm",)), "'mm' does not take 'rand_like'"),
         (Recompute(("mm",), ("mul", "add")), "'mm' cannot run again: 'add_' writes to what it reads"),
         (Recompute(("clone",), ("mul_",)), "'clone' cannot run again: it gives what something writes to"),
         (Recompute(("x_1",), ("mm",)), "'x_1' cannot run again: it is an input"),
-        (Recompute(("mm",), ()), "each once: mm for ."),
-        (Recompute(("nothing",), ("mm",)), "no node 'nothing'"),
         (Offload("t", ("add_1",)), "'t' is no node that makes a storage of its own"),
-        (Offload("mm", ("mm_1",)), "'mm_1' does not take 'mm'"),
         (Offload("mm", ("add_1",), ("exp",)), "'exp' is no view of what 'mm' gives"),
-        (Offload("nothing", ("add_1",)), "no node 'nothing'"),
         (Offload("mm", ("add_1",), ("t", "t")), "each once: mm, t, t for add_1."),
     ],
 )

@@ -20,10 +20,9 @@ from torch import nn
 
 import overlap_sched
 from overlap_sched import Options
-from overlap_sched.distributed import broadcast_costs
 from overlap_sched.fx.apply import Report
 from overlap_sched.problem import Kind
-from tests.support.inductor.models import Experts, Lonely, OtherSwapped, Pair, Swapped, Uneven, own_store, step
+from tests.support.inductor.models import Experts, Pair, Uneven, own_store, step
 
 WIDTH = 16
 DIES = "dies"
@@ -113,24 +112,11 @@ def stages_of_a_pipeline(stage: Stage) -> dict[str, Any]:
     return stage.step(kind(WIDTH, size, groups[mine].group_name), ranks=halves[mine])
 
 
-def one_rank_launches_more(stage: Stage, backend: Any = None) -> dict[str, Any]:
-    """The odd rank has a collective of its own, so launch sequences differ: no wait passes one that it followed."""
-    groups = [dist.new_group([rank]) for rank in range(stage.ranks)]
-    model = Lonely(WIDTH, stage.ranks, groups[stage.rank].group_name) if stage.odd else stage.model()
-    return stage.step(model, backend=backend)
-
-
 def one_rank_fails(stage: Stage) -> dict[str, Any]:
     """The odd rank cannot lift its graphs: it runs them as they are, the others keep their launches."""
     model = stage.model()
     with mock.patch("overlap_sched.fx.apply.lift", side_effect=KeyError("mm")) if stage.odd else nullcontext():
         return stage.step(model)
-
-
-def costs_of_rank_0(stage: Stage) -> dict[str, Any]:
-    """No two ranks measure the same; all take what rank 0 has measured."""
-    measured = broadcast_costs({"us": 5.0 + stage.rank})["us"]
-    return stage.step(stage.model(), cost=lambda node: measured)
 
 
 def a_rank_dies(stage: Stage) -> dict[str, Any]:
@@ -150,25 +136,14 @@ def a_rank_dies(stage: Stage) -> dict[str, Any]:
 
 def run_scenes(stage: Stage, only: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Each scene with its name; ``only``: those, or all."""
-    other = Options(headroom="49%")
     scenes: dict[str, Callable[[], Any]] = {
         "equal": lambda: stage.step(stage.model()),
-        "graph": lambda: stage.step(stage.model(Other if stage.odd else Pair)),
-        "options": lambda: stage.step(stage.model(), other if stage.odd else ROOMY),
         "equal, in generated code": lambda: stage.step(stage.model(), backend="inductor"),
         "pipeline": lambda: stages_of_a_pipeline(stage),
         "uneven": lambda: stage.step(Uneven(WIDTH, stage.ranks)),
         "experts": lambda: stage.step(Experts(WIDTH, stage.ranks)),
         "experts, in generated code": lambda: stage.step(Experts(WIDTH, stage.ranks), backend="inductor"),
-        "moves": lambda: stage.step(stage.model(Swapped)),
-        "moves, one rank with another graph": lambda: stage.step(stage.model(OtherSwapped if stage.odd else Swapped)),
-        "moves, one rank with another graph, in generated code": lambda: stage.step(
-            stage.model(OtherSwapped if stage.odd else Swapped), backend="inductor"
-        ),
         "one rank fails": lambda: one_rank_fails(stage),
-        "one rank launches more": lambda: one_rank_launches_more(stage),
-        "one rank launches more, in generated code": lambda: one_rank_launches_more(stage, "inductor"),
-        "costs of rank 0": lambda: costs_of_rank_0(stage),
     }
     for name, scene in scenes.items():
         if only and name not in only:

@@ -290,7 +290,7 @@ def _show(draft: OrderDraft, options: Options, key: str) -> tuple[OrderDraft, Di
     return draft, Digest.of_failure(str(draft.report.reason), key, sequence, report.name)
 
 
-def _order(made: Schedule, changed: bool) -> Sequence[int]:
+def _order(made: Schedule, changed: bool) -> tuple[int, ...]:
     return made.order if changed else made.problem.original_order
 
 

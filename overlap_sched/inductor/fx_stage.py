@@ -212,7 +212,7 @@ def rewrite_fx(
         launches = agree.launches_in(graph.nodes)
         if not (always or may_rewrite(launches, settings.options)):
             return ()
-        leave, key, sequence, texts = None, "", "", ()
+        leave, key, sequence, texts = None, "", "", tuple[Launch, ...]()
         if agree.asks(settings):
             leave, key = note_rewrites(graph), agree.graph_key(graph, f"rewrites {settings.graph}".rstrip())
             sequence, texts = agree.launch_digest(launches), agree.launch_texts(launches)

@@ -303,7 +303,7 @@ class WatchPass(PostGradPass):
 
     def uuid(self) -> str | None:
         """Name what it does; ``None`` where it rewrites, and torch does not ask us before it uses code from a cache."""
-        own = "overlap_sched watches"
+        own: str | None = "overlap_sched watches"
         if rewrites_wanted(self.settings.options):
             own = settings_key(self.settings) if watch_caches(self.settings) else None
         return key_after(self.before, own)

@@ -349,6 +349,13 @@ class TestSequencesInForce:
         else:
             assert decided(monkeypatch, (A, B))[0].report.kept is None
 
+    def test_the_log_is_told_of_what_was_compiled_otherwise(self, monkeypatch):
+        written: list[Any] = []
+        monkeypatch.setattr(agree, "compiled_otherwise", lambda _: True)
+        monkeypatch.setattr(agree, "sequence_in_force", lambda launches, here, entry: written.append(entry))
+        assert agree.put_in_force(KEPT, Settings()) is None
+        assert [entry.again for entry in written] == [True]
+
     def test_switched_off_it_follows_and_does_nothing_else(self, monkeypatch):
         off = Settings(follows=True)
         assert not decided(monkeypatch, (B, A), settings=off)[0].report.changed  # and nobody is asked

@@ -207,7 +207,7 @@ def _around_large(graph: fx.Graph, heats: _Heats) -> Iterator[Region]:
 
 
 def _entering(region: Region, nodes: Iterable[fx.Node], inside: Collection[fx.Node]) -> Mapping[fx.Node, Cut]:
-    """What enters from outside and is cut in the region."""
+    """Values that enter from outside and are cut in the region."""
     outside = dict.fromkeys(u for node in nodes for u in node.all_input_nodes if u not in inside)
     return {u: cut for u in outside if (cut := region.cut(u)) is not None}
 

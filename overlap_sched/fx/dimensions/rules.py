@@ -144,7 +144,7 @@ def shape(node: fx.Node) -> Shape:
 
 
 def results(value: Any) -> Sequence[Any]:
-    """What a call gives, one by one."""
+    """List what a call gives, or what is said of that."""
     return value if isinstance(value, list | tuple) else (value,)
 
 
@@ -196,7 +196,7 @@ def _each(call: Call, given: Given) -> Given | tuple[Given, ...]:
 
 
 def _gradients(call: Call, cut: Cut) -> tuple[Given, ...]:
-    """Of the input, cut; of weights and biases, where they are asked for, sums over the batch."""
+    """Gradients of the input, cut; of weights and biases, where they are asked for, sums over the batch."""
     wanted = call.arg("output_mask")
     return (cut if wanted[0] else Uncut.SAME, *(Uncut.PARTIAL if one else Uncut.SAME for one in wanted[1:]))
 
@@ -234,7 +234,7 @@ def _not_normalized(call: Call, cut: Cut, sizes: Sequence[Shape]) -> bool:
 
 
 def _batch(call: Call, cut: Cut, sizes: Sequence[Shape]) -> bool:
-    """Of a convolution, too, which may be of one image alone."""
+    """Tell whether the batch is cut; a convolution may be of one image alone."""
     return cut.dim == 0 and (not call.has("stride") or len(sizes[0]) == len(shape(call.given("weight"))))
 
 
@@ -279,7 +279,7 @@ def _attention(call: Call) -> CallCut:
 
 
 def _loss(call: Call) -> CallCut:
-    """Of rows (likelihoods) or of elements (squares). Without a mean, backward looks at no total of weights."""
+    """Losses of rows (likelihoods) or of elements (squares). Without a mean, backward looks at no total of weights."""
     needs, cut = call.alike("self", "target", of=2)
     rows, sizes, reduction = call.has("ignore_index"), shape(call.given("self")), call.arg("reduction")
     end_if(rows and (cut.dim or len(sizes) < 2), "only the batch of a loss is cut")

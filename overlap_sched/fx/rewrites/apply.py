@@ -183,7 +183,7 @@ Question = tuple[Problem, Prices, Options, Alike, tuple[Form, ...], Refuses]
 
 
 def _asked(lifted: Lifted, options: Options, alike: Alike) -> Question:
-    """What :func:`overlap_sched.transform.plan.plan` takes; new nodes are priced by the model of the others."""
+    """List what :func:`overlap_sched.transform.plan.plan` takes; new nodes are priced by the model of the others."""
     forms = forms_for(lifted.nodes[v] for v in lifted.problem.collectives)
     return lifted.problem, prices_of(lifted), on_devices(options, lifted.devices), alike, forms, refusals_in(lifted)
 

@@ -207,7 +207,7 @@ def of(fn: object = backward) -> tuple[fx.GraphModule, BucketSearch]:
 def bucket_of(graph: BucketSearch, op: str) -> list[str]:
     nodes = graph.problem.nodes
     ids = [v for v in graph.problem.collectives if op in nodes[v].op]
-    (bucket,) = graph.rewrites([ids], ("copied",))
+    (bucket,) = graph.rewrites([ids], "copied")
     assert isinstance(bucket, Bucket)
     return list(bucket.members)
 
@@ -220,7 +220,7 @@ def test_as_parameters_are_listed_and_not_as_they_are_launched() -> None:
 
 def test_also_in_what_rewrites_make_of_a_problem() -> None:
     _, graph = of()
-    gathers = graph.rewrites([graph.problem.collectives[:3]], ("copied",))
+    gathers = graph.rewrites([graph.problem.collectives[:3]], "copied")
     asked = replace(graph.asked, budget_bytes=2**40).after(gathers, graph.problem.original_order)
     assert bucket_of(BucketSearch(asked), "scatter")[0] == "reduce_scatter_tensor_2"
 
@@ -250,7 +250,7 @@ def test_what_has_no_parameter_of_its_own_comes_last_as_it_is_launched() -> None
 def test_the_graph_packs_in_that_order_too() -> None:
     gm, graph = of()
     ids = [v for v in graph.problem.collectives if "scatter" in graph.problem.nodes[v].op]
-    rewrites = graph.rewrites([ids], ("copied",))
+    rewrites = graph.rewrites([ids], "copied")
     rewrite_graph(gm, rewrites)
     (packing,) = [node for node in gm.graph.nodes if node.name.endswith("_in")]
     sources = [view.args[0].args[0].name for view in packing.args[0]]

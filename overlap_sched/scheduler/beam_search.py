@@ -242,7 +242,7 @@ SEARCHES = (
 def search_small(task: Task, reference: Reference, best: Candidate) -> Candidate:
     """The stage: what searches find on a graph so small that they are worth it, else the candidate given."""
     widest = task.options.effort * TUNING.beam_states // len(reference.order)
-    if widest < TUNING.beam_fewest or task.problem.contention:
+    if widest < 4 or task.problem.contention:
         return best
     enough_us = simple_bound_us(task.problem, reference.priorities()) * close_enough(task)
     for search in SEARCHES:

@@ -176,9 +176,9 @@ def schedule(problem: Problem, options: Options | None = None, *, stages: Stages
         PinError: ``options.pins``, or those that nodes have, contradict each other or the graph.
         VerificationError: With ``strict=True``: what would otherwise be the reason for falling back.
     """
-    options = _checked_options(problem, options)
+    began, options = time.perf_counter(), _checked_options(problem, options)
     pin_pairs(problem, options.pins)  # what contradicts itself is the user's error, no reason to fall back
-    return _judged(problem, options, stages)
+    return _judged(problem, options, stages, began)
 
 
 def follow(problem: Problem, proposal: Proposal, options: Options | None = None) -> Schedule | None:
@@ -196,10 +196,10 @@ def follow(problem: Problem, proposal: Proposal, options: Options | None = None)
         ProblemError: The problem is in another memory model than ``options.memory_model``.
         VerificationError: With ``strict=True``: what would otherwise be the reason for falling back.
     """
-    options = _checked_options(problem, options)
+    began, options = time.perf_counter(), _checked_options(problem, options)
     task = Task(problem, options, max(measure(problem, problem.original_order).profile))
     best = best_like(task, proposal, ALL)
-    return None if best is None else _judged(problem, options, ALL, best)
+    return None if best is None else _judged(problem, options, ALL, began, best)
 
 
 def follow_launches(problem: Problem, launches: Sequence[NodeId], options: Options) -> Schedule | None:
@@ -246,9 +246,11 @@ def schedule_of(problem: Problem, order: Sequence[NodeId], options: Options | No
     return _schedule(task, before, after, decisions(problem, after.timeline, best))
 
 
-def _judged(problem: Problem, options: Options, stages: Stages, found: Candidate | None = None) -> Schedule:
+def _judged(
+    problem: Problem, options: Options, stages: Stages, began: float, found: Candidate | None = None
+) -> Schedule:
     """Judge the best order that stages find, or one found; where that or the search fails: the original order."""
-    began, before = time.perf_counter(), measure(problem, problem.original_order)
+    before = measure(problem, problem.original_order)
     original = Candidate(problem.original_order, before.timeline.step_us, max(before.profile))
     asked = task = Task(problem, options, original.peak_bytes)
     best, after, fell_back = original, before, None

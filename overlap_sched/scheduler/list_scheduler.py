@@ -266,17 +266,19 @@ class ListScheduler:
 
     def _launch_beside(self) -> NodeId | None:
         """A collective (or what prepares it) most of whose time falls beside what is in flight on other links."""
-        before_us = self.computed_us + self.policy.beside * self.priorities.total_us
         for group, queue in self.ready.launches.items():
-            until_us = self._until_alone_us(group) if queue else 0.0
-            v = self._first_admitted(
-                queue,
-                lambda key, until_us=until_us: until_us <= 0.0 or key.latest_start_us >= before_us,
-                lambda v, until_us=until_us: self.nodes[v].time_us > 2 * until_us,
-            )
+            v = self._first_beside(queue, self._until_alone_us(group)) if queue else None
             if v is not None:
                 return v
         return None
+
+    def _first_beside(self, queue: SortedKeys[LaunchKey], until_us: float) -> NodeId | None:
+        before_us = self.computed_us + self.policy.beside * self.priorities.total_us
+        return self._first_admitted(
+            queue,
+            lambda key: until_us <= 0.0 or key.latest_start_us >= before_us,
+            lambda v: self.nodes[v].time_us > 2 * until_us,
+        )
 
     def _until_alone_us(self, group: str) -> float:
         """How much longer a collective that slows compute is in flight on other links than the group's.

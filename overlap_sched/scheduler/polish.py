@@ -199,7 +199,7 @@ class _StallFiller:
             if launch is None or stall_us < TUNING.stall_part * self.step_us:
                 continue
             for order, moved in self._orders(launch, stall_us):
-                if self._tries <= 0 or self._in_vain == TUNING.stall_in_vain:
+                if self._tries <= 0 or self._in_vain == 300:
                     return False
                 if self._try(order, moved):
                     break

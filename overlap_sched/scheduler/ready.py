@@ -38,7 +38,7 @@ class SortedKeys(list[K]):
 
     def add(self, key: K) -> None:
         """Put a key in its place."""
-        insort(self, key)  # type: ignore[type-var]
+        insort(self, key)  # type: ignore[call-overload]
 
     def remove(self, key: K) -> None:
         """Take a key out.
@@ -46,7 +46,7 @@ class SortedKeys(list[K]):
         Raises:
             ValueError: It is not inside.
         """
-        del self[self.index(key, bisect_left(self, key))]  # type: ignore[type-var]
+        del self[self.index(key, bisect_left(self, key))]  # type: ignore[call-overload]
 
 
 class InFlightKey(NamedTuple):

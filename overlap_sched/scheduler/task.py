@@ -60,8 +60,6 @@ class Tuning:
     """So many nodes may be refused before the reference order has its way, where chains are interleaved."""
     beam_states: int = 1_000
     """A unit of effort is worth so many states of the beam search, divided by nodes. 250: +3.6 %, 5 rows."""
-    beam_fewest: int = 4
-    """No search is worth it with fewer states."""
     shift_positions: int = 2_000
     """A shift goes no further: enough time for any error, and it keeps large graphs linear. 200: +2.6 %, 3 rows."""
     relink_percents: tuple[int, ...] = (30, 50, 70, 90)
@@ -82,8 +80,6 @@ class Tuning:
     """So many collectives are passed in a queue, the last first. 1: +1.0 %, 2 rows."""
     stall_tried_nodes: int = 1_000_000
     """A unit of effort is so many nodes of orders that are tried. 250,000: +0.8 %, 2 rows."""
-    stall_in_vain: int = 300
-    """So many orders in turn that gain nothing are the last. 60: no row."""
     budget_parts: tuple[float, ...] = (0.85, 0.55, 0.15, 0.05)
     """Tighter budgets for a device, as parts of the way from what is live in the reference order to the budget."""
     apart_stalls: tuple[float, ...] = (0.0, 0.5, 1.0)

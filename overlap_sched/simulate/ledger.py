@@ -183,7 +183,9 @@ class MovableOrder:
         fits = np.flatnonzero(own <= self._limit[at + 1 : reach + 1])
         if len(fits):
             count = int(fits[-1]) + 1
-            self._place(at, np.roll(self.order[at : at + count + 1], -1), np.append(during[:count], own[count - 1]))
+            self._place(
+                at, np.append(self.order[at + 1 : at + count + 1], v), np.append(during[:count], own[count - 1])
+            )
 
     def move_sooner(self, v: int, target: int) -> None:
         """Move v to position ``target``, or as near to it as memory allows."""
@@ -198,9 +200,7 @@ class MovableOrder:
         fits = np.flatnonzero(own <= self._limit[begin:at])
         if len(fits):
             first = begin + int(fits[0])
-            self._place(
-                first, np.roll(self.order[first : at + 1], 1), np.append(own[fits[0]], during[first - target :])
-            )
+            self._place(first, np.append(v, self.order[first:at]), np.append(own[fits[0]], during[first - target :]))
 
     def _held(self, v: int, begin: int, end: int) -> npt.NDArray[np.int64]:
         """Bytes live more at these positions while v has not run: what it uses last, less what it makes."""

@@ -138,15 +138,6 @@ def test_optima_of_small_graphs() -> None:
     assert (raised, all_us) == (14, 113210.0)  # as strong as it was, on graphs like these
 
 
-def test_what_is_ahead_on_the_stream_takes_from_compute() -> None:
-    slow = tail(slow_us=25.0)
-    # without contention 100: each weight gradient (20) runs before the last launch, or queues behind it (25). With it,
-    # 4 more for a scatter of 20 ahead, so that queueing costs more: 20 + 5, and 0.2 for the small one
-    problem = replace(slow, contention=Contention({"": 1.25}))
-    assert budget_bound_us(slow, 10**9) == 100.0
-    assert budget_bound_us(problem, 10**9) == pytest.approx(20 + 40 + 2 * 25 + 0.2)
-
-
 @given(problems(max_steps=40), APART)
 @examples(100)
 def test_the_bound_of_parts_is_never_above_that_of_the_whole(problem: Problem, apart: int) -> None:

@@ -39,8 +39,9 @@ HEADROOMS = st.sampled_from([0, 1, 3, 7, "5%", "50%", "1GiB", "1TiB", 10**30])
 
 
 @st.composite
-def option_sets(draw: st.DrawFn, problem: Problem) -> Options:
-    return Options(
+def cases(draw: st.DrawFn, max_steps: int = 14) -> tuple[Problem, Options]:
+    problem = draw(problems(max_steps=max_steps))
+    return problem, Options(
         headroom=draw(HEADROOMS),
         budget=draw(st.sampled_from(["peak", "profile"])),
         memory_model=problem.memory_model,
@@ -48,12 +49,6 @@ def option_sets(draw: st.DrawFn, problem: Problem) -> Options:
         effort=draw(st.integers(1, 6)),
         strict=True,
     )
-
-
-@st.composite
-def cases(draw: st.DrawFn, max_steps: int = 14) -> tuple[Problem, Options]:
-    problem = draw(problems(max_steps=max_steps))
-    return problem, draw(option_sets(problem))
 
 
 def check_promises(problem: Problem, options: Options, result: Schedule) -> None:
@@ -246,10 +241,9 @@ def test_another_base_is_never_worse_than_the_default_at_the_same_budget(
 ) -> None:
     wanted = Options(headroom, base=base, effort=effort, memory_model=problem.memory_model, strict=True)
     asked = schedule(problem, wanted)
-    check = asked.scheduled
     assert violation(problem, asked.order) is None
-    assert check.peak_bytes <= asked.budget_bytes
-    assert check.step_us <= asked.original.step_us * (1 + 1e-9)
+    assert asked.scheduled.peak_bytes <= asked.budget_bytes
+    assert asked.scheduled.step_us <= asked.original.step_us * (1 + 1e-9)
     base_bytes = asked.original.peak_bytes
     if base == "memory-peak":
         base_bytes = best_order(problem, "none", min(effort, 2)).peak_bytes

@@ -82,32 +82,6 @@ def test_the_figure_and_the_option(first: Group, second: Group, concurrent: Conc
     assert answer.unrestricted_step_us == (None if concurrent == "any" else 51.0)
 
 
-def test_what_is_together_originally_may_stay_so() -> None:
-    problem = step(WORLD, ROW)
-    nodes = [problem.nodes[v] for v in (0, 3, 2, 1, 4, 5, 6)]
-    nodes[3] = nodes[3]._replace(deps=(0,), collective=0)
-    nodes[4] = nodes[4]._replace(deps=(1,), collective=1)
-    nodes[6] = nodes[6]._replace(deps=(3, 4, 5))
-    beside = replace(problem, nodes=tuple(nodes))
-    made = schedule(beside, Options(concurrent_groups="disjoint", strict=True))
-    assert made.original.groups_together == 1
-    assert not clashes(beside, "disjoint")(0, 1)
-    assert clashes(beside, "disjoint", as_originally=False)(0, 1)
-    assert together_violation(beside, beside.original_order, "disjoint") is None
-    assert together_violation(beside, beside.original_order, "disjoint", as_originally=False) is not None
-
-
-def test_waits_that_need_more_than_their_launch_do_not_come_sooner() -> None:
-    """The wait of the gather overwrites what the user of the sum reads: it cannot come before the sum's launch."""
-    problem = step(WORLD, ROW)
-    nodes = [problem.nodes[v] for v in (0, 3, 2, 4, 5, 1, 6)]
-    nodes[3] = nodes[3]._replace(deps=(1,), collective=1)
-    nodes[5] = nodes[5]._replace(deps=(0, 3), collective=0)
-    nodes[6] = nodes[6]._replace(deps=(3, 4, 5))
-    tied = replace(problem, nodes=tuple(nodes))
-    assert kept_apart(tied, tied.original_order, clashes(tied, "one", as_originally=False)) is None
-
-
 def test_groups_that_share_through_others_are_on_one_stream() -> None:
     problem = replace(step(ROW, COLUMN), groups={"one": ROW, "world": WORLD, "other": COLUMN})
     assert {node.group for node in on_one_stream(problem, "disjoint").nodes} == {None, "one"}
@@ -268,15 +242,6 @@ def test_every_promise_is_kept(problem: Problem, allocator: str, percent: int, e
     assert percent < 100 or not found.short_bytes  # the original order runs there
 
 
-def test_without_a_limit_the_allocator_chooses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = large_layers(8, 20)
-    orders = {schedule(problem, Options(allocator=allocator)).order for allocator in SETTINGS}
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    found = schedule(problem)
-    assert orders == {found.order}
-    assert (found.memory_limit_bytes, found.short_bytes) == (None, 0)
-
-
 @pytest.mark.parametrize("allocator", ["plain", "expandable"])
 @pytest.mark.parametrize("slower", [1, 3])
 def test_what_does_not_run_is_exchanged_for_the_shortest_that_does(allocator: str, slower: int) -> None:
@@ -327,14 +292,6 @@ def test_what_a_limit_means(
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     assert DeviceLimit.of(Task(EXAMPLE, Options(**options), 21 * MIB)) == expected
-
-
-def test_process_groups_kept_apart_still_run() -> None:
-    problem = large_layers(12, 20)
-    nodes = tuple(n._replace(group="other") if n.name.startswith("scatter") else n for n in problem.nodes)
-    two = replace(problem, nodes=nodes, groups={**problem.groups, "other": problem.groups["fsdp"]})
-    found = schedule(two, Options(memory_limit="100%", allocator="plain", concurrent_groups="one", strict=True))
-    assert found.short_bytes == 0
 
 
 def launches(problem: Problem, order: Sequence[int]) -> list[int]:

@@ -1,7 +1,5 @@
 """When runs end, and that every promise is kept whatever stage is left out."""
 
-import importlib
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +14,6 @@ from overlap_sched.scheduler.task import Reference
 from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.layers import forward, large_layers, layers, with_stage
-
-under_test = importlib.import_module("overlap_sched.scheduler.runs")
 
 ONE = layers(12)
 TWO = forward(20)

@@ -70,7 +70,7 @@ def run_lockstep(graph_module: fx.GraphModule, inputs: Sequence[Sequence[Any]], 
         if node.op == "output":
             return [args[0] for args, _ in arguments]
         if node.target in _COLLECTIVES:
-            results = _COLLECTIVES[node.target]([args for args, _ in arguments], groups)
+            results = _communicate(node.target, [args for args, _ in arguments], groups)
         else:
             results = [_call(node, args, kwargs) for args, kwargs in arguments]
         for rank in range(world):
@@ -80,6 +80,8 @@ def run_lockstep(graph_module: fx.GraphModule, inputs: Sequence[Sequence[Any]], 
 
 def _call(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     target: Any = node.target
+    if target is _C10D.wait_tensor.default:
+        return args[0]
     if target is operator.getitem:  # the CPU's attention lays its results out in another way than the GPU's
         like = node.meta["val"]
         return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype).copy_(args[0][args[1]])
@@ -97,51 +99,23 @@ def _call(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return target(*args, **kwargs)
 
 
-def _per_group(arguments: list[Any], groups: Groups, run: Callable[[list[Any], int], Tensor]) -> list[Tensor]:
-    """``run(everybody's inputs, my index)`` for each rank, in its group."""
-    results: list[Any] = [None] * len(arguments)
-    for ranks in groups[arguments[0][-1]]:
-        inputs = [arguments[rank][0] for rank in ranks]
-        for index, rank in enumerate(ranks):
-            results[rank] = run(inputs, index)
-    return results
+def _reduced(sent: Sequence[Any]) -> Tensor:
+    stacked = torch.stack([args[0] for args in sent])
+    return {"sum": stacked.sum(0), "avg": stacked.mean(0), "max": stacked.amax(0)}[sent[0][1]]
 
 
-def _all_gather(arguments: list[Any], groups: Groups) -> list[Tensor]:
-    return _per_group(arguments, groups, lambda inputs, index: torch.cat(inputs))
-
-
-def _reduce_scatter(arguments: list[Any], groups: Groups) -> list[Tensor]:
-    op = arguments[0][1]
-
-    def run(inputs: list[Tensor], index: int) -> Tensor:
-        return _reduce(inputs, op).chunk(len(inputs))[index].clone()
-
-    return _per_group(arguments, groups, run)
-
-
-def _all_reduce(arguments: list[Any], groups: Groups) -> list[Tensor]:
-    op = arguments[0][1]
-    return _per_group(arguments, groups, lambda inputs, index: _reduce(inputs, op))
-
-
-def _all_to_all(arguments: list[Any], groups: Groups) -> list[Tensor]:
-    def run(inputs: list[Any], index: int) -> Tensor:
-        return torch.cat([tensor.split(splits)[index] for tensor, splits in inputs])
-
-    with_splits = [((args[0], args[2]), *args[1:]) for args in arguments]
-    return _per_group(with_splits, groups, run)
-
-
-def _reduce(inputs: list[Tensor], op: str) -> Tensor:
-    stacked = torch.stack(inputs)
-    return {"sum": stacked.sum(0), "avg": stacked.mean(0), "max": stacked.amax(0)}[op]
-
-
-_COLLECTIVES: dict[Any, Callable[[list[Any], Groups], list[Any]]] = {
-    _C10D.all_gather_into_tensor.default: _all_gather,
-    _C10D.reduce_scatter_tensor.default: _reduce_scatter,
-    _C10D.all_reduce.default: _all_reduce,
-    _C10D.all_to_all_single.default: _all_to_all,
-    _C10D.wait_tensor.default: lambda arguments, groups: [args[0] for args in arguments],
+_COLLECTIVES: dict[Any, Callable[[Sequence[Any], int], Tensor]] = {
+    _C10D.all_gather_into_tensor.default: lambda sent, index: torch.cat([args[0] for args in sent]),
+    _C10D.reduce_scatter_tensor.default: lambda sent, index: _reduced(sent).chunk(len(sent))[index].clone(),
+    _C10D.all_reduce.default: lambda sent, index: _reduced(sent),
+    _C10D.all_to_all_single.default: lambda sent, index: torch.cat([args[0].split(args[2])[index] for args in sent]),
 }
+"""What a rank gets, by its place in the group, of the arguments of all ranks of the group."""
+
+
+def _communicate(target: Any, arguments: Sequence[Any], groups: Groups) -> list[Any]:
+    results = [None] * len(arguments)
+    for ranks in groups[arguments[0][-1]]:
+        for index, rank in enumerate(ranks):
+            results[rank] = _COLLECTIVES[target]([arguments[other] for other in ranks], index)
+    return results

@@ -227,7 +227,7 @@ def result_like(target: Any, args: Sequence[Any], tensors: Sequence[torch.Tensor
 
 
 def why_unknown(node: fx.Node) -> str:
-    """Why fake execution has no value for a node."""
+    """Say why fake execution has no value for a node."""
     if name := operator_missing(node):
         return f"this torch build does not know the operator {name}"
     if isinstance(node.target, torch._ops.HigherOrderOperator):
@@ -518,7 +518,7 @@ def _is_pure(target: Any) -> bool:
 
 
 def _likeness(value: Any) -> Any:
-    """What of an argument decides how the result looks."""
+    """List what of an argument decides how the result looks."""
     if isinstance(value, torch.Tensor):
         strides = (value.stride(), value.storage_offset()) if value.layout is torch.strided else value.layout
         return value.shape, strides, value.dtype, value.device, value.is_conj(), value.is_neg()

@@ -97,7 +97,7 @@ class PipelineStage:
     recomputed: "PipelineStage | None" = None
 
     def block(self, kind: ActionKind) -> PipelineBlock | None:
-        """What an action of a kind takes; ``None``: it has none, or it is no block."""
+        """Look up what an action of a kind takes; ``None``: the stage has no such action."""
         block: PipelineBlock | None = getattr(self, _BLOCKS.get(kind, ""), None)
         return block
 

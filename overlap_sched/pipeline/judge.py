@@ -229,7 +229,7 @@ def limited_bound_us(job: PipelineJob) -> float:
                 return inf
             if stage.saved_bytes and held_us:
                 bounds.append(one.head_us + held_us * -(-count // (free // stage.saved_bytes)) + one.tail_us)
-            back = _backs(stage)
+            back = _backward_blocks(stage)
             ends = [stage.saved_bytes * (block.time_us - one.down_us) + _area(block, paired) for block in back]
             if stage.splits:
                 ends[1] += stage.kept_bytes * _time_us(stage.weight_gradient) + _area(stage.weight_gradient)
@@ -250,7 +250,7 @@ def _beyond_us(job: PipelineJob, stage: int, route: Route) -> float:
     behind = route.stages[route.stages.index(stage) :]
     for s, after in pairwise(behind):
         total += _transfer_us(job, s, after, [job.stages[s].forward])
-        total += _transfer_us(job, after, s, _backs(job.stages[after]))
+        total += _transfer_us(job, after, s, _backward_blocks(job.stages[after]))
         total += times[after].forward_us + times[after].down_us
     return total
 
@@ -283,7 +283,7 @@ def _stage_times(job: PipelineJob, route: Route) -> dict[int, _StageTimes]:
             head_us += job.stages[before].forward.time_us + _transfer_us(
                 job, before, number, [job.stages[before].forward]
             )
-            step_us = _transfer_us(job, number, before, _backs(stage))
+            step_us = _transfer_us(job, number, before, _backward_blocks(stage))
             way_us += step_us + found[before].down_us
             tail_us = step_us + (found[before].down_us + tail_us)
         else:
@@ -319,8 +319,7 @@ def _saved_us(job: PipelineJob, times: dict[int, _StageTimes], ahead: int, stage
     return most
 
 
-def _backs(stage: PipelineStage) -> list[PipelineBlock]:
-    """Return what may send back the gradient of a stage's input."""
+def _backward_blocks(stage: PipelineStage) -> list[PipelineBlock]:
     return [stage.backward] if stage.input_gradient is None else [stage.backward, stage.input_gradient]
 
 

@@ -294,7 +294,8 @@ def graphs_table(graphs: JobGraphs) -> Table:
             for run in (one.before, one.ordered)
         )
         changes = map(from_to, (step, exposed, peak), after)
-        rows.append([printable(one.name), f"{len(one.problem.nodes):,}", *changes])
+        name = printable(one.name).replace(".json.gz", "").replace(".json", "")
+        rows.append([name, f"{len(one.problem.nodes):,}", *changes])
     rest = len(graphs.pairs) - len(gain)
     return captioned_table(
         "Graphs of the job, before -> after ordering",

@@ -1,6 +1,6 @@
 """What a command prints, as text; and its tables: a title above, what was simulated below, readable at any width.
 
-A table that does not fit is laid out anew rather than cut: labels are folded into at most about two lines; where that
+A table that does not fit is laid out anew rather than cut: labels are folded into at most about three lines; where that
 is not enough, each row is a block with a line per number.
 """
 
@@ -36,7 +36,7 @@ class ReadableTable(Table):
         yield from _paragraph(self.title, width, Style(bold=True))
         for column in self.columns if self._numbers() else ():
             longest = max(map(len, _texts(column)))
-            column.min_width = longest if column.justify == "right" else min(longest, -(-longest // 2) + _INDENT)
+            column.min_width = longest if column.justify == "right" else min(longest, -(-longest // 3) + _INDENT)
         title, caption, self.title, self.caption = self.title, self.caption, None, None
         wide = Measurement.get(console, options.update(width=_ENDLESS), self).minimum > width
         yield from self._blocks(width) if wide and self._numbers() else super().__rich_console__(console, options)

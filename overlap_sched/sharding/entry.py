@@ -96,7 +96,7 @@ def shard(
             put_properties(one, {name: layouts[parameter] for name, parameter in own.items()}, state)
     state.owners.extend(owners.values())
     for old, name in parameters.items():
-        old.__class__, old.replaced = _replaced(type(old)), name
+        old.__class__, old.replaced = _replaced(old.__class__), name
     for root in roots:
         put_casts(root, state, policy)
     put_names(roots)

@@ -110,7 +110,7 @@ def test_what_does_not_run_in_the_limit_takes_an_order_that_does(monkeypatch: py
         return replace(found, short_bytes=lack, order=problem.original_order if lack else found.order)
 
     monkeypatch.setattr(module, "schedule", short)
-    points = sweep(lambda _: problem, {"memory_limit": (float(limit - 7), float(limit))}, Options())
+    points = sweep(lambda _: problem, {"memory_limit": (float(limit - 7), float(limit))}, Options(headroom="100%"))
     assert [point.short_bytes for point in points] == [7, 0]
 
 

@@ -65,65 +65,37 @@ def ends(graphs: Sequence[Sequence[Digest]], **how: Any) -> list[End]:
     return found
 
 
-def shown(value: object) -> str:
+NAMES = {"A": A, "B": B, "C": C, "options": OTHER_OPTIONS, "costs": OTHER_COSTS, "fails": FAILED}
+WAYS = ["A|A", "A|B", "A|options", "A,B|B,A", "A,B|B", "A,B|A", "A,A|A"]
+WAYS += ["A,B|A,B", "A,options|options,A", "A,B|A,A,B", "A,A|A,A"]
+
+
+def graphs_of(text: str) -> list[list[Digest]]:
     """``A,B|A``: what each rank compiles."""
-    if not isinstance(value, list):
-        return str(value)
-    names = {A: "A", B: "B", C: "C", OTHER_OPTIONS: "A-options", OTHER_COSTS: "A-costs", FAILED: "fails"}
-    return "|".join(",".join(names[graph] for graph in mine) for mine in value)
-
-
-FEW_WAYS: list[list[list[Digest]]] = [
-    [[A], [A]],
-    [[A], [B]],
-    [[A], [OTHER_OPTIONS]],
-    [[A, B], [B, A]],
-    [[A, B], [B]],
-    [[A, B], [A]],
-    [[A, A], [A]],
-]
-MANY_WAYS = [
-    [[A, B], [A, B]],
-    [[A, OTHER_OPTIONS], [OTHER_OPTIONS, A]],
-    [[A, B], [A, A, B]],
-    [[A, A], [A, A]],
-]
+    return [[NAMES[name] for name in mine.split(",")] for mine in text.split("|")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("graphs", [*FEW_WAYS, *MANY_WAYS], ids=shown)
-def test_two_ranks_of_which_one_may_die_whatever_the_timing(graphs: list[list[Digest]]) -> None:
+@pytest.mark.parametrize("ways", WAYS)
+def test_two_ranks_of_which_one_may_die_whatever_the_timing(ways: str) -> None:
     """Or none does: all ways without a death are among these."""
-    ends(graphs, deaths=1)
+    ends(graphs_of(ways), deaths=1)
 
 
 @pytest.mark.slow
 @pytest.mark.private
-@pytest.mark.parametrize(
-    "graphs",
-    [[[A], [A]], [[A], [OTHER_OPTIONS]], at_night([[A, A], [A]])],
-    ids=shown,
-)
-def test_a_step_that_fails_on_a_rank_leaves_all_alike(graphs: list[list[Digest]]) -> None:
+@pytest.mark.parametrize("ways", ["A|A", "A|options", at_night("A,A|A")])
+def test_a_step_that_fails_on_a_rank_leaves_all_alike(ways: str) -> None:
     """Done or not, at any moment, once on each rank: it follows what is recorded."""
-    found = ends(graphs, faults=1)
+    found = ends(graphs_of(ways), faults=1)
     agreed = {verdict.agreed for end in found for verdict in end.verdicts[0] or ()}
-    assert agreed >= {OTHER_OPTIONS not in graphs[1], False}
+    assert agreed >= {"options" not in ways, False}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("graphs", "deaths"),
-    [
-        ([[A], [A], [A]], 1),
-        at_night([[A], [A], [OTHER_OPTIONS]], 1),
-        at_night([[A], [A], [B]], 1),
-        ([[A], [B], [C]], 0),
-    ],
-    ids=shown,
-)
-def test_three_ranks_whatever_the_timing(graphs: list[list[Digest]], deaths: int) -> None:
-    ends(graphs, deaths=deaths)
+@pytest.mark.parametrize("ways", ["A|A|A", at_night("A|A|options"), at_night("A|A|B"), "A|B|C"])
+def test_three_ranks_whatever_the_timing(ways: str) -> None:
+    ends(graphs_of(ways), deaths=int(ways != "A|B|C"))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -183,27 +155,26 @@ def test_a_rank_that_was_passed_over_waits_for_the_short_limit_only() -> None:
     assert all("within 30 s (instead of 300 s" in end.verdicts[1][1].reason for end in ended if end.verdicts[1])
 
 
-@pytest.mark.parametrize("again", [FAILED, OTHER_COSTS], ids=shown)
-def test_a_rank_that_differs_only_the_second_time_is_heard(again: Digest) -> None:
-    for end in Checker([[A, A], [A, again]], limit_passes=False).ends():
+@pytest.mark.parametrize("again", ["fails", "costs"])
+def test_a_rank_that_differs_only_the_second_time_is_heard(again: str) -> None:
+    for end in Checker([[A, A], [A, NAMES[again]]], limit_passes=False).ends():
         for verdicts in end.verdicts:
             assert [(v.agreed, v.launches_alike) for v in verdicts or ()] == [(True, False), (False, True)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("graphs", "how"),
+    ("ways", "how"),
     [
-        ([[A, A], [A, FAILED]], {}),
-        ([[A, A], [A, FAILED]], {"deaths": 1}),
-        ([[A, A, A], [A, FAILED, A]], {"limit_passes": False}),
-        ([[A, A], [A, A], [A, FAILED]], {"limit_passes": False}),
+        ("A,A|A,fails", {"deaths": 1}),
+        ("A,A,A|A,fails,A", {"limit_passes": False}),
+        ("A,A|A,A|A,fails", {"limit_passes": False}),
     ],
-    ids=shown,
 )
 def test_what_all_run_is_alike_unless_a_rank_differs_for_once_and_is_later_than_the_limit(
-    graphs: list[list[Digest]], how: dict[str, Any]
+    ways: str, how: dict[str, Any]
 ) -> None:
+    graphs = graphs_of(ways)
     found = list(Checker(graphs, **how).ends())
     assert any(not came_too_late(end) for end in found)
     assert all(alike_at_the_end(graphs, end) or came_too_late(end) for end in found)

@@ -364,7 +364,7 @@ def run(
 def launches_of(gm: fx.GraphModule, groups: Sequence[str]) -> list[tuple[str, str]]:
     """In order: a group, and what is launched there (its node's name)."""
     found: list[tuple[str, str]] = []
-    for node in gm.graph.find_nodes(op="call_function", sort=True):
+    for node in (node for node in gm.graph.nodes if node.op == "call_function"):
         arguments = tree_leaves((node.args, node.kwargs))
         for argument in arguments:
             inner = getattr(gm, str(argument.target), None) if isinstance(argument, fx.Node) else None

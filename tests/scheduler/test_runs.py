@@ -27,11 +27,6 @@ def test_the_bound_that_knows_the_end_of_streams_is_one(problem: Problem) -> Non
     assert bound_us <= replay(problem, problem.original_order).step_us
 
 
-def test_what_follows_on_the_last_collective_counts() -> None:
-    # some compute is behind every collective of the forward pass
-    assert streams_bound_us(Reference(TWO, TWO.original_order).priorities()) > busy_us(TWO)[1]
-
-
 @examples(60)
 @given(problems(models=("runtime",), max_steps=20), st.sets(st.sampled_from(ALL.names)))
 def test_every_promise_is_kept_without_some_of_them(problem: Problem, without: set[str]) -> None:

@@ -32,7 +32,7 @@ from overlap_sched.problem.file import DEFAULT_LIMITS, DamagedError, Limits, rea
 _ZERO = Bytes(0)
 
 
-class _BlockTable(Table, frozen=True):
+class _BlockTable(Table):
     time: Time | None = None
     problem: str = ""
     transient: Bytes = _ZERO
@@ -41,12 +41,12 @@ class _BlockTable(Table, frozen=True):
     output_node: str = ""
 
 
-class _RecomputeTable(Table, frozen=True):
+class _RecomputeTable(Table):
     time: Time | None = None
     saved: Bytes | None = None
 
 
-class _StageTable(Table, frozen=True):
+class _StageTable(Table):
     forward: _BlockTable
     backward: _BlockTable | None = None
     input_gradient: _BlockTable | None = None
@@ -62,17 +62,17 @@ class _StageTable(Table, frozen=True):
     recompute: bool | _RecomputeTable = False
 
 
-class _LinkTable(Table, frozen=True):
+class _LinkTable(Table):
     bandwidth: Bandwidth
     latency: Time = Time(0.0)
 
 
-class _LinkBetweenTable(_LinkTable, rename={"source": "from", "target": "to"}, kw_only=True, frozen=True):
+class _LinkBetweenTable(_LinkTable, rename={"source": "from", "target": "to"}, kw_only=True):
     source: Count
     target: Count
 
 
-class _JobTable(Table, frozen=True):
+class _JobTable(Table):
     format: Literal["overlap-pipeline/1"]
     ranks: Positive
     micro_batches: Positive

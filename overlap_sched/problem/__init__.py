@@ -341,7 +341,7 @@ def _check_nodes(problem: Problem) -> None:
 
 
 def _fault(problem: Problem, node: Node) -> str:
-    """What is wrong with a node by itself, in words; ``""``: nothing."""
+    """Say what is wrong with a node by itself; ``""``: nothing."""
     nodes, kind, n = problem.nodes, node.kind, len(problem.nodes)
     for u in node.deps:
         if not 0 <= u < n:

@@ -18,29 +18,29 @@ from overlap_sched.scheduler.chains import has_chains, interleaved
 from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
 from overlap_sched.scheduler.task import SAME_STEP, TUNING, Candidate, Priorities, Reference, Task
 
-NEAR, NEXT = 1_000, 250
-"""How many positions ahead compute is looked for, where memory or the network binds: what is far ahead rarely fits."""
+FAR, NEAR, NEXT = 8_000, 1_000, 250
+"""How many positions ahead compute is looked for: in large graphs all of them would be most of the work."""
 
-IN_ORDER = Policy(0.005, -1.0)
+IN_ORDER = Policy(0.005, -1.0, FAR)
 """Reference order, come what may."""
-FAR_AHEAD = Policy(0.005, 0.12)
+FAR_AHEAD = Policy(0.005, 0.12, FAR)
 """The critical path far ahead, weight gradients behind it."""
 WHILE_STALLED = Policy(0.02, -0.03, NEAR, prepares=False)
 """Compute stalls often enough to prepare launches meanwhile."""
-EARLY = Policy(0.1, -0.03)
+EARLY = Policy(0.1, -0.03, FAR)
 """Launches very early."""
 
 LAST = (
-    Policy(1.0, -0.03),  # every collective as soon as memory allows
+    Policy(1.0, -0.03, FAR),  # every collective as soon as memory allows
     IN_ORDER,
-    Policy(1.0, 1.0),  # the longest path first, come what may
+    Policy(1.0, 1.0, FAR),  # the longest path first, come what may
 )
 """Graphs of a few layers are anything; these find most of what the others miss there."""
 
 COMPUTE_BINDS = (
     FAR_AHEAD,
     Policy(0.02, -0.03, NEAR),  # the critical path only when it is late: memory binds
-    Policy(0.0, -0.03),  # the same, launches at their latest start: memory binds more
+    Policy(0.0, -0.03, FAR),  # the same, launches at their latest start: memory binds more
     Policy(0.01, -0.03, NEAR),
     *LAST,
 )
@@ -57,26 +57,26 @@ BESIDE = 0.1
 
 CONTENDED_LAST = tuple(replace(policy, beside=BESIDE) for policy in LAST)
 CONTENDED_COMPUTE_BINDS = (
-    Policy(0.0, -0.03, beside=BESIDE),  # launches at their latest start, or where they cost nothing
+    Policy(0.0, -0.03, FAR, beside=BESIDE),  # launches at their latest start, or where they cost nothing
     Policy(0.02, -0.03, NEAR, beside=BESIDE),
-    Policy(0.005, 0.12, beside=BESIDE),
+    Policy(0.005, 0.12, FAR, beside=BESIDE),
     Policy(0.01, -0.03, NEAR, beside=BESIDE),
     *CONTENDED_LAST,
 )
 CONTENDED_NETWORK_BINDS = (
     Policy(0.02, -0.03, NEAR, prepares=False, beside=BESIDE),
-    Policy(0.6, -0.03, keeps_busy=True, beside=BESIDE),  # launches very early: a link that is shared never rests
-    Policy(0.4, -0.03, keeps_busy=True, beside=BESIDE, again=True),
-    Policy(0.0, -0.03, beside=BESIDE),
+    Policy(0.6, -0.03, FAR, keeps_busy=True, beside=BESIDE),  # launches very early: a link that is shared never rests
+    Policy(0.4, -0.03, FAR, keeps_busy=True, beside=BESIDE, again=True),
+    Policy(0.0, -0.03, FAR, beside=BESIDE),
     Policy(0.02, -0.03, NEAR, beside=BESIDE),
-    Policy(0.1, -0.03),
+    Policy(0.1, -0.03, FAR),
     *CONTENDED_LAST,
 )
 INTERLEAVED = (
-    Policy(0.005, -1.0, keeps_busy=True),  # reference order, come what may: it goes from chain to chain already
+    Policy(0.005, -1.0, FAR, keeps_busy=True),  # reference order, come what may: it goes from chain to chain already
     Policy(0.02, -0.03, NEAR, keeps_busy=True),
-    Policy(1.0, -0.03, keeps_busy=True),  # every collective as soon as memory allows
-    Policy(0.005, 0.12, keeps_busy=True),  # the critical path far ahead, weight gradients behind it
+    Policy(1.0, -0.03, FAR, keeps_busy=True),  # every collective as soon as memory allows
+    Policy(0.005, 0.12, FAR, keeps_busy=True),  # the critical path far ahead, weight gradients behind it
 )
 """For runs from an order of several chains (:mod:`overlap_sched.scheduler.chains`)."""
 

@@ -195,7 +195,7 @@ def with_given(settings: Settings, given: Mapping[str, Any]) -> Settings:
         OptionsError: There is no such option, or it cannot have this value.
     """
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}  # of JSON
-    limits = {name: options.pop(name, None) for name in ("memory_limit", "max_slowdown")}
+    limits: dict[str, Any] = {name: options.pop(name, None) for name in ("memory_limit", "max_slowdown")}
     if any(limit is not None for limit in limits.values()):
         settings = replace(settings, **limits)
     return replace(settings, options=options_from(options)) if options else settings

@@ -144,7 +144,7 @@ def shape(node: fx.Node) -> Shape:
 
 
 def results(value: Any) -> Sequence[Any]:
-    """List what a call gives, or what is said of that."""
+    """List what a call gives, one by one."""
     return value if isinstance(value, list | tuple) else (value,)
 
 

@@ -231,7 +231,7 @@ def _in_force(found: JointSearchResult | None, settings: Settings) -> bool:
 
 
 def _cut_text(one: JointCut) -> str:
-    """Return what the log says of a cut that launches otherwise than torch's: its marks, and a digest of its launches."""
+    """Return what the log says of a cut that launches otherwise than torch's: marks, and a digest of launches."""
     launches = _sha(*(text for half in _launches(one) for text in ("half", *half)))
     return json.dumps([sorted(one.marks.again), sorted(one.marks.kept), launches])
 

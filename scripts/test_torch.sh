@@ -11,7 +11,7 @@ shift
 name=".venv-torch-$version"
 python="$root/$name/bin/python"
 titan=(torchtitan==0.3.0 spmd_types)
-needs="numpy, rich, matplotlib, hypothesis, jsonschema, ortools, pytest, xdist" # as modules
+needs="numpy, sortedcontainers, rich, matplotlib, hypothesis, jsonschema, ortools, pytest, xdist" # as modules
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 cd "$root"
 

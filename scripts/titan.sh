@@ -14,7 +14,7 @@ if ! has_titan "$python"; then
     if ! has_titan "$python"; then
         printf '[setup] installing torch 2.15.0 and torchtitan 0.3.0 into .venv-torch-2.15.0\n' >&2
         [ -x "$python" ] || "${PYTHON:-python3}" -m venv "$root/.venv-torch-2.15.0"
-        "$python" -m pip install -q torch==2.15.0 torchtitan==0.3.0 numpy rich >&2
+        "$python" -m pip install -q torch==2.15.0 torchtitan==0.3.0 numpy sortedcontainers rich >&2
     fi
 fi
 cd "$root"

@@ -193,13 +193,13 @@ def test_no_two_classes_of_a_package_have_one_name(package: Path) -> None:
 
 ROOT = PACKAGE.parent
 BUDGETS = {  # code lines and files: what there is, never raised; behind it what it has to come to
-    "overlap_sched": (32_700, 195),  # 27,000, 240
-    "llama_repro": (4_500, 64),
-    "scripts": (3_310, 48),
-    "tests": (37_600, 240),  # 30,000, 240
+    "overlap_sched": (28_210, 182),  # 27,000, 240
+    "llama_repro": (4_470, 64),
+    "scripts": (3_300, 48),
+    "tests": (31_850, 233),  # 30,000, 240
 }
 MODULE_OF_THE_CORE = 500  # code lines
-DOCUMENTS, PAGES = 2_720, 21  # lines; records apart
+DOCUMENTS, PAGES = 2_655, 21  # lines; records apart
 
 
 def lines_of(paths: Iterable[Path]) -> int:

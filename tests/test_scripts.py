@@ -189,7 +189,7 @@ def test_another_torch_gets_an_environment_of_its_own(box: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("told", ["numpy, rich", "torchtitan, spmd_types"])
+@pytest.mark.parametrize("told", ["numpy, sortedcontainers", "torchtitan, spmd_types"])
 def test_another_torch_gets_what_is_missing(box: Path, told: str) -> None:
     (box / "repo" / "tests" / "titan").mkdir(parents=True)
     done = run(box, "scripts/test_torch.sh", "2.15.0", FAIL=f"import {told}")

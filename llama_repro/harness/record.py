@@ -14,7 +14,7 @@ from llama_repro import ROOT
 from overlap_sched.report.files import write_file
 
 
-def provenance(command: str, packages: Sequence[str] = ("torch", "numpy")) -> dict[str, Any]:
+def provenance(command: str, packages: Sequence[str] = ("torch", "numpy", "sortedcontainers")) -> dict[str, Any]:
     """What is needed to read figures later: when, what was run, and on what."""
     return {
         "date": date.today().isoformat(),

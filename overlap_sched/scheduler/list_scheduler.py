@@ -43,11 +43,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from sortedcontainers import SortedList
 
 from overlap_sched.problem import Kind, NodeId
 from overlap_sched.problem.precedence import Pair, neighbours
 from overlap_sched.scheduler.admission import CompletionProfile
-from overlap_sched.scheduler.ready import ReadyList, SortedKeys
+from overlap_sched.scheduler.ready import ReadyList
 from overlap_sched.scheduler.task import TUNING, Candidate, LaunchKey, Reason, Reference, Refusal, SchedulerRun, Work
 from overlap_sched.simulate.clock import Clock
 
@@ -272,7 +273,7 @@ class ListScheduler:
                 return v
         return None
 
-    def _first_beside(self, queue: SortedKeys[LaunchKey], until_us: float) -> NodeId | None:
+    def _first_beside(self, queue: SortedList[LaunchKey], until_us: float) -> NodeId | None:
         before_us = self.computed_us + self.policy.beside * self.priorities.total_us
         return self._first_admitted(
             queue,
@@ -301,7 +302,7 @@ class ListScheduler:
         return None
 
     def _first_admitted(
-        self, keys: SortedKeys[Any], in_time: Callable[[Any], bool], passes: Callable[[NodeId], bool]
+        self, keys: SortedList[Any], in_time: Callable[[Any], bool], passes: Callable[[NodeId], bool]
     ) -> NodeId | None:
         """The first of a few keys that memory admits: up to one that is in time, but for nodes that are passed over."""
         k = 0

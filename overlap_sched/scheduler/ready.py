@@ -21,32 +21,15 @@ A refused node leaves all other sets until the obstacle is gone: the position th
 its memory has gone down.
 """
 
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
+
+from sortedcontainers import SortedList
 
 from overlap_sched.problem import Kind, NodeId, Position
 from overlap_sched.scheduler.admission import THIS_STEP, CompletionProfile, Obstacle
 from overlap_sched.scheduler.task import LaunchKey, PathKey, Priorities, Reference
-
-K = TypeVar("K")
-
-
-class SortedKeys(list[K]):
-    """Keys, the smallest first; a key never changes while it is inside."""
-
-    def add(self, key: K) -> None:
-        """Put a key in its place."""
-        insort(self, key)  # type: ignore[call-overload]
-
-    def remove(self, key: K) -> None:
-        """Take a key out.
-
-        Raises:
-            ValueError: It is not inside.
-        """
-        del self[self.index(key, bisect_left(self, key))]  # type: ignore[call-overload]
 
 
 class InFlightKey(NamedTuple):
@@ -75,7 +58,7 @@ class TooLargeKey(NamedTuple):
 
 
 class ReadyList:
-    """The sets above. With n nodes ready all is O(log n) per node (and a copy of n pointers, in one piece).
+    """The sets above. With n nodes ready all is O(log n) per node.
 
     Attributes:
         rescored: Nodes put into sets so far: the work done, for tests and benchmarks.
@@ -84,10 +67,10 @@ class ReadyList:
     def __init__(self, reference: Reference, priorities: Priorities, memory: CompletionProfile) -> None:
         """Start empty."""
         self.free = deque[NodeId]()
-        self.compute, self.paths = SortedKeys[Position](), SortedKeys[PathKey]()
-        self.launches = {group: SortedKeys[LaunchKey]() for group in reference.problem.groups}
-        self.in_flight = SortedKeys[InFlightKey]()
-        self.blocked, self.blocked_now = SortedKeys[BlockedKey](), SortedKeys[TooLargeKey]()
+        self.compute, self.paths = SortedList[Position](), SortedList[PathKey]()
+        self.launches = {group: SortedList[LaunchKey]() for group in reference.problem.groups}
+        self.in_flight = SortedList[InFlightKey]()
+        self.blocked, self.blocked_now = SortedList[BlockedKey](), SortedList[TooLargeKey]()
         self.rescored = 0
         self._memory, self._position = memory, memory.position
         self._priorities, self._nodes, self._costs = priorities, reference.problem.nodes, reference.costs
@@ -107,7 +90,7 @@ class ReadyList:
             for keys, key in self._sets(v):
                 keys.remove(key)
 
-    def _sets(self, v: NodeId) -> Iterator[tuple[SortedKeys[Any], Any]]:
+    def _sets(self, v: NodeId) -> Iterator[tuple[SortedList[Any], Any]]:
         """The sets that concern v, each with its key there."""
         yield self.paths, self._priorities.path_keys[v]
         if self._nodes[v].kind is not Kind.COLLECTIVE:
@@ -144,9 +127,9 @@ class ReadyList:
             lowered: Ranges of reference positions, end excluded, where the profile went down.
         """
         memory, blocked = self._memory, self.blocked
-        again = blocked[: bisect_left(blocked, (memory.first,))]
+        again = list(blocked[: blocked.bisect_left((memory.first,))])
         for low, high in lowered:
-            there = blocked[bisect_left(blocked, (max(low, memory.first),)) : bisect_left(blocked, (high,))]
+            there = blocked[blocked.bisect_left((max(low, memory.first),)) : blocked.bisect_left((high,))]
             again += [key for key in there if memory.profile[key.obstacle] <= key.enough_bytes]
         nodes = []
         for key in dict.fromkeys(again):

@@ -147,7 +147,7 @@ def test_a_run_writes_a_record_that_can_be_compared(tmp_path, capsys, monkeypatc
     path = tmp_path / "record-2026-01-02.json"
     data = json.loads(path.read_text())
     assert {"cpu", "cores", "memory_gib", "load"} <= data["machine"].keys()
-    assert data["packages"].keys() == {"torch", "numpy"}
+    assert data["packages"].keys() == {"torch", "numpy", "sortedcontainers"}
     assert data["command"].endswith("--comm-scale 1 --record " + str(tmp_path / "record"))
     text = (tmp_path / "record-2026-01-02.md").read_text()
     assert "| `example` x1 | 0.1 ms | 0.2 ms, 21.0 MiB |" in text

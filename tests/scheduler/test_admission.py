@@ -17,7 +17,7 @@ from overlap_sched.scheduler.admission import (
     CompletionProfile,
     Obstacle,
 )
-from overlap_sched.scheduler.ready import ReadyList, SortedKeys
+from overlap_sched.scheduler.ready import ReadyList
 from overlap_sched.scheduler.task import Reference
 from overlap_sched.simulate.ledger import LiveRanges
 from tests.support.graphs import problems
@@ -135,15 +135,3 @@ def test_what_was_too_large_for_a_step_waits_for_room(missing: int, back: list[i
     ready, memory = ready_list(Obstacle(3, THIS_STEP))
     memory.room = memory.alloc_bytes[GATHER] - missing
     assert ready.unblocked([]) == back
-
-
-def test_sorted_keys_stay_sorted_and_know_what_is_not_inside() -> None:
-    draw, keys = random.Random(1), SortedKeys[tuple[int, int]]()
-    for _ in range(300):
-        if draw.random() < 0.6 or not keys:
-            keys.add((draw.randrange(30), draw.randrange(30)))
-        else:
-            keys.remove(draw.choice(keys))
-        assert keys == sorted(keys)
-    with pytest.raises(ValueError, match="31"):
-        keys.remove((31, 0))

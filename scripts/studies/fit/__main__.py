@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{made.graph}: {made.by}, {made.seconds:.1f} s", file=sys.stderr, flush=True)
             rows.append(made)
             if options.record:
-                about = provenance(command, ("torch", "numpy", "ortools"))
+                about = provenance(command, ("torch", "numpy", "sortedcontainers", "ortools"))
                 write_record(options.record, {**about, "rows": [asdict(made) for made in rows]})
     print(fit_table(rows))
     for name in broken:

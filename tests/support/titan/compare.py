@@ -122,7 +122,7 @@ def _timed(gb_per_s: float, record: Path | None) -> int:
             for name, job in found.items()
         ]
         command = f"scripts/titan.sh --slow-network {gb_per_s:g}"
-        packages = ("torch", "torchtitan", "numpy")
+        packages = ("torch", "torchtitan", "numpy", "sortedcontainers")
         write_record(record, {**provenance(command, packages), "same_losses": same, "rows": rows})
     return int(not same)
 

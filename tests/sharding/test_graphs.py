@@ -110,7 +110,7 @@ def tied() -> nn.Sequential:
         (plain, None, [(4, 0, 0), (4, 4, 0)]),
         (plain, False, [(4, 0, 0), (0, 4, 0)]),  # kept
         (frozen, None, [(2, 0, 0), (2, 1, 0)]),
-        (tied, None, [(3, 0, 0), (3, 3, 0)]),
+        (tied, None, [(3, 0, 0), (3, 4, 0)]),  # the gradient of the shared weight is reduced twice
         (lambda: nn.Sequential(Checkpointed(Mlp()), Mlp()), None, [(4, 0, 0), (4, 4, 0)]),
     ],
 )

@@ -92,7 +92,7 @@ def test_a_rank_that_dies(found: Found) -> None:
         assert scene["moved"][:1] == [False]
         missing = f"rank {last} did not publish an order for graph 'forward 0/0 of Pair' within"
         rewrites = "overlap_sched rewrites no collective of 'forward 0/0 of Pair'"
-        assert any(line.startswith(f"{rewrites}: {missing} 2 s. Such a rank died") for line in scene["said"])
+        assert any(line.startswith(f"{rewrites}: {missing} 2 s. Such a rank has died") for line in scene["said"])
         assert scene["kept"][0].startswith(f"{missing} 0.2 s (instead of 2 s, as not all ranks came the last time).")
         assert scene["error"]  # of gloo, in the first collective
 

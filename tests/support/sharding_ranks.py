@@ -43,6 +43,16 @@ UNEVEN, EVEN = (37, 3), (40, 8)
 """(vocabulary, width inside the feed-forward): those of the first divide by neither 2 nor 4 ranks."""
 
 
+class Norm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.float()
+        return self.weight * (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +82,7 @@ class Layer(nn.Module):
     def __init__(self, inside: int) -> None:
         super().__init__()
         self.self_attn, self.mlp = Attention(), Mlp(inside)
-        self.input_layernorm, self.post_attention_layernorm = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.input_layernorm, self.post_attention_layernorm = Norm(), Norm()
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         hidden_states = hidden_states + self.self_attn(hidden_states=self.input_layernorm(hidden_states))
@@ -84,7 +94,7 @@ class Body(nn.Module):
         super().__init__()
         self.embed_tokens, self.embed_positions = nn.Embedding(rows, WIDTH), nn.Embedding(POSITIONS, WIDTH)
         self.embed_positions.weight.requires_grad_(False)
-        self.layers, self.norm = nn.ModuleList(Layer(inside) for _ in range(depth)), nn.RMSNorm(WIDTH)
+        self.layers, self.norm = nn.ModuleList(Layer(inside) for _ in range(depth)), Norm()
         self.register_buffer("scale", torch.tensor(2.0))
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -341,6 +351,8 @@ def distance(model: nn.Module, other: nn.Module) -> float:
 def compared(way: Way) -> dict[str, Any]:
     """The same training by both, not compiled."""
     theirs, ours = build(way, fully_shard), build(way, shard)
+    named = [[(name, p.placements) for name, p in model.named_parameters()] for model in (theirs, ours)]
+    assert named[0] == named[1]
     result = {"fully_shard": train(way, theirs, theirs), "eager": train(way, ours, ours)}
     return {**result, "distance": distance(ours, theirs)}
 

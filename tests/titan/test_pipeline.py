@@ -15,7 +15,7 @@ from overlap_sched import Options
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, UnsupportedError
 from overlap_sched.fx import lift
 from overlap_sched.fx.lifting import STAYS
-from overlap_sched.inductor import fx_stage
+from overlap_sched.inductor import agree
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import current_settings
 from overlap_sched.judge.replay import Replay, replay
@@ -309,8 +309,8 @@ def test_equal_graphs_of_two_stages_are_met_apart(titan: Any) -> None:
     """Else the second one would be taken for the first, compiled again."""
     keys: list[str] = []
     with (
-        mock.patch.object(fx_stage, "asks", return_value=True),
-        mock.patch.object(fx_stage, "graph_key", lambda graph, stage: keys.append(stage) or stage),
+        mock.patch.object(agree, "asks", return_value=True),
+        mock.patch.object(agree, "graph_key", lambda graph, stage: keys.append(stage) or stage),
         mock.patch("overlap_sched.inductor.decision.decisions.take_or_ask", return_value=None),
     ):
         for number in (1, 2):

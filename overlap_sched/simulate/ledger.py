@@ -176,16 +176,15 @@ class MovableOrder:
         if target <= at:
             return
         # the nodes between go one place to the left; v itself must fit where it goes
-        during = self.during[at + 1 : target + 1] + self._held(v, at + 1, target + 1)
-        over = np.flatnonzero(during > self._limit[at:target])
-        reach = at + int(over[0]) if len(over) else target
-        own = self._before(at + 2, reach + 2) + self._held(v, at + 2, reach + 2) + self._takes[v]
-        fits = np.flatnonzero(own <= self._limit[at + 1 : reach + 1])
-        if len(fits):
-            count = int(fits[-1]) + 1
-            self._place(
-                at, np.append(self.order[at + 1 : at + count + 1], v), np.append(during[:count], own[count - 1])
-            )
+        held, takes = self._held(v, at + 1, target + 2), int(self._takes[v])
+        during = self.during[at + 1 : target + 1] + held[:-1]
+        over = (during > self._limit[at:target]).nonzero()[0]
+        end, own = at + int(over[0]) if len(over) else target, 0
+        while end > at and (own := self._before(end + 1) + int(held[end - at]) + takes) > self._limit[end]:
+            end -= 1
+        if end > at:
+            self.order[at:end], self.during[at:end] = self.order[at + 1 : end + 1], during[: end - at]
+            self._place(v, end, own, at, end + 1)
 
     def move_sooner(self, v: int, target: int) -> None:
         """Move v to position ``target``, or as near to it as memory allows."""
@@ -193,14 +192,17 @@ class MovableOrder:
         if target >= at:
             return
         # the nodes between go one place to the right; v itself must fit where it goes
-        during = self.during[target:at] - self._held(v, target, at)
-        over = np.flatnonzero(during > self._limit[target + 1 : at + 1])
-        begin = target + int(over[-1]) + 1 if len(over) else target
-        own = self._before(begin, at) + self._takes[v]
-        fits = np.flatnonzero(own <= self._limit[begin:at])
-        if len(fits):
-            first = begin + int(fits[0])
-            self._place(first, np.append(v, self.order[first:at]), np.append(own[fits[0]], during[first - target :]))
+        during, takes = self.during[target:at] - self._held(v, target, at), int(self._takes[v])
+        over = (during > self._limit[target + 1 : at + 1]).nonzero()[0]
+        begin, own = target + int(over[-1]) + 1 if len(over) else target, 0
+        while begin < at and (own := self._before(begin) + takes) > self._limit[begin]:
+            begin += 1
+        if begin < at:
+            self.order[begin + 1 : at + 1], self.during[begin + 1 : at + 1] = (
+                self.order[begin:at],
+                during[begin - target :],
+            )
+            self._place(v, begin, own, begin, at + 1)
 
     def _held(self, v: int, begin: int, end: int) -> npt.NDArray[np.int64]:
         """Bytes live more at these positions while v has not run: what it uses last, less what it makes."""
@@ -210,12 +212,12 @@ class MovableOrder:
             held[max(other + 1 - begin, 0) :] += size
         return held
 
-    def _before(self, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """Bytes live before the nodes at these positions run; behind the last one: at the end."""
-        live = self.during[begin:end] - self._takes[self.order[begin:end]]
-        return live if end <= len(self.order) else np.append(live, self._ranges.end_bytes)
+    def _before(self, at: int) -> int:
+        """Bytes live before the node at a position runs; behind the last one: at the end."""
+        if at == len(self.order):
+            return self._ranges.end_bytes
+        return int(self.during[at]) - int(self._takes[self.order[at]])
 
-    def _place(self, begin: int, nodes: npt.NDArray[np.int64], during: npt.NDArray[np.int64]) -> None:
-        end = begin + len(nodes)
-        self.order[begin:end], self.during[begin:end] = nodes, during
-        self.position[nodes] = np.arange(begin, end)
+    def _place(self, v: int, at: int, during: int, begin: int, end: int) -> None:
+        self.order[at], self.during[at] = v, during
+        self.position[self.order[begin:end]] = np.arange(begin, end)

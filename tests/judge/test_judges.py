@@ -15,10 +15,10 @@ from overlap_sched.judge.validate import Promise, measure, memory_profile, peak_
 from overlap_sched.judge.validate import broken_promise as broken
 from overlap_sched.options import Options, headroom_bytes
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
-from overlap_sched.problem.file import write_problem
+from overlap_sched.problem.file import read_problem, write_problem
 from tests.support.examples import examples, module_at
 from tests.support.graphs import problems
-from tests.support.oracle import JUDGE, all_orders, peak_by_definition, random_order, step_by_definition
+from tests.support.oracle import INSTANCES, JUDGE, all_orders, peak_by_definition, random_order, step_by_definition
 
 MIB = 2**20
 
@@ -183,5 +183,15 @@ def test_judges_agree_on_small_problems_too(tmp_path_factory: pytest.TempPathFac
         timeline, (step_us, exposed_us) = replay(problem, order), other.replay(theirs, order)
         assert timeline.step_us == pytest.approx(step_us, rel=1e-9)
         assert timeline.exposed_us == pytest.approx(exposed_us, rel=1e-6, abs=1e-3)
-    assert lower_bound_us(problem) == pytest.approx(other.lower_bound(theirs), rel=1e-6)
     assert json.loads(json.dumps(problem.names(problem.original_order)))[0] == problem.nodes[0].name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(INSTANCES.glob("*.json.gz")), ids=lambda path: path.name)
+def test_judges_agree_on_real_graphs(path: Path) -> None:
+    other, problem = judge(), read_problem(path)
+    theirs, order = other.load(path), random_order(problem, 0)
+    assert violation(problem, order) is other.violation(theirs, order) is None
+    assert peak_memory(problem, order) == other.peak_memory(theirs, order)
+    assert replay(problem, order).step_us == pytest.approx(other.replay(theirs, order)[0], rel=1e-9)
+    assert lower_bound_us(problem) == pytest.approx(other.lower_bound(theirs), rel=1e-6)

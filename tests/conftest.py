@@ -3,7 +3,6 @@
 For those of the command: a terminal that is the same everywhere, and the example as a file.
 """
 
-import importlib.util
 import os
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from overlap_sched import EXAMPLE, write_problem
-from tests.support.examples import RUN, Command, often
+from tests.support.examples import RUN, Command, module_at, often
 
 # Inductor takes the widest vectors that the processor says it has; else each process compiles and loads one probe for
 # each kind first (7 s of processor time with an empty cache, 1 s with its own).
@@ -71,9 +70,4 @@ def allocator_judge() -> ModuleType:
     path = Path(__file__).parents[2] / "shared" / "tools" / "allocator.py"
     if not path.exists():
         pytest.skip("no judge beside the checkout: ../shared/tools/allocator.py")
-    spec = importlib.util.spec_from_file_location("allocator_judge", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(path)

@@ -183,7 +183,8 @@ class MovableOrder:
         while end > at and (own := self._before(end + 1) + int(held[end - at]) + takes) > self._limit[end]:
             end -= 1
         if end > at:
-            self.order[at:end], self.during[at:end] = self.order[at + 1 : end + 1], during[: end - at]
+            self.order[at:end] = self.order[at + 1 : end + 1]
+            self.during[at:end] = during[: end - at]
             self._place(v, end, own, at, end + 1)
 
     def move_sooner(self, v: int, target: int) -> None:
@@ -198,10 +199,8 @@ class MovableOrder:
         while begin < at and (own := self._before(begin) + takes) > self._limit[begin]:
             begin += 1
         if begin < at:
-            self.order[begin + 1 : at + 1], self.during[begin + 1 : at + 1] = (
-                self.order[begin:at],
-                during[begin - target :],
-            )
+            self.order[begin + 1 : at + 1] = self.order[begin:at]
+            self.during[begin + 1 : at + 1] = during[begin - target :]
             self._place(v, begin, own, begin, at + 1)
 
     def _held(self, v: int, begin: int, end: int) -> npt.NDArray[np.int64]:

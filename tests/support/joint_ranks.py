@@ -115,12 +115,12 @@ def step(model: nn.Module, rows: int = 64, backend: Any = overlap_sched.backend,
     return [made.detach(), *(g for g in grads if g is not None), *model.buffers()]
 
 
-def one(**how: Any) -> dict[str, Any]:
+def one(number: int = 2, **how: Any) -> dict[str, Any]:
     """Compile anew, one step."""
     torch.compiler.reset()
     partitioning.clear_partitions()
     torch.manual_seed(0)
-    model = blocks(number=2)
+    model = blocks(number=number)
     for block in model:
         shard(block, init_device_mesh("cpu", (dist.get_world_size(),)))
     given = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank()))
@@ -175,12 +175,12 @@ def found() -> dict[str, Any]:
     """What is saved."""
     rank = dist.get_rank()
     broken = mock.patch.object(partitioning, "fit_joint", side_effect=ValueError("broken"))
-    cases: dict[str, Any] = {"plain": one()}
+    cases: dict[str, Any] = {"plain": one(), "plain more": one(3)}
     with broken if rank else nullcontext():
         cases["one rank fails"] = one(memory_limit="80%")
     cases["other limits"] = one(memory_limit="75%" if rank else "82%")
     cases["less"] = one(memory_limit="85%")
-    cases["more"] = one(memory_limit="200%")
+    cases["more"] = one(3, memory_limit="200%")  # other launches: what is in force for "less" is not followed
     with broken if rank else nullcontext():
         cases["follows"] = one(memory_limit="80%")
     for log in (False, True):

@@ -324,7 +324,7 @@ def _faults(problem: Problem) -> Iterator[str]:
     yield from _storage_faults(problem)
     for name, link in problem.contention.links.items():
         if name not in groups:
-            yield f"contention: group {name!r} has link {link!r}, but the problem's groups are {groups}. Name one of them."
+            yield f"contention: group {name!r} has link {link!r}, but the problem's groups are {groups}. Correct it."
 
 
 def _fault(problem: Problem, node: Node) -> str:

@@ -23,7 +23,6 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
@@ -309,10 +308,13 @@ def nameable(path: PathT) -> PathT:
         OSError: No file can have that name: a NUL character is in it, or half of a surrogate pair. Python raises
             ``ValueError`` for these where all other names give an ``OSError``.
     """
-    with suppress(UnicodeEncodeError):
+    try:
         if b"\0" not in os.fsencode(path):
             return path
-    raise OSError(errno.EINVAL, "no file can have this name: it has a NUL character or half of a surrogate pair")
+        unusable = "a NUL character"
+    except UnicodeEncodeError:
+        unusable = "half of a surrogate pair"
+    raise OSError(errno.EINVAL, f"no file can have this name: it has {unusable}")
 
 
 def redact_problem(problem: Problem) -> Problem:

@@ -185,8 +185,8 @@ def allocator_settings(text: str) -> AllocatorSettings:
 def _entries(text: str) -> dict[str, str]:
     if not re.fullmatch(f"(?:{_ENTRY})*", text):
         raise OptionsError(
-            f"allocator is {text!r}, which cannot be read. Write it as in PYTORCH_ALLOC_CONF: 'expandable_segments:True,"
-            "max_split_size_mb:512', or '' for torch's defaults."
+            f"allocator is {text!r}, which cannot be read. Write it as in PYTORCH_ALLOC_CONF: 'expandable_segments:"
+            "True,max_split_size_mb:512', or '' for torch's defaults."
         )
     return dict(re.findall(_ENTRY, text))
 

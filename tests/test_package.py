@@ -195,7 +195,7 @@ ROOT = PACKAGE.parent
 BUDGETS = {  # code lines and files: what there is, never raised; behind it what it has to come to
     "overlap_sched": (28_210, 182),  # 27,000, 240
     "llama_repro": (4_470, 64),
-    "scripts": (3_440, 49),
+    "scripts": (3_300, 48),
     "tests": (31_850, 233),  # 30,000, 240
 }
 MODULE_OF_THE_CORE = 500  # code lines

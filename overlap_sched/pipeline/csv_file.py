@@ -20,7 +20,17 @@ from pathlib import Path
 from typing import Literal
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import SENDS, UPDATES, Action, ActionKind, Item, PipelineSchedule, parts, read_item
+from overlap_sched.pipeline.action import (
+    OF_WEIGHTS,
+    SENDS,
+    UPDATES,
+    Action,
+    ActionKind,
+    Item,
+    PipelineSchedule,
+    parts,
+    read_item,
+)
 from overlap_sched.pipeline.job import MAX_ACTIONS, PipelineJob
 from overlap_sched.pipeline.job_file import read_text
 from overlap_sched.pipeline.replay import PipelineReplay
@@ -36,7 +46,8 @@ def with_transfers(job: PipelineJob, schedule: PipelineSchedule, replay: Pipelin
         one.action: one.needed_by for one in replay.sent if job.rank_of[one.needed_by] != job.rank_of[one.action.stage]
     }
     orders: list[list[Item]] = [[] for _ in range(job.ranks)]
-    for rank, (item, _, _) in sorted(replay.ran, key=lambda ran: ran[1].start_us):
+    for item, _, _ in sorted(replay.ran, key=lambda run: run.start_us):
+        rank = job.rank_of[parts(item)[0].stage]
         orders[rank].append(item)
         for action in parts(item):
             if action in sent:
@@ -51,7 +62,6 @@ def with_transfers(job: PipelineJob, schedule: PipelineSchedule, replay: Pipelin
 CsvFormat = Literal["compute_only", "compute_comms", "compute_comms_waits"]
 
 _READ_OVER = re.compile(r"\d+(UNSHARD|RESHARD|WAIT_REDUCE_GRAD|WAIT_SEND_[FB]\d+)")
-_OF_WEIGHTS = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT)
 
 
 def schedule_csv(job: PipelineJob, schedule: PipelineSchedule, replay: PipelineReplay, form: CsvFormat) -> str:
@@ -123,9 +133,9 @@ def _cells(order: Sequence[Item], replay: PipelineReplay, waits: bool) -> list[s
     A send is waited for in front of the first item that starts when it is over; a reduction in front of the next one,
     or at the end, as torch's ``_add_reduce_grad`` does where it defers.
     """
-    starts = {run.item: run.start_us for _, run in replay.ran}
+    starts = {run.item: run.start_us for run in replay.ran}
     ends = {_send(one.action): one.end_us for one in replay.sent}
-    left = Counter(action.stage for item in order for action in parts(item) if action.kind in _OF_WEIGHTS)
+    left = Counter(action.stage for item in order for action in parts(item) if action.kind in OF_WEIGHTS)
     cells: list[str] = []
     sending: list[tuple[float, str]] = []
     reducing, deferred = list[str](), list[str]()  # waited for later; begun when what has been made is sent
@@ -143,8 +153,8 @@ def _cells(order: Sequence[Item], replay: PipelineReplay, waits: bool) -> list[s
         if isinstance(item, Action) and sends:
             sending.append((ends[item], str(item).replace("SEND", "WAIT_SEND")))
         for action in parts(item):
-            left[action.stage] -= action.kind in _OF_WEIGHTS
-            if action.kind in _OF_WEIGHTS and not left[action.stage]:
+            left[action.stage] -= action.kind in OF_WEIGHTS
+            if action.kind in OF_WEIGHTS and not left[action.stage]:
                 deferred.append(str(action.stage))
     cells += [*(wait for _, wait in sending), *reducing]
     return cells if waits else [cell for cell in cells if "WAIT" not in cell]

@@ -13,20 +13,22 @@ that overtake makes one in turn that is as long and needs as much.
 
 import heapq
 import random
+from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 
 from overlap_sched.pipeline.action import COMPUTE, Action, ActionKind, Item, Pair, PipelineSchedule, forward, parts
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.judge import violation
 from overlap_sched.pipeline.replay import (
+    PipelineClock,
     block_of,
+    excess_bytes,
     item_us,
     least_part,
-    pipeline_peaks,
-    replay_pipeline,
     transfer_us,
     with_updates,
 )
@@ -253,46 +255,63 @@ SEED = 0
 
 @dataclass(frozen=True)
 class MadeSchedule:
-    """A schedule of a layout that fits; ``made_from``: for people."""
+    """A schedule of a layout that fits; ``made_from``: for people; ``policies``: of its ranks, if they have made it."""
 
     step_us: float
     schedule: PipelineSchedule
     made_from: str
+    policies: tuple[PipelinePolicy, ...] = ()
 
 
-class PolicySearch:
+class ScheduleSearch:
     """Schedules of one job.
 
     Attributes:
-        made: Those that fit, with the policies of all ranks.
+        clock: Of the job.
+        made: Those that fit, the shortest first.
         best_us: The shortest that is known, of other cuts, too.
     """
 
-    def __init__(self, job: PipelineJob, best_us: float) -> None:
-        self._job, self.best_us = job, best_us
+    def __init__(self, job: PipelineJob) -> None:
+        self.clock, self.made, self.best_us = PipelineClock(job), list[MadeSchedule](), inf
         self._seen: dict[tuple[object, ...], float] = {}
         self._pairs = least_part(job) < 1.0
-        self.made: list[tuple[MadeSchedule, tuple[PipelinePolicy, ...]]] = []
 
-    def same_on_all(self) -> None:
+    def add(
+        self,
+        schedule: PipelineSchedule,
+        made_from: str,
+        below_us: float = inf,
+        policies: tuple[PipelinePolicy, ...] = (),
+    ) -> None:
+        """Keep a schedule if it is valid, fits, and is shorter than ``below_us``."""
+        job = self.clock.job
+        if violation(job, schedule) is None:
+            replay = self.clock.replay(schedule)
+            if replay.step_us < below_us and not any(excess_bytes(job, replay)):
+                self.best_us = min(self.best_us, replay.step_us)
+                made = MadeSchedule(replay.step_us, schedule, made_from, policies)
+                insort(self.made, made, key=lambda one: one.step_us)
+
+    def try_policies(self) -> None:
         """Try each of some policies on all ranks."""
+        ranks = self.clock.job.ranks
         for policy, pairs in product(POLICIES, (False, True) if self._pairs else (False,)):
             made_from = f"{policy.ahead} ahead, {policy.waiting} waiting{', pairs' * pairs}"
-            self._try((replace(policy, pairs=pairs),) * self._job.ranks, made_from)
-        for made, (policy, *_) in sorted(self.made, key=lambda one: one[0].step_us)[:BENT]:
-            self._try((replace(policy, deepest=False),) * self._job.ranks, made.made_from)
+            self._try((replace(policy, pairs=pairs),) * ranks, made_from)
+        for made in [one for one in self.made if one.policies][:BENT]:
+            self._try((replace(made.policies[0], deepest=False),) * ranks, made.made_from)
 
-    def one_for_each(self, count: int) -> None:
+    def vary_policies(self, count: int) -> None:
         """Change the best policies on some ranks, so many times, and keep to what is no longer."""
-        if not self.made:
+        best = next((one for one in self.made if one.policies), None)
+        if best is None:
             return
-        rng = random.Random(SEED)
-        best, policies = min(self.made, key=lambda one: one[0].step_us)
-        best_us = best.step_us
+        rng, best_us, policies = random.Random(SEED), best.step_us, best.policies
         for _ in range(count):
             changed = self._changed(policies, rng)
             step_us = self._try(changed, "a policy for each rank")
-            if step_us is not None and step_us <= best_us:
+            if step_us <= best_us:
                 best_us, policies = step_us, changed
 
     def _changed(self, policies: Sequence[PipelinePolicy], rng: random.Random) -> tuple[PipelinePolicy, ...]:
@@ -309,27 +328,22 @@ class PolicySearch:
         changed = rng.choice(changes)
         return tuple(changed if rank in ranks else kept for rank, kept in enumerate(policies))
 
-    def _try(self, policies: tuple[PipelinePolicy, ...], made_from: str) -> float | None:
-        """The step of what policies make; ``None``: it does not fit, or they come to a stop."""
-        job, limits = self._job, self._job.memory_limit_bytes
+    def _try(self, policies: tuple[PipelinePolicy, ...], made_from: str) -> float:
+        """Return the step of what policies make; infinite: it does not fit, or they come to a stop."""
+        job, clock = self.clock.job, self.clock
         spare = [0] * job.ranks
         for _ in range(TIGHTENED + 1):
             found = greedy_schedule(job, policies, spare)
             if found is None or found.orders in self._seen:
-                return None if found is None else self._seen[found.orders]
+                return inf if found is None else self._seen[found.orders]
             schedule = with_updates(job, found)
-            replay = replay_pipeline(job, schedule)
-            if replay.step_us > self.best_us * WORTH:
-                return None
-            lacks = [0] * job.ranks
-            if limits is not None:
-                peaks = pipeline_peaks(job, replay)
-                lacks = [max(peak.bytes - limit, 0) for peak, limit in zip(peaks, limits, strict=True)]
-            if not any(lacks):
-                self._seen[found.orders] = replay.step_us
-                self.best_us = min(self.best_us, replay.step_us)
-                if violation(job, schedule) is None:
-                    self.made.append((MadeSchedule(replay.step_us, schedule, made_from), policies))
-                return replay.step_us
-            spare = [one + lack for one, lack in zip(spare, lacks, strict=True)]
-        return None
+            step_us = clock.step_us(clock.orders_of(schedule))
+            if step_us > self.best_us * WORTH:
+                return inf
+            excess = excess_bytes(job, clock.replay(schedule))
+            if not any(excess):
+                self._seen[found.orders] = step_us
+                self.add(schedule, made_from, policies=policies)
+                return step_us
+            spare = [one + more for one, more in zip(spare, excess, strict=True)]
+        return inf

@@ -19,7 +19,7 @@ from overlap_sched.pipeline.greedy import ScheduleSearch
 from overlap_sched.pipeline.improve import SAME, improve_schedule
 from overlap_sched.pipeline.job import PipelineJob, recompute_stages
 from overlap_sched.pipeline.judge import limited_bound_us
-from overlap_sched.pipeline.layout import StageLayout
+from overlap_sched.pipeline.layout import FOLDED, MIRRORED, StageLayout
 from overlap_sched.pipeline.named import NAMED, interleaved_in, lay_out_named
 from overlap_sched.pipeline.replay import with_updates
 
@@ -129,7 +129,7 @@ def _trials(job: PipelineJob) -> tuple[list[_Trial], float]:
     found: list[_Trial] = []
     low_us = inf
     few = sorted({1, *stages_per_rank(job), *range(2, min(FEW, len(job.stages) // job.ranks) + 1)})
-    for layout in (*(StageLayout("looped", v) for v in few), StageLayout("folded", 2), StageLayout("mirrored")):
+    for layout in (*(StageLayout("looped", v) for v in few), FOLDED, MIRRORED):
         cuts, least_us = unit_cuts(job, layout)
         low_us = min(low_us, least_us)
         size, left = divmod(len(job.stages), layout.count(job.ranks))

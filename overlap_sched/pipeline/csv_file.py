@@ -25,7 +25,6 @@ from overlap_sched.pipeline.action import (
     SENDS,
     UPDATES,
     Action,
-    ActionKind,
     Item,
     PipelineSchedule,
     parts,
@@ -42,20 +41,16 @@ def with_transfers(job: PipelineJob, schedule: PipelineSchedule, replay: Pipelin
 
     What starts at one time stays in the order of the replay, in which each comes behind what it needs.
     """
-    sent = {
-        one.action: one.needed_by for one in replay.sent if job.rank_of[one.needed_by] != job.rank_of[one.action.stage]
-    }
+    sent = {one.action: one.both_ends for one in replay.sent}
     orders: list[list[Item]] = [[] for _ in range(job.ranks)]
     for item, _, _ in sorted(replay.ran, key=lambda run: run.start_us):
-        rank = job.rank_of[parts(item)[0].stage]
-        orders[rank].append(item)
-        for action in parts(item):
-            if action in sent:
-                ahead, to, m = action.kind is ActionKind.FORWARD, sent[action], action.micro_batch
-                send = ActionKind.SEND_FORWARD if ahead else ActionKind.SEND_BACKWARD
-                receive = ActionKind.RECEIVE_FORWARD if ahead else ActionKind.RECEIVE_BACKWARD
-                orders[rank].append(Action(send, action.stage, m))
-                orders[job.rank_of[to]].append(Action(receive, to, m))
+        own = orders[job.rank_of[parts(item)[0].stage]]
+        own.append(item)
+        for send, receive in (sent[action] for action in parts(item) if action in sent):
+            other = orders[job.rank_of[receive.stage]]
+            if other is not own:
+                own.append(send)
+                other.append(receive)
     return PipelineSchedule(schedule.name, tuple(map(tuple, orders)))
 
 
@@ -82,7 +77,7 @@ def schedule_csv(job: PipelineJob, schedule: PipelineSchedule, replay: PipelineR
             f"{len(job.routes)} {'route' if len(job.routes) == 1 else 'routes'} that do not. Choose another schedule."
         )
     with_sends = schedule if form == "compute_only" else with_transfers(job, schedule, replay)
-    orders = [[item for item in order if not _updates(item)] for order in with_sends.orders]
+    orders = [[item for item in order if parts(item)[0].kind not in UPDATES] for order in with_sends.orders]
     rows = [[str(item) for item in order] for order in orders]
     if form != "compute_only":
         rows = [_cells(order, replay, form == "compute_comms_waits") for order in orders]
@@ -123,10 +118,6 @@ def parse_schedule_csv(text: str, where: str) -> PipelineSchedule:
     return PipelineSchedule(where, tuple(orders))
 
 
-def _updates(item: Item) -> bool:
-    return isinstance(item, Action) and item.kind in UPDATES
-
-
 def _cells(order: Sequence[Item], replay: PipelineReplay, waits: bool) -> list[str]:
     """A row with a reduction behind each stage's last gradient of weights, sends first; perhaps with waits.
 
@@ -134,7 +125,7 @@ def _cells(order: Sequence[Item], replay: PipelineReplay, waits: bool) -> list[s
     or at the end, as torch's ``_add_reduce_grad`` does where it defers.
     """
     starts = {run.item: run.start_us for run in replay.ran}
-    ends = {_send(one.action): one.end_us for one in replay.sent}
+    ends = {one.both_ends[0]: one.end_us for one in replay.sent}
     left = Counter(action.stage for item in order for action in parts(item) if action.kind in OF_WEIGHTS)
     cells: list[str] = []
     sending: list[tuple[float, str]] = []
@@ -158,8 +149,3 @@ def _cells(order: Sequence[Item], replay: PipelineReplay, waits: bool) -> list[s
                 deferred.append(str(action.stage))
     cells += [*(wait for _, wait in sending), *reducing]
     return cells if waits else [cell for cell in cells if "WAIT" not in cell]
-
-
-def _send(action: Action) -> Action:
-    ahead = action.kind is ActionKind.FORWARD
-    return action._replace(kind=ActionKind.SEND_FORWARD if ahead else ActionKind.SEND_BACKWARD)

@@ -100,6 +100,13 @@ class SentOutput(NamedTuple):
     start_us: float
     end_us: float
 
+    @property
+    def both_ends(self) -> tuple[Action, Action]:
+        """Its send and its receive."""
+        (kind, stage, m), to = self.action, self.needed_by
+        way = kind is not ActionKind.FORWARD
+        return Action(SENDS[way], stage, m), Action(RECEIVES[way], to, m)
+
 
 @dataclass(frozen=True)
 class PipelineReplay:
@@ -369,21 +376,20 @@ def _live_bytes(job: PipelineJob, replay: PipelineReplay) -> list[list[_LiveByte
         elif kind is ActionKind.INPUT_GRADIENT:
             weights = times[Action(ActionKind.WEIGHT_GRADIENT, stage, m)]
             live.append(_LiveBytes(run.end_us, weights.end_us, needs.kept_bytes, action))
-    for action, stage, made_us, start_us, end_us in replay.sent:
-        sender, receiver, m = job.rank_of[action.stage], job.rank_of[stage], action.micro_batch
-        ahead = action.kind is ActionKind.FORWARD
-        kinds = (ActionKind.FORWARD,) if ahead else BACKWARDS
-        user = next(times[one] for kind in kinds if (one := Action(kind, stage, m)) in times)
-        block = block_of(job, action)
+    for one in replay.sent:
+        send, receive = one.both_ends
+        kinds = (ActionKind.FORWARD,) if one.action.kind is ActionKind.FORWARD else BACKWARDS
+        users = (Action(kind, one.needed_by, one.action.micro_batch) for kind in kinds)
+        used_us, block = next(times[user] for user in users if user in times).start_us, block_of(job, one.action)
+        sender, receiver = job.rank_of[send.stage], job.rank_of[receive.stage]
         if sender == receiver:
-            if user.start_us > made_us:
-                found[sender].append(_LiveBytes(made_us, user.start_us, block.buffer_bytes, action))
-            continue
-        send, receive = SENDS[not ahead], RECEIVES[not ahead]
-        if end_us > made_us:
-            found[sender].append(_LiveBytes(made_us, end_us, block.buffer_bytes, Action(send, action.stage, m)))
-        if user.start_us > start_us:
-            found[receiver].append(_LiveBytes(start_us, user.start_us, block.output_bytes, Action(receive, stage, m)))
+            send, end_us = one.action, used_us
+        else:
+            end_us = one.end_us
+            if used_us > one.start_us:
+                found[receiver].append(_LiveBytes(one.start_us, used_us, block.output_bytes, receive))
+        if end_us > one.made_us:
+            found[sender].append(_LiveBytes(one.made_us, end_us, block.buffer_bytes, send))
     return found
 
 

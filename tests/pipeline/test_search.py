@@ -16,7 +16,7 @@ from overlap_sched.pipeline.greedy import POLICIES, ScheduleSearch, greedy_sched
 from overlap_sched.pipeline.improve import improve_schedule
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
 from overlap_sched.pipeline.judge import pipeline_bound_us, violation
-from overlap_sched.pipeline.layout import Cut, StageLayout, folded, mirrored
+from overlap_sched.pipeline.layout import FOLDED, MIRRORED, ONE_EACH, Cut, StageLayout
 from overlap_sched.pipeline.named import NAMED, lay_out_named
 from overlap_sched.pipeline.replay import PipelineClock, with_updates
 from tests.pipeline.test_judge import orders_of
@@ -195,12 +195,12 @@ def test_zbv_is_found_to_be_the_best_where_it_is() -> None:
     found = find_pipeline(job, 1)
     assert found is not None
     assert found.proved
-    assert found.plan.replay.step_us == pipeline_bound_us(folded(job)) == 25.0
+    assert found.plan.replay.step_us == pipeline_bound_us(FOLDED.put(job)) == 25.0
 
 
 def test_a_job_in_two_directions_is_refused() -> None:
     with pytest.raises(PipelineError, match=r"^uniform: no schedule can be searched for: it has 2 routes. Give one.$"):
-        find_pipeline(mirrored(uniform(2, 2)), 1)
+        find_pipeline(MIRRORED.put(uniform(2, 2)), 1)
 
 
 def test_a_job_that_takes_no_time_and_does_not_fit() -> None:
@@ -229,8 +229,7 @@ def test_whole_backwards_may_be_what_fits() -> None:
     assert found.bound_us <= found.plan.replay.step_us < float("inf")
 
 
-ONE, TWO = StageLayout("looped"), StageLayout("looped", 2)
-FOLD, MIRROR = StageLayout("folded", 2), StageLayout("mirrored")
+TWO = StageLayout("looped", 2)
 
 
 def units(rng: random.Random, ranks: int, count: int, micro_batches: int = 3, **changes: object) -> PipelineJob:
@@ -257,7 +256,7 @@ def busiest_us(job: PipelineJob, layout: StageLayout, cut: Cut) -> tuple[float, 
     return max(ranks), max(times)
 
 
-@pytest.mark.parametrize("layout", [ONE, FOLD, MIRROR], ids=str)
+@pytest.mark.parametrize("layout", [ONE_EACH, FOLDED, MIRRORED], ids=str)
 @pytest.mark.parametrize("seed", range(12))
 def test_the_busiest_rank_is_least_busy(layout: StageLayout, seed: int) -> None:
     """Of all cuts, and of those that are alike the longest stage is shortest; none is below the bound of any."""
@@ -284,7 +283,7 @@ def test_stages_that_are_dealt_out_are_cut_by_a_local_search(seed: int) -> None:
     assert busiest_us(job, TWO, one.cut) <= ordered[len(ordered) // 10]  # near the best
 
 
-@pytest.mark.parametrize("layout", [ONE, TWO, FOLD, MIRROR], ids=str)
+@pytest.mark.parametrize("layout", [ONE_EACH, TWO, FOLDED, MIRRORED], ids=str)
 def test_joined_stages_have_the_sums_of_their_units(layout: StageLayout) -> None:
     job = units(random.Random(7), 2, 7, 2)
     cut = best_cut(job, layout)
@@ -300,10 +299,10 @@ def test_joined_stages_have_the_sums_of_their_units(layout: StageLayout) -> None
 
 def test_fewer_units_than_stages() -> None:
     job = units(random.Random(0), 2, 3)
-    assert best_cut(job, FOLD) is None
-    assert unit_cuts(job, FOLD)[0] == []
+    assert best_cut(job, FOLDED) is None
+    assert unit_cuts(job, FOLDED)[0] == []
     with pytest.raises(PipelineError) as caught:
-        FOLD.put(job, (1, 2, 0, 0))
+        FOLDED.put(job, (1, 2, 0, 0))
     assert str(caught.value) == "uneven: 3 stages cannot be joined to 4 of 1, 2, 0, 0, which 2 ranks need."
 
 
@@ -312,8 +311,8 @@ def test_a_tight_limit_moves_the_cut() -> None:
     job = units(random.Random(0), 2, 4, 4)
     stage = PipelineStage(PipelineBlock(2.0), PipelineBlock(4.0), saved_bytes=10)
     job = replace(job, stages=(stage,) * 4, pairs={})
-    assert [one.cut for one in unit_cuts(job, ONE)[0]] == [(2, 2)]
+    assert [one.cut for one in unit_cuts(job, ONE_EACH)[0]] == [(2, 2)]
     tight = replace(job, memory_limit_bytes=(25, 100))
-    assert [one.cut for one in unit_cuts(tight, ONE)[0]] == [(1, 3), (2, 2)]  # (2, 2) with one in flight
+    assert [one.cut for one in unit_cuts(tight, ONE_EACH)[0]] == [(1, 3), (2, 2)]  # (2, 2) with one in flight
     heavy = replace(tight, stages=(replace(stage, static_bytes=60),) * 4, memory_limit_bytes=(100, 300))
-    assert [one.cut for one in unit_cuts(heavy, ONE)[0]] == [(1, 3)]
+    assert [one.cut for one in unit_cuts(heavy, ONE_EACH)[0]] == [(1, 3)]

@@ -58,14 +58,12 @@ class TraceFile(NamedTuple):
         path: For messages.
         rank, world_size: As the trace says; ``None`` where it does not (a job without process groups).
         events: Those with a duration, in the order of the file, checked.
-        fields: All events as they are, each a JSON object.
     """
 
     path: str
     rank: int | None
     world_size: int | None
     events: Sequence[Event]
-    fields: Sequence[dict[str, Any]]
 
 
 def read_trace_file(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> TraceFile:
@@ -90,7 +88,7 @@ def read_trace_file(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> TraceF
     numbers = (about.get(name) if isinstance(about, dict) else None for name in ("rank", "world_size"))
     rank, world_size = (n if type(n) is int else None for n in numbers)
     events = [event for k, fields in enumerate(listed) if (event := _event(path, k, fields)) is not None]
-    return TraceFile(str(path), rank, world_size, events, listed)
+    return TraceFile(str(path), rank, world_size, events)
 
 
 def _event(path: str | Path, k: int, fields: Any) -> Event | None:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, Literal, NamedTuple, TypeGuard
+from typing import Any, Literal, NamedTuple
 
 from overlap_sched.cost.model import Price
 from overlap_sched.errors import CostError
@@ -51,53 +51,15 @@ class Event(NamedTuple):
     args: Mapping[str, Any]
 
 
-class TraceFile(NamedTuple):
-    """The events of one rank.
-
-    Attributes:
-        path: For messages.
-        rank, world_size: As the trace says; ``None`` where it does not (a job without process groups).
-        events: Those with a duration, in the order of the file, checked.
-    """
-
-    path: str
-    rank: int | None
-    world_size: int | None
-    events: Sequence[Event]
-
-
-def read_trace_file(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> TraceFile:
-    """Read a trace.
-
-    Raises:
-        CostError: It cannot be read, or is not such a trace.
-        InputTooLargeError: It is larger than the limits.
-    """
-    text = read_json_text(path, limits, CostError)
-    try:
-        data = json.loads(text)  # which takes NaN, as torch writes it
-        listed = data["traceEvents"]
-        if not isinstance(listed, list):
-            raise TypeError("traceEvents is not a list")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CostError(
-            f"{path}: is not JSON with a list of traceEvents, as profile.export_chrome_trace(PATH) of torch.profiler "
-            f"writes it ({error!r}). Was it cut short?"
-        ) from None
-    about = data.get("distributedInfo")
-    numbers = (about.get(name) if isinstance(about, dict) else None for name in ("rank", "world_size"))
-    rank, world_size = (n if type(n) is int else None for n in numbers)
-    events = [event for k, fields in enumerate(listed) if (event := _event(path, k, fields)) is not None]
-    return TraceFile(str(path), rank, world_size, events)
-
-
 def _event(path: str | Path, k: int, fields: Any) -> Event | None:
     """An event with a duration; None: it has none (a mark, an arrow, a name of a thread)."""
     known = fields if isinstance(fields, dict) else {"ph": "X", "dur": None}
     if known.get("ph") != "X" or "dur" not in known:
         return None
-    name, start_us, dur_us, category, args = (known.get(key) for key in ("name", "ts", "dur", "cat", "args"))
-    if not isinstance(name, str) or not is_time(start_us) or not is_time(dur_us) or dur_us < 0:
+    values: list[Any] = [known.get(key) for key in ("name", "ts", "dur", "cat", "args")]
+    name, start_us, dur_us, category, args = values
+    times = type(start_us) in (int, float) and type(dur_us) in (int, float) and abs(start_us) < 1e18 > dur_us >= 0
+    if not isinstance(name, str) or not times:
         raise CostError(
             f"{path}: traceEvents[{k}] is {fields!r:.80}; an event is a JSON object with a name, and ts and dur in "
             "microseconds, a duration of 0 or more."
@@ -107,19 +69,14 @@ def _event(path: str | Path, k: int, fields: Any) -> Event | None:
     return Event(name, str(category or ""), float(start_us), float(start_us) + float(dur_us), thread, args)
 
 
-def is_time(value: Any) -> TypeGuard[float]:
-    """Tell whether it is a number that can be microseconds."""
-    return type(value) in (int, float) and abs(value) < 1e18 and math.isfinite(value)
-
-
 Shapes = tuple[tuple[int, ...], ...]
 """Of the tensors that a call or a node takes, those in lists too; without those of no dimension: numbers look alike."""
 
-GRAPH = "## Call CompiledFxGraph"
+_GRAPH = "## Call CompiledFxGraph"
 """How ranges begin in which Inductor's code runs."""
 _HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
-DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-STEP = re.compile(r"ProfilerStep#(\d+)")
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_STEP = re.compile(r"ProfilerStep#(\d+)")
 _GLOO = "gloo:"
 _FUNCTIONAL = "_c10d_functional::"
 _LAUNCHES = (_FUNCTIONAL, "c10d_functional::", "c10d::")
@@ -154,7 +111,9 @@ class HostCall(NamedTuple):
 class RankTrace(NamedTuple):
     """What one rank called, who calls before who is called; of each step its number and the indices of its calls.
 
-    The rest is as in :class:`overlap_sched.cost.profile.TraceFile`.
+    Attributes:
+        path: For messages.
+        rank, world_size: As the trace says; ``None`` where it does not (a job without process groups).
     """
 
     path: str
@@ -165,23 +124,52 @@ class RankTrace(NamedTuple):
 
 
 def read_traces(paths: Sequence[str | Path], limits: Limits = DEFAULT_LIMITS) -> list[RankTrace]:
-    """Read one trace per rank."""
-    return [_rank_trace(read_trace_file(path, limits)) for path in paths]
+    """Read one trace per rank.
+
+    Raises:
+        CostError: One cannot be read, or is not such a trace.
+        InputTooLargeError: One is larger than the limits.
+    """
+    return [_read_trace(path, limits) for path in paths]
 
 
-def _rank_trace(file: TraceFile) -> RankTrace:
+def _read_trace(path: str | Path, limits: Limits) -> RankTrace:
     """Read the steps of a trace: those that ``profile.step()`` marks, or one of all that is in it."""
-    host = [e for e in file.events if e.category in _HOST and not e.name.startswith(_GLOO)]
+    text = read_json_text(path, limits, CostError)
+    try:
+        data = json.loads(text)  # which takes NaN, as torch writes it
+        listed = data["traceEvents"]
+        if not isinstance(listed, list):
+            raise TypeError("traceEvents is not a list")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CostError(
+            f"{path}: is not JSON with a list of traceEvents, as profile.export_chrome_trace(PATH) of torch.profiler "
+            f"writes it ({error!r}). Was it cut short?"
+        ) from None
+    about = data.get("distributedInfo")
+    numbers = (about.get(name) if isinstance(about, dict) else None for name in ("rank", "world_size"))
+    rank, world_size = (n if type(n) is int else None for n in numbers)
+    events = [event for k, fields in enumerate(listed) if (event := _event(path, k, fields)) is not None]
+    host = [e for e in events if e.category in _HOST and not e.name.startswith(_GLOO)]
     host.sort(key=lambda e: (e.thread, e.start_us, -e.end_us))
+    marks = sorted((int(found[1]), e.start_us, e.end_us) for e in host if (found := _STEP.match(e.name)))
+    steps = [
+        (number, [k for k, e in enumerate(host) if begin <= e.start_us < end])
+        for number, begin, end in marks or [(0, -math.inf, math.inf)]
+    ]
+    return RankTrace(str(path), rank, world_size, _calls(host, events), steps)
+
+
+def _calls(host: Sequence[Event], events: Sequence[Event]) -> list[HostCall]:
     parents = _parents(host)
     shapes = [_shapes(e) for e in host]
-    device = [e for e in file.events if e.category in DEVICE]
+    device = [e for e in events if e.category in _DEVICE]
     device_us = _device_us(host, parents, device)
     inside = {-1: False}  # collectives that no other operator of theirs calls; waits are none
     for k, e in enumerate(host):
         inside[k] = inside[parents[k]] or e.name.startswith(_LAUNCHES)
     launches = {k for k, e in enumerate(host) if inside[k] > inside[parents[k]] and not e.name.endswith("wait_tensor")}
-    workers = [e for e in file.events if e.category in _HOST and e.name.startswith(_GLOO)]
+    workers = [e for e in events if e.category in _HOST and e.name.startswith(_GLOO)]
     ran_us = _ran_on_gloo(host, shapes, launches, workers)
     about = dict[int, Mapping[str, Any]]()  # what ``record_param_comms`` says, for each call around it
     for k, e in enumerate(host):
@@ -189,18 +177,14 @@ def _rank_trace(file: TraceFile) -> RankTrace:
             about.setdefault(k, e.args)
     calls = []
     for k, e in enumerate(host):
-        call = HostCall(e.name, shapes[k], device_us[k][0] if device else e.end_us - e.start_us, e.start_us, parents[k])
+        us = device_us[k][0] if device else e.end_us - e.start_us
+        call = HostCall(e.name, shapes[k], us, e.start_us, parents[k])
         if k in launches:
-            us, args = ran_us.get(k, device_us[k][1] or None), about.get(k, {})
+            seen_us, args = ran_us.get(k, device_us[k][1] or None), about.get(k, {})
             group = str(args.get("Process Group Ranks", ""))
-            call = call._replace(name=_functional(e.name), us=us, bytes=_sent(e, shapes[k], args), group=group)
+            call = call._replace(name=_functional(e.name), us=seen_us, bytes=_sent(e, shapes[k], args), group=group)
         calls.append(call)
-    marks = sorted((int(found[1]), e.start_us, e.end_us) for e in host if (found := STEP.match(e.name)))
-    steps = [
-        (number, [k for k, e in enumerate(host) if begin <= e.start_us < end])
-        for number, begin, end in marks or [(0, -math.inf, math.inf)]
-    ]
-    return RankTrace(*file[:3], calls, steps)
+    return calls
 
 
 def _parents(host: Sequence[Event]) -> list[int]:
@@ -253,7 +237,7 @@ def _device_us(host: Sequence[Event], parents: Sequence[int], device: Sequence[E
     )
     us = [[0.0, 0.0] for _ in (*host, "no call")]
     for e in device:
-        k = launched_by.get(e.args.get("correlation"), by_id.get(e.args.get("External id"), -1))
+        k = launched_by.get(e.args.get("correlation", 0), by_id.get(e.args.get("External id", 0), -1))
         us[k]["nccl" in e.name.lower()] += e.end_us - e.start_us
     for k in reversed(range(len(host))):
         us[parents[k]] = [whole + part for whole, part in zip(us[parents[k]], us[k], strict=True)]
@@ -263,18 +247,15 @@ def _device_us(host: Sequence[Event], parents: Sequence[int], device: Sequence[E
 def _sent(launch: Event, shapes: Shapes, about: Mapping[str, Any]) -> int:
     """Bytes of the larger side."""
     sent, received = about.get("In msg nelems"), about.get("Out msg nelems")
-    if type(sent) is int and type(received) is int:
-        return max(sent, received) * _item_bytes(about.get("dtype"))
+    if isinstance(sent, int) and isinstance(received, int):
+        return max(sent, received) * _ITEM_BYTES.get(str(about.get("dtype")).lower(), 1)
     types, given = launch.args.get("Input type"), launch.args.get("Concrete Inputs")
-    item = _item_bytes(types[0]) if isinstance(types, list) and types else 0
-    nbytes = item * math.prod(shapes[0]) if shapes else 0
+    if not shapes or not isinstance(types, list) or not types:
+        return 0
+    nbytes = math.prod(shapes[0]) * _ITEM_BYTES.get(str(types[0]).lower().removeprefix("c10::"), 1)
     if "all_gather" in launch.name and isinstance(given, list):
         nbytes *= next((int(text) for text in given if isinstance(text, str) and text.isdecimal()), 1)
     return nbytes
-
-
-def _item_bytes(dtype: Any) -> int:
-    return _ITEM_BYTES.get(str(dtype).lower().removeprefix("c10::"), 1)
 
 
 Keyed = tuple[Hashable, HostCall]
@@ -282,7 +263,7 @@ Keyed = tuple[Hashable, HostCall]
 
 
 class Run(NamedTuple):
-    """One run of the graph on one rank: its operators, its collectives, the time of fused kernels by their operators."""
+    """One run of the graph on one rank: its operators, its collectives, the time of fused kernels by operators."""
 
     calls: list[Keyed]
     launches: list[Keyed]
@@ -292,11 +273,8 @@ class Run(NamedTuple):
 Runs = Mapping[tuple[int, int], Run]
 """By the number of the step, and the how-manieth it is in it: other graphs of the step may differ from rank to rank."""
 
-Times = list[tuple[Hashable, float | None]]
-"""Of the calls of a run: key, microseconds."""
 
-
-def _remove_skew(traces: Sequence[RankTrace], runs: Sequence[Runs]) -> tuple[list[Times], float]:
+def _remove_skew(traces: Sequence[RankTrace], runs: Sequence[Runs]) -> tuple[list[list[tuple[Hashable, float]]], float]:
     """Per run that all ranks have, the times of its collectives; and what was taken out, per rank and run.
 
     A collective takes the least duration among ranks of one group; where there are several groups, the mean of theirs.
@@ -310,9 +288,9 @@ def _remove_skew(traces: Sequence[RankTrace], runs: Sequence[Runs]) -> tuple[lis
         steps = [", ".join({str(step): 0 for step, _ in of}) for of in runs]
         listed = " and ".join(f"{trace.path} (step {its})" for trace, its in zip(traces, steps, strict=True))
         raise CostError(f"{listed} have no step in common. Profile the same steps on every rank.")
-    launched, skew_us = [], 0.0
+    launched, skew_us = list[list[tuple[Hashable, float]]](), 0.0
     for place in places:
-        times: Times = []
+        times = []
         for k, instances in enumerate(zip_longest(*(of_rank[place].launches for of_rank in runs)), 1):
             if len({keyed and keyed[0] for keyed in instances}) > 1:
                 seen = (f"{keyed[1].name} of {keyed[1].shapes}" if keyed else "nothing" for keyed in instances)
@@ -408,7 +386,7 @@ def _runs_of_step(
     taken: set[int] = set()
     for k in sorted(inside, key=lambda k: calls[k].start_us):  # threads stand one behind the other
         call, around = calls[k], graph_of.get(calls[k].parent, -1)
-        graph_of[k] = k if around < 0 and call.name.startswith(GRAPH) else around
+        graph_of[k] = k if around < 0 and call.name.startswith(_GRAPH) else around
         run = runs.setdefault(graph_of[k], Run([], [], defaultdict(float)))
         if call.parent in taken:
             taken.add(k)
@@ -491,7 +469,9 @@ def profile_of(sought: Sequence[Sought], traces: Sequence[RankTrace]) -> Profile
     return Profile(tuple(sought), tuple(measured), len(launched), len(traces), skew, sum(fused.values(), 0.0))
 
 
-def _by_order(sought: Sequence[Sought], runs: Iterable[Times]) -> list[MeasuredTime | None]:
+def _by_order(
+    sought: Sequence[Sought], runs: Iterable[Sequence[tuple[Hashable, float | None]]]
+) -> list[MeasuredTime | None]:
     nodes: dict[Hashable, list[int]] = defaultdict(list)
     for v, node in enumerate(sought):
         nodes[node.key].append(v)

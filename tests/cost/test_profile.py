@@ -13,7 +13,6 @@ from overlap_sched.cost.profile import (
     Sought,
     fused_ops,
     profile_of,
-    read_trace_file,
     read_traces,
     share_kernels,
 )
@@ -304,11 +303,11 @@ def test_a_trace(tmp_path: Path) -> None:
     path = write(tmp_path, [event("aten::mm", 5, 2.5, (4, 8)), *others], rank=3)
     packed = tmp_path / "packed.json.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
-    file = read_trace_file(path)
-    assert read_trace_file(packed) == file._replace(path=str(packed))
-    assert (file.rank, file.world_size) == (3, 2)
-    assert [one[:5] for one in file.events] == [("aten::mm", "cpu_op", 5.0, 7.5, ("7", "1"))]
-    assert read_trace_file(write(tmp_path, [], rank=None))[1:3] == (None, None)
+    (trace,) = read_traces([path])
+    assert read_traces([packed]) == [trace._replace(path=str(packed))]
+    assert (trace.rank, trace.world_size, trace.steps) == (3, 2, [(0, [0])])
+    assert trace.calls == [("aten::mm", ((4, 8),), 2.5, 5.0, -1, 0, "")]
+    assert read_traces([write(tmp_path, [], rank=None)])[0][1:] == (None, None, [], [(0, [])])
 
 
 @pytest.mark.parametrize(
@@ -331,13 +330,13 @@ def test_files_that_are_no_traces(content: bytes, said: str, tmp_path: Path) -> 
     path = tmp_path / "trace.json"
     path.write_bytes(content)
     with pytest.raises(CostError, match=f"trace.json: .*{said}"):
-        read_trace_file(path)
+        read_traces([path])
 
 
 def test_limits(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": [{} for _ in range(31)]}))
-    assert read_trace_file(path, Limits(nodes=3)).events == []  # 33 objects and lists
+    assert read_traces([path], Limits(nodes=3))[0].calls == []  # 33 objects and lists
     for limits in (Limits(nodes=2), Limits(input_bytes=50)):
         with pytest.raises(InputTooLargeError):
-            read_trace_file(path, limits)
+            read_traces([path], limits)

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from overlap_sched.cost import CostModel, Price
+from overlap_sched.cost import CostModel
 from overlap_sched.cost.model import Source
 from overlap_sched.cost.profile import Profile, RankTrace, Shapes, apply_profile, read_traces
 from overlap_sched.errors import CostError, OverlapSchedWarning

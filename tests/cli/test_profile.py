@@ -76,7 +76,7 @@ def test_a_bad_trace_ends_the_command(
     assert run("plan", problem, "--profile", str(trace)) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert all(text in said for text in (str(trace), "aten::conv2d", "Was another job"))
-    assert f"{problem}: has no list of traceEvents" in cli.refused(
+    assert f"{problem}: is not JSON with a list of traceEvents" in cli.refused(
         "plan", problem, "--profile", problem, "--max-input-bytes", "10MB"
     )
 

@@ -273,6 +273,8 @@ class MisfitError(Exception):
 class Values:
     """Values of the nodes of a dump, computed on demand. Subclasses say what is an input, a constant, and a size.
 
+    ``printed_size`` gives the value of a size in an annotation, or None.
+
     Args:
         graphs: The graph, and those that it runs.
         groups: Their process groups.
@@ -303,6 +305,8 @@ class Values:
         self.guessed_nodes: set[fx.Node] = set()
         self._before: dict[fx.Node, torch.Tensor] = {}
 
+    printed_size: Callable[[str], int | None]
+
     def placeholder(self, node: fx.Node) -> Any:
         """The value of an input."""
         raise NotImplementedError
@@ -313,10 +317,6 @@ class Values:
 
     def size(self, name: str) -> int:
         """The value to assume for a data-dependent size."""
-        raise NotImplementedError
-
-    def printed_size(self, text: str) -> int | None:
-        """The value of a size in an annotation, or None."""
         raise NotImplementedError
 
     def evaluate(self, node: fx.Node) -> Any:

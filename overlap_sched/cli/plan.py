@@ -24,7 +24,7 @@ from overlap_sched.report.answers import (
     plan_answer,
 )
 from overlap_sched.report.files import write_order
-from overlap_sched.report.page import ExtraOrder, Extras, write_page
+from overlap_sched.report.page import Extras, write_page
 from overlap_sched.report.table import align_rows, complain
 from overlap_sched.report.units import count, duration, printable, size
 from overlap_sched.report.words.graph import peak_text
@@ -248,7 +248,7 @@ def run_report(command: ReportCommand, tell: Callable[[str], None]) -> tuple[tup
     loaded, result, made = scheduled(command, tell)
     original, beside = result.problem if made is None else made.without.problem, None
     if command.beside is not None:
-        beside = ExtraOrder(Path(command.beside).name.removesuffix(".json"), read_order(command.beside, original))
+        beside = (Path(command.beside).name.removesuffix(".json"), read_order(command.beside, original))
     tell(f"writing {command.html}")
     prices = prices_of(command, loaded, rewrites=made is not None)
     write_page(result, command.html, Extras(made, beside, command=command.given, prices=prices))

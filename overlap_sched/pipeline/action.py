@@ -37,6 +37,8 @@ SENDS = (ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD)
 RECEIVES = (ActionKind.RECEIVE_FORWARD, ActionKind.RECEIVE_BACKWARD)
 BACKWARDS = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
 """They make the gradient of a stage's input."""
+OF_WEIGHTS = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT)
+"""They make the gradient of a stage's weights."""
 UPDATES = (ActionKind.REDUCE, ActionKind.STEP)
 """Once per stage, for all micro-batches."""
 

@@ -109,9 +109,16 @@ def plan_pipeline(job: PipelineJob, of: NamedSchedule, cut: Cut | None = None) -
     wrong = violation(placed, schedule)
     if wrong is not None:
         raise PipelineError(f"{job.name}: {of.name} fails verification: {wrong}. This is a bug: please report it.")
-    replay = replay_pipeline(placed, schedule)
-    peaks = pipeline_peaks(placed, replay)
-    return PlannedPipeline(of.name, placed, schedule, replay, peaks, pipeline_bound_us(placed), cut)
+    return measure_schedule(placed, replace(schedule, name=of.name), pipeline_bound_us(placed), cut)
+
+
+def measure_schedule(
+    job: PipelineJob, schedule: PipelineSchedule, bound_us: float, cut: Cut, recomputed: tuple[int, ...] = ()
+) -> PlannedPipeline:
+    """Replay a valid schedule of a job that is laid out for it; raises as :func:`replay_pipeline`."""
+    replay = replay_pipeline(job, schedule)
+    peaks = pipeline_peaks(job, replay)
+    return PlannedPipeline(schedule.name, job, schedule, replay, peaks, bound_us, cut, recomputed)
 
 
 def compare_schedules(

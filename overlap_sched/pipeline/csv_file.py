@@ -20,7 +20,16 @@ from pathlib import Path
 from typing import Literal
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import SENDS, UPDATES, Action, ActionKind, Item, PipelineSchedule, parts, read_item
+from overlap_sched.pipeline.action import (
+    OF_WEIGHTS,
+    SENDS,
+    UPDATES,
+    Action,
+    Item,
+    PipelineSchedule,
+    parts,
+    read_item,
+)
 from overlap_sched.pipeline.job import MAX_ACTIONS, PipelineJob
 from overlap_sched.pipeline.job_file import read_text
 from overlap_sched.pipeline.replay import PipelineReplay
@@ -32,26 +41,22 @@ def with_transfers(job: PipelineJob, schedule: PipelineSchedule, replay: Pipelin
 
     What starts at one time stays in the order of the replay, in which each comes behind what it needs.
     """
-    sent = {
-        one.action: one.needed_by for one in replay.sent if job.rank_of[one.needed_by] != job.rank_of[one.action.stage]
-    }
+    sent = {one.action: one.both_ends for one in replay.sent}
     orders: list[list[Item]] = [[] for _ in range(job.ranks)]
-    for rank, (item, _, _) in sorted(replay.ran, key=lambda ran: ran[1].start_us):
-        orders[rank].append(item)
-        for action in parts(item):
-            if action in sent:
-                ahead, to, m = action.kind is ActionKind.FORWARD, sent[action], action.micro_batch
-                send = ActionKind.SEND_FORWARD if ahead else ActionKind.SEND_BACKWARD
-                receive = ActionKind.RECEIVE_FORWARD if ahead else ActionKind.RECEIVE_BACKWARD
-                orders[rank].append(Action(send, action.stage, m))
-                orders[job.rank_of[to]].append(Action(receive, to, m))
+    for item, _, _ in sorted(replay.ran, key=lambda run: run.start_us):
+        own = orders[job.rank_of[parts(item)[0].stage]]
+        own.append(item)
+        for send, receive in (sent[action] for action in parts(item) if action in sent):
+            other = orders[job.rank_of[receive.stage]]
+            if other is not own:
+                own.append(send)
+                other.append(receive)
     return PipelineSchedule(schedule.name, tuple(map(tuple, orders)))
 
 
 CsvFormat = Literal["compute_only", "compute_comms", "compute_comms_waits"]
 
 _READ_OVER = re.compile(r"\d+(UNSHARD|RESHARD|WAIT_REDUCE_GRAD|WAIT_SEND_[FB]\d+)")
-_OF_WEIGHTS = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT)
 
 
 def schedule_csv(job: PipelineJob, schedule: PipelineSchedule, replay: PipelineReplay, form: CsvFormat) -> str:
@@ -72,7 +77,7 @@ def schedule_csv(job: PipelineJob, schedule: PipelineSchedule, replay: PipelineR
             f"{len(job.routes)} {'route' if len(job.routes) == 1 else 'routes'} that do not. Choose another schedule."
         )
     with_sends = schedule if form == "compute_only" else with_transfers(job, schedule, replay)
-    orders = [[item for item in order if not _updates(item)] for order in with_sends.orders]
+    orders = [[item for item in order if parts(item)[0].kind not in UPDATES] for order in with_sends.orders]
     rows = [[str(item) for item in order] for order in orders]
     if form != "compute_only":
         rows = [_cells(order, replay, form == "compute_comms_waits") for order in orders]
@@ -113,19 +118,15 @@ def parse_schedule_csv(text: str, where: str) -> PipelineSchedule:
     return PipelineSchedule(where, tuple(orders))
 
 
-def _updates(item: Item) -> bool:
-    return isinstance(item, Action) and item.kind in UPDATES
-
-
 def _cells(order: Sequence[Item], replay: PipelineReplay, waits: bool) -> list[str]:
     """A row with a reduction behind each stage's last gradient of weights, sends first; perhaps with waits.
 
     A send is waited for in front of the first item that starts when it is over; a reduction in front of the next one,
     or at the end, as torch's ``_add_reduce_grad`` does where it defers.
     """
-    starts = {run.item: run.start_us for _, run in replay.ran}
-    ends = {_send(one.action): one.end_us for one in replay.sent}
-    left = Counter(action.stage for item in order for action in parts(item) if action.kind in _OF_WEIGHTS)
+    starts = {run.item: run.start_us for run in replay.ran}
+    ends = {one.both_ends[0]: one.end_us for one in replay.sent}
+    left = Counter(action.stage for item in order for action in parts(item) if action.kind in OF_WEIGHTS)
     cells: list[str] = []
     sending: list[tuple[float, str]] = []
     reducing, deferred = list[str](), list[str]()  # waited for later; begun when what has been made is sent
@@ -143,13 +144,8 @@ def _cells(order: Sequence[Item], replay: PipelineReplay, waits: bool) -> list[s
         if isinstance(item, Action) and sends:
             sending.append((ends[item], str(item).replace("SEND", "WAIT_SEND")))
         for action in parts(item):
-            left[action.stage] -= action.kind in _OF_WEIGHTS
-            if action.kind in _OF_WEIGHTS and not left[action.stage]:
+            left[action.stage] -= action.kind in OF_WEIGHTS
+            if action.kind in OF_WEIGHTS and not left[action.stage]:
                 deferred.append(str(action.stage))
     cells += [*(wait for _, wait in sending), *reducing]
     return cells if waits else [cell for cell in cells if "WAIT" not in cell]
-
-
-def _send(action: Action) -> Action:
-    ahead = action.kind is ActionKind.FORWARD
-    return action._replace(kind=ActionKind.SEND_FORWARD if ahead else ActionKind.SEND_BACKWARD)

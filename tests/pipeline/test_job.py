@@ -19,7 +19,7 @@ from overlap_sched.pipeline.job import (
     with_recomputation,
 )
 from overlap_sched.pipeline.judge import violation
-from overlap_sched.pipeline.layout import StageLayout, folded, looped, mirrored
+from overlap_sched.pipeline.layout import FOLDED, MIRRORED, ONE_EACH, StageLayout
 from overlap_sched.pipeline.named import NAMED, lay_out_named, one_f_one_b
 from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline, with_updates
 from tests.pipeline.test_graphs import HEAD, parsed
@@ -66,7 +66,7 @@ def test_transients_of_joined_stages_count_beside_what_is_saved_by_then() -> Non
     )
     for stages, transient in (((big, small), 30), ((small, big), 50)):
         job = PipelineJob("two", stages, (0, 0), 1, (Route((0, 1), range(1)),))
-        assert looped(job).stages[0].forward.transient_bytes == transient
+        assert ONE_EACH.put(job).stages[0].forward.transient_bytes == transient
 
 
 def test_halves_of_joined_stages_count_beside_what_those_behind_have_kept() -> None:
@@ -76,22 +76,22 @@ def test_halves_of_joined_stages_count_beside_what_those_behind_have_kept() -> N
         for i, w, s, k in ((7, 8, 10, 3), (50, 2, 20, 4))
     )
     for stages, transients in (((first, second), (50, 8)), ((second, first), (43, 8))):
-        joined = looped(PipelineJob("two", stages, (0, 0), 1, (Route((0, 1), range(1)),))).stages[0]
+        joined = ONE_EACH.put(PipelineJob("two", stages, (0, 0), 1, (Route((0, 1), range(1)),))).stages[0]
         halves = joined.input_gradient, joined.weight_gradient
         assert tuple(half and half.transient_bytes for half in halves) == transients
 
 
 def test_places() -> None:
-    assert looped(uniform(2, 4, 2), 2).rank_of == (0, 1, 0, 1)
-    assert folded(uniform(2, 4, 2)).rank_of == (0, 1, 1, 0)
-    both = mirrored(uniform(4, 5))
+    assert StageLayout("looped", 2).put(uniform(2, 4, 2)).rank_of == (0, 1, 0, 1)
+    assert FOLDED.put(uniform(2, 4, 2)).rank_of == (0, 1, 1, 0)
+    both = MIRRORED.put(uniform(4, 5))
     assert both.rank_of == (0, 1, 2, 3, 3, 2, 1, 0)
     assert both.routes == (Route((0, 1, 2, 3), range(3)), Route((4, 5, 6, 7), range(3, 5)))
     pair = PipelineBlock(5.0, 7)
     known = replace(uniform(2, 4), pairs={(0, 1): pair})
-    assert mirrored(known).pairs == {(0, 1): pair, (0, 3): pair, (2, 1): pair, (2, 3): pair}
+    assert MIRRORED.put(known).pairs == {(0, 1): pair, (0, 3): pair, (2, 1): pair, (2, 3): pair}
     with pytest.raises(PipelineError, match="has 2 routes already"):
-        looped(both)
+        ONE_EACH.put(both)
 
 
 def test_what_is_live_when() -> None:
@@ -242,16 +242,16 @@ def test_as_many_units_recompute_as_have_to() -> None:
     """Rank 0 has two in flight of 2 x 10: a limit of 30 asks for one unit, of 20 for both; nothing fits into 5."""
     job = with_ways(uniform(2, 4, 2, saved=10), Recomputation(saved_bytes=0))
     for limit, units in ((45, ()), (30, (0,)), (20, (0, 1))):
-        found, _ = unit_cuts(replace(job, memory_limit_bytes=(limit, 1000)), StageLayout("looped"))
+        found, _ = unit_cuts(replace(job, memory_limit_bytes=(limit, 1000)), ONE_EACH)
         assert units in [one.recomputed for one in found]
-    assert all(one.recomputed == () for one in unit_cuts(job, StageLayout("looped"))[0])
+    assert all(one.recomputed == () for one in unit_cuts(job, ONE_EACH)[0])
 
 
 def test_those_first_that_free_most_bytes_per_time() -> None:
     dear, cheap = Recomputation(3.0, 0), Recomputation(1.0, 0)
     job = uniform(2, 4, 2, saved=10)
     job = replace(job, stages=with_recomputation(job.stages, [dear, cheap, None, None]))
-    found, _ = unit_cuts(replace(job, memory_limit_bytes=(30, 1000)), StageLayout("looped"))
+    found, _ = unit_cuts(replace(job, memory_limit_bytes=(30, 1000)), ONE_EACH)
     assert (1,) in [one.recomputed for one in found]
 
 

@@ -14,7 +14,7 @@ from overlap_sched.pipeline.action import (
     weight_gradient,
 )
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
-from overlap_sched.pipeline.layout import mirrored
+from overlap_sched.pipeline.layout import MIRRORED
 from overlap_sched.pipeline.replay import PipelineReplay, with_updates
 
 
@@ -65,7 +65,7 @@ def random_job(rng: random.Random, most_stages: int = 5, most_batches: int = 4) 
         {pair: PipelineBlock(float(rng.randint(0, 9)), rng.randint(0, 9)) for pair in pairs},
     )
     if ranks == count and batches > 1 and rng.random() < 0.3:
-        return mirrored(job)
+        return MIRRORED.put(job)
     return job
 
 

@@ -115,8 +115,8 @@ def resolve_groups(
     there = dict.fromkeys([*(use.name for use in uses), *written])
     for name in (name for name in given if name not in there):
         names = f"Its groups are {', '.join(map(repr, there))}" if there else "It names no group"
-        fault = f"{path}: process group {name!r} is given (--group {name}={given[name].size}), but the dump does not name it"
-        raise DumpError(f"{fault}. {names}. Correct the name, or leave it out.")
+        fault = f"{path}: process group {name!r} is given (--group {name}={given[name].size})"
+        raise DumpError(f"{fault}, but the dump does not name it. {names}. Correct the name, or leave it out.")
     largest = max([group.size for group in (*found.values(), *given.values(), *written.values())], default=0)
     for parsed, node, name, *_ in uses:
         if name not in found and not largest:

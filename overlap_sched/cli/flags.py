@@ -29,6 +29,8 @@ GONE_FLAGS = {
     "fail_if": f"{NO_DIFF}.",
     "solver": "--exact solves by CP-SAT.",
     "frontier": "ask `overlap-sched sweep GRAPH --vary headroom=0..2GiB`.",
+    "merge": "open both files in ui.perfetto.dev.",
+    "memory_snapshot": "--trace OUT.json shows the memory of each order.",
     "left_out": "plan with --rewrites and without, and compare the steps.",
 }
 SCHEDULING = (

@@ -9,7 +9,6 @@ from rich.console import RenderableType
 
 from overlap_sched.cli.flags import SCHEDULING, Flag, in_flags, refuse
 from overlap_sched.cli.input import Input, Loaded, Wants, options_for, read_input, save
-from overlap_sched.errors import OptionsError
 from overlap_sched.judge.validate import read_order
 from overlap_sched.options import Options
 from overlap_sched.peak_memory.peak import explain_peak
@@ -25,10 +24,8 @@ from overlap_sched.report.answers import (
     plan_answer,
 )
 from overlap_sched.report.files import write_order
-from overlap_sched.report.memory_snapshot import write_memory_snapshot
-from overlap_sched.report.page import ExtraOrder, Extras, write_page
+from overlap_sched.report.page import Extras, write_page
 from overlap_sched.report.table import align_rows, complain
-from overlap_sched.report.trace import read_measured_steps
 from overlap_sched.report.units import count, duration, printable, size
 from overlap_sched.report.words.graph import peak_text
 from overlap_sched.report.words.rewrites import rewrites_text
@@ -78,19 +75,8 @@ class PlanCommand(Rewriting):
     """OUT.png: draw memory and streams, before and after (.png, .svg, .pdf)"""
     trace: Annotated[str | None, Flag(file="out")] = None
     """OUT.json: write a trace for ui.perfetto.dev or chrome://tracing"""
-    merge: Annotated[tuple[str, ...], Flag(many=True, file="in")] = ()
-    """PROFILE.json: put a real step under the simulated ones in --trace: from traces of the torch profiler, one per
-    rank"""
-    memory_snapshot: Annotated[str | None, Flag(file="out")] = None
-    """OUT.pickle: write the predicted allocations for torch's viewer, pytorch.org/memory_viz: device 0 is the original
-    order, device 1 the new one"""
     json: bool = False
     """print the figures as one JSON object (`overlap-sched schema plan`)"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.merge and not self.trace:
-            raise OptionsError("--merge puts a real step into what --trace writes: give --trace OUT.json, too.")
 
 
 def scheduled(command: Rewriting, tell: Callable[[str], None]) -> tuple[Loaded, Schedule, Plan | None]:
@@ -140,7 +126,6 @@ def prices_of(command: Input, loaded: Loaded, *, rewrites: bool = False) -> Pric
 
 def run_plan(command: PlanCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
     """Schedule, write the files asked for; what to print, and the exit code."""
-    real = read_measured_steps(command.merge, command.limits) if command.merge else ()
     loaded, result, made = scheduled(command, tell)
     original = None if made is None else made.without.problem
     if command.out:
@@ -152,10 +137,8 @@ def run_plan(command: PlanCommand, tell: Callable[[str], None]) -> tuple[str | t
         plot_schedule(result, command.plot)
     if command.trace:
         tell(f"writing {command.trace}")
-        write_trace(result, command.trace, original=original, measured=real)
+        write_trace(result, command.trace, original=original)
     tell("replaying the caching allocator")
-    if command.memory_snapshot:
-        write_memory_snapshot(result, command.memory_snapshot, original)
     reserved = reserved_of(result, original)
     code = 1 if fell_back(result, made) else 4 if result.short_bytes else 0
     tell("computing the lower bound")
@@ -265,7 +248,7 @@ def run_report(command: ReportCommand, tell: Callable[[str], None]) -> tuple[tup
     loaded, result, made = scheduled(command, tell)
     original, beside = result.problem if made is None else made.without.problem, None
     if command.beside is not None:
-        beside = ExtraOrder(Path(command.beside).name.removesuffix(".json"), read_order(command.beside, original))
+        beside = (Path(command.beside).name.removesuffix(".json"), read_order(command.beside, original))
     tell(f"writing {command.html}")
     prices = prices_of(command, loaded, rewrites=made is not None)
     write_page(result, command.html, Extras(made, beside, command=command.given, prices=prices))

@@ -26,7 +26,7 @@ from overlap_sched.options import Options
 from overlap_sched.pipeline.compare import read_axes
 from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.sizes import parse_size
-from overlap_sched.report.answers import SweepAnswer, SweepPoint, SweptOrder, as_json, contention_figures
+from overlap_sched.report.answers import SweepAnswer, SweepPoint, SweptOrder, as_json
 from overlap_sched.report.colours import AFTER, BEFORE, LIMIT
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import duration, from_to, memory_unit, printable, size, time_unit
@@ -52,7 +52,7 @@ def _read_vary(texts: Sequence[str], peak_bytes: int) -> dict[str, tuple[float, 
 
     if any(text.partition("=")[0].strip() == "ranks" for text in texts):
         raise OptionsError("--vary ranks: a graph holds for its ranks. Give graphs that were traced for other ones.")
-    vary = read_axes(texts, AXES, (), _EXAMPLE, MAX_POINTS, read, ("headroom", "noise"))
+    vary = read_axes(texts, AXES, _EXAMPLE, MAX_POINTS, read, ("headroom", "noise"))
     whole = {name: tuple(dict.fromkeys(float(int(value)) for value in vary[name])) for name in MEMORY if name in vary}
     vary |= whole  # halves of a size may be no whole bytes
     if max(vary.get("noise", (0,))) > 1:
@@ -104,7 +104,7 @@ def run_sweep(command: SweepCommand, tell: Callable[[str], None]) -> tuple[str |
 
     points = sweep(priced, vary, options_for(command, command.options, problem), tell)
     name = None if cluster is None else cluster.name
-    contention, model = contention_figures(problem.contention), problem.memory_model
+    contention, model = problem.contention or None, problem.memory_model
     found = SweepAnswer(name=problem.name, memory_model=model, contention=contention, cluster=name, points=points)
     if command.plot:
         tell(f"drawing {command.plot}")

@@ -58,7 +58,6 @@ def test_the_input_is_not_overwritten(link: str, problem: str, tmp_path: Path, c
 @pytest.mark.parametrize(
     ("command", "read", "written"),
     [
-        ("plan", "--merge", "--trace"),
         ("plan", "--profile", "--out"),
         ("report", "--beside", "--html"),
     ],
@@ -110,7 +109,6 @@ INPUTS = [
     ["report", "{bad}.json", "--html", "{dir}/page.html"],
     ["report", "{file}", "--html", "{dir}/page.html", "--beside", "{bad}.json"],
     ["plan", "{file}", "--profile", "{bad}.json"],
-    ["plan", "{file}", "--trace", "{dir}/trace.json", "--merge", "{bad}.json"],
     ["plan", "{file}", "--rewrites", "bucket", "--cluster", "{bad}.toml"],
 ]
 
@@ -123,9 +121,7 @@ def test_inputs(arguments: list[str], name: str, problem: str, tmp_path: Path, c
 
 
 @names
-@pytest.mark.parametrize(
-    ("command", "option"), [*EACH, ("fit", "--out"), ("fit", "--html"), ("plan", "--memory-snapshot")]
-)
+@pytest.mark.parametrize(("command", "option"), [*EACH, ("fit", "--out"), ("fit", "--html")])
 def test_outputs(command: str, option: str, name: str, problem: str, cli: Command) -> None:
     more = ["--memory-limit", "1GiB"] if command == "fit" else []
     target = name + {"--plot": ".png", "--html": ".html"}.get(option, ".json")

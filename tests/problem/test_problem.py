@@ -56,7 +56,7 @@ def test_predecessors_and_successors(problem: Problem) -> None:
 
 COMPUTE, WAIT = Kind.COMPUTE, Kind.WAIT
 BROKEN = [
-    ((), (), "has no nodes: there is nothing to schedule"),
+    ((), (), "has no nodes to schedule"),
     ((A, A), (), "nodes 0 and 1 are both named 'a'"),
     ((A, Node("b", COMPUTE, deps=(7,))), (), r"1 \('b'\) depends on node 7, but ids go from 0 to 1"),
     ((Node("c", Kind.COLLECTIVE, group="tp"),), (), r"0 \('c'\) runs on group 'tp', .* \['fsdp'\]. Add it to `groups`"),
@@ -81,14 +81,14 @@ BROKEN = [
     ((INPUT, Node("b", COMPUTE, use=(0, 0))), (Storage(1),), r"node 1 \('b'\) lists storage 0 twice"),
     ((Node("b", COMPUTE, use=(3,)),), (Storage(1),), r"node 0 \('b'\) names storage 3, but storages go from 0 to 0"),
     ((INPUT,), (Storage(-5),), "storage 0 has -5 bytes"),
-    ((INPUT,), (Storage(2**61),), r"2305843009213693952 bytes, more than 1152921504606846976 \(2\*\*60\)"),
+    ((INPUT,), (Storage(2**61),), r"2305843009213693952 bytes, more than 2\*\*60"),
     ((Node("b", COMPUTE, time_us=float("nan")),), (), r"0 \('b'\) takes nan us: times are finite"),
     ((Node("b", COMPUTE, time_us=-1.0),), (), r"0 \('b'\) takes -1.0 us: times are finite and 0 or more"),
     ((Node("b", COMPUTE, time_us=1.7e308), Node("c", COMPUTE, time_us=1.7e308)), (), "add up to infinity"),
     ((Node("b", COMPUTE, time_us=10**400),), (), r"0 \('b'\) takes 2\*\*1328 or more us"),
     ((Node("b", COMPUTE, flops=2**63),), (), r"0 \('b'\) has 9223372036854775808 flops"),
     ((Node("b", COMPUTE, bytes=-1),), (), r"0 \('b'\) has -1 bytes: counts are 0 or more"),
-    ((INPUT._replace(time_us=5.0),), (Storage(1),), r"input 0 \('in'\) takes 5.0 us: only compute"),
+    ((INPUT._replace(time_us=5.0),), (Storage(1),), r"input 0 \('in'\) takes 5.0 us, as only compute"),
     ((A, Node("out", Kind.OUTPUT, time_us=1e-9)), (), r"output 1 \('out'\) takes 1e-09 us"),
     ((Node("c", Kind.COLLECTIVE, group="fsdp", launches=("fsdp",)),), (), r"collective 0 \('c'\) has `launches`"),
 ]
@@ -115,7 +115,7 @@ def test_what_a_problem_cannot_have(given: dict[str, Any], said: str) -> None:
 
 def test_a_long_ring_is_shortened() -> None:
     ring = tuple(Node(f"n{v}", Kind.COMPUTE, deps=((v - 1) % 1000,)) for v in range(1000))
-    with pytest.raises(ProblemError, match=r"in a ring of 1000: n0 -> n1 -> .* -> n7 -> \.\.\.\. No order"):
+    with pytest.raises(ProblemError, match=r"in a ring of 1000: n0 -> n1 -> .* -> n7 -> \.\.\.\. Remove"):
         Problem("ring", ring, ())
 
 

@@ -181,10 +181,8 @@ def _load_problem(source: Input, tell: Callable[[str], None], wants: Collection[
     prices = [Price(node.time_us, "file") if node.time_us else FREE for node in problem.nodes]
     if not source.profile:
         return Loaded(problem, tuple(prices))
-    found = apply_profile(problem, _traces(source, tell))
-    for v in found.measured:
-        prices[v] = Price(found.problem.nodes[v].time_us, "profile")
-    return Loaded(found.problem, tuple(prices), tuple(profile_notes(found.profile)), found.profile)
+    problem, measured, profile = apply_profile(problem, prices, _traces(source, tell))
+    return Loaded(problem, measured, tuple(profile_notes(profile)), profile)
 
 
 def _traces(source: Input, tell: Callable[[str], None]) -> list[RankTrace]:

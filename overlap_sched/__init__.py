@@ -43,14 +43,17 @@ __all__ = [
 _LAZY = {
     name: f"overlap_sched.{module}"
     for module, names in {
-        "scheduler.driver": "Figures Schedule schedule",
-        "scheduler.explain": "Decision",
-        "fx": "ProfileCost declare_operator lift pinned reorder schedule_graph",
-        "inductor": "backend enable enabled disable inductor_options clear_reports partitions reports",
-        "sharding": "ShardedModule shard",
-        "dump": "load_dump",
+        "scheduler.driver": ("Figures", "Schedule", "schedule"),
+        "scheduler.explain": ("Decision",),
+        "fx": ("ProfileCost", "declare_operator", "lift", "pinned", "reorder", "schedule_graph"),
+        "inductor": (
+            *("backend", "enable", "enabled", "disable", "inductor_options"),
+            *("clear_reports", "partitions", "reports"),
+        ),
+        "sharding": ("ShardedModule", "shard"),
+        "dump": ("load_dump",),
     }.items()
-    for name in names.split()
+    for name in names
 }
 
 

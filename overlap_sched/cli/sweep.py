@@ -52,7 +52,7 @@ def _read_vary(texts: Sequence[str], peak_bytes: int) -> dict[str, tuple[float, 
 
     if any(text.partition("=")[0].strip() == "ranks" for text in texts):
         raise OptionsError("--vary ranks: a graph holds for its ranks. Give graphs that were traced for other ones.")
-    vary = read_axes(texts, AXES, (), _EXAMPLE, MAX_POINTS, read, ("headroom", "noise"))
+    vary = read_axes(texts, AXES, _EXAMPLE, MAX_POINTS, read, ("headroom", "noise"))
     whole = {name: tuple(dict.fromkeys(float(int(value)) for value in vary[name])) for name in MEMORY if name in vary}
     vary |= whole  # halves of a size may be no whole bytes
     if max(vary.get("noise", (0,))) > 1:

@@ -3,20 +3,15 @@
 Formats (:data:`CsvFormat`), the first two named as there (``torch/distributed/pipelining/schedules.py``,
 ``_dump_csv``):
 
-- ``compute_only``: F, B, I, W and pairs; torch adds sends, receives and reductions. Cells may be empty.
+- ``compute_only``: F, B, I, W and pairs; torch adds sends, receives and reductions.
 - ``compute_comms``: with them; nothing is added. A reduction also scales a stage's gradients there: each stage has one.
 - ``compute_comms_waits``: the same with a wait for each send and reduction; torch 2.15 wants them, 2.13 has none.
-
-Of files that torch wrote, ``UNSHARD`` and ``RESHARD`` (of stages that ``fully_shard`` shards) and waits are read over.
 """
 
 import csv
 import io
-import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
 from overlap_sched.errors import PipelineError
@@ -28,12 +23,9 @@ from overlap_sched.pipeline.action import (
     Item,
     PipelineSchedule,
     parts,
-    read_item,
 )
-from overlap_sched.pipeline.job import MAX_ACTIONS, PipelineJob
-from overlap_sched.pipeline.job_file import read_text
+from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.replay import PipelineReplay
-from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
 
 
 def with_transfers(job: PipelineJob, schedule: PipelineSchedule, replay: PipelineReplay) -> PipelineSchedule:
@@ -55,8 +47,6 @@ def with_transfers(job: PipelineJob, schedule: PipelineSchedule, replay: Pipelin
 
 
 CsvFormat = Literal["compute_only", "compute_comms", "compute_comms_waits"]
-
-_READ_OVER = re.compile(r"\d+(UNSHARD|RESHARD|WAIT_REDUCE_GRAD|WAIT_SEND_[FB]\d+)")
 
 
 def schedule_csv(job: PipelineJob, schedule: PipelineSchedule, replay: PipelineReplay, form: CsvFormat) -> str:
@@ -84,38 +74,6 @@ def schedule_csv(job: PipelineJob, schedule: PipelineSchedule, replay: PipelineR
     out = io.StringIO(newline="")
     csv.writer(out).writerows(rows)
     return out.getvalue()
-
-
-def read_schedule_csv(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> PipelineSchedule:
-    """The schedule in a file of either format; its name is the file's.
-
-    Raises:
-        PipelineError: The file cannot be read, or a cell is no action.
-        PipelineError: It has more actions than a job may have.
-        InputTooLargeError: It is larger than the limit.
-    """
-    text = read_text(path, limits, "a CSV file of actions", "A schedule is CSV, a row of actions per rank")
-    return replace(parse_schedule_csv(text, str(path)), name=Path(path).name)
-
-
-def parse_schedule_csv(text: str, where: str) -> PipelineSchedule:
-    """The schedule in a text; ``where``: how errors name it. Raises as :func:`read_schedule_csv`."""
-    orders: list[tuple[Item, ...]] = []
-    count = 0
-    for rank, row in enumerate(csv.reader(io.StringIO(text, newline=""))):
-        order: list[Item] = []
-        for column, cell in enumerate(row):
-            if not cell.strip() or _READ_OVER.fullmatch(cell.strip()):
-                continue
-            try:
-                order.append(read_item(cell))
-            except PipelineError as error:
-                raise PipelineError(f"{where}: row {rank + 1}, cell {column + 1}: {error}") from None
-        count += len(order)
-        if count > MAX_ACTIONS:
-            raise PipelineError(f"{where}: has more than {MAX_ACTIONS:,} actions. Write fewer micro-batches.")
-        orders.append(tuple(order))
-    return PipelineSchedule(where, tuple(orders))
 
 
 def _cells(order: Sequence[Item], replay: PipelineReplay, waits: bool) -> list[str]:

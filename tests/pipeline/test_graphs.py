@@ -392,7 +392,10 @@ def test_a_rank_that_runs_one_graph_holds_its_peak() -> None:
         (HEAD + 'memory_limit = ["1GB"]\n' + STAGE, "memory_limit lists 1 sizes for 2 ranks"),
         (HEAD + 'cluster = "dgx-h100"\nranks_per_node = 9\n' + STAGE, "a node of dgx-h100 has 8."),
         (HEAD + STAGE + '[[links]]\nfrom = 0\nto = 2\nbandwidth = "1GB/s"', "from rank 0 to rank 2; ranks are 0 to 1."),
-        (HEAD + STAGE.replace("= 2", "= 333334"), "stage: repeat makes more than 333,333 stages."),
+        (
+            HEAD + STAGE.replace("= 2", "= 333334"),
+            "333334 stages and 4 micro-batches make 4,000,008 actions",
+        ),
         (HEAD + STAGE.replace("= 2", "= 1" + "0" * 5000), "an integer has more than 64 bits (at line 6)."),
         (HEAD + STAGE + 'recompute = "yes"', "stage[0].recompute: expected bool | object, got str."),
     ],

@@ -70,7 +70,7 @@ _INSIDE_PART = {"volta": 0.8, "ampere": 0.8, "hopper": 0.767, "blackwell": 0.767
 """Of the links' rate that rings inside a node get: 20 of 25 GB/s by SM80_NVLINK_BW; 345 of 450, measured."""
 _NVLS_PART = {"hopper": 0.711, "blackwell": 0.619}
 """Of the links' rate that NVLS gets: 320 of 450 GB/s, by NCCL's log on H100; nvlsEfficiency 0.74 against 0.85."""
-_NVLS_CHANNELS = {"hopper": (16, 16), "blackwell": (24, 32)}  # NVLS_NCHANNELS_*, on one node and on more
+_NVLS_CHANNELS = {"hopper": (16, 16, 16), "blackwell": (24, 32, 24)}  # ncclNvlsTuning, on one node, two, more
 _ACROSS_PART = 0.9
 """Of the links' rate inside a node that rings across nodes can have."""
 
@@ -218,7 +218,7 @@ def ways(kind: str, where: Setting) -> tuple[NcclVariant, ...]:
     if kind == "all_reduce":
         found += [_tree(where, p) for p in protocols] if where.nodes > 1 else []
         if where.switched and where.per_node > (2 if where.nodes == 1 else 3):
-            found.append(_nvls(where))
+            found.append(_nvls(where) if where.nodes == 1 else _nvls_tree(where))
     return tuple(found)
 
 
@@ -237,37 +237,32 @@ def _steps(kind: str, n: int) -> int:
 
 def _ring(kind: str, where: Setting, p: int) -> NcclVariant:
     ranks, nodes, bus = where.ranks, where.nodes, bus_bytes_per_s(where)
-    steps, measured = _steps(kind, ranks), None
-    inside_us, latency_us = _HARDWARE_US[_hardware(where)]["ring"][p], _BASE_US["ring"][p]
-    if where.switched and nodes == 1:
-        if p > 0:
-            reached = bus * _between(_SWITCHED_PART, ranks) * ranks / steps
-            measured = _SWITCHED_BASE_US + _SWITCHED_STEP_US * (ranks - 1), reached
-        elif kind != "all_reduce":
-            measured = (
-                latency_us + steps * _GATHER_STEP_US,
-                min(_LL_GB[where.generation] * 1e9, bus / 2) * ranks / steps,
-            )
+    steps = _steps(kind, ranks)
     if _PROTOCOLS[p] == "LL":
         most = _LL_GB[where.generation] if nodes == 1 else _LL_NET_GB[0 if nodes == 2 else 1]
         bus = min(most * 1e9, bus * 0.5)
     elif _PROTOCOLS[p] == "LL128":
         bus = min(bus * 0.92, _channels(where) * _RING_LL128_GB[where.generation] * 1e9)
-    flush = 2 if _PROTOCOLS[p] == "SIMPLE" else 1
-    hop_us = _HARDWARE_US["net"]["tree" if where.per_node == 1 else "ring"][p]  # one rank per node: nothing hides it
+    inside_us, latency_us = _HARDWARE_US[_hardware(where)]["ring"][p], _BASE_US["ring"][p]
     if kind == "broadcast":
-        latency_us += hop_us + flush * where.network_us if nodes > 1 else inside_us
+        latency_us += inside_us if nodes == 1 else _hop_us(where, p) + _network_us(where, p)
     else:
         rounds = steps // (ranks - 1)
         far = rounds * (nodes - 1)
         overhead_us = 0.0 if nodes == 1 else 3.0 if _PROTOCOLS[p] == "SIMPLE" else 1.0  # getNetOverhead, Intel
-        latency_us += (steps - far) * max(inside_us, overhead_us) + far * hop_us
-        if nodes > 1:  # what a rank sends passes every link between nodes
-            latency_us += rounds * (nodes if where.per_node > 1 else nodes - 1) * flush * where.network_us
+        latency_us += (steps - far) * max(inside_us, overhead_us) + far * _hop_us(where, p)
+        # what a rank sends passes every link between nodes, where NCCL counts all but one
+        latency_us += (far + (rounds if nodes > 1 and where.per_node > 1 else 0)) * _network_us(where, p)
     plateau = 64 * _channels(where) * ranks if nodes > 1 and kind == "all_reduce" and p == 2 else 0
-    if nodes > 1 and p == 2:
-        measured = latency_us, bus * _RING_REACHED * ranks / steps
-    return NcclVariant("ring", _PROTOCOLS[p], latency_us, bus * ranks / steps, (), plateau, measured)
+    rate, measured = bus * ranks / steps, None
+    if nodes > 1 and p == 2 and where.per_node > 1:
+        measured = latency_us, rate * _RING_REACHED
+    elif nodes == 1 and where.switched and p > 0:
+        rate_of_all = bus_bytes_per_s(where) * ranks / steps
+        measured = _SWITCHED_BASE_US + _SWITCHED_STEP_US * (ranks - 1), rate_of_all * _between(_SWITCHED_PART, ranks)
+    elif nodes == 1 and where.switched and steps == ranks - 1:
+        measured = _BASE_US["ring"][p] + steps * _GATHER_STEP_US, rate
+    return NcclVariant("ring", _PROTOCOLS[p], latency_us, rate, (), plateau, measured)
 
 
 def _tree(where: Setting, p: int) -> NcclVariant:
@@ -280,28 +275,33 @@ def _tree(where: Setting, p: int) -> NcclVariant:
         bus = min(bus / 3.8, _LL_NET_GB[0 if where.nodes == 2 else 1] * 1e9)
     elif _PROTOCOLS[p] == "LL128":
         bus = min(bus * 120 / 128, channels * _TREE_LL128_GB[where.generation][at] * 1e9)
-    inside_us, flush = _HARDWARE_US[_hardware(where)]["tree"][p], 2 if _PROTOCOLS[p] == "SIMPLE" else 1
-    hops_us = (where.nodes.bit_length() - 1) * (_HARDWARE_US["net"]["tree"][p] + flush * where.network_us)
+    inside_us = _HARDWARE_US[_hardware(where)]["tree"][p]
+    hops_us = (where.nodes.bit_length() - 1) * (_HARDWARE_US["net"]["tree"][p] + _network_us(where, p))
     latency_us = _BASE_US["tree"][p] + 2 * ((where.per_node - 1) * inside_us + hops_us)
     return NcclVariant("tree", _PROTOCOLS[p], latency_us, bus * 0.85 * 0.5, _TREE_CORRECTION[p])
 
 
 def _nvls(where: Setting) -> NcclVariant:
-    """NVLS on one node, NVLS tree on more."""
-    several, levels = where.nodes > 1, where.nodes.bit_length() - 1
-    inside = where.inside * _NVLS_PART[where.generation] * 5 / 6
-    reached, rate = inside * 1.2 * _NVLS_REACHED, inside
-    if several:
-        cards = bus_bytes_per_s(where) / (1 if where.nodes == 2 else 2)
-        rate, reached = min(inside, cards * 5 / 6), min(reached, cards * _RING_REACHED)
-    latency_us = _NVLS_US + 2 * levels * (_NVLS_TREE_NET_US + 2 * where.network_us)
+    """NVLS on one node."""
+    links = where.inside * _NVLS_PART[where.generation]
     sizes = ((131072, 64), (65536, 8), (32768, 2), (16384, 0))
-    if several:
-        sizes = ((131072, 4 if where.nodes < 4 else 1 << 60), (65536, 1), (32768, 0), (0, 0))
-    depth = _TREE_DEPTH * (levels + 1) if several else _DEPTH
-    chunks = Chunks(_NVLS_CHANNELS[where.generation][several] * where.per_node, sizes, _LOOP_US[several], depth)
-    name = "nvls-tree" if several else "nvls"
-    return NcclVariant(name, "SIMPLE", latency_us, rate, measured=(latency_us, reached), chunks=chunks)
+    chunks = Chunks(_NVLS_CHANNELS[where.generation][0] * where.ranks, sizes, _LOOP_US[0], _DEPTH)
+    return NcclVariant(
+        "nvls", "SIMPLE", _NVLS_US, links * 5 / 6, measured=(_NVLS_US, links * _NVLS_REACHED), chunks=chunks
+    )
+
+
+def _nvls_tree(where: Setting) -> NcclVariant:
+    levels, blackwell = where.nodes.bit_length(), where.generation == "blackwell"
+    cards = bus_bytes_per_s(where) / (1 if where.nodes == 2 else 2)
+    links = where.inside * _NVLS_PART[where.generation]
+    latency_us = _NVLS_US + 2 * (levels - 1) * (_NVLS_TREE_NET_US + 2 * where.network_us)
+    measured = latency_us, min(links * _NVLS_REACHED, cards * _RING_REACHED)
+    sizes = ((65536, 1), (32768, 0)) if where.nodes > 3 or blackwell else ((131072, 4), (65536, 1), (32768, 0))
+    at_once = _NVLS_CHANNELS[where.generation][min(where.nodes, 3) - 1] * where.per_node
+    chunks = Chunks(at_once, sizes, _LOOP_US[1], _TREE_DEPTH * levels)
+    correction = _TREE_CORRECTION[2] if blackwell else ()
+    return NcclVariant("nvls-tree", "SIMPLE", latency_us, min(links, cards) * 5 / 6, correction, 0, measured, chunks)
 
 
 def _all_to_all(where: Setting) -> NcclVariant:
@@ -321,7 +321,7 @@ def _all_to_all(where: Setting) -> NcclVariant:
 def _send(where: Setting) -> NcclVariant:
     if where.nodes == 1:
         return NcclVariant("pairs", "SIMPLE", 8.4 + _HARDWARE_US[_hardware(where)]["ring"][2], bus_bytes_per_s(where))
-    hop_us = _HARDWARE_US["net"]["tree" if where.per_node == 1 else "ring"][2] + 2 * where.network_us
+    hop_us = _hop_us(where, 2) + _network_us(where, 2)
     return NcclVariant("pairs", "SIMPLE", 8.4 + hop_us, where.across * _CARD_PART)
 
 
@@ -343,6 +343,16 @@ def _reached(places: int) -> float:
 
 def _hardware(where: Setting) -> str:
     return "nvlink" if where.fabric in ("nvswitch", "nvlink") else "pcie"
+
+
+def _hop_us(where: Setting, p: int) -> float:
+    """A step of a ring across nodes; with one rank per node nothing hides it: the tree's."""
+    return _HARDWARE_US["net"]["tree" if where.per_node == 1 else "ring"][p]
+
+
+def _network_us(where: Setting, p: int) -> float:
+    """What the network adds to that: twice for SIMPLE, which flushes."""
+    return where.network_us * (2 if _PROTOCOLS[p] == "SIMPLE" else 1)
 
 
 def _channels(where: Setting) -> int:

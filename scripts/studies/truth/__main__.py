@@ -23,7 +23,7 @@ from msgspec import structs
 from llama_repro.harness.console import guarded, markdown_table
 from overlap_sched.cost import DEVICES, Collective, Compute, Device, Roofline
 from overlap_sched.cost.cluster import Cluster, read_cluster, shipped_clusters
-from overlap_sched.cost.collectives import model_of
+from overlap_sched.cost.collectives import model_of, setting, ways
 from overlap_sched.cost.toml_file import Bandwidth
 from overlap_sched.errors import CostError
 from overlap_sched.problem import Group
@@ -34,8 +34,9 @@ NEAR = (0.8, 1.25)
 SIZES = ((2**16, "< 64 KiB"), (2**20, "64 KiB - 1 MiB"), (2**24, "1 - 16 MiB"), (2**28, "16 - 256 MiB"))
 HEADINGS = ("class", "where", "rows are", "rows", "lower quartile", "median", "upper quartile", "in 0.8 to 1.25")
 CLUSTERS = {  # by what the name of a GPU or of a fabric has in it; the first counts
-    "EFA 4x": "dgx-a100", "EFA": "dgx-h100", "TCPXO": "dgx-h100", "H200": "dgx-h200", "B200": "dgx-b200",
-    "H100": "dgx-h100", "H800": "dgx-h100", "A100": "dgx-a100", "MI300X": "mi300x",
+    "EFA 4x": "aws-p4d", "EFA": "aws-p5", "TCPXO": "gcp-a3-mega", "GKE": "gcp-a3-ultra", "GB200": "gb200-nvl72",
+    "H200": "dgx-h200", "B200": "dgx-b200", "SM100": "dgx-b200", "H100": "dgx-h100", "SM90": "dgx-h100",
+    "H800": "dgx-h800", "A100": "dgx-a100", "MI300X": "mi300x",
 }  # fmt: skip
 
 
@@ -110,6 +111,8 @@ def _priced(row: Mapping[str, str]) -> Comparison:
         return _kernel(row)
     if "busbw_gbs" in row:
         return _collective(row)
+    if "tokens_per_rank" in row:
+        return _exchange(row)
     raise CostError("whole steps are not predicted here" if "global_batch" in row else "their columns are not known")
 
 
@@ -137,20 +140,48 @@ def _collective(row: Mapping[str, str]) -> Comparison:
     if row["judgement"] != "sane":
         raise CostError("who collected them does not judge them sane")
     cluster, nodes, size = _cluster(row), int(row["nodes"]), int(row["bytes"])
+    if cluster.ranks_per_node > 8:  # trays of one NVLink domain
+        nodes = -(-int(row["ranks"]) // cluster.ranks_per_node)
     group = Group(int(row["ranks"]), True) if nodes == 1 else Group(int(row["ranks"]), False, nodes)
     op = row["collective"].replace("alltoall", "all_to_all")
     label = next((label for below, label in SIZES if size < below), ">= 256 MiB")
     place = f"{cluster.name}, {nodes} node{'' if nodes == 1 else 's'}, {label}"
-    predicted_us, what = model_of(cluster).collective_us(Collective(op, size, group)), f"{row['ranks']} ranks, {size} B"
+    if forced := re.search(r"NCCL_ALGO=(\w+)", row["notes"]):
+        named = (way for way in ways(op, setting(cluster, group.size, nodes)) if way.algorithm == forced[1].lower())
+        predicted_us = sum(min(named, key=lambda way: way.expected_us(size)).time_us(size))
+    else:
+        predicted_us = model_of(cluster).collective_us(Collective(op, size, group))
+    what = f"{row['ranks']} ranks, {size} B {row['notes']}"
     return Comparison("Collectives", op, place, row["source"], what, predicted_us, float(row["time_us"]))
+
+
+def _exchange(row: Mapping[str, str]) -> Comparison:
+    """DeepEP: its bandwidths are of bytes that count a token once for each rank (NVLink) or node that it goes to."""
+    cluster, ranks, experts = _cluster(row), int(row["ep"]), int(row["topk"])
+    low = "low_latency_" if row["latency_us"] else ""
+    nodes, each = (
+        -(-ranks // cluster.ranks_per_node),
+        int(row["hidden"]) * (2 if row["dtype"] == "bf16" else 1 + 4 / 128),
+    )
+    reached = [places * (1 - (1 - 1 / places) ** experts) for places in (ranks, min(nodes, 4))]
+    to_ranks, to_nodes = (int(row["tokens_per_rank"]) * each * (experts if low else places) for places in reached)
+    logical = to_ranks if "NVLink" in row["bandwidth_of"] else to_nodes
+    measured_us = float(row["latency_us"] or logical / float(row["bandwidth_gbs"]) / 1e3)
+    work = Collective(low + row["operation"], round(to_ranks), Group(ranks, nodes == 1, 0 if nodes == 1 else nodes))
+    what, predicted_us = f"{ranks} ranks, {row['notes']}", model_of(cluster).collective_us(work)
+    return Comparison("Expert parallel", work.op, cluster.name, row["source"], what, predicted_us, measured_us)
 
 
 def _cluster(row: Mapping[str, str]) -> Cluster:
     """The shipped cluster of a GPU and its network, with cards as the row has them."""
-    name = next((name for word, name in CLUSTERS.items() if word in row["gpu"] + row["fabric"]), "")
+    name = next((name for word, name in CLUSTERS.items() if word in row["gpu"] + row.get("fabric", "")), "")
     if not name:
         raise CostError(f"no cluster is known for {row['gpu']}")
-    cluster, rate, cards = read_cluster(name), re.search(r"(\d+)G\b", row["fabric"]), int(row["nics_per_node"] or 0)
+    cluster, rate, cards = (
+        read_cluster(name),
+        re.search(r"(\d+)G\b", row.get("fabric", "")),
+        int(row.get("nics_per_node") or 0),
+    )
     if cluster.across is None or not rate or not cards:
         return cluster
     card = {"card_bytes_per_s": Bandwidth(int(rate[1]) / 8 * 1e9), "cards_per_node": cards, "rails": cards}

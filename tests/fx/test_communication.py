@@ -357,23 +357,6 @@ def test_what_communicates_is_kept_apart_from_other_groups(hidden: str, concurre
     assert (names.index("G1") < names.index("D") < names.index("w0")) == free
 
 
-def test_every_mode_on_random_programs() -> None:
-    rng = random.Random(7)
-    for _ in range(12):
-        shape = "".join(rng.choice("ggGG") for _ in range(rng.randint(2, 5)))
-        at = rng.randrange(len(shape) + 1)
-        gm = graph(*HIDDEN[rng.choice(list(HIDDEN))], shape=f"{shape[:at]}D{shape[at:]}")
-        lifted = lift(gm)
-        for preserve in ("none", "group", "all"):
-            order = schedule(lifted.problem, Options(preserve_collective_order=preserve, headroom="1GiB")).order
-            names = [node.name for node in lifted.reordered(order)]
-            letters = [name[0] for name in names if name[0] in "gGD"]
-            original = [name[0] for name in (n.name for n in gm.graph.nodes) if name[0] in "gGD"]
-            if preserve == "all":
-                assert letters == original
-            assert [c for c in letters if c != "G"] == [c for c in original if c != "G"]
-
-
 def test_the_report_says_what_was_taken_so_and_how_to_declare_it() -> None:
     on, disjoint = Options(preserve_collective_order="all"), Options(concurrent_groups="disjoint")
     assert schedule_graph(graph(deep("norm"))).on_undeclared is None
@@ -490,29 +473,6 @@ def test_what_has_been_waited_for_before_is_not_waited_for_again() -> None:
     assert [len(problem.waits[launch]) for launch in (fast, slow)] == [1, 1]
     (last,) = problem.waits[fast]
     assert not {*problem.nodes[slow].use} & {*problem.nodes[last].use}
-
-
-@pytest.mark.parametrize("second", [(), (2,), (2, 1)])
-def test_nodes_behind_are_renumbered(second: tuple[int, ...]) -> None:
-    """Two collectives; a wait of both, a wait of one or more, and what uses them."""
-    nodes = [
-        Node("x", Kind.INPUT),
-        Node("one", Kind.COLLECTIVE, (0,), group="g"),
-        Node("two", Kind.COLLECTIVE, (0,), group="g"),
-        Node("both", Kind.WAIT, (1, 2), collective=2),
-        Node("later", Kind.WAIT, (3,), collective=2 if second else None),
-        Node("use", Kind.COMPUTE, (3, 4)),
-    ]
-    found, stands_for = with_company(nodes, {3: (1, 2), **({4: second} if second else {})}, (), {}, None)
-    company = [3] if len(second) < 2 else [3, 5]
-    assert [v for v, node in enumerate(found) if "." in node.name] == company
-    assert [found[v].collective for v in company] == [1] * len(company)
-    assert [nodes[v] for v in stands_for] == [nodes[stands_for[v]] for v in range(len(found))]
-    names = [node.name for node in found]
-    for old, v in ((3, names.index("both")), (4, names.index("later")), (5, names.index("use"))):
-        assert {names[u] for u in found[v].deps if "." not in names[u]} == {nodes[u].name for u in nodes[old].deps}
-        assert found[v].collective == nodes[old].collective
-    assert 3 in found[4].deps
 
 
 def waited_for_twice(x: Tensor, y: Tensor) -> Any:

@@ -11,7 +11,7 @@ from overlap_sched.pipeline.judge import violation
 from overlap_sched.pipeline.named import NAMED, NamedSchedule, interleaved_in, lay_out_named
 from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline
 from tests.support.pipeline_judge import transfer_violation
-from tests.support.pipelines import inner_bubble_us, uniform
+from tests.support.pipelines import uniform
 
 ALL = (*NAMED, *(interleaved_in(chunks) for chunks in (1, 2, 3)))
 BY_NAME = {named.name: named for named in ALL}
@@ -29,7 +29,8 @@ def figures(
     object.__setattr__(job, "pair_factor", factor)
     replay = replay_pipeline(job, schedule)
     peaks = [peak.bytes for peak in pipeline_peaks(job, replay)]
-    return list(replay.bubble_us), list(inner_bubble_us(replay)), peaks
+    inner = [own[-1].end_us - own[0].start_us - busy for own, busy in zip(replay.items, replay.busy_us, strict=True)]
+    return list(replay.bubble_us), inner, peaks
 
 
 @pytest.mark.parametrize("named", ALL, ids=lambda named: named.name)

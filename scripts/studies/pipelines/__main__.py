@@ -43,19 +43,10 @@ def main() -> None:
     parser.add_argument("--micro-batches", nargs="+", type=int, default=[8, 32])
     parser.add_argument("--limits", nargs="+", default=["1f1b", "zbv", "interleaved:2"])
     options = parser.parse_args()
-    heads = (
-        "ranks x micro-batches",
-        "limit: that of",
-        "best named",
-        "found",
-        "made from",
-        "bound",
-        "above it",
-        "gain",
-        "took",
+    print(
+        "| ranks x micro-batches | limit: that of | best named | found | made from | bound | above it | gain | took |"
     )
-    for line in (heads, ["---"] * len(heads)):
-        print(f"| {' | '.join(line)} |")
+    print("| --- " * 9 + "|")
     for ranks, count in product(options.ranks, options.micro_batches):
         job = job_of(ranks, count)
         planned, _ = compare_schedules(job, named_schedules(job))

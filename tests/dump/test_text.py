@@ -5,6 +5,7 @@ And sizes of experts that contradict each other in one file: what is taken inste
 # ruff: noqa: E501 - the text of dumps has long lines
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 from overlap_sched.cost.placement import Facts
 from overlap_sched.dump import sizes_to_give
 from overlap_sched.dump.graph import UnknownOp
+from overlap_sched.dump.groups import stand_ins
 from overlap_sched.dump.load import load_dump
 from overlap_sched.dump.values import Opaque
 from overlap_sched.errors import DumpError
@@ -287,7 +289,9 @@ return (a, b, c, d)
     text = handwritten(
         body, [("x", "float32 8 8")], groups="{'0': {'size': 64, 'rank': 3}, '513': {'size': 8, 'rank': 0}}"
     )
-    dump = load(tmp_path, text, groups={"7": [1, 9, 17]})
+    with patch("overlap_sched.dump.load.stand_ins", wraps=stand_ins) as found_by_name:
+        dump = load(tmp_path, text, groups={"7": [1, 9, 17]})
+    assert list(found_by_name.call_args.args[0]) == ["513"]  # of the others, fake kernels need none
     assert dump.groups == {"0": (64, None), "513": (8, None), "7": (3, (1, 9, 17))}
     assert values(dump)["d"].shape == (64, 1)
     facts = {"0": Facts(64), "513": Facts(8), "7": Facts(3, (1, 9, 17))}

@@ -611,29 +611,16 @@ def exposed(x: Tensor, a: Tensor, b: Tensor) -> Any:
     return [wait(gather(shard)).sum() + (x @ x).sum() for shard in (a, b)]
 
 
-def overlapped(x: Tensor, a: Tensor, b: Tensor) -> Any:
-    results = []
-    for shard in (a, b):
-        launched = gather(shard)
-        total = (x @ x).sum()
-        results.append(wait(launched).sum() + total)
-    return results
-
-
 def traced(f: Callable[..., Any]) -> fx.GraphModule:
     return trace(f, (4096, 4096), (4096, 4096), (4096, 4096))
 
 
-def ordered(f: Callable[..., Any], waits_too: bool) -> fx.GraphModule:
-    """As torch's own overlap pass leaves it: each matmul after its launch, and perhaps the wait after that."""
+def ordered(f: Callable[..., Any]) -> fx.GraphModule:
+    """As torch's own overlap pass leaves it: each matmul after its launch."""
     gm = traced(f)
-    operators = C10D.all_gather_into_tensor.default, ATEN.mm.default, C10D.wait_tensor.default
-    found = [gm.graph.find_nodes(op="call_function", target=op) for op in operators]
-    after = {}
-    for launch, matmul, waited in zip(*found, strict=True):
-        after[matmul] = OrderedSet([launch])
-        if waits_too:
-            after[waited] = OrderedSet([matmul])
+    operators = C10D.all_gather_into_tensor.default, ATEN.mm.default
+    launches, matmuls = (gm.graph.find_nodes(op="call_function", target=op) for op in operators)
+    after = {matmul: OrderedSet([launch]) for launch, matmul in zip(launches, matmuls, strict=True)}
     preserve_node_ordering(gm.graph, after)
     gm.graph.lint()
     return gm
@@ -645,7 +632,7 @@ def by_name(problem: Problem) -> dict[str, Node]:
 
 def test_what_control_deps_orders_hides_communication() -> None:
     options = Options(rewrites=(), headroom="1GiB", strict=True)
-    for gm in (traced(exposed), ordered(exposed, waits_too=False)):
+    for gm in (traced(exposed), ordered(exposed)):
         plan = schedule_graph(gm, options).schedule
         assert plan is not None
         assert plan.original.exposed_us > 100.0

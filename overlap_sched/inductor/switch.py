@@ -30,6 +30,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -40,10 +41,10 @@ from torch._dynamo.callback import callback_handler
 from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from overlap_sched.cost import CostModel
 from overlap_sched.cost.cluster import Cluster
-from overlap_sched.distributed.uncompiled import stop_counting, uncompiled, watch_optimizers
 from overlap_sched.errors import OptionsError, UnsupportedError
 from overlap_sched.fx.apply import Report
 from overlap_sched.fx.costs import Cost
@@ -72,6 +73,11 @@ NOTHING_COMPILED = (
     "overlap_sched: nothing was compiled inside of enabled(). torch compiles when a function is called first, and its "
     "backward when that is called: put both into the block. Or call overlap_sched.enable() once, before the first step."
 )
+ONLY_EAGER = (
+    "overlap_sched: nothing has been compiled, so nothing can be reordered. Give the model to torch.compile, after "
+    "overlap_sched.enable() and after shard()."
+)
+EAGER_STEPS = 2
 
 
 class How(TypedDict, total=False):
@@ -164,20 +170,15 @@ SUPPORTED = ((2, 11), (2, 15))
 """First and last minor version of torch whose scheduler we have read and run."""
 
 
+UNKNOWN_TORCH = (
+    "this is torch {}, and overlap_sched supports the Inductor scheduler of torch {}.{} to {}.{}. Use one of these, or "
+    "schedule FX graphs (backend='overlap_sched' or schedule_graph), which works with any version."
+).format(torch.__version__, *SUPPORTED[0], *SUPPORTED[1])
+
+
 def knows_torch(version: str = torch.__version__) -> bool:
     """Tell whether the private names of a version of torch mean what we think."""
-    first, last = SUPPORTED
-    return first <= tuple(int(part) for part in version.split(".")[:2]) <= last
-
-
-def explain_version() -> str:
-    """The message for a version that is not known."""
-    first, last = (".".join(map(str, one)) for one in SUPPORTED)
-    return (
-        f"this is torch {torch.__version__}, and overlap_sched supports the Inductor scheduler of torch {first} to "
-        f"{last}. Use one of these, or schedule FX graphs (backend='overlap_sched' or schedule_graph), which works "
-        "with any version."
-    )
+    return SUPPORTED[0] <= tuple(int(part) for part in version.split(".")[:2]) <= SUPPORTED[1]
 
 
 @dataclass(frozen=True)
@@ -360,7 +361,7 @@ class _Watch:
 
     def start(self, _: Any) -> None:
         """For ``register_start_callback``."""
-        stop_counting()
+        _stop_counting()
         self._before = _count_compiled()
 
     def end(self, _: Any) -> None:
@@ -380,6 +381,31 @@ class _Watch:
 
 
 _watch = _Watch()
+_step_hooks: list[Any] = []
+
+
+def _count_eager_steps() -> None:
+    """Warn after two steps of any optimizer without anything compiled; then, or when torch compiles, count no more."""
+    steps = count(1)
+
+    def count_step(*_: Any) -> None:
+        if not torch.compiler.is_compiling() and next(steps) >= EAGER_STEPS:
+            _stop_counting()
+            _warn_if_only_eager()
+
+    if not _step_hooks:
+        _step_hooks.append(register_optimizer_step_post_hook(count_step))
+
+
+def _stop_counting() -> None:
+    """Torch is about to compile, and must not find a hook of ours in an optimizer."""
+    while _step_hooks:
+        _step_hooks.pop().remove()
+
+
+def _warn_if_only_eager() -> None:
+    if not counters["stats"]["unique_graphs"] and rank() == 0:
+        warn(ONLY_EAGER)
 
 
 def _settings_given(call: str, options: Options | None, how: How) -> Settings:
@@ -400,7 +426,7 @@ def _plan_changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
     """Return the settings with notes on what is switched off, and the changes of ``torch._inductor.config``."""
     known = config.get_config_copy()
     if settings.stage == "inductor" and not knows_torch():
-        _cannot(settings, "torch as it is", explain_version())
+        _cannot(settings, "torch as it is", UNKNOWN_TORCH)
         return settings, {}
     changes: dict[str, Any] = {COMPETING: False} if COMPETING in known else {}
     competing = bool(known.get(COMPETING))
@@ -454,8 +480,8 @@ def _switch_on(settings: Settings) -> None:
             _set_in_every_thread(name, value, undo)
         if changes:
             _watch.listen()
-            watch_optimizers()
-            undo.callback(stop_counting)
+            _count_eager_steps()
+            undo.callback(_stop_counting)
         if settings.follows:
             _following.append(undo.pop_all())
         else:
@@ -494,7 +520,7 @@ def _switch_off() -> None:
 def _end() -> None:
     """The process ends while it is on, and not by an error."""
     if _on and not hasattr(sys, "last_type"):
-        uncompiled.tell()
+        _warn_if_only_eager()
 
 
 atexit.register(_end)

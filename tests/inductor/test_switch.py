@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch._dynamo.callback import callback_handler
 from torch._inductor import config
+from torch.optim import optimizer
 
 import overlap_sched
 from overlap_sched import Options
@@ -21,7 +22,7 @@ from overlap_sched.errors import OptionsError, OverlapSchedWarning, UnsupportedE
 from overlap_sched.inductor import switch
 from overlap_sched.inductor.reporting import Tally, tally
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.inductor.switch import PostGradPass, SchedulerPass, current_settings, explain_version, knows_torch
+from overlap_sched.inductor.switch import UNKNOWN_TORCH, PostGradPass, SchedulerPass, current_settings, knows_torch
 from tests.inductor.conftest import no_caches
 from tests.support.inductor.models import RANKS, Net, Pair, routed, step, unroute
 
@@ -168,10 +169,9 @@ def test_a_version_that_is_not_known_leaves_torch_as_it_is(monkeypatch: pytest.M
         assert overlap_sched.inductor_options() == {}
     with overlap_sched.enabled():  # the same is not said again
         assert all_settings() == before
-    assert [str(w.message) for w in warned] == [f"overlap_sched leaves torch as it is: {explain_version()}"]
-    with pytest.raises(UnsupportedError) as caught:
+    assert [str(w.message) for w in warned] == [f"overlap_sched leaves torch as it is: {UNKNOWN_TORCH}"]
+    with pytest.raises(UnsupportedError, match="supports the Inductor scheduler of torch 2.11 to"):
         overlap_sched.enable(Options(strict=True))
-    assert str(caught.value) == explain_version()
     assert all_settings() == before
     with overlap_sched.enabled(stage="post_grad"):  # uses public names only
         assert all_settings() != before
@@ -360,3 +360,36 @@ class TestWhoKeepsInductorFromCallingUs:
         monkeypatch.setattr(switch, "find_obstacle", lambda settings: 1 / 0)
         with pytest.warns(OverlapSchedWarning, match="could not watch a compilation: ZeroDivisionError"):
             assert torch.compile(lambda x: x / 2, backend="eager")(torch.ones(2)).tolist() == [0.5, 0.5]
+
+
+def train(steps: int) -> None:
+    model = torch.nn.Linear(8, 8)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.ones(4, 8)).sum().backward()
+        sgd.step()
+
+
+@pytest.mark.parametrize(
+    ("steps", "compiled", "rank", "error", "said"),
+    [(1, 0, 0, False, 1), (3, 0, 0, False, 1), (1, 0, 0, True, 0), (3, 1, 0, False, 0), (3, 0, 1, False, 0)],
+)
+def test_steps_without_anything_compiled_are_said_once(
+    steps: int, compiled: int, rank: int, error: bool, said: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After two of them, or where the process ends after less and by no error."""
+    monkeypatch.setitem(switch.counters["stats"], "unique_graphs", compiled)
+    monkeypatch.setattr(switch, "rank", lambda: rank)
+    monkeypatch.setattr("sys.last_type", KeyError, raising=False)
+    if not error:
+        monkeypatch.delattr("sys.last_type")
+    hooks = len(optimizer._global_optimizer_post_hooks)
+    with warnings.catch_warnings(record=True) as caught, overlap_sched.enabled():
+        warnings.simplefilter("always")
+        train(steps)
+        assert len(optimizer._global_optimizer_post_hooks) == hooks + (steps < switch.EAGER_STEPS)
+        for _ in range(2):
+            switch._end()
+        switch._watch.start(None)  # torch finds no hook of ours when it compiles
+        assert len(optimizer._global_optimizer_post_hooks) == hooks
+    assert [str(one.message) for one in caught].count(switch.ONLY_EAGER) == said

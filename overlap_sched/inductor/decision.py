@@ -23,6 +23,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from overlap_sched.distributed import Agreement, Digest, Verdict, digest_of
+from overlap_sched.distributed.digest import KEPT
 from overlap_sched.distributed.negotiation import LaunchChoice, chosen_digest, negotiate
 from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.errors import SequenceError, UnsupportedError
@@ -287,7 +288,7 @@ def _show(draft: OrderDraft, options: Options, key: str) -> tuple[OrderDraft, Di
             return draft, replace(digest, key=key, launches=sequence)
     except Exception as error:
         draft = draft.leave(describe_error(error))
-    return draft, Digest.of_failure(str(draft.report.reason), key, sequence, report.name)
+    return draft, Digest(key=key, launches=sequence, failure=str(draft.report.reason), name=report.name)
 
 
 def _order(made: Schedule, changed: bool) -> tuple[int, ...]:
@@ -329,7 +330,8 @@ def _negotiate(graph: Graph, own: OrderDraft, kept: OrderDraft, verdict: Verdict
         if choice.proposal is not None and choice.proposer is not None:
             how = PlanRequest(own.how.settings.preserving("none"), keeps=True, follows=choice.proposal)
             draft = _plan(graph, how, graph.read(how))
-            draft = replace(draft, report=replace(draft.report, kept=verdict.followed(choice.proposer)))
+            followed = str(verdict.reason).replace(KEPT, f"all launch as rank {choice.proposer} does")
+            draft = replace(draft, report=replace(draft.report, kept=followed))
             if draft.facts.launches is None or draft.traffic is None:
                 raise UnsupportedError(f"the launch sequence of another rank is not used: {draft.report.reason}")
             sequence = draft.facts.places_of(draft.traffic.launches)

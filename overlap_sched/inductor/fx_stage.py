@@ -230,7 +230,7 @@ def rewrite_fx(
         agreed = True
         if leave is not None:
             if mine is None or failure is not None:
-                mine = Digest.of_failure(describe_error(failure), key, sequence, name)
+                mine = Digest(key=key, launches=sequence, failure=describe_error(failure), name=name)
             agreed, cached = _agree_on_rewrites(mine, texts, pending, settings)
             leave(cached)
         if failure is not None:
@@ -272,7 +272,7 @@ def _agree_on_rewrites(
             agree.refuse(name, "they have rewritten its collectives")
         return earlier == entry, None
     if entry is not None and agree.runs_earlier_code():
-        mine = Digest.of_failure(EARLIER_CODE, mine.key, mine.launches, name)
+        mine = Digest(key=mine.key, launches=mine.launches, failure=EARLIER_CODE, name=name)
     agreement = decisions.take_or_ask(mine, settings)
     if agreement is None:
         return True, None

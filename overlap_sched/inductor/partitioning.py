@@ -172,7 +172,7 @@ def _found(
         known = agree.find_in_force(of_joint, settings)
         if known is not None:
             return _follow(gm, cut, judge, found, known, name), None
-        mine = Digest.of_failure(failure, key, name=name) if found is None else _digest(gm, settings, key, found, name)
+        mine = Digest(key=key, failure=failure, name=name) if found is None else _digest(gm, settings, key, found, name)
         agreement = agree.ask(mine, settings)
         if agreement is not None and not agreement.agreed:
             if agreement.in_doubt and found is not None and found.fits and found.best is not found.before:

@@ -171,7 +171,7 @@ def test_ranks_that_launch_differently_keep_their_own_launches_and_waits(launche
 
 
 def test_a_rank_that_failed_is_named_and_the_others_keep_their_launches() -> None:
-    failed = Digest.of_failure("KeyError: 'mm'", "k", A.launches, "backward")
+    failed = Digest(failure="KeyError: 'mm'", key="k", launches=A.launches, name="backward")
     verdict = judge({0: A, 1: failed, 2: A})
     assert (verdict.agreed, verdict.launches_alike, verdict.differs) == (False, True, {})
     assert verdict.reason == "rank 1 could not schedule this graph (KeyError: 'mm'); launch order kept."

@@ -179,7 +179,7 @@ def test_what_code_carries() -> None:
     waits = replace(MINE, order="launches kept: and waits: k")
     assert order_to_cache(MINE, OTHERS, "k") == CachedOrder(waits, agreed=False)
     assert order_to_cache(MINE, LATE, "k") is None
-    assert order_to_cache(Digest.of_failure("KeyError", "key"), DIFFER, "") is None
+    assert order_to_cache(Digest(failure="KeyError", key="key"), DIFFER, "") is None
 
 
 def taken(key: str) -> Agreement | None:

@@ -101,7 +101,7 @@ def scenes(rank: int, last: int) -> dict[str, Any]:
         found["hit and miss"].append(ask(digest("cached"), 1.0))
     dist.barrier()
     twice = digest("twice")
-    failed = Digest.of_failure("KeyError: 'mm'", twice.key, twice.launches)
+    failed = Digest(failure="KeyError: 'mm'", key=twice.key, launches=twice.launches)
     found["fails the second time"] = [ask(twice), ask(failed if odd else twice)]
     found["late"], limit_s = [], 0.05
     for i in range(12):

@@ -66,11 +66,6 @@ class PlanRequest:
     keeps: bool = False
     follows: Entry | Proposal | None = None
 
-    @property
-    def in_force(self) -> bool:
-        """Tell whether a launch sequence must be followed, whatever that takes."""
-        return isinstance(self.follows, Entry)
-
 
 @dataclass(frozen=True)
 class LaunchFacts:
@@ -301,22 +296,18 @@ def _settle_for_less(graph: Graph, draft: OrderDraft, agreement: Agreement, mine
     Unless all launch alike, waits are kept behind their launches, too: then it does not matter what others run.
     """
     verdict, reason, settings = agreement.verdict, str(agreement.reason), draft.how.settings
-    name = draft.report.name
-    if verdict.launches_alike:
-        kept = _keep(graph, draft, reason, waits=False)
-        if verdict.negotiable and settings.options.preserve_collective_order == "none":
-            return _negotiate(graph, draft, kept, verdict, mine) or kept
-        if verdict.to_repair and draft.report.schedule is not None:
-            agree.warn_of_ranks(f"keeps the launch order of {name!r}", verdict, settings)
-        return kept
-    kept = _keep(graph, draft, reason, waits=True)
-    if kept.report.changed:
-        agree.warn_of_ranks(f"keeps the launches and waits of {name!r}", verdict, settings)
-        return kept
-    if kept.report.reason is not None:
-        reason = f"{kept.report.reason}; {reason}"
-    agree.warn_of_ranks(f"leaves {name!r} as it was", replace(verdict, reason=reason), settings)
-    return replace(kept, report=replace(kept.report, changed=False, reason=reason, kept=None))
+    name, alike = draft.report.name, verdict.launches_alike
+    kept = _keep(graph, draft, reason, waits=not alike)
+    if alike and verdict.negotiable and settings.options.preserve_collective_order == "none":
+        return _negotiate(graph, draft, kept, verdict, mine) or kept
+    done = f"keeps the launch{' order' if alike else 'es and waits'} of {name!r}"
+    if not (alike or kept.report.changed):
+        reason = "; ".join(filter(None, (kept.report.reason, reason)))
+        kept = replace(kept, report=replace(kept.report, reason=reason, kept=None))
+        done, verdict = f"leaves {name!r} as it was", replace(verdict, reason=reason)
+    if not alike or (verdict.to_repair and draft.report.schedule is not None):
+        agree.warn_of_ranks(done, verdict, settings)
+    return kept
 
 
 def _negotiate(graph: Graph, own: OrderDraft, kept: OrderDraft, verdict: Verdict, mine: Digest) -> OrderDraft | None:
@@ -350,7 +341,8 @@ def _negotiate(graph: Graph, own: OrderDraft, kept: OrderDraft, verdict: Verdict
 def _choose(own: OrderDraft, kept: OrderDraft, verdict: Verdict) -> LaunchChoice:
     """Choose a launch sequence with all other ranks."""
     mine, made, settings = own.report.schedule, kept.report.schedule, own.how.settings
-    if mine is None or made is None:
+    here = agree.membership(settings)
+    if mine is None or made is None or here is None:
         raise UnsupportedError("there is no order to propose")
     problem, options = made.problem, replace(made.options, preserve_collective_order="none")
 
@@ -360,9 +352,6 @@ def _choose(own: OrderDraft, kept: OrderDraft, verdict: Verdict) -> LaunchChoice
 
     step_us = (made.scheduled if kept.report.changed else made.original).step_us
     proposal = Proposal.of(mine.problem, _order(mine, own.report.changed))
-    here = agree.membership(settings)
-    if here is None:
-        return LaunchChoice()
     return negotiate(verdict, proposal, step_us, planned, here, settings.timeout_s)
 
 
@@ -395,8 +384,7 @@ def _follow(graph: Graph, draft: OrderDraft, mine: Digest, known: Entry) -> Orde
     else:
         draft = replace(draft, how=replace(draft.how, keeps=True, follows=None))
         draft = _keep(graph, draft, FOLLOWS, waits=not known.together)
-        kept = Verdict(False, FOLLOWS, known.together, {"order": ()})
-        draft = _cache(draft, mine, Agreement(False, kept), known)
+        draft = _cache(draft, mine, Agreement(False, Verdict(False, None, known.together, {"order": ()})), known)
     if not draft.runs(mine, known):
         agree.refuse(name, draft.report.reason or PART_OF_OTHERS)
     made = draft.report.schedule

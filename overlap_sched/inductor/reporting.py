@@ -342,18 +342,15 @@ def note(name: str, **fields: Any) -> None:
 
 def record_cached(name: str, stage: Stage, kept: str | None = None, communicates: bool = True) -> None:
     """Keep and log that torch has found the code of a graph in its caches."""
-    _reports.append(GraphReport(name, stage, Report(name, kept=kept, cached=True)))
-    tally.add(_reports[-1].report, communicating=communicates)
-    if rank() == 0:
-        log.info("%s", _reports[-1].line)
+    record(GraphReport(name, stage, Report(name, kept=kept, cached=True)), communicates)
 
 
-def record(report: GraphReport) -> None:
+def record(report: GraphReport, communicating: bool = True) -> None:
     """Keep, log and trace. To be called when the order is settled: nothing that fails here changes it any more."""
     with guard(f"could not report on {report.name!r}"):
         report = replace(report, report=replace(report.report, **_notes.pop(report.name, {})))
         _reports.append(report)
-        tally.add(report.report, report.priced_for)
+        tally.add(report.report, report.priced_for, communicating)
         if rank() == 0:
             if report.report.on_undeclared is not None:
                 warn(f"overlap_sched: {report.report.on_undeclared}")

@@ -202,6 +202,11 @@ class Verdict(StoreText):
     negotiable: bool = False
 
     @property
+    def meets(self) -> bool:
+        """Tell whether all ranks have shown at the same time what they launch, and launch alike."""
+        return (self.agreed or self.launches_alike) and not self.missing
+
+    @property
     def to_repair(self) -> bool:
         """Tell whether the ranks differ in something that somebody can repair: not in what they compile."""
         return not self.differs.keys().isdisjoint(_REPAIR)

@@ -211,9 +211,8 @@ def decide(graph: Graph, settings: Settings, options: Options | None = None) -> 
                 draft = replace(draft, how=replace(draft.how, keeps=agreement.verdict.launches_alike))
                 draft = _settle_for_less(graph, draft, agreement, mine)
                 settled = draft.how.follows is not None
-            verdict = agreement.verdict
-            alike = (verdict.agreed or verdict.launches_alike) and not verdict.missing
-            entry = draft.entry(mine, alike or settled)  # on what was chosen all have agreed, whoever was late before
+            # on what was chosen all have agreed, whoever was late before
+            entry = draft.entry(mine, agreement.verdict.meets or settled)
             known = agree.put_in_force(entry, settings)
             if known is None:
                 agree.refuse(draft.report.name, PART_OF_OTHERS)

@@ -127,11 +127,8 @@ def schedule_fx(
 
 def graph_name(graph: fx.Graph, kind: str | None = None) -> str:
     """Return the name of what is being compiled: its kind, where it is not given, by the names of its inputs."""
-    inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
-    if any(name.startswith("tangents") for name in inputs):
-        found = "backward"
-    else:
-        found = "forward" if any(name.startswith("primals") for name in inputs) else "inference"
+    inputs = {node.name.partition("_")[0] for node in graph.find_nodes(op="placeholder")}
+    found = "backward" if "tangents" in inputs else "forward" if "primals" in inputs else "inference"
     return name_graph(kind or found)
 
 
@@ -242,10 +239,9 @@ def rewrite_fx(
             raise
         agree.report_failure(error, settings, f"rewriting {name!r}", f"rewrites no collective of {name!r}")
         return ()
-    if pending is None:
-        return ()
-    if not agreed:
-        pending.undo()
+    if pending is None or not agreed:
+        if pending is not None:
+            pending.undo()
         return ()
     pending.commit()
     if choice.made is not None:

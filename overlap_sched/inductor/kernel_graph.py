@@ -40,8 +40,12 @@ from overlap_sched.report.words.schedule import why_no_better
 from overlap_sched.scheduler.driver import no_collection
 
 
-def order_kernels(snodes: list[Any], settings: Settings, last: bool) -> list[Any]:
-    """The nodes in our order, or as they were, see :class:`~overlap_sched.inductor.switch.SchedulerPass`."""
+def order_kernels(settings: Settings, last: bool, snodes: list[Any]) -> list[Any]:
+    """Return the nodes in our order, or as they were; ``last``: no pass of torch runs behind this one.
+
+    Raises:
+        VerificationError, AgreementError: With ``strict``, instead of a fallback.
+    """
     original = kept = list(snodes)
     try:
         original = kept = in_order_of_effects(original)

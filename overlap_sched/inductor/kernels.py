@@ -401,15 +401,17 @@ class KernelCosts:
             isinstance(one.node, ir.MultiOutput) or isinstance(one, scheduler.NopKernelSchedulerNode) for one in parts
         ):
             return {"op": op}
-        if len(parts) == 1 and (snode.is_extern() or any(self._role(v) is Role.BLOCKING for v in origins)):
-            chosen = self._priced_for_extern(parts[0], origins)
-            flops, nbytes = sum(self._fx.flops[v] for v in chosen), sum(self._fx.bytes[v] for v in chosen)
-            return {"op": op, "flops": flops, "bytes": nbytes, "time_us": sum(self._fx.prices[v].time_us for v in chosen)}
-        nbytes = self._moved(snode)
-        flops = sum(self._fx.flops[v] for v in self._exact(parts))
-        asked = [self._cost(self._reading.nodes[v]) for v in origins if self._cost and self._role(v) is None]
-        given = [us for us in asked if us is not None]
-        us = sum(given) if given else ask_model(self._model.compute_us, Compute(op, flops, nbytes))
+        extern = len(parts) == 1 and (snode.is_extern() or any(self._role(v) is Role.BLOCKING for v in origins))
+        chosen = self._priced_for_extern(parts[0], origins) if extern else self._exact(parts)
+        flops = sum(self._fx.flops[v] for v in chosen)
+        if extern:
+            nbytes = sum(self._fx.bytes[v] for v in chosen)
+            us = sum(self._fx.prices[v].time_us for v in chosen)
+        else:
+            nbytes = self._moved(snode)
+            asked = [self._cost(self._reading.nodes[v]) for v in origins if self._cost and self._role(v) is None]
+            given = [us for us in asked if us is not None]
+            us = sum(given) if given else ask_model(self._model.compute_us, Compute(op, flops, nbytes))
         return {"op": op, "flops": flops, "bytes": nbytes, "time_us": us}
 
     def _priced_for_extern(self, part: Any, origins: Sequence[int]) -> list[int]:

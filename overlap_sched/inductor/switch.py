@@ -46,16 +46,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from overlap_sched.cost import CostModel
 from overlap_sched.cost.cluster import Cluster
 from overlap_sched.errors import OptionsError, UnsupportedError
-from overlap_sched.fx.apply import Report
 from overlap_sched.fx.costs import Cost
-from overlap_sched.fx.operators import traits_of
 from overlap_sched.inductor import reporting
 from overlap_sched.inductor.agree import asks, note_earlier_code, some_graph_moves
 from overlap_sched.inductor.caches import key_after, settings_key, watch_caches
-from overlap_sched.inductor.fx_stage import Choose, choose_rewrites, graph_name, rewrite_and_schedule, rewrite_fx
+from overlap_sched.inductor.fx_stage import Choose, choose_rewrites, rewrite_and_schedule, rewrite_fx
 from overlap_sched.inductor.gloo import safe_gathers, safe_gathers_with
 from overlap_sched.inductor.partitioning import FitPartitioner
-from overlap_sched.inductor.reporting import GraphReport, guard, rank, tally, warn
+from overlap_sched.inductor.reporting import guard, rank, tally, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options, check_names, options_given, rewrites_wanted
 
@@ -65,17 +63,10 @@ POST_GRAD = "post_grad_custom_post_pass"
 PARTITIONER = "custom_partitioner_fn"
 COMPETING = "aten_distributed_optimizations.enable_overlap_scheduling"
 """A reorderer of torch that runs before us, off while we run: it makes fusion worse by dependencies that it inserts."""
-NOT_RUN = (
-    "torch._inductor.config.deterministic is on. torch then calls no custom pass after fusion, so the order is the one "
-    "that torch alone gives it. Turn it off, or schedule before lowering (stage='post_grad')."
-)
 NOTHING_COMPILED = (
-    "overlap_sched: nothing was compiled inside of enabled(). torch compiles when a function is called first, and its "
-    "backward when that is called: put both into the block. Or call overlap_sched.enable() once, before the first step."
-)
-ONLY_EAGER = (
     "overlap_sched: nothing has been compiled, so nothing can be reordered. Give the model to torch.compile, after "
-    "overlap_sched.enable() and after shard()."
+    "overlap_sched.enable() and after shard(). torch compiles when a function is called first, and its backward when "
+    "that is called: a block of overlap_sched.enabled() must hold both."
 )
 EAGER_STEPS = 2
 
@@ -192,29 +183,19 @@ class SchedulerPass:
     settings: Settings
 
     def __call__(self, snodes: list[Any]) -> list[Any]:
-        """The nodes as they are: they are put in order behind torch's own passes. Where that cannot be, in our order.
-
-        Raises:
-            VerificationError, AgreementError: As :meth:`order`.
-        """
-        try:
-            from overlap_sched.inductor.kernel_graph import at_the_end
-
-            if at_the_end(snodes, partial(self.order, last=True)):
-                return snodes
-        except Exception as error:
-            warn("overlap_sched runs in front of torch's last passes", error)
-        return self.order(list(snodes))
-
-    def order(self, snodes: list[Any], last: bool = False) -> list[Any]:
-        """The nodes in our order, or as they were; ``last``: no pass of torch runs behind this one.
+        """Return the nodes as they are: torch's own passes run first, then ours; where that cannot be, in our order.
 
         Raises:
             VerificationError, AgreementError: With ``strict``, instead of a fallback.
         """
-        from overlap_sched.inductor.kernel_graph import order_kernels
+        from overlap_sched.inductor import kernel_graph  # torch's scheduler: only where a pass of it runs
 
-        return order_kernels(snodes, self.settings, last)
+        try:
+            if kernel_graph.at_the_end(snodes, partial(kernel_graph.order_kernels, self.settings, True)):
+                return snodes
+        except Exception as error:
+            warn("overlap_sched runs in front of torch's last passes", error)
+        return kernel_graph.order_kernels(self.settings, False, list(snodes))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How torch's caches see this pass: by its name, see :func:`overlap_sched.inductor.caches.settings_key`.
@@ -230,7 +211,7 @@ class SchedulerPass:
         return (_unpickle, (name, self.settings))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SchedulerPass":
-        """Itself: it never changes, and torch copies its settings often."""
+        """Return itself: it never changes, and torch copies its settings often."""
         return self
 
 
@@ -285,21 +266,14 @@ class WatchPass(PostGradPass):
 
     def run(self, graph: fx.Graph) -> None:
         """Rewrite the graph in place, or leave it as it was; warn where it will not be scheduled."""
-        settings, runs = self.settings, False
+        settings, obstacle = self.settings, "it is not known"
         with guard("could not inspect a graph"):  # what only looks must not stop a compilation
             _watch.listen()
             obstacle = find_obstacle(settings)
-            runs = not config.deterministic and obstacle is None
             if self.competing:
-                setattr(config, COMPETING, not runs)
-            if not config.deterministic:
-                warn_of_obstacle(obstacle)
-            elif any(node.op == "call_function" and traits_of(node.target).comm is not None for node in graph.nodes):
-                name = graph_name(graph)
-                warn(f"overlap_sched leaves {name!r} as it was: {NOT_RUN}")
-                report = Report(name, reason=NOT_RUN)
-                reporting.record(GraphReport(name, "inductor", report, settings.notes, settings.priced_for))
-        if runs and rewrites_wanted(settings.options):
+                setattr(config, COMPETING, obstacle is not None)
+            warn_of_obstacle(obstacle)
+        if obstacle is None and rewrites_wanted(settings.options):
             rewrite_fx(graph, settings, self.choose)
 
     def uuid(self) -> str | None:
@@ -315,6 +289,10 @@ def find_obstacle(settings: Settings) -> str | None:
     if settings.stage == "post_grad":
         now = getattr(config, POST_GRAD)
         return None if isinstance(now, PostGradPass) else f"torch._inductor.config.{POST_GRAD} is {_name_of(now)}"
+    if config.deterministic:
+        return (
+            "torch._inductor.config.deterministic is on (turn it off, or schedule before lowering: stage='post_grad')"
+        )
     if not getattr(config, PASSES_ON):
         return f"torch._inductor.config.{PASSES_ON} is False"
     passes = getattr(config, PASSES)
@@ -328,7 +306,7 @@ def warn_of_obstacle(obstacle: str | None) -> None:
     if obstacle is not None and rank() == 0:
         warn(
             f"overlap_sched is switched on, but Inductor does not call it: {obstacle}. Graphs are in the order that "
-            "torch alone gives them. Other code has set that since, or torch.compile's own options do. Call "
+            "torch alone gives them. Other code may have set that, or torch.compile's own options. Call "
             "overlap_sched.enable() after that code, or give the settings to torch.compile: "
             "options=overlap_sched.inductor_options()."
         )
@@ -405,7 +383,7 @@ def _stop_counting() -> None:
 
 def _warn_if_only_eager() -> None:
     if not counters["stats"]["unique_graphs"] and rank() == 0:
-        warn(ONLY_EAGER)
+        warn(NOTHING_COMPILED)
 
 
 def _settings_given(call: str, options: Options | None, how: How) -> Settings:
@@ -447,9 +425,6 @@ def _plan_changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
         settings = replace(settings, notes=tuple(notes))
         passes, after = theirs, PostGradPass(settings, before)
     else:
-        if known["deterministic"]:
-            notes.append("torch._inductor.config.deterministic is on: torch calls no custom pass after fusion")
-            warn(f"overlap_sched cannot run: {NOT_RUN}")
         settings = replace(settings, notes=tuple(notes))
         passes, after = [*theirs, SchedulerPass(settings)], WatchPass(settings, before, competing)
     return settings, changes | {PASSES_ON: bool(passes), PASSES: passes, POST_GRAD: after}

@@ -18,7 +18,7 @@ from overlap_sched.distributed import Agreement, Verdict
 from overlap_sched.distributed.sequences import Entry
 from overlap_sched.errors import OverlapSchedWarning
 from overlap_sched.inductor import agree, partitioning
-from overlap_sched.inductor.partitioning import FitPartitioner, clear_partitions
+from overlap_sched.inductor.partitioning import FitPartitioner
 from overlap_sched.inductor.settings import Settings
 from tests.support.joint_ranks import Block, Checkpointed, Normed, Tied, blocks, dropping, step
 from tests.support.ranks import found_once
@@ -37,7 +37,7 @@ def _clean() -> Iterator[None]:
     yield
     torch.compiler.reset()
     overlap_sched.disable()
-    clear_partitions()
+    partitioning._partitions.clear()
 
 
 def same(got: list[Tensor], want: list[Tensor]) -> bool:

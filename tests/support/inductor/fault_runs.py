@@ -51,7 +51,7 @@ ERRORS: tuple[type[BaseException], ...] = (
     VerificationError,
     AgreementError,
 )
-ENTRIES = {"SchedulerPass.__call__", "SchedulerPass.order", "SchedulerPass.__reduce__", "_read_back"}
+ENTRIES = {"SchedulerPass.__call__", "order_kernels", "SchedulerPass.__reduce__", "_read_back"}
 ENTRIES |= {"may_use", "may_save"}
 ENTRIES |= {"rewrite_and_schedule", "rewrite_fx", "schedule_fx", "decide", "put_in_force"}
 """What torch calls, and what does nothing but try something else. A fault before they begin is their caller's."""
@@ -115,12 +115,11 @@ class Watch:
     def on(self) -> Iterator[None]:
         """While it is on, torch enters the package through us."""
         called = self._inside(SchedulerPass.__call__, None)
-        ordered = self._inside(SchedulerPass.order, None)
         reduced = self._inside(SchedulerPass.__reduce__, None)
         before_lowering = self._inside(fx_stage.rewrite_and_schedule, _fx_nodes)
         with (
             mock.patch.object(SchedulerPass, "__call__", lambda self, nodes: called(self, nodes)),
-            mock.patch.object(SchedulerPass, "order", lambda self, *nodes, **more: ordered(self, *nodes, **more)),
+            mock.patch.object(kernel_graph, "order_kernels", self._inside(kernel_graph.order_kernels, None)),
             mock.patch.object(kernel_graph, "_read_back", self._inside(kernel_graph._read_back, None)),
             mock.patch.object(SchedulerPass, "__reduce__", lambda self: reduced(self)),
             mock.patch.object(eager, "rewrite_and_schedule", before_lowering),

@@ -206,31 +206,34 @@ def with_rewrites(order: CachedOrder | None, graph: fx.Graph) -> CachedOrder | N
     return meta[_REWRITES] and replace(order, rewrites=meta[_REWRITES])
 
 
-class Decisions(local):
-    """What the ranks have decided about code that was found and not used: for the compilation that follows."""
-
-    def __init__(self) -> None:
-        self.by_key: dict[str, Agreement] = {}
-
-    def take_or_ask(self, mine: Digest, settings: Settings) -> Agreement | None:
-        """Return what is kept, else ask all ranks, see :func:`overlap_sched.inductor.agree.ask`."""
-        return self.by_key.pop(mine.key) if mine.key in self.by_key else agree.ask(mine, settings)
+_decided = local()
 
 
-decisions = Decisions()
+def decided() -> dict[str, Agreement]:
+    """What ranks have decided, by key, about code that was found and not used: for this thread's next compilation."""
+    return vars(_decided)
 
 
-def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
-    """Tell whether code of a graph that torch has traced may be used, and whether it is to be dropped from the cache.
+def take_or_ask(mine: Digest, settings: Settings) -> Agreement | None:
+    """Return what is :func:`decided`, else ask all ranks, see :func:`overlap_sched.inductor.agree.ask`."""
+    return decided().pop(mine.key) if mine.key in decided() else agree.ask(mine, settings)
 
-    The settings are those with which it was compiled, by its cache key.
+
+def may_load(settings: Settings, source: str, traced: bool = True) -> tuple[bool, bool]:
+    """Tell whether code of a graph may be used, and whether it is to be dropped from the cache.
+
+    The settings are those with which it was compiled, by its cache key. ``traced``: torch has traced the graph.
 
     Raises:
         AgreementError: With ``strict``, where the ranks differ.
     """
-    if not agree.asks(settings) or not _COMMUNICATES.search(source):
+    communicates = _COMMUNICATES.search(source)
+    if not agree.asks(settings) or not (communicates or traced):
         return True, False
-    cached = read_order(source)
+    if not communicates:
+        record_cached(name_graph("graph"), settings.stage, communicates=False)
+        return True, False
+    cached = read_order(source) if traced else None
     if cached is None:
         return False, False
     questions = (cached,) if cached.rewrites is None else (cached.rewrites, cached)
@@ -253,7 +256,7 @@ def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
             refused[key] = agreement
         use = one.fits(agreement) if one is cached else agreement.agreed == one.agreed
         if not use:  # if all have agreed on an order that only keeps launches, they look for a better one together
-            decisions.by_key |= refused  # others have planned by now: they will not be asked a second time
+            decided().update(refused)  # others have planned by now: they will not be asked a second time
         use = use and one.put_in_force(settings, agreement.verdict)
         with guard(f"could not report on {name!r}"):  # it is settled
             if use and one is cached:
@@ -319,15 +322,9 @@ def _patch_torch() -> bool:
 
 
 def may_use(settings: Settings, source: str, traced: bool) -> tuple[bool, bool]:
-    """As :func:`may_load`, of any code; ``traced``: the graph has been. What fails is compiled: the pass then asks."""
+    """As :func:`may_load`; what fails is compiled: the pass then asks."""
     try:
-        communicates = bool(_COMMUNICATES.search(source))
-        if not traced:
-            return not communicates or not agree.asks(settings), False
-        use, drop = may_load(settings, source)
-        if use and not communicates and agree.asks(settings):
-            record_cached(name_graph("graph"), settings.stage, communicates=False)
-        return use, drop
+        return may_load(settings, source, traced)
     except Exception as error:
         if isinstance(error, SequenceError) or (settings.options.strict and isinstance(error, AgreementError)):
             raise

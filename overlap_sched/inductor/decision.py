@@ -30,7 +30,7 @@ from overlap_sched.errors import SequenceError, UnsupportedError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import agree
 from overlap_sched.inductor.agree import Launches, Traffic
-from overlap_sched.inductor.caches import CachedOrder, decisions, order_to_cache
+from overlap_sched.inductor.caches import CachedOrder, decided, order_to_cache, take_or_ask
 from overlap_sched.inductor.reporting import GraphReport, communicates, describe_error, record, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options
@@ -192,7 +192,7 @@ def decide(graph: Graph, settings: Settings, options: Options | None = None) -> 
             return draft if draft.facts.standing is not None else draft.leave(UNKNOWN)
         draft, mine = _show(draft, options, draft.facts.key)
         # code of this graph was found in a cache and refused: what the ranks have decided then is known here
-        known = None if mine.key in decisions.by_key else agree.find_in_force(draft.facts.texts, settings)
+        known = None if mine.key in decided() else agree.find_in_force(draft.facts.texts, settings)
         if settings.follows and (known is None or not known.moves):  # off: torch's own order, asking nobody
             return draft.leave()
         if known is not None:
@@ -200,7 +200,7 @@ def decide(graph: Graph, settings: Settings, options: Options | None = None) -> 
                 agree.refuse(draft.report.name, PART_OF_OTHERS)
             if known.together and draft.entry(mine, True) == known:
                 draft = _cache(draft, mine, Agreement(True, Verdict(True)), known)
-        elif (agreement := decisions.take_or_ask(mine, settings)) is None:
+        elif (agreement := take_or_ask(mine, settings)) is None:
             known, settled = draft.entry(mine, True), True
         else:
             settled = agreement.agreed

@@ -28,7 +28,7 @@ from overlap_sched.fx.rewrites import Pending, alike_of, prepare
 from overlap_sched.fx.rewrites.apply import may_rewrite, plan_rewrites, refused_in
 from overlap_sched.inductor import agree
 from overlap_sched.inductor.agree import Traffic
-from overlap_sched.inductor.caches import CachedOrder, decisions, note_rewrites, order_to_cache
+from overlap_sched.inductor.caches import CachedOrder, note_rewrites, order_to_cache, take_or_ask
 from overlap_sched.inductor.decision import LaunchFacts, PlanRequest, ScheduleCall, decide
 from overlap_sched.inductor.reporting import describe_error, guard, log, name_graph, note
 from overlap_sched.inductor.settings import Settings
@@ -269,7 +269,7 @@ def _agree_on_rewrites(
         return earlier == entry, None
     if entry is not None and agree.runs_earlier_code():
         mine = Digest(key=mine.key, launches=mine.launches, failure=EARLIER_CODE, name=name)
-    agreement = decisions.take_or_ask(mine, settings)
+    agreement = take_or_ask(mine, settings)
     if agreement is None:
         return True, None
     if agreement.in_doubt and not agreement.agreed and entry is not None and not mine.failure:

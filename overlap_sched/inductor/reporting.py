@@ -13,7 +13,6 @@ runs; where it is not found, graphs have shorter names.
 import atexit
 import logging
 import os
-import re
 import sys
 import warnings
 from collections import Counter, OrderedDict, deque
@@ -101,16 +100,16 @@ def several_ranks() -> bool:
     return dist.is_initialized() and dist.get_world_size() > 1 and dist.get_backend() != "fake"
 
 
-_RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.*)_at_(?P<line>\d+)")
 _subjects: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
 
 
 def name_graph(kind: str, inner: str = "", number: Any = None) -> str:
     """Return the name of what is being compiled.
 
-    ``"forward 0/0 of Transformer"``, ``"backward 2/1 of train_step"``, ``"inference 3/0 of Block (from line 37)"``,
-    ``"backward !0/2/0 of compiled autograd"``. A backward graph may be compiled when its function is long gone from the
-    stack; it has the compile context of its forward, so names are kept by that.
+    ``"forward 0/0 of Transformer"``, ``"backward 2/1 of train_step"``, behind a graph break ``"inference 3/0 of
+    Block.torch_dynamo_resume_in_forward_at_37"``, ``"backward !0/2/0 of compiled autograd"``. A backward graph may be
+    compiled when its function is long gone from the stack; it has the compile context of its forward, so names are kept
+    by that.
 
     Args:
         kind: ``"forward"``, ``"backward"`` or ``"inference"``.
@@ -130,24 +129,14 @@ def _subject() -> str:
         if found is None:
             return "" if context is None else _subjects.get(context, "")
         code, owner = found
-        called = _called(code.co_name, code.co_qualname, owner)
+        name = code.co_qualname
+        if isinstance(owner, nn.Module):
+            name = f"{type(owner).__qualname__}.{code.co_name}".removesuffix(".forward")
+        called = name.rpartition("<locals>.")[2]
         if context is not None:
             _subjects[context] = called
         return called
     return ""
-
-
-def _called(name: str, qualified: str, owner: Any) -> str:
-    """A module by its class, a function by its name; where it goes on after a graph break, from which line on."""
-    resumed = _RESUMED.fullmatch(name)
-    line = ""
-    if resumed is not None:
-        line = f" (from line {resumed['line']})"
-        name, qualified = resumed["function"], qualified.replace(name, resumed["function"])
-    if isinstance(owner, nn.Module):
-        module = type(owner).__qualname__.rpartition("<locals>.")[2]
-        return f"{module}{line}" if name == "forward" else f"{module}.{name}{line}"
-    return f"{qualified.rpartition('<locals>.')[2]}{line}"
 
 
 def dynamo_frame() -> tuple[CodeType, Any] | None:

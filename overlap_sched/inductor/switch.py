@@ -208,16 +208,11 @@ class SchedulerPass:
             name = settings_key(self.settings) if watch_caches(self.settings) else None
         if name is None:
             raise TypeError("this overlap_sched pass has no stable cache key: compile without caches")
-        return (_unpickle, (name, self.settings))
+        return (SchedulerPass, (self.settings,), {"name": name})  # which is there for the hash only
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SchedulerPass":
         """Return itself: it never changes, and torch copies its settings often."""
         return self
-
-
-def _unpickle(name: str, settings: Settings) -> SchedulerPass:
-    """A pass back from its pickle; the name is there for the hash only."""
-    return SchedulerPass(settings)
 
 
 @dataclass(frozen=True)

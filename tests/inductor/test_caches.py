@@ -164,7 +164,7 @@ def test_what_code_carries() -> None:
 
 def taken(key: str) -> Agreement | None:
     """What is kept of an answer for the compilation that follows."""
-    return caches.decisions.by_key.pop(key, None)
+    return caches.decided().pop(key, None)
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from torch.optim import optimizer
 
 import overlap_sched
 from overlap_sched import Options
-from overlap_sched.cost import Roofline
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, UnsupportedError
 from overlap_sched.inductor import switch
 from overlap_sched.inductor.reporting import Tally, tally
@@ -126,9 +125,14 @@ def in_a_new_thread(call: Callable[[], Any]) -> Any:
         return thread.submit(call).result()
 
 
-@pytest.mark.parametrize("stage", ["inductor", "post_grad"])
-@pytest.mark.parametrize("whole", [True, False], ids=["step", "backward"])
-@pytest.mark.parametrize("elsewhere", [in_a_new_thread, copy_context().run], ids=["thread", "context"])
+@pytest.mark.parametrize(
+    ("elsewhere", "whole", "stage"),
+    [
+        (in_a_new_thread, True, "inductor"),
+        (in_a_new_thread, False, "post_grad"),
+        (copy_context().run, False, "inductor"),
+    ],
+)
 def test_what_is_compiled_in_another_thread_is_scheduled(
     elsewhere: Callable[[Callable[[], Any]], Any], whole: bool, stage: Any
 ) -> None:
@@ -177,11 +181,8 @@ def test_a_version_that_is_not_known_leaves_torch_as_it_is(monkeypatch: pytest.M
         assert all_settings() != before
 
 
-@pytest.mark.parametrize(
-    ("version", "known"), [("2.10.9", False), ("2.11.0", True), ("2.15.1+cu130", True), ("2.16.0a0", False)]
-)
-def test_versions(version: str, known: bool) -> None:
-    assert knows_torch(version) == known
+def test_versions() -> None:
+    assert [knows_torch(version) for version in ("2.10.9", "2.11.0", "2.15.1+cu130", "2.16.0a0")] == [0, 1, 1, 0]
 
 
 def test_options_of_ours_are_none_of_inductor() -> None:
@@ -220,15 +221,10 @@ def test_groups_that_share_ranks_stay_apart_over_rccl(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"headroom": "1GiB"}, r"takes no headroom: .*\(Options\(headroom='1GiB'\)\)"),
         ({"memory_limits": "40GiB"}, "takes no memory_limits. Did you mean memory_limit?"),
-        ({"memory_limit": "40"}, "memory_limit is '40', .*Did you mean 40GiB?"),
         ({"model": "A100"}, r"model is 'A100'; .*Roofline\(device_named\('A100'\)\)"),
-        ({"model": Roofline}, r"Did you mean Roofline\(\)?"),
         ({"cost": 5}, "cost is 5"),
-        ({"ranks_per_node": "8"}, "ranks_per_node is '8'"),
         ({"timeout_s": 0}, "timeout_s is 0"),
-        ({"options": "1GiB"}, r"Options\(headroom='1GiB'\)"),
         ({"options": Options(memory_model="tracker")}, "memory_model is 'tracker', .*stage='post_grad'"),
         ({"stage": "fx"}, "stage is 'fx'. It must be 'inductor' or 'post_grad'"),
     ],
@@ -346,14 +342,14 @@ class TestWhoKeepsInductorFromCallingUs:
         assert switch._watch.end in callback_handler.end_callbacks
 
     def test_nothing_compiled_in_a_block(self, caplog):
-        with caplog.at_level(logging.INFO, logger="overlap_sched"), overlap_sched.enabled():
-            compiled = torch.compile(Net())
-        assert [r.getMessage() for r in caplog.records if r.name == "overlap_sched"] == [switch.NOTHING_COMPILED]
-        compiled(torch.ones(16, 32))
-        caplog.clear()
-        with caplog.at_level(logging.INFO, logger="overlap_sched"), overlap_sched.enabled():
-            torch.compile(lambda x: x + 1, backend="eager")(torch.ones(3))
-        assert switch.NOTHING_COMPILED not in [r.getMessage() for r in caplog.records]
+        for compiles in (False, True):
+            caplog.clear()
+            with caplog.at_level(logging.INFO, logger="overlap_sched"), overlap_sched.enabled():
+                compiled = torch.compile(lambda x: x + 1, backend="eager")
+                if compiles:
+                    compiled(torch.ones(3))
+            said = [r.getMessage() for r in caplog.records if r.name == "overlap_sched"]
+            assert (said == [switch.NOTHING_COMPILED]) is not compiles
 
     def test_what_fails_while_it_watches_is_a_warning(self, monkeypatch):
         overlap_sched.enable()

@@ -265,7 +265,7 @@ def test_equal_graphs_of_two_stages_are_met_apart(titan: Any) -> None:
     with (
         mock.patch.object(agree, "asks", return_value=True),
         mock.patch.object(agree, "graph_key", lambda graph, stage: keys.append(stage) or stage),
-        mock.patch("overlap_sched.inductor.decision.decisions.take_or_ask", return_value=None),
+        mock.patch("overlap_sched.inductor.decision.take_or_ask", return_value=None),
     ):
         for number in (1, 2):
             ordered(titan, stage(titan, "fw", number))

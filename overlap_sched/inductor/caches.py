@@ -210,7 +210,7 @@ _decided = local()
 
 
 def decided() -> dict[str, Agreement]:
-    """What ranks have decided, by key, about code that was found and not used: for this thread's next compilation."""
+    """Return what ranks have decided about code that was found and not used, by key, for this thread to compile."""
     return vars(_decided)
 
 

@@ -125,17 +125,15 @@ def name_graph(kind: str, inner: str = "", number: Any = None) -> str:
 def _subject() -> str:
     """The module or function that is compiled; nothing where it is not known. A name must not stop a compilation."""
     with suppress(Exception):
-        context, found = CompileContext.try_get(), dynamo_frame()
-        if found is None:
-            return "" if context is None else _subjects.get(context, "")
-        code, owner = found
-        name = code.co_qualname
-        if isinstance(owner, nn.Module):
-            name = f"{type(owner).__qualname__}.{code.co_name}".removesuffix(".forward")
-        called = name.rpartition("<locals>.")[2]
-        if context is not None:
+        context, found, called = CompileContext.try_get(), dynamo_frame(), ""
+        if found is not None:
+            code, owner = found
+            module = isinstance(owner, nn.Module)
+            name = f"{type(owner).__qualname__}.{code.co_name}".removesuffix(".forward") if module else code.co_qualname
+            called = name.rpartition("<locals>.")[2]
+        if called and context is not None:
             _subjects[context] = called
-        return called
+        return called or ("" if context is None else _subjects.get(context, ""))
     return ""
 
 
@@ -304,10 +302,8 @@ class GraphReport:
 
     def __str__(self) -> str:
         """All of it."""
-        lines = [f"{self.stage}: {self.report}"]
-        if self.report.schedule is not None:
-            lines.append(f"  times are {self._predicted}")
-        return "\n".join([*lines, *(f"  setting: {setting}" for setting in self.settings)])
+        times = [f"  times are {self._predicted}"] if self.report.schedule is not None else []
+        return "\n".join([f"{self.stage}: {self.report}", *times, *(f"  setting: {one}" for one in self.settings)])
 
 
 def reports() -> tuple[GraphReport, ...]:

@@ -26,7 +26,7 @@ def test_rows_are_priced_and_counted(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (tmp_path / "truth.png").stat().st_size > 0
     ratios = [Comparison(**one).ratio for one in printed["rows"] if one["table"] == "Collectives"]
     quartiles = " | ".join(f"{np.quantile(ratios, part):.2f}" for part in (0.25, 0.5, 0.75))
-    assert f"| all |  | fitted | 5 | {quartiles} |" in capsys.readouterr().out
+    assert f"| Collectives | all |  | fitted | 5 | {quartiles} |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("table", "rows_are", "share"), [

@@ -7,6 +7,7 @@ Several collectives waited for at once (``wait_tensors``, torch 2.15), and waits
 Launch nodes: what launching takes of the compute stream, where a cost model knows it.
 """
 
+import operator
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,8 @@ from torch import Tensor, fx
 import overlap_sched
 from overlap_sched import EXAMPLE
 from overlap_sched.cost import Collective, Roofline
+from overlap_sched.cost.cluster import read_cluster
+from overlap_sched.cost.collectives import model_of
 from overlap_sched.cost.model import LaunchingModel
 from overlap_sched.errors import OptionsError
 from overlap_sched.fx import lift, schedule_graph
@@ -372,6 +375,22 @@ def test_declarations_are_part_of_the_cache_key() -> None:
     one = settings_key(Settings())
     declare_operator("deep::norm", communicates=False)
     assert len({before, one, settings_key(Settings())}) == 3
+
+
+def test_operators_of_deepep_are_known_and_priced_on_the_group_that_they_share() -> None:
+    with torch.library._scoped_library("deepep", "DEF") as made:
+        made.define("dispatch(Tensor x, Tensor topk_idx) -> (Tensor, Tensor)")
+        made.define("combine(Tensor x, Tensor handle_id) -> Tensor")
+        b = Builder()
+        x, y = b.input("x"), b.input("y")
+        sent = b.call("dispatch", torch.ops.deepep.dispatch.default, x, y, val=(b.tensor(64, 4), b.tensor(8)))
+        b.call("combine", torch.ops.deepep.combine.default, b.call("rows", operator.getitem, sent, 0), x)
+        group = overlap_sched.problem.Group(16, False, 2)
+        lifted = lift(b.done(x), groups={"deepep": group}, cluster="dgx-h800")
+        found = {node.name: node for node in lifted.problem.nodes if node.launches == ("deepep",)}
+        assert found["dispatch"].bytes == 64 * 4 * 4 + 8 * 4
+        model = model_of(read_cluster("dgx-h800"))
+        assert all(n.time_us == model.collective_us(Collective(op, n.bytes, group)) for op, n in found.items())
 
 
 @pytest.mark.parametrize("declared", [None, True, False])

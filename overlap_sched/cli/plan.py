@@ -1,14 +1,21 @@
 """``overlap-sched plan``, ``explain`` and ``report``: find an order; say why it is so; write a page."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from rich.console import RenderableType
 
-from overlap_sched.cli.flags import SCHEDULING, Flag, in_flags, refuse
-from overlap_sched.cli.input import Input, Loaded, Wants, options_for, read_input, save
+from overlap_sched.cli.arguments import (
+    DemoCommand,
+    ExplainCommand,
+    Input,
+    PlanCommand,
+    ReportCommand,
+    Rewriting,
+    SchemaCommand,
+)
+from overlap_sched.cli.flags import in_flags
+from overlap_sched.cli.input import Loaded, cluster_of, options_for, read_input, save
 from overlap_sched.judge.validate import read_order
 from overlap_sched.options import Options
 from overlap_sched.peak_memory.peak import explain_peak
@@ -22,9 +29,10 @@ from overlap_sched.report.answers import (
     costs_answer,
     explain_answer,
     plan_answer,
+    schema_text,
 )
 from overlap_sched.report.files import write_order
-from overlap_sched.report.page import ExtraOrder, Extras, write_page
+from overlap_sched.report.page import Extras, write_page
 from overlap_sched.report.table import align_rows, complain
 from overlap_sched.report.units import count, duration, printable, size
 from overlap_sched.report.words.graph import peak_text
@@ -42,47 +50,15 @@ from overlap_sched.scheduler.driver import Schedule, schedule, schedule_of
 from overlap_sched.transform.plan import Plan, plan
 from overlap_sched.transform.prices import Prices, on_cluster
 
+DEMO = Path(__file__).parent / "shipped/demo.json.gz"
 CLUSTER = "dgx-h100"
 """That problem files are priced for where rewrites are asked for and no cluster is named."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rewriting(Input):
-    """What is done to a graph."""
-
-    options: Annotated[Options, (*SCHEDULING, "rewrites")]
-    order: Annotated[str | None, Flag(file="in")] = None
-    """ORDER.json: take this order, as `plan --out` wrote it or another tool did, instead of searching for one"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        refuse(
-            (self.options.rewrites and self.profile,
-             "--rewrites: merged collectives are in no trace, so that measured and predicted times do not compare. "
-             "Leave --profile out."),
-            (self.options.rewrites and self.order,
-             "--order is one of the graph as it is, --rewrites changes it. Leave out one of the two."),
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanCommand(Rewriting):
-    """Find an order."""
-
-    out: Annotated[str | None, Flag(file="out")] = None
-    """ORDER.json: write the order found as a JSON list of node names"""
-    plot: Annotated[str | None, Flag(file="out")] = None
-    """OUT.png: draw memory and streams, before and after (.png, .svg, .pdf)"""
-    trace: Annotated[str | None, Flag(file="out")] = None
-    """OUT.json: write a trace for ui.perfetto.dev or chrome://tracing"""
-    json: bool = False
-    """print the figures as one JSON object (`overlap-sched schema plan`)"""
 
 
 def scheduled(command: Rewriting, tell: Callable[[str], None]) -> tuple[Loaded, Schedule, Plan | None]:
     """Read the input and schedule it; with ``--rewrites`` also the plan that the schedule is of."""
     rewrites = bool(command.options.rewrites)
-    loaded = read_input(command, tell, Wants(rewrites), saves=not rewrites)
+    loaded = read_input(command, tell, ("rewrites",) if rewrites else (), saves=not rewrites)
     problem, wanted = loaded.problem, options_for(command, command.options, loaded.problem)
     if command.order:
         return loaded, schedule_of(problem, read_order(command.order, problem), wanted), None
@@ -92,7 +68,7 @@ def scheduled(command: Rewriting, tell: Callable[[str], None]) -> tuple[Loaded, 
     if loaded.model is not None:
         prices = Prices(loaded.model, command.comm_scale)
     else:
-        problem, prices = on_cluster(problem, command.cluster_or(CLUSTER), command.comm_scale)
+        problem, prices = on_cluster(problem, cluster_of(command, CLUSTER), command.comm_scale)
         complain(
             f"note: the collectives of {command.problem} are priced anew for {command.cluster or CLUSTER}, those of "
             "the original order, too: rewritten ones have no times in the file, and compare with no others. --cluster "
@@ -157,39 +133,6 @@ _BOUNDS = {"flops": "arithmetic", "bytes": "memory", "kernel": "kernel launch"}
 """Limits in words; the others are words already."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExplainCommand(Rewriting):
-    """Say why the step is exposed."""
-
-    collective: Annotated[str | None, Flag(positional=True)] = None
-    """COLLECTIVE: explain only this collective, by the name of its node"""
-    top: Annotated[int | None, Flag(group="which")] = None
-    """N: explain the N most exposed collectives, after the totals by cause (default: 10; 0: only the totals)"""
-    all: Annotated[bool, Flag(group="which")] = False
-    """explain every collective, the most exposed first"""
-    peak: Annotated[bool, Flag(group="instead")] = False
-    """explain instead what is live at the memory peak, and why"""
-    costs: Annotated[bool, Flag(group="instead")] = False
-    """list instead what every node costs, the longest first: its time, where that comes from, what bounds it; --top and
-    --all count nodes"""
-    json: bool = False
-    """print the same as one JSON object (`overlap-sched schema explain`, with --costs: `schema costs`)"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        listed, one = self.top is not None or self.all, self.collective is not None
-        given, what = "--peak" if self.peak else "--costs", "nodes" if self.costs else "collectives"
-        refuse(
-            (self.options.rewrites and (self.peak or self.costs),
-             f"{given} explains the graph as it is, --rewrites changes it. Leave out one of the two."),
-            ((self.top or 0) < 0, f"--top is {self.top}; it is a number of {what}, 0 or more."),
-            (self.costs and one, "--costs lists nodes by their times, and one collective is named. Leave out one."),
-            (one and listed, "--top and --all list several collectives, but one is named. Leave out one."),
-            (self.peak and (self.json or one or listed),
-             "--peak explains memory, not collectives. Leave out COLLECTIVE, --top, --all and --json."),
-        )  # fmt: skip
-
-
 def run_explain(command: ExplainCommand, tell: Callable[[str], None]) -> tuple[str | tuple[str, ...], int]:
     """Schedule, unless costs are asked for; what to print, and the exit code."""
     top = None if command.all else TOP if command.top is None else command.top
@@ -230,26 +173,25 @@ def _costs_row(one: NodeCost) -> tuple[str, ...]:
     return duration(one.time_us), one.source, bound, flops, size(one.bytes), what
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportCommand(Rewriting):
-    """Write a page."""
-
-    html: Annotated[str, Flag(file="out")]
-    """OUT.html: write one HTML file that loads nothing: figures, streams and memory in time, before and after, and why
-    each collective is where it is"""
-    beside: Annotated[str | None, Flag(file="in")] = None
-    """ORDER.json: also another order of the graph, a JSON list of node names: torch's (`scripts/torch_order.py`), or
-    what `plan --out` wrote"""
-    given: str = ""
-
-
 def run_report(command: ReportCommand, tell: Callable[[str], None]) -> tuple[tuple[str], int]:
     """Schedule, write the page; what to print, and the exit code."""
     loaded, result, made = scheduled(command, tell)
     original, beside = result.problem if made is None else made.without.problem, None
     if command.beside is not None:
-        beside = ExtraOrder(Path(command.beside).name.removesuffix(".json"), read_order(command.beside, original))
+        beside = (Path(command.beside).name.removesuffix(".json"), read_order(command.beside, original))
     tell(f"writing {command.html}")
     prices = prices_of(command, loaded, rewrites=made is not None)
     write_page(result, command.html, Extras(made, beside, command=command.given, prices=prices))
     return (f"{command.html}: written; open it in a browser",), int(fell_back(result, made))
+
+
+def run_schema(command: SchemaCommand, tell: Callable[[str], None]) -> tuple[str, int]:
+    """Return the JSON Schema of what a command prints, and the exit code."""
+    return schema_text(command.of), 0
+
+
+def run_demo(command: DemoCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
+    """Plan the graph that comes with the package, and say what to do next."""
+    printed, code = run_plan(PlanCommand(problem=str(DEMO), options=Options(rewrites=())), tell)
+    page = f"On a page: overlap-sched report {DEMO} --html demo.html"
+    return (*printed, f"\n{page}\nOf a dump of your own: overlap-sched plan --help"), code

@@ -20,13 +20,13 @@ from msgspec import to_builtins
 
 from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.problem import Kind, Problem
-from overlap_sched.report.answers import collective_figures, contention_figures
+from overlap_sched.report.answers import collective_figures
 from overlap_sched.report.colours import PURPOSES, TRACE_COMPUTE, TRACE_EXPOSED
 from overlap_sched.report.files import write_file
 from overlap_sched.report.timeline import memory_by_kind, timeline
 from overlap_sched.report.units import size
 from overlap_sched.report.words.graph import by_purpose, group_names, group_purposes
-from overlap_sched.report.words.schedule import settings_for, why_text
+from overlap_sched.report.words.schedule import WHY, blocked_by, settings_for
 from overlap_sched.scheduler.driver import Schedule
 from overlap_sched.scheduler.explain import Decision, decisions
 from overlap_sched.scheduler.task import Candidate
@@ -73,7 +73,7 @@ def trace_document(schedule: Schedule, original: Problem) -> dict[str, Any]:
         "otherData": {
             "problem": problem.name,
             "memory_model": problem.memory_model,
-            "contention": to_builtins(contention_figures(problem.contention)),
+            "contention": to_builtins(problem.contention or None),
             "note": "simulated: replay of one compute stream and one stream per process group",
         },
     }
@@ -106,9 +106,9 @@ def _arrow(phase: Literal["s", "t", "f"], pid: int, tid: int, end: int, at_us: f
 
 
 def _row_events(
-    problem: Problem, pid: int, name: str, order: Sequence[int], why: Sequence[Decision]
+    problem: Problem, pid: int, name: str, order: Sequence[int], records: Sequence[Decision]
 ) -> Iterator[Event]:
-    """The process and its rows by name, then what is in the rows; ``why``: a record of each collective."""
+    """The process and its rows by name, then what is in the rows; ``records``: of each collective."""
     nodes, line, run = problem.nodes, timeline(problem, order), replay(problem, order)
     compute, points, purposes = pid * ROWS, pid * ROWS + 1, group_purposes(problem)
     rows = {group: points + 1 + i for i, group in enumerate(by_purpose(line.streams, purposes))}
@@ -135,11 +135,12 @@ def _row_events(
         for v in problem.collectives
     }
     yield from _points(problem, pid, points, order, run, arrows)
-    reasons = {d.collective: d for d in why}
+    reasons = {d.collective: d for d in records}
     for group, row in rows.items():
         for at in line.streams[group]:
             v, node = at.node, nodes[at.node]
-            said = {"why": why_text(problem, reasons[v]), "for": purposes[group], "module": node.module}
+            why = f"{WHY[reasons[v].reason]}; blocked by {blocked_by(problem, reasons[v])}"
+            said = {"why": why, "for": purposes[group], "module": node.module}
             args = {"id": v, **said, **to_builtins(collective_figures(problem, reasons[v]))}
             yield _span(pid, row, node.name, "collective", *at[1:], args=args, cname=PURPOSES[purposes[group]].trace)
             for end in arrows[v]:  # only through those of some length, which alone are found again

@@ -406,9 +406,7 @@ def test_integers_without_their_symbols(tmp_path: Path) -> None:
     ]
     dump = load(tmp_path, handwritten(body, inputs))
     assert (values(dump)["x"].shape, values(dump)["y"].shape) == ((3, 1, 500), (7, 4, 3))
-    assert set(dump.notes) == {
-        "symbols that the file does not define, taken from the integers among its inputs, in order"
-    }
+    assert set(dump.notes) == {"symbols that the file does not define, taken from its inputs' integers, in order"}
 
 
 def test_pinned_copies_have_shapes(tmp_path: Path) -> None:

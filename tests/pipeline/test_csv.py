@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from overlap_sched.errors import InputTooLargeError, PipelineError
-from overlap_sched.pipeline.action import Action, ActionKind, PipelineSchedule, read_item
-from overlap_sched.pipeline.csv_file import CsvFormat, parse_schedule_csv, read_schedule_csv, schedule_csv
+from overlap_sched.errors import PipelineError
+from overlap_sched.pipeline.action import Action, ActionKind, PipelineSchedule
+from overlap_sched.pipeline.csv_file import CsvFormat, schedule_csv
 from overlap_sched.pipeline.job import PipelineJob, PipelineLink
 from overlap_sched.pipeline.judge import violation
 from overlap_sched.pipeline.named import NAMED, gpipe, interleaved, interleaved_in, lay_out_named, one_f_one_b
 from overlap_sched.pipeline.replay import replay_pipeline
-from overlap_sched.problem.file import Limits
 from tests.support.pipeline_judge import transfer_violation
-from tests.support.pipelines import uniform
+from tests.support.pipelines import read_schedule, uniform
 
 ONE_WAY = {named.name: named for named in (*NAMED, interleaved_in(2)) if named.name != "dualpipe"}
 
@@ -40,10 +39,10 @@ def written(job: PipelineJob, schedule: PipelineSchedule, form: CsvFormat = "com
 @pytest.mark.parametrize("name", ONE_WAY)
 def test_what_we_write_we_read(name: str) -> None:
     job, schedule = one_way(name)
-    assert parse_schedule_csv(written(job, schedule), "text").orders == schedule.orders
+    assert read_schedule(*written(job, schedule).splitlines()).orders == schedule.orders
     text = written(job, schedule, "compute_comms")
-    read = parse_schedule_csv(text, "text")
-    assert parse_schedule_csv(written(job, schedule, "compute_comms_waits"), "text") == read
+    read = read_schedule(*text.splitlines())
+    assert read_schedule(*written(job, schedule, "compute_comms_waits").splitlines()) == read
     assert transfer_violation(job, read, "blocking") is None
     assert sum(
         isinstance(item, Action) and item.kind is ActionKind.REDUCE for row in read.orders for item in row
@@ -56,43 +55,6 @@ def test_waits_are_where_sends_and_reductions_are_over() -> None:
         "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0RECV_B1,0WAIT_SEND_F0,0WAIT_SEND_F1,0B0,0B1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD",
         "1RECV_F0,1RECV_F1,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1,1REDUCE_GRAD,1WAIT_SEND_B0,1WAIT_SEND_B1,1WAIT_REDUCE_GRAD",
     ]
-
-
-def test_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "1f1b.csv"
-    path.write_text("0F0,,0F1, ,0UNSHARD,0B0,0B1,0REDUCE_GRAD\n1F0,1B0,1F1,1B1\n")
-    read = read_schedule_csv(path)
-    assert (read.name, [str(item) for item in read.orders[0]]) == (
-        "1f1b.csv",
-        ["0F0", "0F1", "0B0", "0B1", "0REDUCE_GRAD"],
-    )
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    path = tmp_path / "schedule.csv"
-    with pytest.raises(PipelineError) as missing:
-        read_schedule_csv(path)
-    assert str(missing.value) == f"{path}: cannot be read (No such file or directory). Name a CSV file of actions."
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(PipelineError) as binary:
-        read_schedule_csv(path)
-    assert str(binary.value) == f"{path}: is not text. A schedule is CSV, a row of actions per rank."
-    path.write_text("0F0,0F1\n1F0,1X0\n")
-    with pytest.raises(PipelineError) as other:
-        read_schedule_csv(path)
-    assert str(other.value).startswith(f"{path}: row 2, cell 2: '1X0' is no action: write stage, kind and")
-    assert str(other.value).endswith("together, as in (2F1;2B0)OVERLAP_F_B.")
-    with pytest.raises(InputTooLargeError):
-        read_schedule_csv(path, Limits(input_bytes=3))
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["0F", "F0", "0STEP1", "0REDUCE_GRAD0", "(0F0)OVERLAP_F_B", "(0F0;0B0;0B1)OVERLAP_F_B", "0f0", "9999999999F0"],
-)
-def test_what_is_no_action(text: str) -> None:
-    with pytest.raises(PipelineError, match="is no action"):
-        read_item(text)
 
 
 def test_two_directions_are_not_torchs() -> None:
@@ -164,7 +126,7 @@ def test_torch_reads_and_lowers_ours(name: str, tmp_path: Path, torch_schedules:
     assert torch_schedules._validate_schedule(read["only"], job.ranks, count, 4) == dict(enumerate(job.rank_of))
     theirs = torch_schedules._add_send_recv(read["only"], place, count)
     text = "\n".join(",".join(map(str, theirs[rank])) for rank in range(job.ranks))
-    assert transfer_violation(job, parse_schedule_csv(text, "torch"), "blocking") is None
+    assert transfer_violation(job, read_schedule(*text.splitlines()), "blocking") is None
     if name != "dualpipev":  # it knows neither pairs nor reductions
         comms = {rank: [one for one in row if one.microbatch_index is not None] for rank, row in read["comms"].items()}
         steps = torch_schedules._simulate_comms_compute(comms, place, count)

@@ -19,7 +19,7 @@ from overlap_sched.pipeline.greedy import PipelinePolicy, greedy_schedule
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink
 from overlap_sched.pipeline.job_file import parse_job
 from overlap_sched.pipeline.judge import violation
-from overlap_sched.pipeline.layout import looped
+from overlap_sched.pipeline.layout import ONE_EACH, StageLayout
 from overlap_sched.pipeline.named import NAMED, one_f_one_b
 from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline
 from overlap_sched.problem import Group, Kind, Node, Order, Problem, Storage
@@ -163,10 +163,10 @@ def test_joined_stages_run_their_pairs_one_behind_the_other() -> None:
         (0, 0): PipelineBlock(1.0, 1),
     }
     job = replace(uniform(1, 2, 2), pairs=pairs)
-    assert looped(job).pairs == {
+    assert ONE_EACH.put(job).pairs == {
         (0, 0): PipelineBlock(11.0, 8, exposed_us=3.0)
     }  # forward 1 has saved its byte when it ends
-    assert looped(replace(job, pairs={(0, 1): pairs[0, 1]})).pairs == {}
+    assert ONE_EACH.put(replace(job, pairs={(0, 1): pairs[0, 1]})).pairs == {}
 
 
 def planned(job: PipelineJob, room: int = 0) -> PlannedPipeline:
@@ -205,7 +205,7 @@ def test_graphs_get_what_is_left_where_that_is_shorter_and_fits() -> None:
 def test_the_list_scheduler_makes_pairs_where_they_save_time(chunks: int) -> None:
     """Within the limit, and the judge agrees."""
     job = replace(uniform(3, 8, chunks), pair_factor=0.6, memory_limit_bytes=(12,) * 3)
-    placed = looped(job, chunks)
+    placed = StageLayout("looped", chunks).put(job)
     policies = [PipelinePolicy(ahead, 2, pairs=pairs) for ahead in (0, 2, 8) for pairs in (False, True)]
     found = {policy: greedy_schedule(placed, [policy] * 3) for policy in policies}
     steps: dict[bool, list[float]] = {False: [], True: []}
@@ -392,7 +392,10 @@ def test_a_rank_that_runs_one_graph_holds_its_peak() -> None:
         (HEAD + 'memory_limit = ["1GB"]\n' + STAGE, "memory_limit lists 1 sizes for 2 ranks"),
         (HEAD + 'cluster = "dgx-h100"\nranks_per_node = 9\n' + STAGE, "a node of dgx-h100 has 8."),
         (HEAD + STAGE + '[[links]]\nfrom = 0\nto = 2\nbandwidth = "1GB/s"', "from rank 0 to rank 2; ranks are 0 to 1."),
-        (HEAD + STAGE.replace("= 2", "= 333334"), "stage: repeat makes more than 333,333 stages."),
+        (
+            HEAD + STAGE.replace("= 2", "= 333334"),
+            "333334 stages and 4 micro-batches make 4,000,008 actions",
+        ),
         (HEAD + STAGE.replace("= 2", "= 1" + "0" * 5000), "an integer has more than 64 bits (at line 6)."),
         (HEAD + STAGE + 'recompute = "yes"', "stage[0].recompute: expected bool | object, got str."),
     ],

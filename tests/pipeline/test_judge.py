@@ -23,7 +23,6 @@ from overlap_sched.pipeline.action import (
     backward,
     forward,
     input_gradient,
-    read_item,
     weight_gradient,
 )
 from overlap_sched.pipeline.csv_file import with_transfers
@@ -33,7 +32,7 @@ from overlap_sched.pipeline.named import NAMED, lay_out_named, one_f_one_b
 from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline, with_updates
 from tests.support.examples import examples
 from tests.support.pipeline_judge import measure_pipeline, transfer_violation
-from tests.support.pipelines import random_job, random_schedule, swapped, uniform
+from tests.support.pipelines import random_job, random_schedule, read_schedule, swapped, uniform
 
 SEEDS = st.integers(0, 2**32)
 
@@ -92,10 +91,6 @@ def test_what_the_judge_lets_through_runs_and_what_it_refuses_does_not(seed: int
         assert " before " in found
 
 
-def orders(*texts: str) -> PipelineSchedule:
-    return PipelineSchedule("by hand", tuple(tuple(map(read_item, text.split())) for text in texts))
-
-
 ZERO, ONE = "0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"
 
 
@@ -120,13 +115,13 @@ ZERO, ONE = "0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"
     ],
 )
 def test_refused(zero: str, one: str, why: str) -> None:
-    assert str(violation(uniform(2, 2), orders(zero, one))).startswith(why)
+    assert str(violation(uniform(2, 2), read_schedule(zero, one))).startswith(why)
 
 
 def test_the_good_one_is_good() -> None:
-    assert orders(ZERO, ONE).orders == one_f_one_b(2, 2).orders
-    assert violation(uniform(2, 2), orders(ZERO, ONE)) is None
-    assert violation(uniform(2, 2), orders(ZERO)) == "there are orders for 1 ranks; the job has 2"
+    assert read_schedule(ZERO, ONE).orders == one_f_one_b(2, 2).orders
+    assert violation(uniform(2, 2), read_schedule(ZERO, ONE)) is None
+    assert violation(uniform(2, 2), read_schedule(ZERO)) == "there are orders for 1 ranks; the job has 2"
     nameless = PipelineSchedule("by hand", ((Action(ActionKind.FORWARD, 0),), ()))
     assert violation(uniform(2, 2), nameless) == ("rank 0 runs 0F: only reductions and steps are without a micro-batch")
 
@@ -134,7 +129,7 @@ def test_the_good_one_is_good() -> None:
 def updated(order: str) -> str | None:
     job = uniform(1, 1)
     stage = replace(job.stages[0], reduce=PipelineBlock(5.0), step=PipelineBlock(2.0))
-    return violation(replace(job, stages=(stage,)), orders(order))
+    return violation(replace(job, stages=(stage,)), read_schedule(order))
 
 
 def test_updates_come_last() -> None:
@@ -146,7 +141,9 @@ def test_updates_come_last() -> None:
 
 def sent(job: PipelineJob, *texts: str) -> tuple[str | None, str | None]:
     """What is wrong with orders with sends and receives, blocking and buffered."""
-    return transfer_violation(job, orders(*texts), "blocking"), transfer_violation(job, orders(*texts), "buffered")
+    return transfer_violation(job, read_schedule(*texts), "blocking"), transfer_violation(
+        job, read_schedule(*texts), "buffered"
+    )
 
 
 FIRST = "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1"

@@ -22,7 +22,7 @@ from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.problem.file import write_problem
 from overlap_sched.report.answers import PriceSource, plan_answer
-from overlap_sched.report.page import SCRIPTS, ExtraOrder, Extras, Page, page_data, page_text
+from overlap_sched.report.page import SCRIPTS, Extras, Page, page_data, page_text
 from overlap_sched.report.timeline import memory_by_kind
 from overlap_sched.report.units import duration, size
 from overlap_sched.report.words.schedule import causes, reserved_of
@@ -101,7 +101,7 @@ def test_figures_are_those_of_plan(reordered: Schedule) -> None:
     page = page_data(reordered, Extras(prices=prices))
     assert page["figures"] == to_builtins(plan_answer(reordered, None, reserved_of(reordered), prices))
     assert "Times: predicted for a &lt;cluster&gt;." in page_text(page)
-    assert page["summary"][0] == ("step", "190.0 us", "120.0 us", "-36.8 %", "120.0 us")
+    assert page["summary"][0] == ["step", "190.0 us", "120.0 us", "-36.8 %", "120.0 us"]
     assert {len(row) for row in page["summary"]} == {5}
 
 
@@ -238,9 +238,9 @@ def test_rewrites_are_listed_and_lead_to_their_launch(made: Plan) -> None:
 
 
 def test_an_order_beside_has_a_column_and_a_run(reordered: Schedule) -> None:
-    beside = ExtraOrder("<ours>", reordered.order)
+    beside = ("<ours>", reordered.order)
     page = page_data(reordered, Extras(beside=beside))
-    assert page["columns"] == ("original", "scheduled", "change", "limit", "<ours>")
+    assert page["columns"] == ["original", "scheduled", "change", "limit", "<ours>"]
     assert {len(row) for row in page["summary"]} == {6}
     assert all(row[5] == row[2] for row in page["summary"]), page["summary"]
     third = page["runs"][2]

@@ -16,7 +16,7 @@ import pytest
 from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.problem.file import read_problem, write_problem
-from overlap_sched.report.page import ExtraOrder, Extras, write_page
+from overlap_sched.report.page import Extras, write_page
 from overlap_sched.report.units import duration, size
 from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.transform.plan import plan
@@ -322,7 +322,7 @@ def test_real_graphs(browser: Any, name: str, tmp_path: Path) -> None:
 def test_rewrites_and_an_order_beside(browser: Any, tmp_path: Path) -> None:
     problem = sharded([[2, 2, 2]] * 4, compute_us=4.0)
     made = plan(problem, PRICES, Options(rewrites=("bucket",), headroom="100%"))
-    beside = ExtraOrder("torch", problem.original_order)
+    beside = ("torch", problem.original_order)
     extras = Extras(made, beside)
     write_page(made.schedule, tmp_path / "out.html", extras)
     for width in (WIDE, NARROW):

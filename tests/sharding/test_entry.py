@@ -301,9 +301,7 @@ def test_an_optimizer_made_before_is_an_error(mesh: DeviceMesh, use: Any) -> Non
     old = torch.optim.AdamW(model.parameters())
     shard(model, grid["a"])
     model[0](torch.ones(1, 2)).sum().backward()
-    with pytest.raises(
-        Exception, match=r"shard\(\) has replaced .*: an optimizer that was made before would train nothing"
-    ):
+    with pytest.raises(Exception, match=r"shard\(\) has replaced .*: an optimizer made before would train nothing"):
         use(model[0], old)
     new = torch.optim.AdamW(model.parameters())
     new.step()

@@ -1,10 +1,12 @@
 """Pipelined jobs with few stages, and random valid schedules of them."""
 
 import random
+import re
 from dataclasses import replace
 
 from overlap_sched.pipeline.action import (
     Action,
+    ActionKind,
     Item,
     Pair,
     PipelineSchedule,
@@ -14,7 +16,7 @@ from overlap_sched.pipeline.action import (
     weight_gradient,
 )
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
-from overlap_sched.pipeline.layout import mirrored
+from overlap_sched.pipeline.layout import MIRRORED
 from overlap_sched.pipeline.replay import PipelineReplay, with_updates
 
 
@@ -31,6 +33,26 @@ def uniform(
         ranks,
         (Route(tuple(range(count)), range(micro_batches)),),
     )
+
+
+def read_item(text: str) -> Item:
+    """An item as torch writes it: ``3F7``, ``(3F7;3B2)OVERLAP_F_B``."""
+    if text.startswith("("):
+        ahead, back = text[1 : text.index(")")].split(";")
+        return Pair(_read_action(ahead), _read_action(back))
+    return _read_action(text)
+
+
+def _read_action(text: str) -> Action:
+    match = re.fullmatch(r"(\d+)([A-Z_]+)(\d*)", text)
+    assert match is not None, text
+    return Action(ActionKind(match[2]), int(match[1]), int(match[3]) if match[3] else None)
+
+
+def read_schedule(*rows: str) -> PipelineSchedule:
+    """A schedule of a text per rank, spaces or commas between items; waits are left out."""
+    orders = (tuple(map(read_item, re.findall(r"[^\s,]+", re.sub(r"\d+WAIT_\w+", "", row)))) for row in rows)
+    return PipelineSchedule("by hand", tuple(orders))
 
 
 def random_job(rng: random.Random, most_stages: int = 5, most_batches: int = 4) -> PipelineJob:
@@ -65,7 +87,7 @@ def random_job(rng: random.Random, most_stages: int = 5, most_batches: int = 4) 
         {pair: PipelineBlock(float(rng.randint(0, 9)), rng.randint(0, 9)) for pair in pairs},
     )
     if ranks == count and batches > 1 and rng.random() < 0.3:
-        return mirrored(job)
+        return MIRRORED.put(job)
     return job
 
 

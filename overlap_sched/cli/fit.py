@@ -1,13 +1,11 @@
 """``overlap-sched fit``: its options, and what it answers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-
-from rich.console import RenderableType
 
 from overlap_sched.cli.arguments import FitCommand
 from overlap_sched.cli.flags import read_names
-from overlap_sched.cli.input import Want, read_input
+from overlap_sched.cli.input import Printed, Tell, Want, read_input
 from overlap_sched.cli.plan import prices_of, save_rewritten
 from overlap_sched.cost import Roofline
 from overlap_sched.errors import UnreachableError
@@ -29,7 +27,7 @@ KNOWN = (*KINDS, "fission", "batch")
 cut along the batch. Without the last, results stay equal to the last bit."""
 
 
-def run_fit(command: FitCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
+def run_fit(command: FitCommand, tell: Tell) -> Printed:
     """Search, write the files asked for; what to print, and the exit code. The graph saved is the rewritten one."""
     kinds = read_names(command.kinds, KNOWN, "--kinds: ")
     parts: dict[str, Want] = {"fission": "fissions", "batch": "batches"}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from msgspec import structs
+from rich.console import RenderableType
 
 from overlap_sched.cli.arguments import Input
 from overlap_sched.cost import FREE, H100, CostModel, Price, Roofline, device_named
@@ -33,6 +34,10 @@ from overlap_sched.scheduler.driver import no_collection
 from overlap_sched.transform.rewrites import Fission
 from overlap_sched.transform.search import Refuses, refuse_nothing
 
+Tell = Callable[[str], None]
+"""Hears what is being done."""
+Printed = tuple[str | tuple[RenderableType, ...], int]
+"""What a command prints, JSON or tables and text, and its exit code."""
 _DUMP_SUFFIXES = (".py", ".txt", ".log")
 _GUESSES = {
     "unknown_op": "an operator that is not known: kept in its place, with everything around it",
@@ -116,9 +121,7 @@ def options_for(source: Input, options: Options, problem: Problem) -> Options:
     return asked
 
 
-def read_input(
-    source: Input, tell: Callable[[str], None], wants: Collection[Want] = (), *, saves: bool = True
-) -> Loaded:
+def read_input(source: Input, tell: Tell, wants: Collection[Want] = (), *, saves: bool = True) -> Loaded:
     """Read the input, and save it if ``saves``; notes on how it was read go to standard error."""
     tell(f"reading {source.problem}")
     loaded = load(source, tell, wants)
@@ -131,7 +134,7 @@ def read_input(
     return loaded
 
 
-def save(source: Input, problem: Problem, tell: Callable[[str], None]) -> None:
+def save(source: Input, problem: Problem, tell: Tell) -> None:
     """Write what ``--save-problem`` asks for; gzipped where the name ends in ``.gz``."""
     if source.save_problem:
         tell(f"writing {source.save_problem}")
@@ -139,7 +142,7 @@ def save(source: Input, problem: Problem, tell: Callable[[str], None]) -> None:
         write_file(source.save_problem, problem_bytes(made, gzipped=source.save_problem.endswith(".gz")))
 
 
-def load(source: Input, tell: Callable[[str], None], wants: Collection[Want] = ()) -> Loaded:
+def load(source: Input, tell: Tell, wants: Collection[Want] = ()) -> Loaded:
     """Read a problem, whatever it comes as; ``tell`` hears what is being done."""
     loaded = (_load_dump if is_dump(source.problem) else _load_problem)(source, tell, wants)
     problem, given, own = loaded.problem, source.contention, loaded.problem.contention
@@ -167,7 +170,7 @@ def load(source: Input, tell: Callable[[str], None], wants: Collection[Want] = (
     return replace(loaded, problem=problem, prices=prices, notes=notes)
 
 
-def _load_problem(source: Input, tell: Callable[[str], None], wants: Collection[Want]) -> Loaded:
+def _load_problem(source: Input, tell: Tell, wants: Collection[Want]) -> Loaded:
     of_dumps = {"group": "--group", "size": "--size", "graph": "--graph", "packages": "--import", "device": "--device",
                 "fusion": "--fusion", "backward": "the backward graph"}  # fmt: skip
     if "rewrites" not in wants:
@@ -185,7 +188,7 @@ def _load_problem(source: Input, tell: Callable[[str], None], wants: Collection[
     return Loaded(problem, measured, tuple(profile_notes(profile)), profile)
 
 
-def _traces(source: Input, tell: Callable[[str], None]) -> list[RankTrace]:
+def _traces(source: Input, tell: Tell) -> list[RankTrace]:
     tell(f"reading {' '.join(source.profile)}")
     return read_traces(source.profile, source.limits)
 
@@ -231,7 +234,7 @@ def torch_for(message: str) -> Iterator[None]:
 
 
 @no_collection()
-def _load_dump(source: Input, tell: Callable[[str], None], wants: Collection[Want]) -> Loaded:
+def _load_dump(source: Input, tell: Tell, wants: Collection[Want]) -> Loaded:
     with torch_for(f"{source.problem} is a graph dump, and reading it needs torch: pip install 'overlap_sched[torch]'"):
         from overlap_sched.dump import load_dump, sizes_to_give
         from overlap_sched.fx import lift

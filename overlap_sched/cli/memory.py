@@ -1,14 +1,12 @@
 """``overlap-sched memory``: the order with the lowest peak, its addresses, and why the peak is what it is."""
 
 import json
-from collections.abc import Callable
 
-from rich.console import RenderableType
 from rich.table import Table
 
 from overlap_sched.cli.arguments import MemoryCommand
 from overlap_sched.cli.flags import limit_bytes
-from overlap_sched.cli.input import read_input
+from overlap_sched.cli.input import Printed, Tell, read_input
 from overlap_sched.judge.validate import peak_memory
 from overlap_sched.peak_memory.addresses import AddressPlan, plan_addresses
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
@@ -25,7 +23,7 @@ from overlap_sched.report.words.schedule import Reserved, reserved_for, reserved
 FORMAT = "overlap-addresses/1"
 
 
-def run_memory(command: MemoryCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
+def run_memory(command: MemoryCommand, tell: Tell) -> Printed:
     """Plan, write the files asked for; what is to be printed: JSON, or a table and text."""
     problem = read_input(command, tell).problem
     if command.slowdown or command.link:

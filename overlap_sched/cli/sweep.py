@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import RenderableType
 
 from overlap_sched.cli.arguments import SweepCommand
-from overlap_sched.cli.input import cluster_of, options_for, read_input
+from overlap_sched.cli.input import Printed, Tell, cluster_of, options_for, read_input
 from overlap_sched.cost import H100
 from overlap_sched.cost.cluster import ASSUMED
 from overlap_sched.cost.repricing import MACHINE, on_machine
@@ -59,7 +59,7 @@ def _read_vary(texts: Sequence[str], peak_bytes: int) -> dict[str, tuple[float, 
     return vary
 
 
-def run_sweep(command: SweepCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
+def run_sweep(command: SweepCommand, tell: Tell) -> Printed:
     """Schedule each combination; what to print: JSON, or a table."""
     vary = _read_vary(command.vary, 2**40)
     for name in MEMORY:
@@ -92,7 +92,7 @@ def sweep(
     priced: Callable[[Mapping[str, float]], Problem],
     vary: Mapping[str, Sequence[float]],
     options: Options,
-    tell: Callable[[str], None] = lambda text: None,
+    tell: Tell = lambda text: None,
 ) -> tuple[SweepPoint, ...]:
     """Schedule each combination, in the order given, the last name varying fastest.
 
@@ -165,7 +165,7 @@ def _with_order_of(found: Schedule, other: Schedule) -> Schedule | None:
 
 
 def _replay_with_noise(
-    found: Collection[Schedule], noises: Sequence[float], tell: Callable[[str], None]
+    found: Collection[Schedule], noises: Sequence[float], tell: Tell
 ) -> dict[tuple[int, Order, float | None], tuple[float, float]]:
     """Median and 95th percentile of each order's step under errors, by the id of its problem and the noise.
 

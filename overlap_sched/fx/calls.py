@@ -139,7 +139,7 @@ def attribute_of(node: fx.Node) -> Any:
 GROUPS_KEY = "overlap_sched_groups"
 """Key of ``gm.meta`` under which a graph read from a file carries its process groups:
 ``{name: (size, ranks or None)}``."""
-SHARED = {"ao": OUT, "dc": "dc"}
+SHARED = {"ao": OUT, "dc": "dc", "deepep": "deepep"}
 """By namespace of operators that name no process group: how theirs is called."""
 
 

@@ -277,7 +277,7 @@ def test_arguments_that_are_not_supported_are_told(mesh: DeviceMesh, name: str, 
 def test_meshes_that_do_not_fit_are_told(mesh: DeviceMesh) -> None:
     cube = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
     text = told(nn.Linear(2, 2), cube)
-    assert text.startswith("the mesh has 3 dimensions ('pp', 'dp', 'tp'); shard takes one")
+    assert text.startswith("the mesh has 3 dimensions ('pp', 'dp', 'tp'); it takes one")
     assert text.endswith('of data parallelism: mesh["dp"], or mesh["replicate", "shard"].')
 
 

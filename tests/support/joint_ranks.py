@@ -66,19 +66,6 @@ class Tied(nn.Module):
         return functional.linear(self.blocks(functional.linear(x, self.weight)), self.weight)
 
 
-class Broken(nn.Module):
-    """Two graphs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = blocks(), blocks()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        torch._dynamo.graph_break()
-        return self.second(x)
-
-
 class Checkpointed(nn.Module):
     """A checkpoint with random numbers in it."""
 

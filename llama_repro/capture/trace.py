@@ -26,6 +26,7 @@ from llama_repro.capture.simplify import simplify
 
 _ATEN = torch.ops.aten
 _FLASH = _ATEN._scaled_dot_product_flash_attention.default
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
 _GPU = torch.device("cuda", 0)
 
 
@@ -109,7 +110,11 @@ def saved_nodes(graph: fx.Graph, config: LlamaConfig) -> set[fx.Node]:
         elif (
             (every and target is operator.getitem and node.args[0].target is _FLASH)
             or target is _ATEN.embedding.default
-            or (every and target is torch.ops._c10d_functional.wait_tensor.default and _is(node, residual, torch.bfloat16))
+            or (
+                every
+                and target is torch.ops._c10d_functional.wait_tensor.default
+                and _is(node, residual, torch.bfloat16)
+            )
             or (target is torch.ops.prims.convert_element_type.default and _is(node, logits, torch.bfloat16))
         ):
             saved.add(node)

@@ -156,7 +156,9 @@ def predict(row: dict[str, str]) -> Row:
     step_us, peak = (a + (b - a) / 2 * (layers - 2) for a, b in zip(two, four, strict=True))
     whole = sum(prod(weight.shape) for weight in weights_of(replace(config, layers=layers)))
     held = whole / config.fsdp * (2 if config.bf16_parameters else 4)
-    optimizer = Compute("aten._fused_adamw_.default", 0, round(7 * held))  # reads parameter, gradient, moments; writes 3
+    optimizer = Compute(
+        "aten._fused_adamw_.default", 0, round(7 * held)
+    )  # reads parameter, gradient, moments; writes 3
     batch = int(row["global_batch"] or 0)
     turns = batch * config.tp // (config.batch * int(row["gpus"])) or 1
     tokens = config.batch * config.sequence * turns / config.tp

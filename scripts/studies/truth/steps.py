@@ -1,6 +1,6 @@
 """Whole training steps: published tokens per second and memory beside those predicted from captured graphs.
 
-    python -m scripts.studies.truth.steps [FILES.csv] [--json]
+    python -m scripts.studies.truth.steps [FILES.csv]
 
 A row's model is captured with two and with four layers on a fake world of its ranks, priced for its cluster, and run as
 the framework does: parameters are gathered a layer ahead, gradients reduced behind, tensor-parallel collectives waited for
@@ -10,12 +10,11 @@ Rows that cannot be captured are counted with the reason. Simulated.
 
 import argparse
 import csv
-import json
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import prod
 from pathlib import Path
@@ -193,12 +192,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, default=[STEPS], help="CSVs of steps (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print rows as JSON instead")
     options = parser.parse_args(arguments)
-    return guarded("truth.steps", lambda: print_steps(options.files, options.json))
+    return guarded("truth.steps", lambda: print_steps(options.files))
 
 
-def print_steps(files: Iterable[Path], as_json: bool) -> int:
+def print_steps(files: Iterable[Path]) -> int:
     """Predict all rows that can be had, and print them."""
     rows = [row for file in files for row in csv.DictReader(file.read_text().splitlines())]
     left_out = Counter(reason for row in rows if (reason := reason_against(row)))
@@ -207,9 +205,6 @@ def print_steps(files: Iterable[Path], as_json: bool) -> int:
         if not reason_against(row):
             found.append(predict(row))
             print(f"{found[-1].model}, {found[-1].gpu}, {found[-1].mesh}: {found[-1].ratio:.2f}", file=sys.stderr)
-    if as_json:
-        print(json.dumps([asdict(row) | {"ratio": row.ratio} for row in found], indent=1))
-        return 0
     heads = (
         "source",
         "model",

@@ -7,14 +7,12 @@ standard error, and the exit code.
 
 import argparse
 import os
-import platform
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from overlap_sched import __version__
@@ -77,10 +75,12 @@ def _main(arguments: list[str]) -> int:
 
 
 def _versions() -> str:
+    from importlib import metadata
+
     torch = "without torch"
-    with suppress(PackageNotFoundError):
-        torch = f"torch {version('torch')}"
-    return f"overlap-sched {__version__} (Python {platform.python_version()}, {torch})"
+    with suppress(metadata.PackageNotFoundError):
+        torch = f"torch {metadata.version('torch')}"
+    return f"overlap-sched {__version__} (Python {sys.version.split()[0]}, {torch})"
 
 
 def _command_of(arguments: Sequence[str]) -> str:
@@ -94,7 +94,8 @@ def _command_of(arguments: Sequence[str]) -> str:
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=_versions(), help="print what is installed, and stop")
+    versions = _versions() if "--version" in arguments else ""  # which takes a while
+    parser.add_argument("--version", action="version", version=versions, help="print what is installed, and stop")
     parser.add_argument("command", choices=tuple(COMMANDS), metavar="COMMAND", help="COMMAND --help lists its options")
     if arguments and arguments[0] in GONE_COMMANDS:
         parser.error(f"{arguments[0]} is no command any more: {GONE_COMMANDS[arguments[0]]}.")

@@ -12,7 +12,7 @@ from overlap_sched.pipeline.action import PipelineSchedule, forward, input_gradi
 from overlap_sched.pipeline.best import FOUND, find_pipeline
 from overlap_sched.pipeline.cuts import best_cut, unit_cuts
 from overlap_sched.pipeline.exact import exact_pipeline, solvable
-from overlap_sched.pipeline.greedy import POLICIES, ScheduleSearch, greedy_schedule
+from overlap_sched.pipeline.greedy import POLICIES, PipelinePolicy, ScheduleSearch, greedy_schedule
 from overlap_sched.pipeline.improve import improve_schedule
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage
 from overlap_sched.pipeline.judge import pipeline_bound_us, violation
@@ -67,6 +67,13 @@ def test_what_policies_make_is_valid(seed: int) -> None:
     for schedule in made:
         assert violation(job, schedule) is None
         assert measure_pipeline(job, schedule).step_us >= pipeline_bound_us(job) - 1e-9
+
+
+def test_a_policy_holds_as_many_micro_batches_as_1f1b_or_fewer() -> None:
+    for ahead in (-1, 0):
+        made = greedy_schedule(uniform(4, 12), [PipelinePolicy(ahead, 0)] * 4)
+        assert made is not None
+        assert peaks(uniform(4, 12), made) == tuple(max(4 - rank + ahead, 1) for rank in range(4))
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -255,6 +262,7 @@ def test_the_busiest_rank_is_least_busy(layout: StageLayout, seed: int) -> None:
         for name in ("saved_bytes", "kept_bytes", "static_bytes"):
             assert getattr(stage, name) == sum(getattr(unit, name) for unit in own)
         assert stage.forward.output_bytes == own[-1].forward.output_bytes
+        assert [block.output_bytes for block in stage.backs] == [block.output_bytes for block in own[0].backs]
 
 
 def test_fewer_units_than_stages() -> None:

@@ -220,14 +220,6 @@ def test_as_much_is_live_as_in_the_whole(problem: Problem, data: st.DataObject) 
     ]
 
 
-@given(problems())
-def test_the_halves_take_no_less_than_the_whole(problem: Problem) -> None:
-    if len(problem.nodes) < 2 or outputs(problem) > 1 or problem.contention:
-        return
-    steps = [replay(one, one.original_order).step_us for one in cut_problem(problem, len(problem.nodes) // 2)]
-    assert sum(steps) >= replay(problem, problem.original_order).step_us - 1e-6
-
-
 def test_what_a_node_needs_comes_first() -> None:
     """``wgrad`` needs no gathered weight: the gather, its wait and ``dgrad`` come after it."""
     order, count = needed_first(EXAMPLE, 6)

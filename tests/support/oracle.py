@@ -1,7 +1,7 @@
 """Slow and simple truths to hold the code against; nothing here is shared with what is tested."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from overlap_sched.problem import Kind, Problem

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from overlap_sched.problem import Kind, NodeId, Position, Problem, StorageId
 from overlap_sched.simulate.ledger import LiveRanges
-from overlap_sched.transform.host import HostLink
+from overlap_sched.transform.prices import HostLink
 from overlap_sched.transform.recompute import is_view, refusal, writes
 
 Bytes = npt.NDArray[np.int64]
@@ -355,9 +355,9 @@ class Remake:
 class LinkTime:
     """Slots of the link that are taken, in microseconds of the order."""
 
-    def __init__(self, link: HostLink, end_us: float) -> None:
-        """All is free, to the end of the order."""
-        self.link, self.end_us = link, end_us
+    def __init__(self, link: HostLink) -> None:
+        """All is free."""
+        self.link = link
         self._taken: list[tuple[float, float]] = []
 
     def slots(self, nbytes: int, from_us: float, to_us: float) -> tuple[float, float] | None:

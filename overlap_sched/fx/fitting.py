@@ -25,8 +25,7 @@ from overlap_sched.fx.rewrites.apply import plan_lifted
 from overlap_sched.fx.rewrites.batches import batch_fissions
 from overlap_sched.options import Options, check_names, on_devices, options_given
 from overlap_sched.report.words.rewrites import lacking_line
-from overlap_sched.transform.host import PCIE_5, HostLink
-from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.prices import PCIE_5, HostLink, Prices
 
 FISSION, BATCH = "fission", "batch"
 KINDS = (*OF_VALUES, FISSION)

@@ -41,9 +41,8 @@ from overlap_sched.scheduler.runs import EARLY, WHILE_STALLED
 from overlap_sched.scheduler.task import TUNING, Reference
 from overlap_sched.simulate.clock import PlainClock, StepTimes
 from overlap_sched.simulate.ledger import LiveRanges
-from overlap_sched.transform.apply import apply
+from overlap_sched.transform.apply import Alike, ProblemMaker, apply
 from overlap_sched.transform.deferral import defer_compute
-from overlap_sched.transform.draft import Alike, Draft
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import BUCKETED, Bucket, Form, Rewrite, Stream
 from overlap_sched.transform.search import RewriteSearch, Trial
@@ -85,7 +84,7 @@ def keys_of(problem: Problem, alike: Alike | None, ops: Sequence[str] = BUCKETED
         alike: Only those that are in it can; ``None``: it is not known, and all can.
         ops: Operators that may be bucketed.
     """
-    draft = Draft(problem, problem.original_order)
+    draft = ProblemMaker(problem)
     launches = [node.kind is Kind.COLLECTIVE for node in problem.nodes]
     before, behind = [0] * len(launches), [0] * len(launches)
     for v, needs in enumerate(problem.predecessors):

@@ -23,7 +23,7 @@ from typing import Generic, NamedTuple, TypeVar
 from overlap_sched.problem import Kind, NodeId, Order, Position, Problem, StorageId
 from overlap_sched.problem.precedence import find_reachable, positions
 from overlap_sched.simulate.ledger import LiveRanges
-from overlap_sched.transform.draft import Alike, Draft
+from overlap_sched.transform.apply import Alike, ProblemMaker
 from overlap_sched.transform.recipes import Single, gather_key
 from overlap_sched.transform.recompute import is_view
 from overlap_sched.transform.rewrites import Keep, Recompute, Regather, Rewrite
@@ -93,14 +93,14 @@ def gathered_twice(problem: Problem, alike: Alike | None) -> list[list[NodeId]]:
         problem: What they are of.
         alike: Only those that are in it can be rewritten, and only what it calls alike is; ``None``: it is not known.
     """
-    draft, found = Draft(problem, problem.original_order), defaultdict[tuple[object, ...], list[NodeId]](list)
+    draft, found = ProblemMaker(problem), defaultdict[tuple[object, ...], list[NodeId]](list)
     for one in _gathers(draft, alike):
         label = "" if alike is None else alike[draft.name(one.launch)]
         found[*gather_key(draft, one), label].append(one.launch)
     return [ids for ids in found.values() if len(ids) > 1]
 
 
-def _gathers(draft: Draft, alike: Alike | None) -> list[Single[NodeId]]:
+def _gathers(draft: ProblemMaker, alike: Alike | None) -> list[Single[NodeId]]:
     return draft.singles(lambda node: "all_gather" in node.op and (alike is None or node.name in alike))
 
 
@@ -139,7 +139,7 @@ def chained(gaps: Sequence[GatherGap[Keep]]) -> list[Keep]:
 def to_gather_again(problem: Problem, order: Sequence[NodeId], alike: Alike | None) -> list[GatherGap[Regather]]:
     """The longest gap between two uses of each gathered tensor, where it could be gathered again behind it."""
     position, users = positions(order), LiveRanges(problem).users
-    draft = Draft(problem, problem.original_order)
+    draft = ProblemMaker(problem)
     counted = [one for one in _gathers(draft, alike) if draft.gives(one.launch)]
     gaps = [_longest_gap(problem, one, users, position) for one in counted]
     return [gap for gap in gaps if gap is not None]
@@ -175,7 +175,7 @@ def _views_of(problem: Problem, one: Single[NodeId], late: Sequence[NodeId], hel
 
 def casts_of(problem: Problem, gather: str) -> tuple[str, ...]:
     """List what a gather's input is cast by, for it alone: by name, each behind what it takes."""
-    draft = Draft(problem, problem.original_order)
+    draft = ProblemMaker(problem)
     one, casts = draft.single(gather), list[str]()
     v, user = one.sources[0], one.launch
     while draft.cast(v) is not None and set(draft.users(v)) <= {user, draft.host_node(one.launch)}:

@@ -45,6 +45,7 @@ from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.restrictions import DeviceLimit, clashes, kept_apart
 from overlap_sched.scheduler.runs import FAR_AHEAD, IN_ORDER, busy_us, close_enough
 from overlap_sched.scheduler.task import TUNING, Candidate, Task
+from overlap_sched.transform.apply import Alike
 from overlap_sched.transform.buckets import (
     batch_time,
     bucket_gain_us,
@@ -53,7 +54,6 @@ from overlap_sched.transform.buckets import (
     try_buckets,
     without_latency,
 )
-from overlap_sched.transform.draft import Alike
 from overlap_sched.transform.gathers import gathered_twice, try_gathering_again, try_keeping
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.records import Record, records

@@ -130,7 +130,7 @@ def _cost(found: FitPoint, nodes: dict[str, Node], one: Rewrite, alone: Effect |
             op = next((node.op for node in copies if node.alloc), "")
             compute_us = sum(node.time_us for node in copies)
         case Offload():
-            launches = [nodes[name] for name in (one.name, one.back) if name in nodes]
+            launches = [nodes[name] for name in (one.name, one.new_name(one.node)) if name in nodes]
             op = nodes[one.node].op if one.node in nodes else ""
             freed, copy_us = (
                 max((node.bytes for node in launches[:1]), default=0),

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from overlap_sched.cost import Collective, Roofline
 from overlap_sched.errors import RewriteError
-from overlap_sched.fit.planner import FitContext, FitSearch, Start
+from overlap_sched.fit.planner import FitSearch, Start
 from overlap_sched.fx import lift
 from overlap_sched.fx.dimensions import region_from
 from overlap_sched.fx.dimensions.candidates import fission_of
@@ -303,8 +303,7 @@ def test_values_of_parts_run_again_and_the_step_is_done_to_the_graph() -> None:
     gm = step_of(TINY)
     lifted = lift(gm)
     (two,) = batch_fissions(lifted, (2,))
-    asked = FitContext(lifted.problem, Prices(lifted.model), Options(), ("recompute",), rerunnable(gm), None, 0)
-    search = FitSearch(asked)
+    search = FitSearch(lifted.problem, Prices(lifted.model), Options(), ("recompute",), rerunnable(gm), effort=0)
     begun = search.begin_with((two,))
     found = Start(search, begun).at(int(0.9 * begun.peak_bytes))
     assert found is not None

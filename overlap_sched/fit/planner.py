@@ -105,7 +105,7 @@ def fit(
         extra: Further rewrites, each a candidate of its own (a fission); tried one after
             the other, and kept where the answer gets better.
         fissions: Ways to run much of the graph in parts, of which a plan begins with at most one
-            (:func:`overlap_sched.fx.rewrites.batches.batch_fissions`). Other rewrites are searched for behind those
+            (:func:`overlap_sched.fx.fitting.batch_fissions`). Other rewrites are searched for behind those
             that promise most.
         effort: How much is tried: 0, 1 or 2.
         tell: Hears what is being done.

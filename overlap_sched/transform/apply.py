@@ -53,7 +53,6 @@ from overlap_sched.transform.recipes import (
     sort_by_place,
     unique,
 )
-from overlap_sched.transform.recompute import is_view, refusal, writes
 from overlap_sched.transform.rewrites import BUCKETED, Fission, Leave, Rewrite, Slice
 
 WAIT, HOST_WAIT = "_c10d_functional.wait_tensor.default", "ao.wait_tensor.default"
@@ -116,6 +115,40 @@ def host_bytes(problem: Problem, order: Sequence[int]) -> int:
         elif node.collective is not None and problem.nodes[node.collective].op == RELOAD:
             used -= problem.nodes[node.collective].bytes
     return most
+
+
+_RANDOM = ("bernoulli", "dropout", "exponential", "multinomial", "normal", "poisson", "rand", "seed", "uniform")
+"""Parts of names of operators that draw random numbers, or hand out seeds."""
+
+
+def refusal(node: Node) -> str:
+    """Why a node may never run again, as far as its name and kind tell; ``""``: nothing speaks against it."""
+    if node.kind is not Kind.COMPUTE or node.op in OF_HOST:
+        kind = node.kind.value
+        return f"is {'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+    if node.launches:
+        return f"communicates, or may ({node.op})"
+    name = _name(node.op)
+    if any(part in name for part in _RANDOM) and "backward" not in name and name != "layer_norm":
+        return f"draws random numbers ({node.op})"
+    return f"writes to what it is given ({node.op})" if writes(node) else ""
+
+
+def writes(node: Node) -> bool:
+    """Tell whether a compute node writes to what it is given: by its name, or as it takes time and makes nothing."""
+    name = _name(node.op)
+    in_place = (name.endswith("_") and not name.endswith("__")) or node.op.endswith(("out", "auto_functionalized"))
+    return node.kind is Kind.COMPUTE and node.op not in OF_HOST and (in_place or (not node.alloc and node.time_us > 0))
+
+
+def _name(op: str) -> str:
+    parts = op.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def is_view(node: Node) -> bool:
+    """Tell whether a node looks at a storage of another one: it makes nothing and takes no time."""
+    return node.kind is Kind.COMPUTE and not node.alloc and not node.time_us and not writes(node)
 
 
 class _Value(NamedTuple):

@@ -308,17 +308,13 @@ def _packed(make: Maker[V], name: str, members: Sequence[Single[V]]) -> tuple[V,
         out = make.look(New(f"{name}_part_{i}", place, like), SLICE, done, dim, begin, end, nbytes=end - begin)
         if gathers:
             out = make.compute(New(f"{name}_copy_{i}", place, like), CLONE, [out], result=True, packed=True)
-        outs.append(make.look(New(f"{name}_out_{i}", place, like), VIEW, out, partial(_as, one.shape)))
+        outs.append(make.look(New(f"{name}_out_{i}", place, like), VIEW, out, lambda _, shape=one.shape: shape))
     return packed, outs
 
 
 def _rows(ranks: int) -> Reshape:
     """A row for each rank; of none: flat."""
     return lambda shape: [ranks, prod(shape) // ranks] if ranks else [prod(shape)]
-
-
-def _as(shape: Sequence[int], _: Sequence[int]) -> Sequence[int]:
-    return shape
 
 
 def check_stream(make: Maker[V], wanted: Stream) -> tuple[V, str]:

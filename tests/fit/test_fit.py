@@ -368,24 +368,6 @@ def test_a_choice_that_is_not_needed_any_more_is_taken_back() -> None:
     assert state.profile.tolist() == LiveState(problem, 10**12, None).profile.tolist()
 
 
-def layers(depth: int) -> Problem:
-    """Layers that are all alike, forward and backward: each saves a value for its gradient."""
-    ahead = [(f"f{k + 1}", f"f{k}", 1, 100.0) for k in range(depth)]
-    back = [(f"b{k}", f"f{k} b{k + 1}" if k < depth else f"f{k}", 1, 100.0) for k in range(depth, 0, -1)]
-    return computed("layers", ("f0", "", 1, 0.0), *ahead, *back)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("bytes_per_s", "each"), [(2e10, 2), (5e9, 25)], ids=["free", "filled"])
-def test_few_values_are_priced_for_one_that_is_chosen(bytes_per_s: float, each: int) -> None:
-    """Layers tie: all get worse together, and are not all priced again. On a link that fills, prices rise, too."""
-    state = LiveState(layers(200), 60 * MIB, None)
-    greedy = Greedy(state, LinkTime(HostLink("link", bytes_per_s, 0.0)), None, ("recompute", "offload"), 0.05)
-    assert greedy.run()
-    assert greedy.chosen > 100
-    assert greedy.looked <= 200 + each * greedy.chosen
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_taken_above_a_limit(seed: int) -> None:
     """By prefix sums and by the places themselves."""

@@ -18,13 +18,12 @@ from overlap_sched.cost import Collective
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.graphs import graph_of, link, marks_of, with_ends
 from overlap_sched.fx.lifting import Lifted
-from overlap_sched.fx.rewrites.backends import forms_for
-from overlap_sched.fx.rewrites.facts import GraphFacts
+from overlap_sched.fx.rewrites.facts import GraphFacts, forms_for
 from overlap_sched.fx.rewrites.maker import LAUNCHES, GraphMaker, arguments
 from overlap_sched.options import Options, on_devices
 from overlap_sched.problem import Group, Problem
 from overlap_sched.transform.apply import Alike
-from overlap_sched.transform.plan import Plan, plan, plan_of_rewrites, refused, wanted_of
+from overlap_sched.transform.plan import Plan, most_gain_us, plan, refused, wanted_of
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.recipes import check, rewrite
 from overlap_sched.transform.rewrites import BUCKETED, Form, Rewrite
@@ -202,7 +201,11 @@ def plan_lifted(lifted: Lifted, options: Options, alike: Alike) -> Plan:
 
 def plan_rewrites(lifted: Lifted, options: Options, alike: Alike) -> Plan | None:
     """The same where nothing is wanted but a rewritten graph; ``None``: none is shorter, which is soon known."""
-    return plan_of_rewrites(*_asked(lifted, options, alike))
+    problem, prices, options, alike, forms, refuses = _asked(lifted, options, alike)
+    if not most_gain_us(problem, prices, alike, wanted_of(options, forms)):
+        return None
+    made = plan(problem, prices, options, alike, forms, refuses)
+    return made if made.rewrites else None
 
 
 def refused_in(lifted: Lifted, options: Options, alike: Alike) -> tuple[str, ...]:

@@ -49,8 +49,7 @@ from overlap_sched.fx.calls import GROUPS_KEY, live_ranks, name_and_group
 from overlap_sched.fx.dimensions.region import Region, follow_cuts
 from overlap_sched.fx.graphs import own_meta
 from overlap_sched.fx.operators import Arg, Role, traits_of
-from overlap_sched.fx.rewrites.backends import check_coalesced, check_exact
-from overlap_sched.fx.rewrites.facts import GraphFacts
+from overlap_sched.fx.rewrites.facts import GraphFacts, check_coalesced, check_exact
 from overlap_sched.fx.sizes import Sizes
 from overlap_sched.transform.apply import WHOLE
 from overlap_sched.transform.dimension_graph import Uncut, is_cut_of

@@ -302,7 +302,7 @@ class BucketSearch:
         return node.time_us if key is None else added_us(node, key, self.time_us)
 
     def _try_deferred(self, form: Form, base: Base) -> None:
-        """Put what is deferred on the stream of the last launch into one bucket.
+        """Put what is deferred on the stream of the last launch into one bucket or two: the second is shorter.
 
         Alone it takes no more off the step than the last launch takes: tried where that is enough.
         """
@@ -310,8 +310,10 @@ class BucketSearch:
         for v in base.order:
             if v in base.deferred and v in self.keys and self.keys[v].group == last.group:
                 late[self.keys[v]].append(v)
-        if late and self.asked.state.best_us - last.time_us <= self.asked.state.enough_us:
-            self._try("compute behind the last launch, its collectives together", [*late.values()], form, base.order)
+        for parts in (1, 2) if late and self.asked.state.best_us - last.time_us <= self.asked.state.enough_us else ():
+            halves = [half for ids in late.values() for half in (ids[: len(ids) // parts], ids[len(ids) // parts :])]
+            what = f"compute behind the last launch, its collectives in {parts}"
+            self._try(what, [half for half in halves if half], form, base.order)
 
     def _try_caps(self, caps: tuple[float, ...], form: Form, base: Base) -> bool:
         each = f"{caps[0]:g}" if len(set(caps)) == 1 else f"{', '.join(f'{cap:g}' for cap in caps)} (in parts)"

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn, Self, get_args
+from typing import Any, Literal, NoReturn, Self, get_args, get_origin, get_type_hints
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import MAX_TOTAL_BYTES, MemoryModel
@@ -30,20 +30,8 @@ _ANYWHERE: tuple[RewriteKind, ...] = ("coalesce_gathers", "keep")
 
 MAX_EFFORT = 64
 """Far more than any graph has use for."""
-HOW = [
-    "stage",
-    "cost",
-    "model",
-    "ranks_per_node",
-    "cluster",
-    "ranks",
-    "timeout_s",
-    "memory_limit",
-    "max_slowdown",
-]
+_HOW = ("stage", "cost", "model", "ranks_per_node", "cluster", "ranks", "timeout_s", "memory_limit", "max_slowdown")
 """What functions take besides options."""
-MAX_COST = 1_000_000
-"""Percent: far more than any original order takes longer."""
 MEMORY_LIMIT = "bytes, a size with a unit (40GiB), or percent of what the original order needs (105%)"
 GONE = {
     "allocator_cost": "reserved bytes are reported, and no order is chosen by them. memory_limit='40GiB' asks for an "
@@ -141,13 +129,9 @@ class Options:
             OptionsError: There is one.
         """
         for name in given:
-            if name in GONE:
-                raise OptionsError(f"{name} is no option any more: {GONE[name]}")
-            if name in HOW and name not in cls.__dataclass_fields__:
+            if name in _HOW and name not in cls.__dataclass_fields__:
                 raise OptionsError(f"{name} is not one of the options. Write enable(Options(...), {name}=...).")
-            if name not in cls.__dataclass_fields__:
-                near, known = close_to(name, cls.__dataclass_fields__), ", ".join(cls.__dataclass_fields__)
-                raise OptionsError(f"there is no option {name!r}.{near} The options are {known}.")
+        check_names("Options", "", given, cls.__dataclass_fields__)
         return super().__new__(cls)
 
     def items(self) -> NoReturn:
@@ -162,17 +146,8 @@ class Options:
         headroom_bytes(self.headroom, 0)
         if self.memory_limit is not None:
             parse_limit("memory_limit", self.memory_limit, 0, MEMORY_LIMIT)
-        choices = {
-            "budget": ("peak", "profile"),
-            "memory_model": ("runtime", "tracker"),
-            "preserve_collective_order": get_args(Preserve),
-            "base": ("original", "memory", "memory-peak"),
-            "agreement": ("digest", "none"),
-            "concurrent_groups": get_args(Concurrent),
-        }
-        for name, allowed in choices.items():
-            value = getattr(self, name)
-            if value not in allowed:
+        for name, allowed in _CHOICES.items():
+            if (value := getattr(self, name)) not in allowed:
                 raise OptionsError(f"{name} is {value!r}; it is one of {', '.join(map(repr, allowed))}.")
         if self.base != "original" and self.budget == "profile":
             raise OptionsError(
@@ -184,10 +159,8 @@ class Options:
             text = show_number(effort) if type(effort) is int else repr(effort)
             raise OptionsError(f"effort is {text}; it is a whole number of runs, 0 to {MAX_EFFORT}.")
         if not isinstance(self.allocator, str):
-            raise OptionsError(
-                f"allocator is {self.allocator!r}; it is text: 'environment', 'none', 'plain', 'expandable', or "
-                "settings."
-            )
+            said = "it is text: 'environment', 'none', 'plain', 'expandable', or settings."
+            raise OptionsError(f"allocator is {self.allocator!r}; {said}")
         named = self.allocator != "environment" and parse_allocator(self.allocator) is not None
         if named and self.memory_model != "runtime":
             raise OptionsError(
@@ -198,13 +171,9 @@ class Options:
             raise OptionsError(f"pins is {self.pins!r}; it is a tuple of lines of text: pins=('apart: all_to_all*',).")
         for pin in self.pins:
             read_pin(pin)
-        self._check_rewrites()
         if not isinstance(self.strict, bool):
             raise OptionsError(f"strict is {self.strict!r}; it is True or False.")
-
-    def _check_rewrites(self) -> None:
-        known = get_args(RewriteKind)
-        names = self.rewrites
+        known, names = get_args(RewriteKind), self.rewrites
         if isinstance(names, tuple) and (gone := [name for name in names if name in ("split", "in_place")]):
             raise OptionsError(f"rewrites has {gone[0]!r}, which was removed: leave it out.")
         if not isinstance(names, tuple) or not set(names) <= set(known) or len(set(names)) < len(names):
@@ -218,6 +187,7 @@ class Options:
                 )
 
 
+_CHOICES = {name: get_args(of) for name, of in get_type_hints(Options).items() if get_origin(of) is Literal}
 _REWRITTEN = {"budget": "peak", "memory_model": "runtime", "preserve_collective_order": "none", "pins": ()}
 """What options mean something of a graph that is rewritten."""
 
@@ -284,16 +254,16 @@ def check_names(call: str, first: str, given: Mapping[str, Any], known: Collecti
         OptionsError: There is one that it does not take.
     """
     for name, value in given.items():
-        if name in known:
-            continue
         if name in GONE:
             raise OptionsError(f"{name} is no option any more: {GONE[name]}")
-        if name in Options.__dataclass_fields__:
+        if name in Options.__dataclass_fields__ and name not in known:
             raise OptionsError(
                 f"{call}() takes no {name}: it is one of the options. Write {call}({first}Options({name}={value!r}))."
             )
-        near = close_to(name, [*known, *Options.__dataclass_fields__])
-        raise OptionsError(f"{call}() takes no {name}.{near} It takes {', '.join(known)}, and Options.")
+        if name not in known:
+            near = close_to(name, [*known, *Options.__dataclass_fields__])
+            also = "" if call == "Options" else ", and Options"
+            raise OptionsError(f"{call}() takes no {name}.{near} It takes {', '.join(known)}{also}.")
 
 
 def close_to(name: str, known: Collection[str]) -> str:

@@ -7,8 +7,9 @@ from typing import Annotated, NamedTuple
 
 from rich.console import RenderableType
 
+from overlap_sched.cli.arguments import Input, InputLimits
 from overlap_sched.cli.flags import Flag, refuse
-from overlap_sched.cli.input import Input, InputLimits, is_dump, load
+from overlap_sched.cli.input import is_dump, load
 from overlap_sched.errors import OptionsError, PipelineError
 from overlap_sched.options import Options
 from overlap_sched.pipeline import compare
@@ -73,19 +74,19 @@ class PipelineCommand(InputLimits):
             Options(headroom=self.order_graphs or "")
         for name in (*_split(self.schedules), *_split("" if self.schedule == FOUND else self.schedule)):
             compare.named(name)
-        compare.read_axes(self.vary)
+        compare.read_changes(self.vary)
 
 
 def run_pipeline(command: PipelineCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
     """Plan the schedules; what to print: JSON, or tables and notes."""
     plan = _planner(command, tell)
-    one = plan(compare.UNCHANGED)
+    one = plan(compare.ChangedJob())
     if one.found is None:
         if not command.vary:
             _check_fits(one, command.find is not None)
         if command.schedule == FOUND:
             raise PipelineError(f"{one.job.name}: nothing was found that fits. Raise memory_limit, or --find's effort.")
-    varied = [(change, plan(change).planned) for change in compare.changes(compare.read_axes(command.vary))]
+    varied = [(change, plan(change).planned) for change in compare.read_changes(command.vary)]
     if command.csv:
         _write_csv(command.csv, command, one)
     if command.html:

@@ -19,14 +19,15 @@ else those of the whole step.
 import json
 import math
 import re
-import statistics
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeGuard
+from statistics import mean, median
+from typing import Any, Literal, NamedTuple
 
+from overlap_sched.cost.model import Price
 from overlap_sched.errors import CostError
 from overlap_sched.problem import Kind, Node, Problem
 from overlap_sched.problem.file import DEFAULT_LIMITS, Limits, read_json_text
@@ -50,92 +51,39 @@ class Event(NamedTuple):
     args: Mapping[str, Any]
 
 
-class TraceFile(NamedTuple):
-    """The events of one rank.
-
-    Attributes:
-        path: For messages.
-        rank, world_size: As the trace says; ``None`` where it does not (a job without process groups).
-        events: Those with a duration, in the order of the file, checked.
-        fields: All events as they are, each a JSON object.
-    """
-
-    path: str
-    rank: int | None
-    world_size: int | None
-    events: Sequence[Event]
-    fields: Sequence[dict[str, Any]]
-
-
-def read_trace_file(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> TraceFile:
-    """Read a trace.
-
-    Raises:
-        CostError: It cannot be read, or is not such a trace.
-        InputTooLargeError: It is larger than the limits.
-    """
-    text = read_json_text(path, limits, CostError)
-    try:
-        data = json.loads(text)  # which takes NaN, as torch writes it
-    except (ValueError, RecursionError) as error:
-        raise CostError(f"{path}: is not JSON ({error}). Was it cut short?") from None
-    listed = data.get("traceEvents") if isinstance(data, dict) else None
-    if not isinstance(listed, list):
-        raise CostError(
-            f"{path}: has no list of traceEvents: it is not a trace of torch.profiler. "
-            "Write one with profile.export_chrome_trace(PATH)."
-        )
-    about = data.get("distributedInfo")
-    about = about if isinstance(about, dict) else {}
-    rank, world_size = (n if type(n := about.get(name)) is int else None for name in ("rank", "world_size"))
-    events = [event for k, fields in enumerate(listed) if (event := _event(path, k, fields)) is not None]
-    return TraceFile(str(path), rank, world_size, events, listed)
-
-
 def _event(path: str | Path, k: int, fields: Any) -> Event | None:
     """An event with a duration; None: it has none (a mark, an arrow, a name of a thread)."""
-    known = fields if isinstance(fields, dict) else {}
-    if fields is known and (known.get("ph") != "X" or "dur" not in known):
+    known = fields if isinstance(fields, dict) else {"ph": "X", "dur": None}
+    if known.get("ph") != "X" or "dur" not in known:
         return None
-    name, start_us, dur_us = known.get("name"), known.get("ts"), known.get("dur")
-    if not isinstance(name, str) or not is_time(start_us) or not is_time(dur_us) or dur_us < 0:
+    values: list[Any] = [known.get(key) for key in ("name", "ts", "dur", "cat", "args")]
+    name, start_us, dur_us, category, args = values
+    times = type(start_us) in (int, float) and type(dur_us) in (int, float) and abs(start_us) < 1e18 > dur_us >= 0
+    if not isinstance(name, str) or not times:
         raise CostError(
             f"{path}: traceEvents[{k}] is {fields!r:.80}; an event is a JSON object with a name, and ts and dur in "
             "microseconds, a duration of 0 or more."
         )
-    category, args = known.get("cat"), known.get("args")
-    return Event(
-        name,
-        category if isinstance(category, str) else "",
-        float(start_us),
-        float(start_us) + float(dur_us),
-        (str(known.get("pid")), str(known.get("tid"))),
-        args if isinstance(args, dict) else {},
-    )
+    thread = str(known.get("pid")), str(known.get("tid"))
+    args = args if isinstance(args, dict) else {}
+    return Event(name, str(category or ""), float(start_us), float(start_us) + float(dur_us), thread, args)
 
 
-def is_time(value: Any) -> TypeGuard[float]:
-    """Tell whether it is a number that can be microseconds."""
-    return type(value) in (int, float) and abs(value) < 1e18 and math.isfinite(value)
+Shapes = tuple[tuple[int, ...], ...]
+"""Of the tensors that a call or a node takes, those in lists too; without those of no dimension: numbers look alike."""
 
-
-Shape = tuple[int, ...]
-
-GRAPH = "## Call CompiledFxGraph"
+_GRAPH = "## Call CompiledFxGraph"
 """How ranges begin in which Inductor's code runs."""
 _HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
-DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-STEP = re.compile(r"ProfilerStep#(\d+)")
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_STEP = re.compile(r"ProfilerStep#(\d+)")
 _GLOO = "gloo:"
 _FUNCTIONAL = "_c10d_functional::"
 _LAUNCHES = (_FUNCTIONAL, "c10d_functional::", "c10d::")
 _ALIKE = {"all_gather": "gather", "reduce_scatter": "reduce", "all_reduce": "reduce", "all_to_all": "all"}
 """What a collective runs as on gloo: torch 2.13 makes a reduce_scatter of an all_reduce."""
-_ITEM_BYTES = {
-    "float": 4, "double": 8, "c10::bfloat16": 2, "bfloat16": 2, "c10::half": 2, "half": 2, "long": 8, "long int": 8,
-    "int": 4, "short": 2, "short int": 2, "char": 1, "signed char": 1, "byte": 1, "unsigned char": 1, "bool": 1,
-    "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1,
-}  # fmt: skip
+_ITEM_BYTES = {"double": 8, "long": 8, "long int": 8, "float": 4, "int": 4, "bfloat16": 2, "half": 2, "short int": 2}
+"""Of the types that have more than one."""
 
 
 class HostCall(NamedTuple):
@@ -143,16 +91,16 @@ class HostCall(NamedTuple):
 
     Attributes:
         name: ``aten::mm``; a collective's always with ``_c10d_functional::`` and neither ``_out`` nor a last ``_``.
-        shapes: Of its tensors, those in lists too; tensors without dimensions are left out, as numbers look alike.
+        shapes: Of its tensors.
         us: How long it took on the device; ``None``: a collective that was not seen running.
         start_us: When it was called.
-        parent: Index of the call around it in the step, or -1.
+        parent: Index of the call around it, or -1.
         bytes: Of a collective, the larger of what it takes and gives, 0 where the trace does not say.
         group: Of a collective, the ranks of its group as the trace writes them, ``""`` where it does not.
     """
 
     name: str
-    shapes: tuple[Shape, ...]
+    shapes: Shapes
     us: float | None
     start_us: float
     parent: int
@@ -161,28 +109,82 @@ class HostCall(NamedTuple):
 
 
 class RankTrace(NamedTuple):
-    """The steps of one rank: number, and what was called in it, who calls before who is called.
+    """What one rank called, who calls before who is called; of each step its number and the indices of its calls.
 
-    The rest is as in :class:`overlap_sched.cost.profile.TraceFile`.
+    Attributes:
+        path: For messages.
+        rank, world_size: As the trace says; ``None`` where it does not (a job without process groups).
     """
 
     path: str
     rank: int | None
     world_size: int | None
-    steps: tuple[tuple[int, tuple[HostCall, ...]], ...]
+    calls: Sequence[HostCall]
+    steps: Sequence[tuple[int, Sequence[int]]]
 
 
-def rank_trace(file: TraceFile) -> RankTrace:
+def read_traces(paths: Sequence[str | Path], limits: Limits = DEFAULT_LIMITS) -> list[RankTrace]:
+    """Read one trace per rank.
+
+    Raises:
+        CostError: One cannot be read, or is not such a trace.
+        InputTooLargeError: One is larger than the limits.
+    """
+    return [_read_trace(path, limits) for path in paths]
+
+
+def _read_trace(path: str | Path, limits: Limits) -> RankTrace:
     """Read the steps of a trace: those that ``profile.step()`` marks, or one of all that is in it."""
-    host = [e for e in file.events if e.category in _HOST and not e.name.startswith(_GLOO)]
+    text = read_json_text(path, limits, CostError)
+    try:
+        data = json.loads(text)  # which takes NaN, as torch writes it
+        listed = data["traceEvents"]
+        if not isinstance(listed, list):
+            raise TypeError("traceEvents is not a list")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CostError(
+            f"{path}: is not JSON with a list of traceEvents, as profile.export_chrome_trace(PATH) of torch.profiler "
+            f"writes it ({error!r}). Was it cut short?"
+        ) from None
+    about = data.get("distributedInfo")
+    numbers = (about.get(name) if isinstance(about, dict) else None for name in ("rank", "world_size"))
+    rank, world_size = (n if type(n) is int else None for n in numbers)
+    events = [event for k, fields in enumerate(listed) if (event := _event(path, k, fields)) is not None]
+    host = [e for e in events if e.category in _HOST and not e.name.startswith(_GLOO)]
     host.sort(key=lambda e: (e.thread, e.start_us, -e.end_us))
-    calls = _calls(host, file.events)
-    marks = sorted((int(found[1]), e.start_us, e.end_us) for e in host if (found := STEP.match(e.name)))
-    steps = []
-    for number, begin, end in marks or [(0, -math.inf, math.inf)]:
-        place = {k: i for i, k in enumerate(k for k, e in enumerate(host) if begin <= e.start_us < end)}
-        steps.append((number, tuple(calls[k]._replace(parent=place.get(calls[k].parent, -1)) for k in place)))
-    return RankTrace(file.path, file.rank, file.world_size, tuple(steps))
+    marks = sorted((int(found[1]), e.start_us, e.end_us) for e in host if (found := _STEP.match(e.name)))
+    steps = [
+        (number, [k for k, e in enumerate(host) if begin <= e.start_us < end])
+        for number, begin, end in marks or [(0, -math.inf, math.inf)]
+    ]
+    return RankTrace(str(path), rank, world_size, _calls(host, events), steps)
+
+
+def _calls(host: Sequence[Event], events: Sequence[Event]) -> list[HostCall]:
+    parents = _parents(host)
+    shapes = [_shapes(e) for e in host]
+    device = [e for e in events if e.category in _DEVICE]
+    device_us = _device_us(host, parents, device)
+    inside = {-1: False}  # collectives that no other operator of theirs calls; waits are none
+    for k, e in enumerate(host):
+        inside[k] = inside[parents[k]] or e.name.startswith(_LAUNCHES)
+    launches = {k for k, e in enumerate(host) if inside[k] > inside[parents[k]] and not e.name.endswith("wait_tensor")}
+    workers = [e for e in events if e.category in _HOST and e.name.startswith(_GLOO)]
+    ran_us = _ran_on_gloo(host, shapes, launches, workers)
+    about = dict[int, Mapping[str, Any]]()  # what ``record_param_comms`` says, for each call around it
+    for k, e in enumerate(host):
+        while e.name == "record_param_comms" and (k := parents[k]) >= 0:
+            about.setdefault(k, e.args)
+    calls = []
+    for k, e in enumerate(host):
+        us = device_us[k][0] if device else e.end_us - e.start_us
+        call = HostCall(e.name, shapes[k], us, e.start_us, parents[k])
+        if k in launches:
+            seen_us, args = ran_us.get(k, device_us[k][1] or None), about.get(k, {})
+            group = str(args.get("Process Group Ranks", ""))
+            call = call._replace(name=_functional(e.name), us=seen_us, bytes=_sent(e, shapes[k], args), group=group)
+        calls.append(call)
+    return calls
 
 
 def _parents(host: Sequence[Event]) -> list[int]:
@@ -197,35 +199,8 @@ def _parents(host: Sequence[Event]) -> list[int]:
     return parents
 
 
-def _calls(host: Sequence[Event], events: Sequence[Event]) -> list[HostCall]:
-    parents = _parents(host)
-    shapes = [_shapes(e) for e in host]
-    device = [e for e in events if e.category in DEVICE]
-    compute_us, nccl_us = _device_us(host, parents, device)
-    inside = {-1: False}  # collectives that no other operator of theirs calls; waits are none
-    for k, e in enumerate(host):
-        inside[k] = inside[parents[k]] or e.name.startswith(_LAUNCHES)
-    launches = [k for k, e in enumerate(host) if inside[k] > inside[parents[k]] and not e.name.endswith("wait_tensor")]
-    workers = [e for e in events if e.category in _HOST and e.name.startswith(_GLOO)]
-    ran = _ran_on_gloo(host, shapes, launches, workers)
-    about = dict[int, Mapping[str, Any]]()  # what ``record_param_comms`` says, for each call around it
-    for k, e in enumerate(host):
-        while e.name == "record_param_comms" and (k := parents[k]) >= 0:
-            about.setdefault(k, e.args)
-    calls, chosen = [], set(launches)
-    for k, e in enumerate(host):
-        us = compute_us[k] if device else e.end_us - e.start_us
-        call = HostCall(e.name, shapes[k], us, e.start_us, parents[k])
-        if k in chosen:
-            nbytes, group = _message(e, shapes[k], about.get(k, {}))
-            seen_us = ran.get(k, nccl_us[k] or None)
-            call = call._replace(name=_functional(e.name), us=seen_us, bytes=nbytes, group=group)
-        calls.append(call)
-    return calls
-
-
-def _shapes(e: Event) -> tuple[Shape, ...]:
-    found: list[Shape] = []
+def _shapes(e: Event) -> Shapes:
+    found: list[tuple[int, ...]] = []
     dims = e.args.get("Input Dims")
     for one in dims if isinstance(dims, list) else []:
         parts = one if isinstance(one, list) and one and isinstance(one[0], list) else [one]
@@ -238,62 +213,49 @@ def _functional(name: str) -> str:
 
 
 def _ran_on_gloo(
-    host: Sequence[Event], shapes: Sequence[tuple[Shape, ...]], launches: Iterable[int], workers: Sequence[Event]
+    host: Sequence[Event], shapes: Sequence[Shapes], launches: Iterable[int], workers: Iterable[Event]
 ) -> dict[int, float]:
     """Per launch the time that a thread of gloo's worked on it: the first range after it with a shape of its own."""
-    waiting: dict[Shape, deque[Event]] = defaultdict(deque)
-    for e in sorted(workers, key=lambda e: e.start_us):
-        for shape in _shapes(e)[:1]:
-            waiting[shape].append(e)
+    waiting = deque(sorted(workers, key=lambda e: e.start_us))
     found: dict[int, float] = {}
     for k in sorted(launches, key=lambda k: host[k].start_us):
-        for shape in shapes[k]:
-            queue = waiting[shape]
-            while queue and queue[0].start_us < host[k].start_us:
-                queue.popleft()
-            op = _functional(host[k].name).removeprefix(_FUNCTIONAL)
-            if queue and all(word in queue[0].name for kind, word in _ALIKE.items() if op.startswith(kind)):
-                ran = queue.popleft()
-                found[k] = ran.end_us - ran.start_us
-                break
+        while waiting and waiting[0].start_us < host[k].start_us:
+            waiting.popleft()
+        ran = next((e for e in waiting if {*_shapes(e)[:1]} & {*shapes[k]}), None)
+        op = _functional(host[k].name).removeprefix(_FUNCTIONAL)
+        if ran is not None and all(word in ran.name for kind, word in _ALIKE.items() if op.startswith(kind)):
+            waiting.remove(ran)
+            found[k] = ran.end_us - ran.start_us
     return found
 
 
-def _device_us(host: Sequence[Event], parents: Sequence[int], device: Sequence[Event]) -> tuple[list[float], ...]:
-    """Per call, the time of all that it and what it called launched: of kernels of NCCL apart."""
+def _device_us(host: Sequence[Event], parents: Sequence[int], device: Sequence[Event]) -> list[list[float]]:
+    """Per call, the time of all that it and what it called launched: of compute, and of NCCL."""
     by_id, launched_by = (
-        {number: k for k, e in enumerate(host) if (number := _number(e, name))}
+        {number: k for k, e in enumerate(host) if type(number := e.args.get(name)) is int and number > 0}
         for name in ("External id", "correlation")
     )
-    compute_us, nccl_us = [0.0] * len(host), [0.0] * len(host)
+    us = [[0.0, 0.0] for _ in (*host, "no call")]
     for e in device:
-        k = launched_by.get(_number(e, "correlation"), by_id.get(_number(e, "External id"), -1))
-        if k >= 0:
-            (nccl_us if "nccl" in e.name.lower() else compute_us)[k] += e.end_us - e.start_us
+        k = launched_by.get(e.args.get("correlation", 0), by_id.get(e.args.get("External id", 0), -1))
+        us[k]["nccl" in e.name.lower()] += e.end_us - e.start_us
     for k in reversed(range(len(host))):
-        if parents[k] >= 0:
-            compute_us[parents[k]] += compute_us[k]
-            nccl_us[parents[k]] += nccl_us[k]
-    return compute_us, nccl_us
+        us[parents[k]] = [whole + part for whole, part in zip(us[parents[k]], us[k], strict=True)]
+    return us
 
 
-def _number(e: Event, name: str) -> int:
-    value = e.args.get(name)
-    return value if type(value) is int and value > 0 else 0
-
-
-def _message(launch: Event, shapes: tuple[Shape, ...], about: Mapping[str, Any]) -> tuple[int, str]:
-    """Bytes of the larger side, and the ranks."""
-    group = str(about.get("Process Group Ranks", ""))
+def _sent(launch: Event, shapes: Shapes, about: Mapping[str, Any]) -> int:
+    """Bytes of the larger side."""
     sent, received = about.get("In msg nelems"), about.get("Out msg nelems")
-    if type(sent) is int and type(received) is int:
-        return max(sent, received) * _ITEM_BYTES.get(str(about.get("dtype")).lower(), 0), group
+    if isinstance(sent, int) and isinstance(received, int):
+        return max(sent, received) * _ITEM_BYTES.get(str(about.get("dtype")).lower(), 1)
     types, given = launch.args.get("Input type"), launch.args.get("Concrete Inputs")
-    item = _ITEM_BYTES.get(str(types[0]).lower(), 0) if isinstance(types, list) and types else 0
-    nbytes = item * math.prod(shapes[0]) if shapes else 0
+    if not shapes or not isinstance(types, list) or not types:
+        return 0
+    nbytes = math.prod(shapes[0]) * _ITEM_BYTES.get(str(types[0]).lower().removeprefix("c10::"), 1)
     if "all_gather" in launch.name and isinstance(given, list):
         nbytes *= next((int(text) for text in given if isinstance(text, str) and text.isdecimal()), 1)
-    return nbytes, group
+    return nbytes
 
 
 Keyed = tuple[Hashable, HostCall]
@@ -301,73 +263,52 @@ Keyed = tuple[Hashable, HostCall]
 
 
 class Run(NamedTuple):
-    """One run of the graph on one rank: operators that it has, its collectives, kernels made of several operators."""
+    """One run of the graph on one rank: its operators, its collectives, the time of fused kernels by operators."""
 
     calls: list[Keyed]
     launches: list[Keyed]
-    fused: list[HostCall]
+    fused: dict[str, float]
 
 
 Runs = Mapping[tuple[int, int], Run]
 """By the number of the step, and the how-manieth it is in it: other graphs of the step may differ from rank to rank."""
 
 
-def remove_skew(traces: Sequence[RankTrace], runs: Sequence[Runs]) -> tuple[list[list[tuple[Hashable, float]]], float]:
-    """Per run that all ranks have, (key, microseconds) of each collective; and what was taken out, per rank and run.
+def _remove_skew(traces: Sequence[RankTrace], runs: Sequence[Runs]) -> tuple[list[list[tuple[Hashable, float]]], float]:
+    """Per run that all ranks have, the times of its collectives; and what was taken out, per rank and run.
 
     A collective takes the least duration among ranks of one group; where there are several groups, the mean of theirs.
     """
-    _check_ranks(traces)
+    ranks = [trace.path if trace.rank is None else trace.rank for trace in traces]
+    if len(set(ranks)) < len(ranks) or len({trace.world_size for trace in traces}) > 1:
+        listed = ", ".join(f"{trace.path} (rank {trace.rank} of {trace.world_size})" for trace in traces)
+        raise CostError(f"give traces of one job, each rank once; these are {listed}.")
     places = [place for place in runs[0] if all(place in other for other in runs)]
     if not places:
-        listed = [
-            f"{trace.path} (step {', '.join({str(k): 0 for k, _ in of})})"
-            for trace, of in zip(traces, runs, strict=True)
-        ]
-        raise CostError(f"{' and '.join(listed)} have no step in common. Profile the same steps on every rank.")
-    launched, skew_us = [], 0.0
+        steps = [", ".join({str(step): 0 for step, _ in of}) for of in runs]
+        listed = " and ".join(f"{trace.path} (step {its})" for trace, its in zip(traces, steps, strict=True))
+        raise CostError(f"{listed} have no step in common. Profile the same steps on every rank.")
+    launched, skew_us = list[list[tuple[Hashable, float]]](), 0.0
     for place in places:
-        run = [of_rank[place].launches for of_rank in runs]
-        for trace, launches in zip(traces, run, strict=True):
-            _check_equal(place[0], traces[0].path, run[0], trace.path, launches)
         times = []
-        for instances in zip(*run, strict=True):
+        for k, instances in enumerate(zip_longest(*(of_rank[place].launches for of_rank in runs)), 1):
+            if len({keyed and keyed[0] for keyed in instances}) > 1:
+                seen = (f"{keyed[1].name} of {keyed[1].shapes}" if keyed else "nothing" for keyed in instances)
+                listed = ", ".join(f"{what} in {trace.path}" for what, trace in zip(seen, traces, strict=True))
+                raise CostError(
+                    f"step {place[0]} is not the same on all ranks: collective {k} is {listed}. "
+                    "Give ranks that run the same graph, or one trace alone."
+                )
             by_group: dict[str, list[float]] = defaultdict(list)
-            known = [(call.group, call.us) for _, call in instances if call.us is not None]
-            for group, us in known:
-                by_group[group].append(us)
-            if known:
-                least_us = sum(map(min, by_group.values())) / len(by_group)
-                skew_us += sum(us for _, us in known) / len(known) - least_us
+            for _, call in instances:
+                if call.us is not None:
+                    by_group[call.group].append(call.us)
+            if by_group:
+                least_us = mean(map(min, by_group.values()))
+                skew_us += mean(us for group in by_group.values() for us in group) - least_us
                 times.append((instances[0][0], least_us))
         launched.append(times)
     return launched, skew_us / len(places)
-
-
-def _check_ranks(traces: Sequence[RankTrace]) -> None:
-    paths: dict[object, str] = {}
-    for trace in traces:
-        who: object = trace.path if trace.rank is None else trace.rank
-        if who in paths:
-            what = "the same file" if trace.rank is None else f"both of rank {trace.rank}"
-            raise CostError(f"{paths[who]} and {trace.path} are {what}: give each rank once.")
-        paths[who] = trace.path
-        if trace.world_size != traces[0].world_size:
-            raise CostError(
-                f"{traces[0].path} is of a job of {traces[0].world_size} ranks, {trace.path} of {trace.world_size}. "
-                "Give traces of one job."
-            )
-
-
-def _check_equal(step: int, first: str, one: Sequence[Keyed], second: str, other: Sequence[Keyed]) -> None:
-    ours, theirs = [key for key, _ in one], [key for key, _ in other]
-    if ours != theirs:
-        k = next((k for k, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
-        a, b = (f"{calls[k][1].name} {calls[k][1].shapes}" if k < len(calls) else "nothing" for calls in (one, other))
-        raise CostError(
-            f"step {step} is not the same on two ranks: collective {k + 1} is {a} in {first} and {b} in {second}. "
-            "Give ranks that run the same graph, or one trace alone."
-        )
 
 
 _PRODUCTS = {"aten::mm": ("mm", 0), "aten::addmm": ("mm", 1), "aten::bmm": ("bmm", 0), "aten::baddbmm": ("bmm", 1)}
@@ -380,17 +321,16 @@ class Sought(NamedTuple):
 
     Attributes:
         name: As the profiler writes it: ``aten::mm``, ``_c10d_functional::all_reduce``.
-        shapes: Of the tensors that it takes, those in lists too, without such of no dimension; ``None``: not known (of
-            a problem file), then its operator and ``bytes`` must do.
+        shapes: ``None``: not known (of a problem file), then its operator and ``bytes`` must do.
         us: Its predicted time.
         collective: Whether it is one.
-        bytes: Of a collective, the larger of what it takes and gives.
+        bytes: Of a collective, the larger of what it takes and gives; 0 of all others.
         fuses: Whether it may be a part of a fused kernel that is not named after it: it is no matmul and the like.
         kernel: Names of all nodes in the kernel whose predicted time it has; empty: it is alone.
     """
 
     name: str
-    shapes: tuple[Shape, ...] | None
+    shapes: Shapes | None
     us: float
     collective: bool = False
     bytes: int = 0
@@ -400,114 +340,74 @@ class Sought(NamedTuple):
     @property
     def key(self) -> Hashable:
         """The key that equals have in common."""
-        if self.shapes is not None:
-            return self.name, self.shapes
-        return (self.name, self.bytes) if self.collective else (self.name,)
+        return self.name, self.bytes if self.shapes is None else self.shapes
 
 
-class _Wanted(NamedTuple):
-    """What the graph has: how many of each key, names of calls that may be of it, keys of its products."""
-
-    counts: Mapping[Hashable, int]
-    names: Collection[str]
-    products: Mapping[Hashable, Hashable]
-
-
-def _product(name: str, shapes: tuple[Shape, ...]) -> Hashable:
-    """Return what a product shares with one that adds something to it; ``None``: it is no product."""
-    if name not in _PRODUCTS:
-        return None
-    kind, first = _PRODUCTS[name]
+def _product(name: str, shapes: Shapes) -> tuple[str, Shapes]:
+    """Return what a product shares with one that adds something to it: its kind, and the shapes of its factors."""
+    kind, first = _PRODUCTS.get(name, ("", 0))
     return kind, shapes[first : first + 2]
 
 
-def runs_in(trace: RankTrace, sought: Sequence[Sought]) -> Runs:
+def _runs_in(trace: RankTrace, sought: Sequence[Sought]) -> Runs:
     """The runs of the graph in one trace: of all calls of compiled graphs, those most like it."""
+    counts = Counter(node.key for node in sought)
     products = {_product(node.name, node.shapes or ()): node.key for node in sought if node.name in _PRODUCTS}
-    kinds = {_PRODUCTS[node.name][0] for node in sought if node.name in _PRODUCTS}
+    kinds = {kind for kind, _ in products}
     names = {node.name for node in sought} | {name for name, (kind, _) in _PRODUCTS.items() if kind in kinds}
-    wanted = _Wanted(Counter(node.key for node in sought), names, products)
+
+    def key_of(call: HostCall) -> Hashable:
+        exact = call.name, call.shapes
+        written = call.name, call.shapes[:-1]  # with the tensor that it writes to
+        keys: tuple[Hashable, ...] = (exact, written, (call.name, call.bytes))
+        return next((key for key in keys if key in counts), products.get(_product(*exact), exact))
+
     best = 0.0
-    chosen: list[tuple[int, Run]] = []
-    for number, calls in trace.steps:
-        for part in _parts(calls):
-            run = _run(calls, part, wanted)
+    chosen: dict[tuple[int, int], Run] = {}
+    for number, inside in trace.steps:
+        for run in _runs_of_step(trace.calls, inside, names, key_of):
             has = Counter(key for key, _ in (*run.calls, *run.launches))
-            both = sum(min(n, wanted.counts.get(key, 0)) for key, n in has.items())
-            likeness = 2 * both / (has.total() + len(sought))  # Dice's coefficient
+            likeness = 2 * (has & counts).total() / (has.total() + len(sought))  # Dice's coefficient
             if likeness > best:
-                best, chosen = likeness, []
+                best, chosen = likeness, {}
             if likeness == best and best:
-                chosen.append((number, run))
+                chosen[number, sum(step == number for step, _ in chosen)] = run
     if not chosen:
         raise _nothing_found(trace, sought)
-    by_step = groupby(chosen, lambda one: one[0])
-    return {(number, k): run for number, runs in by_step for k, (_, run) in enumerate(runs)}
+    return chosen
 
 
-def _parts(calls: Sequence[HostCall]) -> list[list[int]]:
-    """The calls within each compiled graph; all of them where there is none."""
-    part_of: list[int] = []
-    parts: list[list[int]] = []
-    for k, call in enumerate(calls):
-        around = part_of[call.parent] if call.parent >= 0 else -1
-        if around < 0 and call.name.startswith(GRAPH):
-            around = len(parts)
-            parts.append([])
-        part_of.append(around)
-        if around >= 0:
-            parts[around].append(k)
-    return parts or [list(range(len(calls)))]
-
-
-def _run(calls: Sequence[HostCall], chosen: Sequence[int], wanted: _Wanted) -> Run:
-    """Sort the calls chosen: operators of the graph, and fused kernels; not what these call in turn."""
+def _runs_of_step(
+    calls: Sequence[HostCall], inside: Sequence[int], names: Collection[str], key_of: Callable[[HostCall], Hashable]
+) -> Iterable[Run]:
+    """Of each compiled graph (of all, if there is none), operators and fused kernels, not what these call in turn."""
+    runs: dict[int, Run] = {}
+    graph_of: dict[int, int] = {}
     taken: set[int] = set()
-    run = Run([], [], [])
-    for k in chosen:
-        call = calls[k]
+    for k in sorted(inside, key=lambda k: calls[k].start_us):  # threads stand one behind the other
+        call, around = calls[k], graph_of.get(calls[k].parent, -1)
+        graph_of[k] = k if around < 0 and call.name.startswith(_GRAPH) else around
+        run = runs.setdefault(graph_of[k], Run([], [], defaultdict(float)))
         if call.parent in taken:
             taken.add(k)
-        elif call.name in wanted.names:
+        elif call.name in names:
             taken.add(k)
-            (run.launches if call.name.startswith(_FUNCTIONAL) else run.calls).append((_key(call, wanted), call))
-        elif fused_ops(call.name) is not None:
+            (run.launches if call.name.startswith(_FUNCTIONAL) else run.calls).append((key_of(call), call))
+        elif (ops := fused_ops(call.name)) is not None:
             taken.add(k)
-            run.fused.append(call)
-    for listed in (run.calls, run.launches):  # threads stand one behind the other in a step
-        listed.sort(key=lambda keyed: keyed[1].start_us)
-    return run
-
-
-def _key(call: HostCall, wanted: _Wanted) -> Hashable:
-    """The key under which the graph has such a call; the first where it has none."""
-    keys: tuple[Hashable, ...] = (
-        (call.name, call.shapes),
-        (call.name, call.shapes[:-1]),  # with the tensor that it writes to
-        (call.name, call.bytes),
-        (call.name,),
-    )
-    product = wanted.products.get(_product(call.name, call.shapes), keys[0])
-    return next((key for key in keys if key in wanted.counts), product)
+            run.fused[ops] += call.us or 0.0
+    return [run for graph, run in runs.items() if graph >= 0] or runs.values()
 
 
 def _nothing_found(trace: RankTrace, sought: Sequence[Sought]) -> CostError:
-    calls = [call for _, calls in trace.steps for call in calls]
-    other, node = next(((call, node) for node in sought for call in calls if call.name == node.name), (None, None))
-    if other is None or node is None:
-        most = [name for name, _ in Counter(c.name for c in calls if "::" in c.name).most_common(5)]
-        return CostError(
-            f"{trace.path}: has none of the graph's operators ({sought[0].name} and others); most of it is "
-            f"{', '.join(most) or 'nothing'}. Was another job profiled?"
-        )
-    if not any(call.shapes for call in calls):
-        return CostError(
-            f"{trace.path}: its operators have no shapes, by which they are told apart. "
-            "Profile with record_shapes=True."
-        )
+    calls = [trace.calls[k] for _, inside in trace.steps for k in inside]
+    alike = [call for call in calls if call.name in {node.name for node in sought}] or calls
+    most = [f"{name} of {shapes}" for (name, shapes), _ in Counter(call[:2] for call in alike).most_common(5)]
+    wanted = next((node for node in sought if node.name == alike[0].name), sought[0]) if alike else sought[0]
     return CostError(
-        f"{trace.path}: has operators with other shapes: {node.name} of {other.shapes}, where the graph has "
-        f"{node.shapes or ()}. Was another model, batch or sharding profiled?"
+        f"{trace.path}: has none of the graph's operators, by their shapes and number: the graph has {wanted.name} of "
+        f"{wanted.shapes} and others, the trace {', '.join(most) or 'nothing'}. Was another job, model, batch or "
+        "sharding profiled, or without record_shapes=True? A problem file has no shapes: give the dump."
     )
 
 
@@ -549,20 +449,19 @@ class Profile:
 
 
 def profile_of(sought: Sequence[Sought], traces: Sequence[RankTrace]) -> Profile:
-    """Match the nodes of a graph, in its order, with traces of it."""
-    ranks = [runs_in(trace, sought) for trace in traces]
-    launched, skew_us = remove_skew(traces, ranks)
+    """Match the nodes of a graph, in its order, with traces of it.
+
+    Raises:
+        CostError: A trace has nothing of the graph; ranks do not go together.
+    """
+    ranks = [_runs_in(trace, sought) for trace in traces]
+    launched, skew_us = _remove_skew(traces, ranks)
     runs = [run for rank in ranks for run in rank.values()]
     measured = _by_order(sought, [*([(key, call.us) for key, call in run.calls] for run in runs), *launched])
     if not any(measured):  # of a problem file, whose operators have no shapes: there must be as many
-        seen = Counter(key for key, _ in (*runs[0].calls, *runs[0].launches))
-        node = next(node for node in sought if node.key in seen)
-        raise CostError(
-            f"{traces[0].path}: has {node.name} {seen[node.key]} times, where the graph has "
-            f"{sum(other.key == node.key for other in sought)}. Was another graph profiled? A problem file has no "
-            "shapes to tell operators apart: give the dump, if you have it."
-        )
-    fused = _fused(runs)
+        raise _nothing_found(traces[0], sought)
+    every = dict.fromkeys(ops for run in runs for ops in run.fused)
+    fused = {ops: median(run.fused.get(ops, 0.0) for run in runs) for ops in every}
     left = [v for v, node in enumerate(sought) if measured[v] is None and not node.collective and node.us > 0.0]
     for v, us in zip(left, share_kernels([sought[v] for v in left], fused), strict=True):
         measured[v] = None if us is None else MeasuredTime(us, "names")
@@ -571,7 +470,7 @@ def profile_of(sought: Sequence[Sought], traces: Sequence[RankTrace]) -> Profile
 
 
 def _by_order(
-    sought: Sequence[Sought], runs: Sequence[Sequence[tuple[Hashable, float | None]]]
+    sought: Sequence[Sought], runs: Iterable[Sequence[tuple[Hashable, float | None]]]
 ) -> list[MeasuredTime | None]:
     nodes: dict[Hashable, list[int]] = defaultdict(list)
     for v, node in enumerate(sought):
@@ -582,28 +481,15 @@ def _by_order(
         seen: dict[Hashable, list[float | None]] = defaultdict(list)
         for key, us in run:
             seen[key].append(us)
-        for key, found in seen.items():
-            ids = nodes.get(key, ())
-            for k, us in enumerate(found if ids else ()):
+        for key, ids in nodes.items():
+            for k, us in enumerate(seen[key]):
                 if us is not None:
-                    (others[key] if len(found) % len(ids) else times[ids[k % len(ids)]]).append(us)
-    result: list[MeasuredTime | None] = [None] * len(sought)
-    for v, node in enumerate(sought):
-        if times[v]:
-            result[v] = MeasuredTime(statistics.median(times[v]), "order")
-        elif others[node.key] and node.shapes is not None:
-            result[v] = MeasuredTime(statistics.median(others[node.key]), "shapes")
-    return result
-
-
-def _fused(runs: Sequence[Run]) -> dict[str, float]:
-    """By the operators in their names, the median time of fused kernels in a run."""
-    sums = [defaultdict[str, float](float) for _ in runs]
-    for us, run in zip(sums, runs, strict=True):
-        for call in run.fused:
-            us[fused_ops(call.name) or ""] += call.us or 0.0
-    every = dict.fromkeys(ops for us in sums for ops in us)
-    return {ops: statistics.median(us.get(ops, 0.0) for us in sums) for ops in every}
+                    (others[key] if len(seen[key]) % len(ids) else times[ids[k % len(ids)]]).append(us)
+    sources: list[tuple[list[float], How]] = [
+        (times[v], "order") if times[v] else (others[node.key] if node.shapes is not None else [], "shapes")
+        for v, node in enumerate(sought)
+    ]
+    return [MeasuredTime(median(us), how) if us else None for us, how in sources]
 
 
 _FUSED = re.compile(r"(?:^|_)(?:cpp|triton_[a-z]+|triton_[a-z]+_[a-z]+)_fused_(.*?)_\d+$")
@@ -636,7 +522,7 @@ def share_kernels(parts: Sequence[Sought], kernels: Mapping[str, float]) -> list
             len(mine & its) / len(mine | its) if part.us > 0.0 and (part.fuses or mine & its) else -1.0
             for part, mine in zip(parts, ops, strict=True)
         ]
-    best = [max((row[k] for row in likeness.values()), default=-1.0) for k in range(len(parts))]
+    best = [max(column) for column in zip(*likeness.values(), strict=True)]
     result: list[float | None] = [None] * len(parts)
     for kernel, row in likeness.items():
         most = max(row, default=-1.0)
@@ -648,72 +534,38 @@ def share_kernels(parts: Sequence[Sought], kernels: Mapping[str, float]) -> list
     return result
 
 
-Shapes = tuple[Shape, ...]
-"""Of the tensors that a node takes, as in :class:`overlap_sched.cost.profile.Sought`."""
-
-
-class Profiled(NamedTuple):
-    """A problem with the times that were found, what was found, and ids of the nodes whose times are measured."""
-
-    problem: Problem
-    profile: Profile
-    measured: tuple[int, ...]
-
-
-def read_traces(paths: Sequence[str | Path], limits: Limits = DEFAULT_LIMITS) -> list[RankTrace]:
-    """Read one trace per rank."""
-    return [rank_trace(read_trace_file(path, limits)) for path in paths]
-
-
 def apply_profile(
-    problem: Problem,
-    traces: Sequence[RankTrace],
-    shapes: Sequence[Shapes | None] | None = None,
-    kernels: Sequence[str] = (),
-) -> Profiled:
-    """Give a problem the times of traces.
+    problem: Problem, prices: Sequence[Price], traces: Sequence[RankTrace], shapes: Sequence[Shapes | None] = ()
+) -> tuple[Problem, tuple[Price, ...], Profile]:
+    """Give a problem and its prices the times of traces; what they do not know keeps its own.
 
     Args:
         problem: Its times are predictions.
+        prices: Of its nodes; a node may share the kernel that it is part of.
         traces: One per rank, of the same steps.
-        shapes: Per node, where they are known: of a graph, not of a problem file.
-        kernels: Per node, the name of the kernel that it is predicted to share with others, whose time is on one of
-            them; ``""``: none. Empty: no node shares one.
+        shapes: Per node, where they are known: of a graph; empty: of a problem file.
 
     Raises:
-        CostError: A trace has nothing of the graph; ranks do not go together.
+        CostError: See :func:`profile_of`.
     """
-    kernel_of = kernels or [""] * len(problem.nodes)
-    ids = [
-        v
-        for v, node in enumerate(problem.nodes)
-        if node.kind in (Kind.COMPUTE, Kind.COLLECTIVE) and node.op and (node.time_us > 0.0 or kernel_of[v])
-    ]
     members: dict[str, list[str]] = defaultdict(list)
-    for v in ids:
-        members[kernel_of[v]].append(_name(problem.nodes[v]))
-    members[""] = []
-    sought = [
-        Sought(
-            _name(node := problem.nodes[v]),
-            None if shapes is None else shapes[v],
-            node.time_us,
-            node.kind is Kind.COLLECTIVE,
-            node.bytes,
-            not node.flops,
-            tuple(members[kernel_of[v]]),
-        )
-        for v in ids
-    ]
+    found: dict[int, Sought] = {}
+    for v, (node, price) in enumerate(zip(problem.nodes, prices, strict=True)):
+        if node.kind not in (Kind.COMPUTE, Kind.COLLECTIVE) or not node.op or not (node.time_us or price.part_of):
+            continue
+        if price.part_of:
+            members[price.part_of].append(_name(node))
+        known, collective = shapes[v] if shapes else None, node.kind is Kind.COLLECTIVE
+        found[v] = Sought(_name(node), known, node.time_us, collective, node.bytes * collective, not node.flops)
+    sought = [node._replace(kernel=tuple(members.get(prices[v].part_of, ()))) for v, node in found.items()]
     profile = profile_of(sought, traces)
-    found = {v: measured.us for v, measured in zip(ids, profile.measured, strict=True) if measured is not None}
-    nodes = [node._replace(time_us=found[v]) if v in found else node for v, node in enumerate(problem.nodes)]
-    return Profiled(replace(problem, nodes=tuple(nodes)), profile, tuple(found))
+    nodes, priced = list(problem.nodes), list(prices)
+    for v, measured in zip(found, profile.measured, strict=True):
+        if measured is not None:
+            nodes[v], priced[v] = nodes[v]._replace(time_us=measured.us), Price(measured.us, "profile")
+    return replace(problem, nodes=tuple(nodes)), tuple(priced), profile
 
 
 def _name(node: Node) -> str:
     """As the profiler writes it: ``aten::mm`` for ``aten.mm.default``."""
-    if node.kind is Kind.COLLECTIVE:
-        return _functional(f"::{node.op}")
-    namespace, _, rest = node.op.partition(".")
-    return f"{namespace}::{rest.partition('.')[0]}" if rest else node.op
+    return _functional(f"::{node.op}") if node.kind is Kind.COLLECTIVE else "::".join(node.op.split(".")[:2])

@@ -25,20 +25,13 @@ from torch import fx
 
 from overlap_sched.errors import DumpError
 
-_REGISTERING_MODULES = {
-    "higher_order": ["torch._higher_order_ops.triton_kernel_wrap", "torch._inductor.fx_passes.control_dependencies"],
-    "prims": ["torch._inductor.inductor_prims"],
-    "_c10d_functional": ["torch.distributed._functional_collectives"],
-    "_c10d_functional_autograd": ["torch.distributed._functional_collectives"],
-    "bucketing": ["torch._inductor.fx_passes.bucketing"],
-    "fsdp": ["torch.distributed.fsdp._fully_shard._fsdp_collectives"],
-    "symm_mem": ["torch.distributed._symmetric_memory"],
-    "_dtensor": ["torch.distributed.tensor._collective_utils"],
-    "inductor": ["torch._inductor.inductor_prims"],
-    "quantized_decomposed": ["torch.ao.quantization.fx._decomposed"],
-    "streams": ["torch._dynamo.variables.streams"],
-    "rngprims": ["torch._prims.rng_prims"],
-}
+_REGISTERING_MODULES = (
+    "torch._dynamo.variables.streams", "torch._higher_order_ops.triton_kernel_wrap", "torch._inductor.inductor_prims",
+    "torch._inductor.fx_passes.bucketing", "torch._inductor.fx_passes.control_dependencies", "torch._prims.rng_prims",
+    "torch.ao.quantization.fx._decomposed", "torch.distributed._functional_collectives",
+    "torch.distributed._symmetric_memory", "torch.distributed.fsdp._fully_shard._fsdp_collectives",
+    "torch.distributed.tensor._collective_utils",
+)  # fmt: skip
 """Where operators of torch itself are registered that are not there after `import torch`."""
 _SCHEMAS = {
     ("_c10d_functional", "wait_tensors"): "wait_tensors(Tensor[] tensors) -> Tensor[]",  # torch 2.15
@@ -65,13 +58,17 @@ class UnknownOp:
 
 def operator_named(parts: Sequence[str]) -> Any:
     """The operator called ``torch.ops.`` and these parts, or an :class:`UnknownOp`."""
-    found = _in_torch(*parts)
-    for module in _REGISTERING_MODULES.get(parts[0], ()) if found is None else ():
+    if (found := _in_torch(*parts)) is None:
+        _import_all()
+        found = _in_torch(*parts) or stand_in(*parts)
+    return UnknownOp(".".join(parts)) if found is None else found
+
+
+@cache
+def _import_all() -> None:
+    for module in _REGISTERING_MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-            found = found or _in_torch(*parts)
-    found = found or stand_in(*parts)
-    return UnknownOp(".".join(parts)) if found is None else found
 
 
 def _in_torch(namespace: str, name: str, overload: str | None = None) -> Any:

@@ -34,23 +34,19 @@ def given_groups(groups: Mapping[str, int | Sequence[int]] | None) -> dict[str, 
         ranks = None if isinstance(value, int) else tuple(value)
         size = value if isinstance(value, int) else len(value)
         if isinstance(value, bool) or not 1 <= size <= MAX_RANKS or (ranks is not None and len(set(ranks)) != size):
-            raise DumpGroupError(
-                f"group {name!r} is given as {value!r}: give its size, 1 or more, or its ranks, each once."
-            )
+            raise DumpGroupError(f"group {name!r} is given as {value!r}: give its size, or its ranks, each once.")
         found[str(name)] = DumpGroup(size, ranks)
     return found
 
 
 def written_groups(path: str, literal: Any) -> dict[str, DumpGroup]:
     """The groups in the file's ``setup_fake_process_groups({'0': {'size': 64, 'rank': 0}})``."""
-    found = {}
-    if not isinstance(literal, dict | None):
-        raise DumpGroupError(f"{path}: setup_fake_process_groups is given {literal!r}, not groups by name.")
-    for name, info in (literal or {}).items():
-        size = info.get("size") if isinstance(info, dict) else None
-        if not isinstance(size, int) or not 1 <= size <= MAX_RANKS:
-            raise DumpGroupError(f"{path}: setup_fake_process_groups gives group {name!r} as {info!r}, without a size.")
-        found[str(name)] = DumpGroup(size)
+    try:
+        found = {str(name): DumpGroup(info["size"]) for name, info in (literal or {}).items()}
+        assert all(isinstance(group.size, int) and 1 <= group.size <= MAX_RANKS for group in found.values())
+    except (AssertionError, AttributeError, LookupError, TypeError):
+        fault = f"setup_fake_process_groups is given {literal!r:.200}"
+        raise DumpGroupError(f"{path}: {fault}, not groups by name, each with its size.") from None
     return found
 
 
@@ -76,7 +72,7 @@ def group_uses(graphs: Iterable[ParsedGraph]) -> list[GroupUse]:
         size = by_name.get("group_size", by_name.get("world_size"))
         if not isinstance(size, int):
             splits = by_name.get("output_split_sizes") or by_name.get("input_split_sizes")
-            size = len(splits) if isinstance(splits, list | tuple) and splits else None
+            size = len(splits) if splits and isinstance(splits, list | tuple) else None
         names = [by_name.get(name) for name in named]
         names = [one.target if isinstance(one, fx.Node) and one.op == "get_attr" else one for one in names]
         looks_up = at > 0 or call[at].namespace != "_c10d_functional"
@@ -108,34 +104,24 @@ def resolve_groups(
     found: dict[str, DumpGroup] = {}
     for parsed, node, name, size, _ in uses:
         if size is not None and not 1 <= size <= MAX_RANKS:
-            raise DumpGroupError(
-                f"{parsed.place(node)}: group {name!r} has {show_number(size)} ranks here; it has 1 to {MAX_RANKS}. "
-                "Was the line edited?"
-            )
+            fault = f"{parsed.place(node)}: group {name!r} has {show_number(size)} ranks here"
+            raise DumpGroupError(f"{fault}; it has 1 to {MAX_RANKS}. Was the line edited?")
         known = given.get(name) or written.get(name) or found.get(name)
         if known is not None and size is not None and known.size != size:
-            written_there = "in setup_fake_process_groups" if name in written else "in another collective"
-            where = "as given by the caller" if name in given else written_there
-            raise DumpGroupError(
-                f"{parsed.place(node)}: group {name!r} has {size} ranks here, but {known.size} elsewhere ({where}). "
-                f"Give groups={{{name!r}: {size}}}, or leave it out."
-            )
+            fault = f"{parsed.place(node)}: group {name!r} has {size} ranks here, but {known.size} elsewhere"
+            raise DumpGroupError(f"{fault}. Give groups={{{name!r}: {size}}}, or leave it out.")
         if known is not None or size is not None:
             found[name] = known or DumpGroup(size or 0)
-    for name, group in given.items():
-        if name not in (there := dict.fromkeys([*(use.name for use in uses), *written])):
-            names = f"Its groups are {', '.join(map(repr, there))}" if there else "It names no group"
-            raise DumpError(
-                f"{path}: process group {name!r} is given (--group {name}={group.size} on the command line), "
-                f"but the dump does not name it. {names}. Correct the name, or leave it out."
-            )
+    there = dict.fromkeys([*(use.name for use in uses), *written])
+    for name in (name for name in given if name not in there):
+        names = f"Its groups are {', '.join(map(repr, there))}" if there else "It names no group"
+        fault = f"{path}: process group {name!r} is given (--group {name}={given[name].size})"
+        raise DumpError(f"{fault}, but the dump does not name it. {names}. Correct the name, or leave it out.")
     largest = max([group.size for group in (*found.values(), *given.values(), *written.values())], default=0)
     for parsed, node, name, *_ in uses:
         if name not in found and not largest:
-            raise DumpGroupError(
-                f"{parsed.place(node)}: the size of process group {name!r} is not known. "
-                f"Give it: groups={{{name!r}: 64}} for 64 ranks (--group {name}=64 on the command line)."
-            )
+            fault = f"{parsed.place(node)}: the size of process group {name!r} is not known"
+            raise DumpGroupError(f"{fault}. Give it: groups={{{name!r}: 64}} (--group {name}=64 on the command line).")
         if name not in found:
             found[name] = DumpGroup(largest)
             notes[f"process group {name!r}: size not known, taken as {largest}, the largest one named"] = None
@@ -144,7 +130,7 @@ def resolve_groups(
 
 def collective_result(op: Any, args: Sequence[Any], groups: Mapping[str, DumpGroup]) -> Any:
     """Fake what a collective returns whose own fake kernel is of no use here; NotImplemented for all others."""
-    if not isinstance(op, torch._ops.OpOverload) or op.namespace not in ("_dtensor", "c10d"):
+    if not isinstance(op, torch._ops.OpOverload):
         return NotImplemented
     if op.name() == "_dtensor::shard_dim_alltoall":  # asks for this rank in a default group
         shape, size = list(args[0].shape), groups[args[3]].size

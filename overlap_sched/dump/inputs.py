@@ -173,7 +173,8 @@ class InputMaker:
         self._symbols.update(self.matched)
         self._default = default
         self._storages: dict[str, torch.UntypedStorage] = {}
-        self._literals = Literals(path, {}, self._size_of)
+        known = self._symbols
+        self._literals = Literals(path, known, lambda name: default(name) if _SYMBOL.match(name) else None)
 
     def unknown(self, item: Input) -> bool:
         """Tell whether making `item` needs a symbol without a value."""
@@ -205,11 +206,6 @@ class InputMaker:
             return None
         return value if type(value) is int else None
 
-    def _size_of(self, name: str) -> int | None:
-        if name in self._symbols:
-            return self._symbols[name]
-        return self._default(name) if _SYMBOL.match(name) else None
-
     def _tensor(self, item: TensorInput, name: str) -> torch.Tensor:
         read = self._literals.read
         shape, nbytes = read(item.shape), read(item.nbytes)
@@ -226,10 +222,9 @@ class InputMaker:
                 storage.resize_(nbytes)
             return made
         except (RuntimeError, TypeError, ValueError) as error:
-            raise DumpError(
-                f"{self._path}, line {item.line}: input {name!r}: shape {shape}, strides {stride} and offset {offset} "
-                f"do not fit its storage of {nbytes} bytes ({str(error).splitlines()[0]}). Was the line edited?"
-            ) from None
+            what = f"shape {shape}, strides {stride} and offset {offset} do not fit its storage of {nbytes} bytes"
+            fault = f"{self._path}, line {item.line}: input {name!r}: {what} ({str(error).splitlines()[0]})"
+            raise DumpError(f"{fault}. Was the line edited?") from None
 
 
 _BY_SIZE = ("zeros", "ones", "empty", "randn", "rand", "full")
@@ -322,12 +317,10 @@ def contradictions(nodes: Sequence[fx.Node], value_of: Callable[[fx.Node], Any])
     """Each all_to_all with data-dependent splits that do not add to its rows."""
     found = []
     for node in uneven(nodes):
-        source, sent = node.args[0], node.args[2]
-        tensor = value_of(source) if isinstance(source, fx.Node) else None
-        splits = [value_of(split) if isinstance(split, fx.Node) else split for split in sent]
-        if not isinstance(tensor, torch.Tensor) or not tensor.dim() or not all(type(n) is int for n in splits):
-            continue
-        if sum(splits) != tensor.shape[0]:
+        tensor: Any = value_of(node.args[0])
+        splits = [value_of(split) if isinstance(split, fx.Node) else split for split in node.args[2]]
+        known = isinstance(tensor, torch.Tensor) and tensor.dim() and all(type(n) is int for n in splits)
+        if known and sum(splits) != tensor.shape[0]:
             found.append(Contradiction(node, tensor.shape[0], tuple(splits)))
     return found
 
@@ -361,10 +354,10 @@ def _rows_given(node: fx.Node) -> Any:
 
 def without_hints(inputs: Inputs, placeholders: Sequence[fx.Node], splits: Collection[fx.Node]) -> Inputs:
     """The inputs as if the file said nothing of data-dependent sizes: symbols ``u0``, and ``splits`` of all_to_alls."""
-    kept: list[Input] = []
-    for node, item in zip(placeholders, inputs.inputs, strict=False):
-        forgotten = isinstance(item, SizeInput) and (node in splits or is_unbacked(item.symbol or ""))
-        kept.append(SizeInput(None, item.symbol) if forgotten and isinstance(item, SizeInput) else item)
+    kept = list(inputs.inputs)
+    for i, (node, item) in enumerate(zip(placeholders, kept, strict=False)):
+        if isinstance(item, SizeInput) and (node in splits or is_unbacked(item.symbol or "")):
+            kept[i] = SizeInput(None, item.symbol)
     return Inputs(kept, backed(inputs.symbols))
 
 
@@ -391,13 +384,7 @@ def note_on(first: Contradiction, taken: int | None, symbols: Sequence[str]) -> 
     )
 
 
-def balanced_split(nodes: Iterable[fx.Node], rows_of: Callable[[fx.Node], int | None]) -> int | None:
-    """The size of a split where an all_to_all spreads its rows evenly: the first whose rows are known; None: none."""
-    splits = ((rows_of(node.args[0]), len(node.args[2])) for node in uneven(nodes))
-    return next((rows // parts for rows, parts in splits if rows is not None), None)
-
-
-def uneven(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
+def uneven(nodes: Iterable[fx.Node]) -> Iterator[Any]:
     """Each all_to_all whose splits are data-dependent."""
     target = torch.ops._c10d_functional.all_to_all_single.default
     for node in nodes:
@@ -515,14 +502,12 @@ def sizes_to_give(guessed: Mapping[str, int]) -> list[str]:
 
 def check_sizes(path: str, given: Mapping[str, int], symbols: Sequence[str], nodes: Sequence[str]) -> None:
     """Raise for a size whose name does not occur, with the names that do."""
-    for name in given:
-        if name in symbols or name in nodes:
-            continue
+    for name in (name for name in given if name not in {*symbols, *nodes}):
         listed = ", ".join(map(repr, symbols[:_MOST_LISTED])) + (", ..." if len(symbols) > _MOST_LISTED else "")
         near = difflib.get_close_matches(name, nodes, n=3)
         also = f"; of its nodes, {' and '.join(map(repr, near))} may be meant" if near else ""
-        raise DumpError(
-            f"{path}: a size is given for {name!r} (--size {name}={given[name]} on the command line), but no symbol or "
-            f"node has that name. {f'Its symbols are {listed}' if listed else 'It has no symbols'}{also}. "
-            "Correct the name, or leave it out."
+        there = f"{f'Its symbols are {listed}' if listed else 'It has no symbols'}{also}"
+        fault = (
+            f"a size is given for {name!r} (--size {name}={given[name]} on the command line), but nothing is so named"
         )
+        raise DumpError(f"{path}: {fault}. {there}. Correct the name, or leave it out.")

@@ -24,7 +24,7 @@ import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from overlap_sched.dump.graph import Literals, build_graph, shorten
+from overlap_sched.dump.graph import Literals, build_graph
 from overlap_sched.dump.groups import DumpGroup, given_groups, group_uses, resolve_groups, stand_ins, written_groups
 from overlap_sched.dump.inputs import (
     Asserted,
@@ -34,7 +34,6 @@ from overlap_sched.dump.inputs import (
     SizeInput,
     Within,
     backed,
-    balanced_split,
     check_sizes,
     contradictions,
     is_unbacked,
@@ -63,6 +62,7 @@ from overlap_sched.errors import DumpError
 from overlap_sched.fx.calls import GROUPS_KEY
 from overlap_sched.fx.sizes import SIZES_KEY
 from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
+from overlap_sched.problem.precedence import find_reachable
 from overlap_sched.report.words.graph import AssumedSize
 from overlap_sched.scheduler.driver import no_collection
 
@@ -113,14 +113,10 @@ class ParsedDump:
         self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
         annotated_only = not source.load_args and any(n.name in self.parsed.annotations for n in self.placeholders)
         if not annotated_only and len(self.inputs.inputs) != len(self.placeholders):
-            raise DumpError(
-                f"{path}: forward takes {len(self.placeholders)} inputs but load_args describes "
-                f"{len(self.inputs.inputs)}. Was the file cut short, or edited by hand?"
-            )
-        self.modules = {}
-        for name, body in bodies.items():
-            unknown = {str(node.target): Opaque() for node in body.graph.nodes if node.op == "get_attr"}
-            self.modules[name] = fx.GraphModule(unknown, body.graph, class_name=name)
+            counts = f"forward takes {len(self.placeholders)} inputs but load_args describes {len(self.inputs.inputs)}"
+            raise DumpError(f"{path}: {counts}. Was the file cut short, or edited by hand?")
+        opaque = {n: {str(a.target): Opaque() for a in b.graph.find_nodes(op="get_attr")} for n, b in bodies.items()}
+        self.modules = {n: fx.GraphModule(opaque[n], body.graph, class_name=n) for n, body in bodies.items()}
 
 
 class Attempt(Values):
@@ -166,20 +162,19 @@ class Attempt(Values):
             self._splits = {node.name: count for node, count in splits.items()}
             inputs, hints = without_hints(inputs, dump.placeholders, splits), backed(hints)
         self._maker = InputMaker(dump.path, inputs, {**hints, **dump.sizes}, self.size)
+        self.printed_size = self._maker.size_of
         self._inputs: dict[fx.Node, Input] = dict(zip(dump.placeholders, inputs.inputs, strict=False))
         self.notes.update(dump.notes)
         if self._maker.matched:
-            note = "symbols that the file does not define, taken from the integers among its inputs, in order"
-            self.notes[note] = None
+            self.notes["symbols that the file does not define, taken from its inputs' integers, in order"] = None
 
-    def run(self, progress: Callable[[int, int], None] | None, *, whole: bool = True) -> None:
-        """Give every node its value; not ``whole``: up to the first all_to_all whose splits do not add to its rows."""
+    def run(self, progress: Callable[[int, int], None] | None) -> "Attempt":
+        """Give every node its value."""
         for i, node in enumerate(self.dump.nodes, 1):
             self.evaluate(node)
-            if not whole and contradictions([node], self.of.get):
-                return
             if progress is not None and i % 500 == 0:
                 progress(i, len(self.dump.nodes))
+        return self
 
     def graph_module(self) -> fx.GraphModule:
         """The graph with its attributes and its values; its code is made when it is asked for."""
@@ -189,10 +184,6 @@ class Attempt(Values):
     def contradictions(self) -> list[Contradiction]:
         """Each all_to_all whose splits do not add to its rows."""
         return contradictions(self.dump.nodes, self.of.get)
-
-    def note_contradiction(self, first: Contradiction, *, repaired: bool) -> None:
-        """Say what was contradictory, and whether another size was taken for all; it is the same for all splits."""
-        self.notes[note_on(first, self._default_size() if repaired else None, self.dump.symbols)] = None
 
     def other_sizes(self, misfit: Sequence[int]) -> list[int]:
         """Sizes to try where the default does not fit: what the inputs of an all_to_all may have been split from.
@@ -225,8 +216,7 @@ class Attempt(Values):
             self.guessed_nodes.add(node)
         value = annotated(text, _CPU, self.printed_size)
         if value is None:
-            place = self.dump.parsed.place(node)
-            raise DumpError(f"{place}: the annotation {text!r} does not describe a tensor or a size.")
+            raise DumpError(f"{self.dump.parsed.place(node)}: the annotation {text!r} describes no tensor or size.")
         if isinstance(value, torch.Tensor):
             self.notes["inputs whose storage the file does not say, each taken to have its own"] = None
         return value
@@ -256,31 +246,20 @@ class Attempt(Values):
         except (RuntimeError, TypeError, ValueError) as error:
             if isinstance(error, DumpError):
                 raise
-            raise DumpError(
-                f"{self.dump.path}, line {value.lineno}: self.{name} is no tensor "
-                f"({str(error).splitlines()[0]}): `{shorten(value)}`. Write the dump again with torch."
-            ) from None
-
-    def printed_size(self, text: str) -> int | None:
-        """The value of a size in an annotation."""
-        return self._maker.size_of(text)
+            Literals(self.dump.path, {}).fail(value, f"self.{name} is no tensor ({str(error).splitlines()[0]})")
 
     def size(self, name: str) -> int:
         """The value of a data-dependent size, by its symbol or the node that reads it."""
         if name not in self._sizes:
-            default = self._default_size() * self._splits.get(name, 1)
-            size = self._asserted.size(name, default, balanced=self._evenly or name in self._splits)
+            default = self.default_size() * self._splits.get(name, 1)
+            size = self.asserted.size(name, default, balanced=self._evenly or name in self._splits)
             self._sizes[name] = self.guessed[name] = size
             self.notes[f"data-dependent sizes, taken as {size}"] = None
         return self._sizes[name]
 
-    @property
-    def chooses(self) -> bool:
-        """Tell whether asserts left a choice of sizes."""
-        return self._asserted.chosen > 0
-
     @cached_property
-    def _asserted(self) -> Asserted:
+    def asserted(self) -> Asserted:
+        """What the graph asserts of sizes."""
         return Asserted(self.dump.nodes, self._number, self._sizes, self._within)
 
     def _number(self, node: fx.Node) -> int | str:
@@ -299,24 +278,21 @@ class Attempt(Values):
         storages = [tensor.untyped_storage() for tensor in tensors_in(self.of)]
         return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
-    def _default_size(self) -> int:
+    def default_size(self) -> int:
+        """What sizes have of which nothing is known."""
         if self._sizing:
             raise SizeNotKnownYetError
         if self._default is None:
             self._sizing = True
-            split = balanced_split(self.dump.nodes, self._rows)
-            self._default = FALLBACK_SIZE if split is None else split
-            self._evenly = split is not None
+            splits = ((self._rows(node.args[0]), len(node.args[2])) for node in uneven(self.dump.nodes))
+            even = next((rows // parts for rows, parts in splits if rows is not None), None)
+            self._default, self._evenly = FALLBACK_SIZE if even is None else even, even is not None
             self._sizing = False
         return self._default
 
     def _rows(self, node: fx.Node) -> int | None:
         """Rows of a node's value, or None where they are data-dependent."""
-        before, pending = {node}, [node]
-        while pending:
-            new = {*pending.pop().all_input_nodes} - before
-            before |= new
-            pending += new
+        before = {node} | find_reachable([node], lambda one: one.all_input_nodes)
         try:
             for ancestor in self.dump.nodes:
                 if ancestor in before:
@@ -393,48 +369,34 @@ def load_dump(
             gm = loaded.graph_module()
     gm.meta[GROUPS_KEY] = dict(dump.groups)
     gm.meta[SIZES_KEY] = tuple(AssumedSize(name, "", size, False) for name, size in loaded.guessed.items())
-    choice = (
-        f"{len(source.graphs):,} graphs are in the file, graph {source.chosen} was read; --graph N (in Python graph=N) "
-        f"takes another: {listed(source.graphs)}"
-    )
-    several = choice if len(source.graphs) > 1 else ""
-    return Dump(gm, Path(path).name.split(".")[0], dump.groups, tuple(sorted(loaded.notes)), loaded.guessed, several)
+    count, take = f"{len(source.graphs):,} graphs are in the file", "--graph N (in Python graph=N) takes another"
+    choice = f"{count}, graph {source.chosen} was read; {take}: {listed(source.graphs)}" if source.graphs[1:] else ""
+    return Dump(gm, Path(path).name.split(".")[0], dump.groups, tuple(sorted(loaded.notes)), loaded.guessed, choice)
 
 
 def _load(make: Callable[..., Attempt], progress: Callable[[int, int], None] | None) -> Attempt:
     """The attempt whose sizes contradict each other least; of those that the graph asserts, with most bytes."""
-    attempt = _run(make, progress, whole=False)
+    attempt = _run(make, progress)
     if found := attempt.contradictions():
-        anew = partial(make, balanced=True)
-        balanced = _run(anew, progress, whole=False)
-        if left := balanced.contradictions():  # compare all of them
-            attempt, balanced = (_run(other, progress) for other in (make, anew))
-            found, left = attempt.contradictions(), balanced.contradictions()
-        repaired = len(left) < len(found)
+        balanced = _run(partial(make, balanced=True), progress)
+        repaired = len(balanced.contradictions()) < len(found)
         attempt = balanced if repaired else attempt
-        attempt.note_contradiction(found[0], repaired=repaired)
-    elif attempt.chooses:
+        taken = attempt.default_size() if repaired else None  # the same for all splits
+        attempt.notes[note_on(found[0], taken, attempt.dump.symbols)] = None
+    elif attempt.asserted.chosen:  # asserts left a choice
         others = [_run(partial(make, within=within), None) for within in ("least", "most")]
         attempt = max([attempt, *others], key=Attempt.bytes)
     return attempt
 
 
-def _run(make: Callable[..., Attempt], progress: Callable[[int, int], None] | None, *, whole: bool = True) -> Attempt:
-    """Run an attempt, or one with the first other value of data-dependent sizes with which every node fits.
-
-    Not ``whole``: up to the first sizes that contradict each other.
-    """
+def _run(make: Callable[..., Attempt], progress: Callable[[int, int], None] | None) -> Attempt:
+    """Run an attempt, or one with the first other value of data-dependent sizes with which every node fits."""
     attempt = make(strict=True)
     try:
-        attempt.run(progress, whole=whole)
-        return attempt
+        return attempt.run(progress)
     except MisfitError as error:
         others = attempt.other_sizes(error.sizes)
     for size in others:
         with contextlib.suppress(MisfitError):
-            other = make(default=size, strict=True)
-            other.run(progress, whole=whole)
-            return other
-    attempt = make()
-    attempt.run(progress)
-    return attempt
+            return make(default=size, strict=True).run(progress)
+    return make().run(progress)

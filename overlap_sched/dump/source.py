@@ -99,16 +99,11 @@ def read_lines(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> list[str]:
         data = read_bytes(path, limits)
         text = data.decode("utf-8-sig", "replace" if _DUMP in data else "strict")
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise DumpError(
-            f"{path}: cannot be read ({reason}). Check the path, and the download if it is gzipped."
-        ) from None
+        raise DumpError(f"{path}: cannot be read ({error.strerror or error}). Check the path.") from None
     except DamagedError:
         raise DumpError(f"{path}: the gzip data is cut short or damaged. Fetch the file again.") from None
     except UnicodeDecodeError as error:
-        raise DumpError(
-            f"{path}: is not text (byte {error.start} is not UTF-8). A dump is a Python file. Save it as UTF-8."
-        ) from None
+        raise DumpError(f"{path}: is not text (byte {error.start} is not UTF-8). Save it as UTF-8.") from None
     return re.split(r"\r\n|\r|\n", _COLOUR.sub("", text) if "[" in text else text)
 
 
@@ -212,10 +207,7 @@ def read_source(path: str | Path, limits: Limits = DEFAULT_LIMITS, graph: int | 
     start = graphs[chosen - 1].start if graphs else _last(lines, r"^class Repro\b")
     if start is None:
         if any(line.startswith("\tclass Repro") for line in lines):
-            raise DumpError(
-                f"{name}: this is a log that TORCH_TRACE wrote, with dumps in it. Run tlparse on it, and take one of "
-                "the files `fx_graph_runnable` that it makes."
-            )
+            raise DumpError(f"{name}: a log of TORCH_TRACE. Run tlparse on it, and take a file `fx_graph_runnable`.")
         written = next((line.strip() for line in lines if line.strip()), "nothing")
         raise DumpError(
             f"{name}: there is no `class Repro` in it, so it is not a dump that torch wrote "
@@ -225,9 +217,8 @@ def read_source(path: str | Path, limits: Limits = DEFAULT_LIMITS, graph: int | 
         )
     forward = _first(lines, r"^    def forward\(", start)
     if forward is None:
-        raise DumpError(
-            f"{name}, line {start + 1}: `class Repro` has no `def forward(`. Was the file cut short, or edited by hand?"
-        )
+        fault = f"{name}, line {start + 1}: `class Repro` has no `def forward(`"
+        raise DumpError(f"{fault}. Was the file cut short, or edited by hand?")
     end = _block_end(lines, forward, indent=4)
     loader = _last(lines, r"^def load_args\(")
     return DumpSource(
@@ -272,9 +263,8 @@ def _parse(path: str, lines: Sequence[str], start: int, end: int, indent: int) -
         except (ValueError, RecursionError, MemoryError) as error:
             line, reason = start + 1, str(error) or type(error).__name__
     shown = lines[line - 1].strip()[:80] if line <= len(lines) else ""
-    raise DumpError(
-        f"{path}, line {line}: this is not Python ({reason}): {shown!r}. Was the file cut short, or edited by hand?"
-    )
+    fault = f"{path}, line {line}: this is not Python ({reason}): {shown!r}"
+    raise DumpError(f"{fault}. Was the file cut short, or edited by hand?")
 
 
 def _function(path: str, lines: Sequence[str], start: int, indent: int) -> ast.FunctionDef:
@@ -367,14 +357,10 @@ def one_step(forward: DumpSource, backward: DumpSource) -> DumpSource:
     left = [result for k, result in enumerate(results) if k not in dropped]
     value = ast.copy_location(ast.Tuple([*left, *_elements(last)], ast.Load()), last)
     head.body = [*head.body[:-1], *body, ast.copy_location(ast.Return(value), last)]
-    attributes = [
-        Attribute(
-            one.line,
-            one.statement and rename.visit(deepcopy(one.statement)),
-            rename.names.get(one.name or "", one.name),
-        )
-        for one in backward.attributes
-    ]
+    attributes = []
+    for one in backward.attributes:
+        statement, name = rename.visit(deepcopy(one.statement)) if one.statement else None, one.name
+        attributes.append(Attribute(one.line, statement, renamed.get(name or "", name)))
     groups = forward.groups or backward.groups
     if isinstance(groups, ast.Dict) and groups is forward.groups and isinstance(backward.groups, ast.Dict):
         names, sizes = [*groups.keys, *backward.groups.keys], [*groups.values, *backward.groups.values]
@@ -383,7 +369,7 @@ def one_step(forward: DumpSource, backward: DumpSource) -> DumpSource:
         forward,
         forward=head,
         attributes=[*forward.attributes, *attributes],
-        submodules={**forward.submodules, **{rename.names.get(n, n): f for n, f in backward.submodules.items()}},
+        submodules={**forward.submodules, **{renamed.get(n, n): f for n, f in backward.submodules.items()}},
         load_args=[*forward.load_args, *rename.all(_arguments(backward.load_args, kept))],
         symbols={**backward.symbols, **forward.symbols},
         groups=groups,
@@ -394,19 +380,15 @@ def _saved(forward: DumpSource, backward: DumpSource, names: Sequence[str]) -> d
     """Per input of backward that forward saves, the result that it is: by name, else by position from the end."""
     needed = [name for name in _inputs(backward) if not name.startswith(TANGENT)]
     if len(needed) == len(_inputs(backward)) or any(name.startswith(TANGENT) for name in _inputs(forward)):
-        raise DumpError(
-            f"{forward.path} and {backward.path} are not the forward and the backward graph of one step: the second "
-            f"must have inputs that are called {TANGENT}_1 and so on, the first must not. Give the forward graph first."
-        )
+        fault = f"{forward.path} and {backward.path} are not the forward and the backward graph of one step"
+        raise DumpError(f"{fault}: only the second has inputs called {TANGENT}_1. Give the forward graph first.")
     if set(needed) <= set(names):
         return {name: name for name in needed}
     by_place = dict(zip(needed, names[len(names) - len(needed) :], strict=False))
     if len(needed) > len(names) or any(name in names and other != name for name, other in by_place.items()):
         missing = next(name for name in needed if name not in names)
-        raise DumpError(
-            f"{backward.path}: its input {missing!r} is no result of {forward.path}, so the two are not of one step. "
-            "Give the two graphs of one compiled function, from one rank and one compilation."
-        )
+        fault = f"{backward.path}: its input {missing!r} is no result of {forward.path}"
+        raise DumpError(f"{fault}. Give the two graphs of one compiled function, from one rank and one compilation.")
     return by_place
 
 
@@ -452,18 +434,15 @@ class _Rename(ast.NodeTransformer):
         """Renamed copies."""
         return [self.visit(deepcopy(part)) for part in parts]
 
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        """A value or a storage."""
-        node.id = self.names.get(node.id, node.id)
-        return node
-
-    def visit_arg(self, node: ast.arg) -> ast.arg:
-        """An input."""
-        node.arg = self.names.get(node.arg, node.arg)
-        return node
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        """``self.x``; what else has a dot is no value's."""
-        if isinstance(node.value, ast.Name) and node.value.id == "self":
-            node.attr = self.names.get(node.attr, node.attr)
+    def visit(self, node: Any) -> Any:
+        """Rename a value or a storage, an input, ``self.x``; what else has a dot is no value's."""
+        match node:
+            case ast.Name(id=name):
+                node.id = self.names.get(name, name)
+            case ast.arg(arg=name):
+                node.arg = self.names.get(name, name)
+            case ast.Attribute(value, name):
+                node.attr = self.names.get(name, name) if isinstance(value, ast.Name) and value.id == "self" else name
+            case _:
+                self.generic_visit(node)
         return node

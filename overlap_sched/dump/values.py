@@ -12,7 +12,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
@@ -42,16 +42,14 @@ _PARTS: Mapping[str, Callable[[int, int], int]] = {
 def parts_made(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """How many parts an operator makes of its first argument; 0: none, or as many as the file lists."""
     op = getattr(target, target.overloads()[0]) if isinstance(target, torch._ops.OpOverloadPacket) else target
-    aten = isinstance(op, torch._ops.OpOverload) and op.namespace == "aten"
-    count = _PARTS.get(op.overloadpacket.__name__) if aten else None
-    if count is None:
+    if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten" or op._opname not in _PARTS:
         return 0
     given = arguments_of(op, args, kwargs)
     source, dim = given.pop(op._schema.arguments[0].name, None), given.pop("dim", 0)
     if not isinstance(source, torch.Tensor) or type(dim) is not int or not -source.dim() <= dim < source.dim():
         return 0
     length, how = source.shape[dim], next(iter(given.values()), 0)
-    return count(length, how) if type(length) is int and type(how) is int else 0
+    return _PARTS[op._opname](length, how) if type(length) is int and type(how) is int else 0
 
 
 Body = Callable[[Any, Sequence[Any]], Any]
@@ -95,21 +93,17 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty(needed).as_strided(tensor.shape, tensor.stride())
 
 
-def _triton_functional(*, kwargs: Mapping[str, Any], tensors_to_clone: Sequence[str], **_: Any) -> dict[str, Any]:
-    return {name: _clone(value) for name, value in kwargs.items() if name in tensors_to_clone}
-
-
-def _while_loop(cond: Any, body: Any, carried: Sequence[Any], *_: Any) -> tuple[Any, ...]:
-    """Return what looks like a loop's input, as its results do: its body may not change shapes."""
-    return tuple([_clone(item) if isinstance(item, torch.Tensor) else item for item in carried])
-
-
 _RULES: Mapping[str, Callable[..., Any]] = {
-    "triton_kernel_wrapper_functional": _triton_functional,
+    "triton_kernel_wrapper_functional": lambda *, kwargs, tensors_to_clone, **_: {
+        name: _clone(kwargs[name]) for name in kwargs if name in tensors_to_clone
+    },
     "triton_kernel_wrapper_mutation": lambda **_: None,
     "flex_attention": flex_attention_fake_impl,
     "flex_attention_backward": flex_attention_backward_fake_tensor_mode,
-    "while_loop": _while_loop,
+    # what looks like the loop's input: its body may not change shapes
+    "while_loop": lambda cond, body, carried, *_: tuple(
+        [_clone(item) if isinstance(item, torch.Tensor) else item for item in carried]
+    ),
     "print": lambda *_, **__: None,
 }
 _CALLERS = {
@@ -155,12 +149,10 @@ def annotated(text: str, device: torch.device, size_of: Callable[[str], int | No
         return None
     shape = _sizes(match[2], size_of)
     stride = None if match[3] is None else _sizes(match[3], size_of)
-    if shape is None or (stride is not None and len(stride) != len(shape)):
-        return None
-    try:
-        return fake_tensor(shape, stride, _DTYPES[match[1]], device_named(match[4]) if match[4] else device)
-    except RuntimeError:
-        return None
+    if shape is not None and (stride is None or len(stride) == len(shape)):
+        with contextlib.suppress(RuntimeError):
+            return fake_tensor(shape, stride, _DTYPES[match[1]], device_named(match[4]) if match[4] else device)
+    return None
 
 
 def contradicts(text: str, value: Any) -> bool:
@@ -226,28 +218,25 @@ def result_like(target: Any, args: Sequence[Any], tensors: Sequence[torch.Tensor
     return None
 
 
-def why_unknown(node: fx.Node) -> str:
-    """Say why fake execution has no value for a node."""
-    if name := operator_missing(node):
-        return f"this torch build does not know the operator {name}"
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
-        return "the dump does not hold the body that this higher-order operator runs"
-    return "this torch build cannot tell the shapes of its results"
+def _explain(node: fx.Node, constants: Sequence[fx.Node]) -> tuple[str, str]:
+    """Say why fake execution has no value for a node, and what the user can do about it.
 
-
-def suggest_repair(node: fx.Node, constants: Sequence[fx.Node] = ()) -> str:
-    """Say what the user can do about it; ``constants``: those of its inputs that the file describes nowhere."""
+    ``constants``: those of its inputs that the file describes nowhere.
+    """
     parts = [user.name for user in node.users if user.target is operator.getitem]
     it, name = ("each of its parts", parts[0]) if parts else ("it", node.name)
     annotate = f'annotate {it} by hand (`{name}: "bf16[8, 4]" = ...`).'
-    if operator_missing(node):
-        return f"Import the package that registers it first (--import PACKAGE on the command line), or {annotate}"
+    why = "this torch build cannot tell the shapes of its results"
+    if missing := operator_missing(node):
+        repair = f"Import the package that registers it first (--import PACKAGE on the command line), or {annotate}"
+        return f"this torch build does not know the operator {missing}", repair
     if isinstance(node.target, torch._ops.HigherOrderOperator):
-        return f"Load the graph as tlparse prints it for reading, bodies included (aot_forward_graph), or {annotate}"
+        repair = f"Load the graph as tlparse prints it for reading, bodies included (aot_forward_graph), or {annotate}"
+        return "the dump does not hold the body that this higher-order operator runs", repair
     if constants:
         name = str(constants[0].target)
-        return f'torch has not written self.{name}: annotate it by hand (`{name}: "i64[4]" = self.{name}`).'
-    return f"Load it with the torch that wrote it, or {annotate}"
+        return why, f'torch has not written self.{name}: annotate it by hand (`{name}: "i64[4]" = self.{name}`).'
+    return why, f"Load it with the torch that wrote it, or {annotate}"
 
 
 def operator_missing(node: fx.Node) -> str | None:
@@ -257,16 +246,11 @@ def operator_missing(node: fx.Node) -> str | None:
 
 _CPU = torch.device("cpu")
 _LARGEST_INTEGER = 2**63
-_CHECKS = frozenset(
-    {
-        _aten._assert_scalar.default,
-        _aten._assert_async.msg,
-        _aten._assert_async.default,
-        _aten._assert_tensor_metadata.default,
-        _aten.sym_constrain_range.default,
-        _aten.sym_constrain_range_for_size.default,
-    }
-)
+_CHECKS = frozenset({
+    _aten._assert_scalar.default, _aten._assert_async.msg, _aten._assert_async.default,
+    _aten._assert_tensor_metadata.default, _aten.sym_constrain_range.default,
+    _aten.sym_constrain_range_for_size.default,
+})  # fmt: skip
 """Run-time checks of data-dependent sizes: they have no result, and guessed sizes need not pass them."""
 
 
@@ -288,6 +272,8 @@ class MisfitError(Exception):
 
 class Values:
     """Values of the nodes of a dump, computed on demand. Subclasses say what is an input, a constant, and a size.
+
+    ``printed_size`` gives the value of a size in an annotation, or None.
 
     Args:
         graphs: The graph, and those that it runs.
@@ -319,6 +305,8 @@ class Values:
         self.guessed_nodes: set[fx.Node] = set()
         self._before: dict[fx.Node, torch.Tensor] = {}
 
+    printed_size: Callable[[str], int | None]
+
     def placeholder(self, node: fx.Node) -> Any:
         """The value of an input."""
         raise NotImplementedError
@@ -329,10 +317,6 @@ class Values:
 
     def size(self, name: str) -> int:
         """The value to assume for a data-dependent size."""
-        raise NotImplementedError
-
-    def printed_size(self, text: str) -> int | None:
-        """The value of a size in an annotation, or None."""
         raise NotImplementedError
 
     def evaluate(self, node: fx.Node) -> Any:
@@ -402,12 +386,8 @@ class Values:
             value = self._printed(node, tensors)
             self.notes["results whose shape is another in this torch: taken from the printed annotation"] = None
         if value is NotImplemented:
-            value = self._guess(node, args, tensors, reason[0] if reason else why_unknown(node))
-        return concrete(value, node.target, tensors, lambda: self._data_dependent(node))
-
-    def _data_dependent(self, node: fx.Node) -> int:
-        self.guessed_nodes.add(node)
-        return self.size(node.name)
+            value = self._guess(node, args, tensors, reason)
+        return concrete(value, node.target, tensors, lambda: self.guessed_nodes.add(node) or self.size(node.name))
 
     def _check_count(self, node: fx.Node, more: int, what: str) -> None:
         if self._count + more > self._limit:
@@ -437,7 +417,7 @@ class Values:
             raise OverflowError("the number does not fit in 64 bits")
         return value
 
-    def _guess(self, node: fx.Node, args: Any, tensors: Sequence[torch.Tensor], reason: str) -> Any:
+    def _guess(self, node: fx.Node, args: Any, tensors: Sequence[torch.Tensor], reason: Sequence[str] | None) -> Any:
         """A value from what is printed, or for a node that depends on a guessed size, from its inputs."""
         value = self._printed(node, tensors)
         if value is not None:
@@ -451,37 +431,23 @@ class Values:
         if value is not None:
             self.notes["results that did not fit a data-dependent size: shaped like their largest input"] = None
             return value
-        raise DumpError(
-            f"{self._parsed[node.graph].place(node)}: the shape of its result cannot be found: {reason.rstrip('.')}. "
-            + suggest_repair(node, [one for one in node.all_input_nodes if isinstance(self.of[one], Opaque)])
-        )
+        why, repair = _explain(node, [one for one in node.all_input_nodes if isinstance(self.of[one], Opaque)])
+        why, place = (reason[0] if reason else why).rstrip("."), self._parsed[node.graph].place(node)
+        raise DumpError(f"{place}: the shape of its result cannot be found: {why}. {repair}")
 
     def _printed(self, node: fx.Node, tensors: Sequence[torch.Tensor]) -> Any:
-        def one(item: fx.Node) -> Any:
-            text = self._parsed[node.graph].annotations.get(item.name)
-            return None if text is None else annotated(text, device, self.printed_size)
+        device, texts = tensors[0].device if tensors else _CPU, self._parsed[node.graph].annotations
 
-        device = tensors[0].device if tensors else _CPU
+        def one(item: fx.Node) -> Any:
+            return annotated(texts[item.name], device, self.printed_size) if item.name in texts else None
+
         own = one(node)
         if own is not None or not node.users:
             return own
         parts = {user.args[1]: one(user) for user in node.users if user.target is operator.getitem}
         if len(parts) < len(node.users) or any(part is None for part in parts.values()):
             return None
-        if all(isinstance(key, int) for key in parts):
-            return tuple([parts.get(i) for i in range(max(key for key in parts if isinstance(key, int)) + 1)])
-        return parts
-
-
-class _Tensor(NamedTuple):
-    """How to make a tensor: ``source`` is the tensor among an operator's whose storage it looks at, or None."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    offset: int
-    source: int | None
+        return tuple([parts.get(i) for i in range(max(parts) + 1)]) if all(type(key) is int for key in parts) else parts
 
 
 class Results:
@@ -491,21 +457,20 @@ class Results:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Any, _Tensor] = {}
+        self._known: dict[Any, tuple[Any, ...]] = {}
 
     def run(self, target: Any, args: Any, kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
         """Call an operator under the fake mode."""
         key = (target, _likeness(args), _likeness(kwargs)) if _is_pure(target) else None
         try:
-            made = self._known[key]
+            *made, source, offset = self._known[key]
         except (KeyError, TypeError):  # not seen before, or an argument without a hash
             value = run_operator(target, args, kwargs, tensors)
             if key is not None and (found := _described(value, tensors)) is not None:
                 with contextlib.suppress(TypeError):
                     self._known[key] = found
             return value
-        storage = None if made.source is None else tensors[made.source].untyped_storage()
-        return fake_tensor(made.shape, made.stride, made.dtype, made.device, storage, made.offset)
+        return fake_tensor(*made, None if source is None else tensors[source].untyped_storage(), offset)
 
 
 @cache
@@ -529,8 +494,8 @@ def _likeness(value: Any) -> Any:
     return type(value), value
 
 
-def _described(value: Any, tensors: Sequence[torch.Tensor]) -> _Tensor | None:
-    """How to make a result anew; ``None``: it has a gap, or is no single plain tensor."""
+def _described(value: Any, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...] | None:
+    """How to make a result anew, on which argument's storage; ``None``: it has a gap, or is no single plain tensor."""
     if not isinstance(value, FakeTensor) or value.layout is not torch.strided or value.constant is not None:
         return None
     offset = value.storage_offset()
@@ -541,20 +506,12 @@ def _described(value: Any, tensors: Sequence[torch.Tensor]) -> _Tensor | None:
     needed = torch._prims_common.compute_required_storage_length(shape, value.stride(), 0) * value.dtype.itemsize
     if not sources and (offset or storage.nbytes() != needed):
         return None
-    return _Tensor(shape, value.stride(), value.dtype, value.device, offset, next(iter(sources), None))
+    return shape, value.stride(), value.dtype, value.device, next(iter(sources), None), offset
 
 
 def tensors_in(*values: Any) -> list[torch.Tensor]:
     """The tensors among arguments."""
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found += tensors_in(*value)
-        elif isinstance(value, dict):
-            found += tensors_in(*value.values())
-    return found
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 def fake_tensor(
@@ -593,36 +550,25 @@ def run_operator(target: Any, args: Any, kwargs: Mapping[str, Any], tensors: Seq
         elsewhere = sorted((device for device in devices if device.type != "cpu"), key=str)
         if not elsewhere:
             raise
-        return _run_on_cpu(target, args, kwargs, elsewhere[0])
-
-
-def _run_on_cpu(target: Any, args: Any, kwargs: Any, device: torch.device) -> Any:
-    aliases: dict[int, torch.Tensor] = {}
-    originals: dict[int, torch.Tensor] = {}
+    given = {id(one): one for one in tensors}
+    on_cpu = {key: _claimed(one, _CPU) for key, one in given.items()}
+    originals = {id(alias): given[key] for key, alias in on_cpu.items()}
 
     def to_cpu(leaf: Any) -> Any:
-        if isinstance(leaf, torch.device):
-            return _CPU
-        if not isinstance(leaf, FakeTensor):
-            return leaf
-        if id(leaf) not in aliases:
-            aliases[id(leaf)] = claimed(leaf, _CPU)
-            originals[id(aliases[id(leaf)])] = leaf
-        return aliases[id(leaf)]
+        return _CPU if isinstance(leaf, torch.device) else on_cpu.get(id(leaf), leaf)
 
     def back(leaf: Any) -> Any:
-        if not isinstance(leaf, FakeTensor):
-            return leaf
-        return originals[id(leaf)] if id(leaf) in originals else claimed(leaf, device)
+        return originals[id(leaf)] if id(leaf) in originals else _claimed(leaf, elsewhere[0])
 
     return tree_map(back, target(*tree_map(to_cpu, args), **tree_map(to_cpu, kwargs)))
 
 
-def claimed(tensor: FakeTensor, device: torch.device) -> FakeTensor:
-    """An alias of a fake tensor, on the same storage, that says it is on `device`."""
-    mode = tensor.fake_mode
-    with in_kernel_invocation_manager(mode):
-        return FakeTensor(mode, tensor, device)
+def _claimed(leaf: Any, device: torch.device) -> Any:
+    """An alias of a fake tensor, on the same storage, that says it is on `device`; what else there is, itself."""
+    if not isinstance(leaf, FakeTensor):
+        return leaf
+    with in_kernel_invocation_manager(leaf.fake_mode):
+        return FakeTensor(leaf.fake_mode, leaf, device)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """What is asked of a fit, and what it answers: rewrites and an order, beside the best order without rewrites."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import Order, Problem
@@ -71,7 +70,8 @@ class FitPoint:
     host_bytes: int = 0
 
 
-class Faster(NamedTuple):
+@dataclass(frozen=True)
+class Faster:
     """A plan that is not taken, as the device does not hold it.
 
     Attributes:

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from overlap_sched.cost import CostModel, Price
+from overlap_sched.cost import CostModel
 from overlap_sched.cost.model import Source
 from overlap_sched.cost.profile import Profile, RankTrace, Shapes, apply_profile, read_traces
 from overlap_sched.errors import CostError, OverlapSchedWarning
@@ -25,12 +25,9 @@ def lifted_with_profile(lifted: Lifted, traces: Sequence[RankTrace]) -> tuple[Li
     Raises:
         CostError: See :func:`overlap_sched.cost.profile.apply_profile`.
     """
-    kernels = [price.part_of for price in lifted.prices]
-    found = apply_profile(lifted.problem, traces, [shapes_of(node) for node in lifted.nodes], kernels)
-    prices = list(lifted.prices)
-    for v in found.measured:
-        prices[v] = Price(found.problem.nodes[v].time_us, "profile")
-    return replace(lifted, problem=found.problem, prices=tuple(prices)), found.profile
+    shapes = [shapes_of(node) for node in lifted.nodes]
+    problem, prices, profile = apply_profile(lifted.problem, lifted.prices, traces, shapes)
+    return replace(lifted, problem=problem, prices=prices), profile
 
 
 class ProfileCost:

@@ -9,12 +9,9 @@ B is I and W in one. ``3F7`` is the forward of stage 3 for micro-batch 7. A :cla
 that run together, multiplexed: ``(3F7;3B2)OVERLAP_F_B``.
 """
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
-
-from overlap_sched.errors import PipelineError
 
 
 class ActionKind(StrEnum):
@@ -37,6 +34,8 @@ SENDS = (ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD)
 RECEIVES = (ActionKind.RECEIVE_FORWARD, ActionKind.RECEIVE_BACKWARD)
 BACKWARDS = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
 """They make the gradient of a stage's input."""
+OF_WEIGHTS = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT)
+"""They make the gradient of a stage's weights."""
 UPDATES = (ActionKind.REDUCE, ActionKind.STEP)
 """Once per stage, for all micro-batches."""
 
@@ -95,37 +94,6 @@ def input_gradient(stage: int, micro_batch: int) -> Action:
 def weight_gradient(stage: int, micro_batch: int) -> Action:
     """``W``."""
     return Action(ActionKind.WEIGHT_GRADIENT, stage, micro_batch)
-
-
-_KINDS = "|".join(sorted(ActionKind, key=len, reverse=True))
-_ACTION = re.compile(rf"(\d{{1,9}})({_KINDS})(\d{{1,9}})?")
-_PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
-
-
-def read_item(text: str) -> Item:
-    """The item of a text, spaces around it left out.
-
-    Raises:
-        PipelineError: It is none.
-    """
-    text = text.strip()
-    pair = _PAIR.fullmatch(text)
-    if pair is None:
-        return _action(text, text)
-    return Pair(_action(pair[1], text), _action(pair[2], text))
-
-
-def _action(text: str, whole: str) -> Action:
-    match = _ACTION.fullmatch(text.strip())
-    if match is not None:
-        kind = ActionKind(match[2])
-        if (match[3] is None) == (kind in UPDATES):
-            return Action(kind, int(match[1]), None if match[3] is None else int(match[3]))
-    shown = whole if len(whole) <= 40 else whole[:37] + "..."
-    raise PipelineError(
-        f"{shown!r} is no action: write stage, kind and micro-batch, as in 2F0, or two that run together, as in "
-        "(2F1;2B0)OVERLAP_F_B."
-    )
 
 
 @dataclass(frozen=True)

@@ -6,24 +6,22 @@ several policies. Of the cuts whose schedules are shortest, some schedules are i
 where OR-tools is installed.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from importlib.util import find_spec
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from math import inf
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import COMPUTE
-from overlap_sched.pipeline.compare import FEW, PlannedPipeline, plan_pipeline, stages_per_rank
+from overlap_sched.pipeline.compare import FEW, PlannedPipeline, measure_schedule, stages_per_rank
 from overlap_sched.pipeline.cuts import UnitCut, best_cut, unit_cuts
 from overlap_sched.pipeline.exact import exact_pipeline, solvable
-from overlap_sched.pipeline.greedy import MadeSchedule, PolicySearch
+from overlap_sched.pipeline.greedy import ScheduleSearch
 from overlap_sched.pipeline.improve import SAME, improve_schedule
 from overlap_sched.pipeline.job import PipelineJob, recompute_stages
-from overlap_sched.pipeline.judge import limited_bound_us, violation
-from overlap_sched.pipeline.layout import StageLayout
-from overlap_sched.pipeline.named import NAMED, interleaved_in
-from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline, transfers_us, with_updates, within_limits
+from overlap_sched.pipeline.judge import limited_bound_us
+from overlap_sched.pipeline.layout import FOLDED, MIRRORED, StageLayout
+from overlap_sched.pipeline.named import NAMED, interleaved_in, lay_out_named
+from overlap_sched.pipeline.replay import with_updates
 
 FOUND = "found"
 """How the schedule is called."""
@@ -67,25 +65,17 @@ class FoundPipeline:
 
 @dataclass
 class _Trial:
-    """A job laid out and cut in one way, and its schedules that fit, the shortest first; ``units``: before it is."""
+    """A job laid out and cut in one way, with its schedules; ``units``: before it is."""
 
     layout: StageLayout
     how: UnitCut
     units: PipelineJob
-    placed: PipelineJob
+    search: ScheduleSearch
     bound_us: float
-    made: list[MadeSchedule] = field(default_factory=list)
-
-    @cached_property
-    def policies(self) -> PolicySearch:
-        return PolicySearch(self.placed, inf)
 
     @property
     def step_us(self) -> float:
-        return self.made[0].step_us if self.made else inf
-
-    def add(self, *more: MadeSchedule) -> None:
-        self.made = sorted([*self.made, *more], key=lambda made: made.step_us)
+        return self.search.made[0].step_us if self.search.made else inf
 
 
 def find_pipeline(
@@ -108,29 +98,27 @@ def find_pipeline(
     for at, trial in enumerate(trials, 1):
         if trial.bound_us < best_us * (1 - SAME):  # else it can be no better
             tell(f"searching {trial.layout}: {at} of {len(trials)}")
-            trial.add(*_named(trial))
-            trial.policies.best_us = min(best_us, trial.step_us)
-            trial.policies.same_on_all()
-            trial.add(*(made for made, _ in trial.policies.made))
+            trial.search.best_us = best_us
+            _add_named(trial)
+            trial.search.try_policies()
             best_us = min(best_us, trial.step_us)
     for trial in sorted(trials, key=lambda one: one.step_us)[:IMPROVED_CUTS]:
-        if trial.made and trial.bound_us < best_us * (1 - SAME):
+        if trial.search.made and trial.bound_us < best_us * (1 - SAME):
             tell(f"improving {trial.layout}")
             _improve(trial, effort)
             best_us = min(best_us, trial.step_us)
     for trial in trials:
-        if trial.bound_us < best_us * (1 - SAME):
-            _solve(trial, best_us, effort, tell)
+        if trial.bound_us < best_us * (1 - SAME) and solvable(trial.search.clock.job, EXACT_ACTIONS):
+            tell(f"solving {trial.layout} exactly")
+            _solve(trial, best_us, EXACT_WORK * effort)
             best_us = min(best_us, trial.step_us)
     if best_us == inf:
         return None
     best = min(trials, key=lambda one: one.step_us)
-    schedule = replace(best.made[0].schedule, name=FOUND)
-    replay = replay_pipeline(best.placed, schedule)
-    peaks, how = pipeline_peaks(best.placed, replay), best.how
-    plan = PlannedPipeline(FOUND, best.placed, schedule, replay, peaks, best.bound_us, how.cut, how.recomputed)
-    bound_us = min(trial.bound_us for trial in trials)
-    return FoundPipeline(plan, bound_us, min(any_cut_us, bound_us), str(best.layout), best.made[0].made_from)
+    made, bound_us = best.search.made[0], min(trial.bound_us for trial in trials)
+    schedule = replace(made.schedule, name=FOUND)
+    plan = measure_schedule(best.search.clock.job, schedule, best.bound_us, best.how.cut, best.how.recomputed)
+    return FoundPipeline(plan, bound_us, min(any_cut_us, bound_us), str(best.layout), made.made_from)
 
 
 def _trials(job: PipelineJob) -> tuple[list[_Trial], float]:
@@ -141,7 +129,7 @@ def _trials(job: PipelineJob) -> tuple[list[_Trial], float]:
     found: list[_Trial] = []
     low_us = inf
     few = sorted({1, *stages_per_rank(job), *range(2, min(FEW, len(job.stages) // job.ranks) + 1)})
-    for layout in (*(StageLayout("looped", v) for v in few), StageLayout("folded", 2), StageLayout("mirrored")):
+    for layout in (*(StageLayout("looped", v) for v in few), FOLDED, MIRRORED):
         cuts, least_us = unit_cuts(job, layout)
         low_us = min(low_us, least_us)
         size, left = divmod(len(job.stages), layout.count(job.ranks))
@@ -157,72 +145,35 @@ def _trials(job: PipelineJob) -> tuple[list[_Trial], float]:
                 continue
             limits = placed.memory_limit_bytes or (inf,) * job.ranks
             if all(static <= limit for static, limit in zip(placed.static_bytes, limits, strict=True)):
-                found.append(_Trial(layout, how, units, placed, limited_bound_us(placed)))
+                found.append(_Trial(layout, how, units, ScheduleSearch(placed), limited_bound_us(placed)))
     return sorted(found, key=lambda trial: trial.bound_us), low_us
 
 
-def _improve(trial: _Trial, effort: int) -> None:
-    actions = max(sum(map(len, trial.made[0].schedule.orders)), 1)
-    count = effort * min(TIMED_ACTIONS // actions, MOST_TRIALS) // IMPROVED
-    known = len(trial.policies.made)
-    trial.policies.one_for_each(count // POLICY_TAKES)
-    trial.add(*(made for made, _ in trial.policies.made[known:]))
-    unlike = list({round(one.step_us, 3): one for one in reversed(trial.made)}.values())[::-1]  # one of each step
-    for one in unlike[:IMPROVED]:
-        schedule = improve_schedule(trial.placed, one.schedule, trial.bound_us, count)
-        step_us = replay_pipeline(trial.placed, schedule).step_us
-        if step_us < one.step_us * (1 - SAME):
-            trial.add(MadeSchedule(step_us, schedule, f"{one.made_from}, improved"))
-
-
-def _named(trial: _Trial) -> Iterator[MadeSchedule]:
-    """The named schedules of a layout that fit."""
+def _add_named(trial: _Trial) -> None:
     chunks = trial.layout.chunks
     for of in (*((interleaved_in(chunks),) if chunks > 1 else ()), *NAMED):
-        if of.layout != trial.layout:
-            continue
-        try:
-            one = plan_pipeline(trial.units, of, trial.how.cut)
-        except PipelineError:
-            continue
-        if one.shortage is None:
-            yield MadeSchedule(one.replay.step_us, one.schedule, of.name)
+        if of.layout == trial.layout:
+            with suppress(PipelineError):  # no halves, or an odd number of ranks
+                trial.search.add(lay_out_named(trial.units, of, trial.how.cut)[1], of.name)
 
 
-def _solve(trial: _Trial, best_us: float, effort: int, tell: Callable[[str], None]) -> None:
-    """Add the optimum of a small job, or what is found on the way, and sharpen its bound.
-
-    Args:
-        trial: With the schedules that are known; of these, none is needed.
-        best_us: What is no shorter than the shortest that is known of any trial is not looked for.
-        effort: OR-tools has so many times :data:`EXACT_WORK`.
-        tell: Hears of it.
-    """
-    placed, made = trial.placed, trial.made[0] if trial.made else None
-    if not solvable(placed, EXACT_ACTIONS) or find_spec("ortools") is None:
-        return
-    most_us = min(best_us, trial.step_us, _one_by_one_us(placed))
-    if not most_us:
-        return
-    tell(f"solving {trial.layout} exactly")
-    start = made.schedule if made is not None and made.step_us <= most_us else None
-    solved = exact_pipeline(placed, start, most_us, EXACT_WORK * effort)
-    if solved is None:
-        return
-    if start is None or solved.bound_us <= most_us:  # else its rounding is at fault: there is a schedule
-        trial.bound_us = max(trial.bound_us, min(solved.bound_us, most_us))
-    if solved.schedule is None:
-        return
-    schedule = with_updates(placed, solved.schedule)
-    if violation(placed, schedule) is not None:
-        return
-    replay = replay_pipeline(placed, schedule)
-    if within_limits(placed, replay) and replay.step_us < trial.step_us * (1 - SAME):
-        trial.add(MadeSchedule(replay.step_us, schedule, "solved"))
+def _improve(trial: _Trial, effort: int) -> None:
+    search = trial.search
+    actions = sum(map(len, search.made[0].schedule.orders))
+    count = effort * min(TIMED_ACTIONS // actions, MOST_TRIALS) // IMPROVED
+    search.vary_policies(count // POLICY_TAKES)
+    unlike = {round(one.step_us, 3): one for one in reversed(search.made)}  # one of each step
+    for _, one in sorted(unlike.items())[:IMPROVED]:
+        schedule = improve_schedule(search.clock, one.schedule, trial.bound_us, count)
+        search.add(schedule, f"{one.made_from}, improved", one.step_us * (1 - SAME))
 
 
-def _one_by_one_us(placed: PipelineJob) -> float:
-    """Longer than any schedule in which something always runs or is on its way."""
-    blocks = [one.block(kind) for one in placed.stages for kind in COMPUTE]
-    computed = sum(block.time_us for block in blocks if block is not None)
-    return placed.micro_batches * (computed + sum(transfers_us(placed)))
+def _solve(trial: _Trial, best_us: float, work: float) -> None:
+    """Add the optimum of a small job, or what is found on the way, and sharpen its bound; ``best_us``: of all."""
+    search = trial.search
+    start = search.made[0].schedule if search.made and trial.step_us <= best_us else None
+    schedule, bound_us = exact_pipeline(search.clock.job, start, best_us, work)
+    if start is None or bound_us <= best_us:  # else its rounding is at fault: there is a schedule
+        trial.bound_us = max(trial.bound_us, min(bound_us, best_us))
+    if schedule is not None:
+        search.add(with_updates(search.clock.job, schedule), "solved", trial.step_us * (1 - SAME))

@@ -1,6 +1,7 @@
 """Named schedules of one job side by side: judged, replayed, and held against their bounds and each rank's memory."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -109,9 +110,16 @@ def plan_pipeline(job: PipelineJob, of: NamedSchedule, cut: Cut | None = None) -
     wrong = violation(placed, schedule)
     if wrong is not None:
         raise PipelineError(f"{job.name}: {of.name} fails verification: {wrong}. This is a bug: please report it.")
-    replay = replay_pipeline(placed, schedule)
-    peaks = pipeline_peaks(placed, replay)
-    return PlannedPipeline(of.name, placed, schedule, replay, peaks, pipeline_bound_us(placed), cut)
+    return measure_schedule(placed, replace(schedule, name=of.name), pipeline_bound_us(placed), cut)
+
+
+def measure_schedule(
+    job: PipelineJob, schedule: PipelineSchedule, bound_us: float, cut: Cut, recomputed: tuple[int, ...] = ()
+) -> PlannedPipeline:
+    """Replay a valid schedule of a job that is laid out for it; raises as :func:`replay_pipeline`."""
+    replay = replay_pipeline(job, schedule)
+    peaks = pipeline_peaks(job, replay)
+    return PlannedPipeline(schedule.name, job, schedule, replay, peaks, bound_us, cut, recomputed)
 
 
 def compare_schedules(
@@ -163,8 +171,6 @@ def with_room(
 
 
 WHOLE = ("micro_batches", "ranks")
-AXES = (*WHOLE, "links")
-MOST_CHANGES = 64
 _LEAST, _MOST = 2.0**-20, 2.0**60
 
 
@@ -182,24 +188,32 @@ class ChangedJob:
     def linked(self, job: PipelineJob) -> PipelineJob:
         """The job with links of another bandwidth."""
         factor = dict(self.values).get("links", 1.0)
-        links = {ends: _times(link, factor) for ends, link in job.links.items()}
-        return replace(job, link=_times(job.link, factor), links=links)
+
+        def scaled(link: PipelineLink) -> PipelineLink:
+            return replace(link, bytes_per_s=link.bytes_per_s * factor)
+
+        return replace(job, link=scaled(job.link), links={ends: scaled(link) for ends, link in job.links.items()})
 
 
-UNCHANGED = ChangedJob()
+def read_changes(texts: Iterable[str]) -> list[ChangedJob]:
+    """List all combinations of values that ``--vary`` was given; raises as :func:`read_axes`."""
 
+    def read(name: str, text: str) -> float:
+        value = float(text)
+        if name in WHOLE and value != int(value):
+            raise OptionsError(f"--vary {name}={text}: {name} are whole numbers.")
+        return value
 
-def _times(link: PipelineLink, factor: float) -> PipelineLink:
-    return replace(link, bytes_per_s=link.bytes_per_s * factor)
+    found = read_axes(texts, (*WHOLE, "links"), "micro_batches=8,16,32 links=0.5,2", 64, read)
+    return [ChangedJob(tuple(zip(found, values, strict=True))) for values in product(*found.values())] if found else []
 
 
 def read_axes(
     texts: Iterable[str],
-    axes: Collection[str] = AXES,
-    whole: Collection[str] = WHOLE,
-    example: str = "micro_batches=8,16,32 links=0.5,2",
-    most: int = MOST_CHANGES,
-    read: Callable[[str, str], float] = lambda name, text: float(text),
+    axes: Collection[str],
+    example: str,
+    most: int,
+    read: Callable[[str, str], float],
     from_zero: Collection[str] = (),
 ) -> dict[str, tuple[float, ...]]:
     """Read what ``--vary`` was given: ``micro_batches=8,16,32``, ``links=0.25..4``, ``headroom=0..2GiB``.
@@ -207,7 +221,6 @@ def read_axes(
     Args:
         texts: One per axis.
         axes: Names that may be varied.
-        whole: Those whose values are whole numbers.
         example: For messages.
         most: Combinations.
         read: Reads a value of an axis; raises ``ValueError`` where it is none.
@@ -225,42 +238,32 @@ def read_axes(
             raise OptionsError(f"--vary {shown}: is not WHAT=VALUES, WHAT one of {', '.join(axes)}: {example}.{near}")
         if name in found:
             raise OptionsError(f"--vary {shown}: {name} is varied already. Give it once.")
-        found[name] = _values(shown, name, values, most, partial(read, name), 0.0 if name in from_zero else _LEAST)
-        if name in whole and not all(value == int(value) for value in found[name]):
-            raise OptionsError(f"--vary {shown}: {name} are whole numbers.")
+        if "..." in values:
+            raise OptionsError(
+                f"--vary {shown}: has three dots. Did you mean {name}={re.sub('[.]{3,}', '..', values)}?"
+            )
+        least = 0.0 if name in from_zero else _LEAST
+        try:
+            found[name] = _values(values, partial(read, name), least, most)
+        except OptionsError:  # says more
+            raise
+        except ValueError:
+            above = "above 0" if least else "0 or more"
+            raise OptionsError(
+                f"--vary {shown}: values are numbers {above}, each once: FIRST..LAST in powers of two, or A,B,C."
+            ) from None
     if (count := prod(map(len, found.values()))) > most:
         raise OptionsError(f"--vary: that makes {count} combinations, {most} at most. Give fewer values.")
     return found
 
 
-def _values(
-    shown: str, name: str, text: str, most: int, read: Callable[[str], float], least: float
-) -> tuple[float, ...]:
+def _values(text: str, read: Callable[[str], float], least: float, most: int) -> tuple[float, ...]:
     first, dots, last = text.partition("..")
-    if last.startswith("."):
-        raise OptionsError(f"--vary {shown}: has three dots. Did you mean {name}={first}..{last.lstrip('.')}?")
-    found: list[float] = []
-    try:
-        low, *others = [read(value.strip()) for value in ([first, last] if dots else text.split(","))]
-        if dots and others[0] > low == least == 0:
-            found = [0.0, *(others[0] / 2**k for k in range(4, -1, -1))]
-        elif dots:
-            found = [value for value in (low * 2**k for k in range(most + 1)) if value <= others[0] * (1 + 1e-9)]
-        else:
-            found = [low, *others]
-    except OptionsError:  # says more
-        raise
-    except ValueError:
-        pass
-    if not found or not all(least <= value <= _MOST for value in found) or len(set(found)) != len(found):
-        above = "0 or more" if least == 0 else "above 0"
-        raise OptionsError(
-            f"--vary {shown}: values are numbers {above}, each once: FIRST..LAST in powers of two, or A,B,C."
-        )
-    return tuple(found)
-
-
-def changes(found: Mapping[str, tuple[float, ...]]) -> list[ChangedJob]:
-    """List all combinations of values."""
-    combined = product(*found.values()) if found else ()
-    return [ChangedJob(tuple(zip(found, values, strict=True))) for values in combined]
+    values = [read(value.strip()) for value in ([first, last] if dots else text.split(","))]
+    if dots and values[1] > values[0] == least == 0:
+        values = [0.0, *(values[1] / 2**k for k in range(4, -1, -1))]
+    elif dots:
+        values = [one for k in range(most + 1) if (one := values[0] * 2**k) <= values[1] * (1 + 1e-9)]
+    if not values or not all(least <= value <= _MOST for value in values) or len(set(values)) != len(values):
+        raise ValueError
+    return tuple(values)

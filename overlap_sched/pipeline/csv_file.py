@@ -3,28 +3,27 @@
 Formats (:data:`CsvFormat`), the first two named as there (``torch/distributed/pipelining/schedules.py``,
 ``_dump_csv``):
 
-- ``compute_only``: F, B, I, W and pairs; torch adds sends, receives and reductions. Cells may be empty.
+- ``compute_only``: F, B, I, W and pairs; torch adds sends, receives and reductions.
 - ``compute_comms``: with them; nothing is added. A reduction also scales a stage's gradients there: each stage has one.
 - ``compute_comms_waits``: the same with a wait for each send and reduction; torch 2.15 wants them, 2.13 has none.
-
-Of files that torch wrote, ``UNSHARD`` and ``RESHARD`` (of stages that ``fully_shard`` shards) and waits are read over.
 """
 
-import csv
-import io
-import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import SENDS, UPDATES, Action, ActionKind, Item, PipelineSchedule, parts, read_item
-from overlap_sched.pipeline.job import MAX_ACTIONS, PipelineJob
-from overlap_sched.pipeline.job_file import read_text
+from overlap_sched.pipeline.action import (
+    OF_WEIGHTS,
+    SENDS,
+    UPDATES,
+    Action,
+    Item,
+    PipelineSchedule,
+    parts,
+)
+from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.replay import PipelineReplay
-from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
 
 
 def with_transfers(job: PipelineJob, schedule: PipelineSchedule, replay: PipelineReplay) -> PipelineSchedule:
@@ -32,26 +31,20 @@ def with_transfers(job: PipelineJob, schedule: PipelineSchedule, replay: Pipelin
 
     What starts at one time stays in the order of the replay, in which each comes behind what it needs.
     """
-    sent = {
-        one.action: one.needed_by for one in replay.sent if job.rank_of[one.needed_by] != job.rank_of[one.action.stage]
-    }
+    sent = {one.action: one.both_ends for one in replay.sent}
     orders: list[list[Item]] = [[] for _ in range(job.ranks)]
-    for rank, (item, _, _) in sorted(replay.ran, key=lambda ran: ran[1].start_us):
-        orders[rank].append(item)
-        for action in parts(item):
-            if action in sent:
-                ahead, to, m = action.kind is ActionKind.FORWARD, sent[action], action.micro_batch
-                send = ActionKind.SEND_FORWARD if ahead else ActionKind.SEND_BACKWARD
-                receive = ActionKind.RECEIVE_FORWARD if ahead else ActionKind.RECEIVE_BACKWARD
-                orders[rank].append(Action(send, action.stage, m))
-                orders[job.rank_of[to]].append(Action(receive, to, m))
+    for item, _, _ in sorted(replay.ran, key=lambda run: run.start_us):
+        own = orders[job.rank_of[parts(item)[0].stage]]
+        own.append(item)
+        for send, receive in (sent[action] for action in parts(item) if action in sent):
+            other = orders[job.rank_of[receive.stage]]
+            if other is not own:
+                own.append(send)
+                other.append(receive)
     return PipelineSchedule(schedule.name, tuple(map(tuple, orders)))
 
 
 CsvFormat = Literal["compute_only", "compute_comms", "compute_comms_waits"]
-
-_READ_OVER = re.compile(r"\d+(UNSHARD|RESHARD|WAIT_REDUCE_GRAD|WAIT_SEND_[FB]\d+)")
-_OF_WEIGHTS = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT)
 
 
 def schedule_csv(job: PipelineJob, schedule: PipelineSchedule, replay: PipelineReplay, form: CsvFormat) -> str:
@@ -72,49 +65,11 @@ def schedule_csv(job: PipelineJob, schedule: PipelineSchedule, replay: PipelineR
             f"{len(job.routes)} {'route' if len(job.routes) == 1 else 'routes'} that do not. Choose another schedule."
         )
     with_sends = schedule if form == "compute_only" else with_transfers(job, schedule, replay)
-    orders = [[item for item in order if not _updates(item)] for order in with_sends.orders]
-    rows = [[str(item) for item in order] for order in orders]
+    orders = [[item for item in order if parts(item)[0].kind not in UPDATES] for order in with_sends.orders]
+    rows = [list(map(str, order)) for order in orders]
     if form != "compute_only":
         rows = [_cells(order, replay, form == "compute_comms_waits") for order in orders]
-    out = io.StringIO(newline="")
-    csv.writer(out).writerows(rows)
-    return out.getvalue()
-
-
-def read_schedule_csv(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> PipelineSchedule:
-    """The schedule in a file of either format; its name is the file's.
-
-    Raises:
-        PipelineError: The file cannot be read, or a cell is no action.
-        PipelineError: It has more actions than a job may have.
-        InputTooLargeError: It is larger than the limit.
-    """
-    text = read_text(path, limits, "a CSV file of actions", "A schedule is CSV, a row of actions per rank")
-    return replace(parse_schedule_csv(text, str(path)), name=Path(path).name)
-
-
-def parse_schedule_csv(text: str, where: str) -> PipelineSchedule:
-    """The schedule in a text; ``where``: how errors name it. Raises as :func:`read_schedule_csv`."""
-    orders: list[tuple[Item, ...]] = []
-    count = 0
-    for rank, row in enumerate(csv.reader(io.StringIO(text, newline=""))):
-        order: list[Item] = []
-        for column, cell in enumerate(row):
-            if not cell.strip() or _READ_OVER.fullmatch(cell.strip()):
-                continue
-            try:
-                order.append(read_item(cell))
-            except PipelineError as error:
-                raise PipelineError(f"{where}: row {rank + 1}, cell {column + 1}: {error}") from None
-        count += len(order)
-        if count > MAX_ACTIONS:
-            raise PipelineError(f"{where}: has more than {MAX_ACTIONS:,} actions. Write fewer micro-batches.")
-        orders.append(tuple(order))
-    return PipelineSchedule(where, tuple(orders))
-
-
-def _updates(item: Item) -> bool:
-    return isinstance(item, Action) and item.kind in UPDATES
+    return "".join(f"{','.join(row)}\r\n" for row in rows)
 
 
 def _cells(order: Sequence[Item], replay: PipelineReplay, waits: bool) -> list[str]:
@@ -123,9 +78,9 @@ def _cells(order: Sequence[Item], replay: PipelineReplay, waits: bool) -> list[s
     A send is waited for in front of the first item that starts when it is over; a reduction in front of the next one,
     or at the end, as torch's ``_add_reduce_grad`` does where it defers.
     """
-    starts = {run.item: run.start_us for _, run in replay.ran}
-    ends = {_send(one.action): one.end_us for one in replay.sent}
-    left = Counter(action.stage for item in order for action in parts(item) if action.kind in _OF_WEIGHTS)
+    starts = {run.item: run.start_us for run in replay.ran}
+    ends = {one.both_ends[0]: one.end_us for one in replay.sent}
+    left = Counter(action.stage for item in order for action in parts(item) if action.kind in OF_WEIGHTS)
     cells: list[str] = []
     sending: list[tuple[float, str]] = []
     reducing, deferred = list[str](), list[str]()  # waited for later; begun when what has been made is sent
@@ -143,13 +98,8 @@ def _cells(order: Sequence[Item], replay: PipelineReplay, waits: bool) -> list[s
         if isinstance(item, Action) and sends:
             sending.append((ends[item], str(item).replace("SEND", "WAIT_SEND")))
         for action in parts(item):
-            left[action.stage] -= action.kind in _OF_WEIGHTS
-            if action.kind in _OF_WEIGHTS and not left[action.stage]:
+            left[action.stage] -= action.kind in OF_WEIGHTS
+            if action.kind in OF_WEIGHTS and not left[action.stage]:
                 deferred.append(str(action.stage))
     cells += [*(wait for _, wait in sending), *reducing]
     return cells if waits else [cell for cell in cells if "WAIT" not in cell]
-
-
-def _send(action: Action) -> Action:
-    ahead = action.kind is ActionKind.FORWARD
-    return action._replace(kind=ActionKind.SEND_FORWARD if ahead else ActionKind.SEND_BACKWARD)

@@ -13,20 +13,22 @@ that overtake makes one in turn that is as long and needs as much.
 
 import heapq
 import random
-from collections import deque
+from bisect import insort
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 
-from overlap_sched.pipeline.action import COMPUTE, Action, ActionKind, Item, Pair, PipelineSchedule, forward, parts
+from overlap_sched.pipeline.action import COMPUTE, Action, ActionKind, Item, Pair, PipelineSchedule, parts
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.judge import violation
 from overlap_sched.pipeline.replay import (
+    PipelineClock,
     block_of,
+    excess_bytes,
     item_us,
     least_part,
-    pipeline_peaks,
-    replay_pipeline,
     transfer_us,
     with_updates,
 )
@@ -68,9 +70,9 @@ def greedy_schedule(
     """
     run = _GreedyRun(job, policies, spare or (0,) * job.ranks)
     while run.wakes:
-        time_us, rank = heapq.heappop(run.wakes)
-        run.act(time_us, rank)
-    return run.result()
+        run.act(*heapq.heappop(run.wakes))
+    done = run.begun["B"] == list(map(len, run.batches)) and not any(run.waiting)
+    return PipelineSchedule("found", tuple(map(tuple, run.orders))) if done else None
 
 
 class _GreedyRun:
@@ -78,117 +80,100 @@ class _GreedyRun:
 
     Attributes:
         wakes: When a rank is to look again for what it may begin: a heap of times and ranks.
+        orders: Per rank, what it has begun.
+        batches: Per stage, its micro-batches. begun: How many of them, forward and backward (I or B).
+        waiting: Per stage, the micro-batches whose weight gradients wait.
     """
 
     def __init__(self, job: PipelineJob, policies: Sequence[PipelinePolicy], spare: Sequence[int]) -> None:
         self._job, self._policies = job, policies
-        stages = range(len(job.stages))
-        self._batches = [route.micro_batches for route in job.route_of]
-        there = [[0.0] * len(self._batches[s]) if job.before[s] is None else [] for s in stages]
-        self._forward_there: list[list[float]] = there
-        self._backward_there: list[list[float]] = [[] for _ in stages]
-        self._begun = {kind: [0] * len(job.stages) for kind in ("F", "B")}
-        self._waiting: list[deque[int]] = [deque() for _ in stages]
-        self._forward_end: list[list[float]] = [[] for _ in stages]
-        self._free_us = [0.0] * job.ranks
-        self._stream: dict[tuple[int, int], float] = {}
-        self._orders: list[list[Item]] = [[] for _ in range(job.ranks)]
-        self._depth = {s: k for route in job.routes for k, s in enumerate(route.stages)}
-        self._ahead = [self._most_ahead(rank) for rank in range(job.ranks)]
         self.wakes: list[tuple[float, int]] = [(0.0, rank) for rank in range(job.ranks)]
-        limits = job.memory_limit_bytes or (2**62,) * job.ranks
-        self._room = [
-            limit - static - free for limit, static, free in zip(limits, job.static_bytes, spare, strict=True)
-        ]
+        self.orders: list[list[Item]] = [[] for _ in range(job.ranks)]
+        self.batches = [route.micro_batches for route in job.route_of]
+        self.begun = {kind: [0] * len(job.stages) for kind in "FB"}
+        self.waiting: list[deque[int]] = [deque() for _ in job.stages]
+        self._there: dict[str, list[list[float]]] = {kind: [[] for _ in job.stages] for kind in "FB"}
+        for route in job.routes:
+            self._there["F"][route.stages[0]] = [0.0] * len(route.micro_batches)
+        self._free_us, self._stream = [0.0] * job.ranks, defaultdict[tuple[int, int], float](float)
+        self._depth = {s: k for route in job.routes for k, s in enumerate(route.stages)}
+        self._deepest_first = [sorted(stages, key=self._depth.__getitem__, reverse=True) for stages in job.stages_of]
+        per_rank = max(len(job.stages) // job.ranks, 1)
+        behind = [sum(len(job.route_of[s].stages) - self._depth[s] for s in stages) for stages in job.stages_of]
+        self._ahead = [max(-(-one // per_rank) + policies[rank].ahead, 1) for rank, one in enumerate(behind)]
         self._coming = [0] * job.ranks  # outputs under way to a rank, or waiting there
-        self._most = [max(map(self._passing_bytes, stages)) for stages in job.stages_of]
-
-    def _most_ahead(self, rank: int) -> int:
-        behind = [len(self._job.route_of[s].stages) - self._depth[s] for s in self._job.stages_of[rank]]
-        per_rank = max(len(self._depth) // self._job.ranks, 1)
-        return max(-(-sum(behind) // per_rank) + self._policies[rank].ahead, 1)
+        self._room = []
+        for rank, limit in enumerate(job.memory_limit_bytes or (2**62,) * job.ranks):
+            blocks = [job.stages[s].block(kind) for s in job.stages_of[rank] for kind in COMPUTE]
+            passing = max(block.transient_bytes + block.output_bytes for block in blocks if block is not None)
+            self._room.append(limit - job.static_bytes[rank] - spare[rank] - passing)
 
     def act(self, time_us: float, rank: int) -> None:
         """Have a rank begin what it may at a time, or wait for what is known to come."""
         if time_us < self._free_us[rank]:
             return
         item = self._chosen(time_us, rank)
-        if item is not None:
-            self._begin(time_us, rank, item)
+        if item is None:
+            coming = [self._next_us(kind, s) for s in self._job.stages_of[rank] for kind in "FB"]
+            later = min((us for us in coming if us > time_us), default=inf)
+            if later < inf:
+                heapq.heappush(self.wakes, (later, rank))
             return
-        coming = [us for s in self._job.stages_of[rank] for us in (self._next_forward(s), self._next_backward(s))]
-        later = [us for us in coming if us is not None and us > time_us]
-        if later:
-            heapq.heappush(self.wakes, (min(later), rank))
+        end = self._free_us[rank] = time_us + item_us(self._job, item)
+        self.orders[rank].append(item)
+        heapq.heappush(self.wakes, (end, rank))
+        for action in parts(item):
+            self._note(action, rank, end)
 
-    def _next_forward(self, s: int) -> float | None:
-        k = self._begun["F"][s]
-        return self._forward_there[s][k] if k < len(self._forward_there[s]) else None
-
-    def _next_backward(self, s: int) -> float | None:
-        k = self._begun["B"][s]
-        there = self._forward_end[s] if self._job.after[s] is None else self._backward_there[s]
-        return max(there[k], self._forward_end[s][k]) if k < min(len(there), len(self._forward_end[s])) else None
+    def _next_us(self, kind: str, s: int) -> float:
+        """When the input of a stage's next forward or backward is there, if that is known."""
+        there, k = self._there[kind][s], self.begun[kind][s]
+        return there[k] if k < len(there) else inf
 
     def _chosen(self, time_us: float, rank: int) -> Item | None:
-        policy = self._policies[rank]
-        stages = sorted(self._job.stages_of[rank], key=self._depth.__getitem__, reverse=True)
-        waiting = [s for s in stages if self._waiting[s]]
-        if sum(len(self._waiting[s]) for s in waiting) > policy.waiting:
+        policy, stages = self._policies[rank], self._deepest_first[rank]
+        waiting = [s for s in stages if self.waiting[s]]
+        if sum(len(self.waiting[s]) for s in waiting) > policy.waiting:
             return self._weights(waiting)
-        back = next((s for s in stages if _is_there(self._next_backward(s), time_us)), None)
-        inward = stages if policy.deepest else stages[::-1]
-        ahead: Action | None = None
+        back = next((self._next("B", s) for s in stages if self._next_us("B", s) <= time_us), None)
+        ahead = None
         if back is None or policy.pairs:
-            may = (s for s in inward if _is_there(self._next_forward(s), time_us) and self._may_begin(s, rank))
-            ahead = next((forward(s, self._batches[s][self._begun["F"][s]]) for s in may), None)
-        if back is None and ahead is not None:
-            return ahead
+            inward = stages if policy.deepest else stages[::-1]
+            may = (s for s in inward if self._next_us("F", s) <= time_us and self._may_begin(s, rank))
+            ahead = next((self._next("F", s) for s in may), None)
         if back is not None:
-            batch = self._batches[back][self._begun["B"][back]]
-            pair = None if ahead is None else Pair(ahead, Action(ActionKind.BACKWARD, back, batch))
+            pair = None if ahead is None else Pair(ahead, back)
             if pair is not None and item_us(self._job, pair) < sum(item_us(self._job, one) for one in pair):
                 return pair
-            return Action(self._back(back), back, batch)
-        if waiting and not (policy.patient and self._better_to_wait(time_us, stages, waiting)):
-            return self._weights(waiting)
-        return None
+            return back._replace(kind=self._back(back.stage))
+        if ahead is not None or not waiting:
+            return ahead
+        weights, coming = self._weights(waiting), [us for s in stages if (us := self._next_us("B", s)) > time_us]
+        soon = policy.patient and min(coming, default=inf) < time_us + item_us(self._job, weights) / 2
+        return None if soon else weights
+
+    def _next(self, kind: str, s: int) -> Action:
+        return Action(ActionKind(kind), s, self.batches[s][self.begun[kind][s]])
 
     def _weights(self, waiting: list[int]) -> Action:
-        s = min(waiting, key=lambda one: (self._waiting[one][0] - self._batches[one].start, -self._depth[one]))
-        return Action(ActionKind.WEIGHT_GRADIENT, s, self._waiting[s][0])
-
-    def _better_to_wait(self, time_us: float, stages: list[int], waiting: list[int]) -> bool:
-        coming = [us for s in stages if (us := self._next_backward(s)) is not None and us > time_us]
-        return bool(coming) and min(coming) < time_us + item_us(self._job, self._weights(waiting)) / 2
+        s = min(waiting, key=lambda one: (self.waiting[one][0] - self.batches[one].start, -self._depth[one]))
+        return Action(ActionKind.WEIGHT_GRADIENT, s, self.waiting[s][0])
 
     def _may_begin(self, stage: int, rank: int) -> bool:
         """Is there room for a forward, and for its micro-batch in all later stages of the rank?"""
-        stages, job = self._job.stages_of[rank], self._job
-        ahead = sum(self._begun["F"][s] - self._begun["B"][s] for s in stages)
-        later = [s for s in stages if self._depth[s] > self._depth[stage]]
-        if ahead + len(later) >= self._ahead[rank] * len(stages) and ahead:
+        own, stages = self._job.stages_of[rank], self._job.stages
+        ahead = {s: self.begun["F"][s] - self.begun["B"][s] for s in own}
+        new = [s for s in own if s == stage or self._depth[s] > self._depth[stage]]
+        if sum(ahead.values()) + len(new) > self._ahead[rank] * len(own) and any(ahead.values()):
             return False
-        needed = sum(job.stages[s].saved_bytes for s in (stage, *later)) - self._input_bytes(forward(stage, 0))
-        return self._used(rank) + needed + self._most[rank] <= self._room[rank]
-
-    def _used(self, rank: int) -> int:
-        """Bytes of activations, and of inputs."""
-        begun, stages = self._begun, self._job.stages
-        return self._coming[rank] + sum(
-            (begun["F"][s] - begun["B"][s]) * stages[s].saved_bytes + len(self._waiting[s]) * stages[s].kept_bytes
-            for s in self._job.stages_of[rank]
-        )
-
-    def _passing_bytes(self, stage: int) -> int:
-        """The most of a stage that is live only while an action runs, its output included."""
-        blocks = [self._job.stages[stage].block(kind) for kind in COMPUTE]
-        return max(block.transient_bytes + block.output_bytes for block in blocks if block is not None)
+        used = sum(ahead[s] * stages[s].saved_bytes + len(self.waiting[s]) * stages[s].kept_bytes for s in own)
+        needed = sum(stages[s].saved_bytes for s in new) - self._input_bytes(Action(ActionKind.FORWARD, stage))
+        return self._coming[rank] + used + needed <= self._room[rank]
 
     def _input_bytes(self, item: Action) -> int:
         """Bytes that another stage has made for an action."""
         maker = self._job.needs_from(item)
-        if maker is None or item.kind is ActionKind.WEIGHT_GRADIENT:
+        if maker is None:
             return 0
         kind = ActionKind.FORWARD if item.kind is ActionKind.FORWARD else self._back(maker)
         return block_of(self._job, Action(kind, maker)).output_bytes
@@ -196,45 +181,29 @@ class _GreedyRun:
     def _back(self, s: int) -> ActionKind:
         return ActionKind.INPUT_GRADIENT if self._job.stages[s].splits else ActionKind.BACKWARD
 
-    def _begin(self, time_us: float, rank: int, item: Item) -> None:
-        end = self._free_us[rank] = time_us + item_us(self._job, item)
-        self._orders[rank].append(item)
-        heapq.heappush(self.wakes, (end, rank))
-        for action in parts(item):
-            self._note(action, rank, end)
-
     def _note(self, action: Action, rank: int, end: float) -> None:
         """Note what has begun, and when what it makes will be there."""
-        job, s = self._job, action.stage
+        job, (kind, s, m) = self._job, action
         self._coming[rank] -= self._input_bytes(action)
-        if action.kind is ActionKind.WEIGHT_GRADIENT:
-            self._waiting[s].popleft()
+        if kind is ActionKind.WEIGHT_GRADIENT:
+            self.waiting[s].popleft()
             return
-        kind = "F" if action.kind is ActionKind.FORWARD else "B"
-        self._begun[kind][s] += 1
-        if action.kind is ActionKind.INPUT_GRADIENT:
-            self._waiting[s].append(action.micro_batch or 0)
-        elif kind == "F":
-            self._forward_end[s].append(end)
+        way = "F" if kind is ActionKind.FORWARD else "B"
+        self.begun[way][s] += 1
+        if kind is ActionKind.INPUT_GRADIENT:
+            self.waiting[s].append(m or 0)
         to = job.gives_to(action)
         if to is None:
+            if way == "F":
+                self._there["B"][s].append(end)
             return
         receiver = job.rank_of[to]
         self._coming[receiver] += block_of(job, action).output_bytes
         if receiver != rank:
-            start = max(end, self._stream.get((rank, receiver), 0.0))
+            start = max(end, self._stream[rank, receiver])
             end = self._stream[rank, receiver] = start + transfer_us(job, action, receiver)
-        (self._forward_there if kind == "F" else self._backward_there)[to].append(end)
+        self._there[way][to].append(end)
         heapq.heappush(self.wakes, (end, receiver))
-
-    def result(self) -> PipelineSchedule | None:
-        """The schedule, if all has run."""
-        done = self._begun["B"] == list(map(len, self._batches)) and not any(self._waiting)
-        return PipelineSchedule("found", tuple(map(tuple, self._orders))) if done else None
-
-
-def _is_there(there: float | None, time_us: float) -> bool:
-    return there is not None and there <= time_us
 
 
 POLICIES = tuple(
@@ -253,46 +222,63 @@ SEED = 0
 
 @dataclass(frozen=True)
 class MadeSchedule:
-    """A schedule of a layout that fits; ``made_from``: for people."""
+    """A schedule of a layout that fits; ``made_from``: for people; ``policies``: of its ranks, if they have made it."""
 
     step_us: float
     schedule: PipelineSchedule
     made_from: str
+    policies: tuple[PipelinePolicy, ...] = ()
 
 
-class PolicySearch:
+class ScheduleSearch:
     """Schedules of one job.
 
     Attributes:
-        made: Those that fit, with the policies of all ranks.
+        clock: Of the job.
+        made: Those that fit, the shortest first.
         best_us: The shortest that is known, of other cuts, too.
     """
 
-    def __init__(self, job: PipelineJob, best_us: float) -> None:
-        self._job, self.best_us = job, best_us
+    def __init__(self, job: PipelineJob) -> None:
+        self.clock, self.made, self.best_us = PipelineClock(job), list[MadeSchedule](), inf
         self._seen: dict[tuple[object, ...], float] = {}
         self._pairs = least_part(job) < 1.0
-        self.made: list[tuple[MadeSchedule, tuple[PipelinePolicy, ...]]] = []
 
-    def same_on_all(self) -> None:
+    def add(
+        self,
+        schedule: PipelineSchedule,
+        made_from: str,
+        below_us: float = inf,
+        policies: tuple[PipelinePolicy, ...] = (),
+    ) -> None:
+        """Keep a schedule if it is valid, fits, and is shorter than ``below_us``."""
+        job = self.clock.job
+        if violation(job, schedule) is None:
+            replay = self.clock.replay(schedule)
+            if replay.step_us < below_us and not any(excess_bytes(job, replay)):
+                self.best_us = min(self.best_us, replay.step_us)
+                made = MadeSchedule(replay.step_us, schedule, made_from, policies)
+                insort(self.made, made, key=lambda one: one.step_us)
+
+    def try_policies(self) -> None:
         """Try each of some policies on all ranks."""
+        ranks = self.clock.job.ranks
         for policy, pairs in product(POLICIES, (False, True) if self._pairs else (False,)):
             made_from = f"{policy.ahead} ahead, {policy.waiting} waiting{', pairs' * pairs}"
-            self._try((replace(policy, pairs=pairs),) * self._job.ranks, made_from)
-        for made, (policy, *_) in sorted(self.made, key=lambda one: one[0].step_us)[:BENT]:
-            self._try((replace(policy, deepest=False),) * self._job.ranks, made.made_from)
+            self._try((replace(policy, pairs=pairs),) * ranks, made_from)
+        for made in [one for one in self.made if one.policies][:BENT]:
+            self._try((replace(made.policies[0], deepest=False),) * ranks, made.made_from)
 
-    def one_for_each(self, count: int) -> None:
+    def vary_policies(self, count: int) -> None:
         """Change the best policies on some ranks, so many times, and keep to what is no longer."""
-        if not self.made:
+        best = next((one for one in self.made if one.policies), None)
+        if best is None:
             return
-        rng = random.Random(SEED)
-        best, policies = min(self.made, key=lambda one: one[0].step_us)
-        best_us = best.step_us
+        rng, best_us, policies = random.Random(SEED), best.step_us, best.policies
         for _ in range(count):
             changed = self._changed(policies, rng)
             step_us = self._try(changed, "a policy for each rank")
-            if step_us is not None and step_us <= best_us:
+            if step_us <= best_us:
                 best_us, policies = step_us, changed
 
     def _changed(self, policies: Sequence[PipelinePolicy], rng: random.Random) -> tuple[PipelinePolicy, ...]:
@@ -309,27 +295,22 @@ class PolicySearch:
         changed = rng.choice(changes)
         return tuple(changed if rank in ranks else kept for rank, kept in enumerate(policies))
 
-    def _try(self, policies: tuple[PipelinePolicy, ...], made_from: str) -> float | None:
-        """The step of what policies make; ``None``: it does not fit, or they come to a stop."""
-        job, limits = self._job, self._job.memory_limit_bytes
+    def _try(self, policies: tuple[PipelinePolicy, ...], made_from: str) -> float:
+        """Return the step of what policies make; infinite: it does not fit, or they come to a stop."""
+        job, clock = self.clock.job, self.clock
         spare = [0] * job.ranks
         for _ in range(TIGHTENED + 1):
             found = greedy_schedule(job, policies, spare)
             if found is None or found.orders in self._seen:
-                return None if found is None else self._seen[found.orders]
+                return inf if found is None else self._seen[found.orders]
             schedule = with_updates(job, found)
-            replay = replay_pipeline(job, schedule)
-            if replay.step_us > self.best_us * WORTH:
-                return None
-            lacks = [0] * job.ranks
-            if limits is not None:
-                peaks = pipeline_peaks(job, replay)
-                lacks = [max(peak.bytes - limit, 0) for peak, limit in zip(peaks, limits, strict=True)]
-            if not any(lacks):
-                self._seen[found.orders] = replay.step_us
-                self.best_us = min(self.best_us, replay.step_us)
-                if violation(job, schedule) is None:
-                    self.made.append((MadeSchedule(replay.step_us, schedule, made_from), policies))
-                return replay.step_us
-            spare = [one + lack for one, lack in zip(spare, lacks, strict=True)]
-        return None
+            step_us = clock.step_us(clock.orders_of(schedule))
+            if step_us > self.best_us * WORTH:
+                return inf
+            excess = excess_bytes(job, clock.replay(schedule))
+            if not any(excess):
+                self._seen[found.orders] = step_us
+                self.add(schedule, made_from, policies=policies)
+                return step_us
+            spare = [one + more for one, more in zip(spare, excess, strict=True)]
+        return inf

@@ -21,11 +21,10 @@ default what its forward has received::
     saved    F [ all ]---- what is received ----[ F again, B: all ]
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations, pairwise
-from typing import NamedTuple
+from itertools import chain, pairwise
 
 from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import BACKWARDS, Action, ActionKind
@@ -102,9 +101,33 @@ class PipelineStage:
         return block
 
     @property
+    def numbers(self) -> list[float]:
+        """All times and sizes."""
+        blocks = [block for kind in _BLOCKS if (block := self.block(kind)) is not None]
+        each = [(one.time_us, one.transient_bytes, one.output_bytes, one.buffer_bytes) for one in blocks]
+        return [self.saved_bytes, self.kept_bytes, self.static_bytes, *chain.from_iterable(each)]
+
+    @property
     def splits(self) -> bool:
         """It has both halves of its backward."""
         return self.input_gradient is not None and self.weight_gradient is not None
+
+    @property
+    def backs(self) -> list[PipelineBlock]:
+        """The blocks that make the gradient of its input: B, and I where it has halves."""
+        return [self.backward] if self.input_gradient is None else [self.backward, self.input_gradient]
+
+    @property
+    def down_us(self) -> float:
+        """The least time until its gradient goes on."""
+        return min(block.time_us for block in self.backs)
+
+    @property
+    def whole_us(self) -> float:
+        """The least time of its whole backward."""
+        if self.input_gradient is None or self.weight_gradient is None:
+            return self.backward.time_us
+        return min(self.backward.time_us, self.input_gradient.time_us + self.weight_gradient.time_us)
 
 
 @dataclass(frozen=True)
@@ -128,7 +151,7 @@ class Route:
 
 @dataclass(frozen=True)
 class PipelineJob:
-    """Stages on ranks; checked when made.
+    """Stages on ranks.
 
     Attributes:
         name: For people.
@@ -144,7 +167,7 @@ class PipelineJob:
             where they are known better; else both have their own.
 
     Raises:
-        PipelineError: The first rule that is broken.
+        PipelineError: A number is out of range.
     """
 
     name: str
@@ -159,7 +182,9 @@ class PipelineJob:
     pairs: Mapping[tuple[int, int], PipelineBlock] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_job(self)
+        for number, stage in enumerate(self.stages):
+            _check_numbers(f"{self.name}: stage {number}", stage.numbers)
+        _check_numbers(f"{self.name}: a pair or a memory limit", (self.pair_factor, *(self.memory_limit_bytes or ())))
 
     @cached_property
     def route_of(self) -> tuple[Route, ...]:
@@ -207,138 +232,47 @@ class PipelineJob:
         return sum(len(route.micro_batches) for route in self.routes)
 
 
-MAX_ACTIONS = 1_000_000
-"""Of a job: three per stage and micro-batch."""
-
-
-def _check_job(job: PipelineJob) -> None:
-    """Raise :class:`PipelineError` for the first rule that is broken; linear in stages."""
-    _check_ranks(job)
-    _check_routes(job)
-    runs = sum(len(route.stages) * len(route.micro_batches) for route in job.routes)
-    check_actions(job.name, len(job.stages), job.micro_batches, runs)
-    for number, stage in enumerate(job.stages):
-        where = f"{job.name}: stage {number}"
-        for kind, name in _BLOCKS.items():
-            if (block := stage.block(kind)) is not None:
-                _check_block(f"{where}, {name},", block)
-        if (stage.input_gradient is None) != (stage.weight_gradient is None):
-            raise PipelineError(
-                f"{where} has one half of its backward alone: give both input_gradient and weight_gradient, or neither."
-            )
-        _check(where, saved_bytes=stage.saved_bytes, kept_bytes=stage.kept_bytes, static_bytes=stage.static_bytes)
-    for link in (job.link, *job.links.values()):
-        _check(f"{job.name}: a link", latency_us=link.latency_us)
-        if not link.bytes_per_s > 0:
-            raise PipelineError(f"{job.name}: a link has {show_number(link.bytes_per_s)} bytes/s: give more than 0.")
-    _check(f"{job.name}: a pair", factor=job.pair_factor)
-    for (ahead, back), block in job.pairs.items():
-        _check_block(f"{job.name}: the forward of stage {ahead} beside the backward of stage {back}", block)
-
-
-def check_actions(name: str, stages: int, micro_batches: int, runs: int) -> None:
-    """Raise :class:`PipelineError` for too many; ``runs``: of stages with micro-batches."""
-    if 3 * runs > MAX_ACTIONS:
-        raise PipelineError(
-            f"{name}: {stages} stages and {micro_batches} micro-batches make {3 * runs:,} actions, more than "
-            f"{MAX_ACTIONS:,}. Plan fewer micro-batches: the steady state repeats."
-        )
-
-
-def _check_ranks(job: PipelineJob) -> None:
-    if job.ranks < 1 or not job.stages:
-        raise PipelineError(
-            f"{job.name}: {len(job.stages)} stages on {job.ranks} ranks; there is at least one of each."
-        )
-    if len(job.rank_of) != len(job.stages):
-        raise PipelineError(
-            f"{job.name}: {len(job.stages)} stages, but ranks for {len(job.rank_of)}: give each stage a rank."
-        )
-    for stage, rank in enumerate(job.rank_of):
-        if not 0 <= rank < job.ranks:
-            raise PipelineError(f"{job.name}: stage {stage} is on rank {rank}; ranks are 0 to {job.ranks - 1}.")
-    idle = set(range(job.ranks)) - set(job.rank_of)
-    if idle:
-        raise PipelineError(f"{job.name}: rank {min(idle)} has no stage. Take fewer ranks, or more stages.")
-    limits = job.memory_limit_bytes
-    if limits is not None and len(limits) != job.ranks:
-        raise PipelineError(
-            f"{job.name}: {job.ranks} ranks, but {len(limits)} memory limits: give one, or one per rank."
-        )
-    for limit in limits or ():
-        _check(job.name, memory_limit_bytes=limit)
-
-
-def _check_routes(job: PipelineJob) -> None:
-    seen: set[int] = set()
-    for route in job.routes:
-        for stage in route.stages:
-            if not 0 <= stage < len(job.stages):
-                raise PipelineError(f"{job.name}: a route names stage {stage}; stages are 0 to {len(job.stages) - 1}.")
-            if stage in seen:
-                raise PipelineError(f"{job.name}: stage {stage} comes twice on its way: stages form no cycle.")
-            seen.add(stage)
-        batches = route.micro_batches
-        if not batches or batches.step != 1 or batches.start < 0:
-            raise PipelineError(f"{job.name}: a route has no micro-batch; there is at least one.")
-    if len(seen) < len(job.stages):
-        missing = min(set(range(len(job.stages))) - seen)
-        raise PipelineError(f"{job.name}: no micro-batch comes through stage {missing}. Put it on a route.")
-    for one, other in combinations(sorted(job.routes, key=lambda route: route.micro_batches.start), 2):
-        if one.micro_batches.stop > other.micro_batches.start:
-            raise PipelineError(f"{job.name}: micro-batch {other.micro_batches.start} is on two routes.")
-
-
-def _check_block(where: str, block: PipelineBlock) -> None:
-    _check(where, time_us=block.time_us, transient_bytes=block.transient_bytes)
-    _check(where, output_bytes=block.output_bytes, buffer_bytes=block.buffer_bytes)
-
-
-def _check(where: str, **numbers: float) -> None:
-    for name, number in numbers.items():
+def _check_numbers(where: str, numbers: Iterable[float]) -> None:
+    for number in numbers:
         if not 0 <= number <= MAX_TOTAL_BYTES:
             raise PipelineError(
-                f"{where} has {name} {show_number(number)}: times, sizes and factors are 0 or more, and 2**60 at most."
+                f"{where} has {show_number(number)}: times, sizes and factors are 0 or more, and 2**60 at most."
             )
-
-
-class Recomputation(NamedTuple):
-    """How a file says it: microseconds that are added to backward, bytes that are saved; ``None``: by default."""
-
-    time_us: float | None = None
-    saved_bytes: int | None = None
 
 
 def with_recomputation(
-    stages: Sequence[PipelineStage], ways: Sequence[Recomputation | None]
-) -> tuple[PipelineStage, ...]:
-    """Give stages, in the order of forward, their other way to run. By default F runs again and its input is saved."""
-    received = [0, *(stage.forward.output_bytes for stage in stages)]
-    return tuple(
-        stage if way is None else replace(stage, recomputed=_recomputed(stage, way, size))
-        for stage, way, size in zip(stages, ways, received, strict=False)
-    )
+    stage: PipelineStage, received_bytes: int, time_us: float | None = None, saved_bytes: int | None = None
+) -> PipelineStage:
+    """Give a stage its other way to run.
 
+    Args:
+        stage: As it runs without.
+        received_bytes: What its forward receives.
+        time_us: Added to its backward; ``None``: that of its forward.
+        saved_bytes: Until then; ``None``: what it has received.
+    """
+    more_us = stage.forward.time_us if time_us is None else time_us
+    saved = min(stage.saved_bytes, received_bytes if saved_bytes is None else saved_bytes)
 
-def _recomputed(stage: PipelineStage, way: Recomputation, received_bytes: int) -> PipelineStage:
-    more_us = stage.forward.time_us if way.time_us is None else way.time_us
-    saved = min(stage.saved_bytes, received_bytes if way.saved_bytes is None else way.saved_bytes)
-
-    def holding(block: PipelineBlock, us: float) -> PipelineBlock:
+    def hold(block: PipelineBlock, us: float) -> PipelineBlock:
         """With what is not saved live while it runs."""
-        transient = block.transient_bytes + stage.saved_bytes - saved
         part = us / stage.forward.time_us if stage.forward.time_us else 0.0
-        exposed_us = block.exposed_us + part * stage.forward.exposed_us
-        return replace(block, time_us=block.time_us + us, transient_bytes=transient, exposed_us=exposed_us)
+        return replace(
+            block,
+            time_us=block.time_us + us,
+            transient_bytes=block.transient_bytes + stage.saved_bytes - saved,
+            exposed_us=block.exposed_us + part * stage.forward.exposed_us,
+        )
 
     half = stage.input_gradient
-    return replace(
+    again = replace(
         stage,
-        forward=replace(holding(stage.forward, 0.0), sent_bytes=None),
-        backward=holding(stage.backward, more_us),
-        input_gradient=None if half is None else holding(half, more_us),
+        forward=replace(hold(stage.forward, 0.0), sent_bytes=None),
+        backward=hold(stage.backward, more_us),
+        input_gradient=None if half is None else hold(half, more_us),
         saved_bytes=saved,
     )
+    return replace(stage, recomputed=again)
 
 
 def recompute_stages(job: PipelineJob, units: Iterable[int]) -> PipelineJob:

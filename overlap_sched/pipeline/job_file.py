@@ -3,9 +3,8 @@
 Files are not trusted: every key, type, unit and range is checked, and an error says what, where and what to write.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -17,14 +16,11 @@ from overlap_sched.cost.toml_file import Bandwidth, Bytes, Count, Number, Positi
 from overlap_sched.errors import CostError, PipelineError
 from overlap_sched.pipeline.graphs import GraphBlock, GraphSource, JobGraphs, left_by
 from overlap_sched.pipeline.job import (
-    MAX_ACTIONS,
     PipelineBlock,
     PipelineJob,
     PipelineLink,
     PipelineStage,
-    Recomputation,
     Route,
-    check_actions,
     with_recomputation,
 )
 from overlap_sched.problem.file import DEFAULT_LIMITS, DamagedError, Limits, read_bytes
@@ -87,6 +83,10 @@ class _JobTable(Table):
     links: tuple[_LinkBetweenTable, ...] = ()
 
 
+MAX_ACTIONS = 1_000_000
+"""Of a job: three per stage and micro-batch."""
+
+
 def read_job(
     path: str | Path,
     graphs: JobGraphs,
@@ -106,29 +106,13 @@ def read_job(
         InputTooLargeError: It is larger than the limit.
         OverlapSchedError: Of a graph or cluster that it names.
     """
-    text = read_text(path, limits, "a TOML file of a job", "A job is TOML in UTF-8")
-    return parse_job(text, str(path), Path(path).parent, graphs, instead)
-
-
-def read_text(path: str | Path, limits: Limits, wanted: str, form: str) -> str:
-    """Read a file in UTF-8, packed or not.
-
-    Args:
-        path: The file.
-        limits: How large it may be.
-        wanted: What is to be named, for errors: ``"a TOML file of a job"``.
-        form: What it is made of: ``"A job is TOML in UTF-8"``.
-
-    Raises:
-        PipelineError: It cannot be read, or is not text.
-        InputTooLargeError: It is larger than the limit.
-    """
     try:
-        return read_bytes(path, limits).decode("utf-8")
+        text = read_bytes(path, limits).decode("utf-8")
     except OSError as error:
-        raise PipelineError(f"{path}: cannot be read ({error.strerror}). Name {wanted}.") from None
+        raise PipelineError(f"{path}: cannot be read ({error.strerror}). Name a TOML file of a job.") from None
     except (UnicodeDecodeError, DamagedError):
-        raise PipelineError(f"{path}: is not text. {form}.") from None
+        raise PipelineError(f"{path}: is not text. A job is TOML in UTF-8.") from None
+    return parse_job(text, str(path), Path(path).parent, graphs, instead)
 
 
 def parse_job(
@@ -136,31 +120,32 @@ def parse_job(
 ) -> PipelineJob:
     """The job in a text; ``where``: how errors name it. Raises as :func:`read_job`."""
     file = decode_toml(text, _JobTable, where, PipelineError, instead)
-    name, batches, ranks = file.name or folder.name or "job", file.micro_batches, file.ranks
-    source = file.cluster or None, tuple(file.groups.items())
-    count = sum(one.repeat for one in file.stage)
-    if 3 * count > MAX_ACTIONS:
-        raise PipelineError(f"{where}: stage: repeat makes more than {MAX_ACTIONS // 3:,} stages.")
-    check_actions(name, count, batches, count * batches)
+    count, batches, ranks = sum(one.repeat for one in file.stage), file.micro_batches, file.ranks
     if not count:
         raise PipelineError(f"{where}: stage is missing; write [[stage]] above each stage.")
+    if 3 * count * batches > MAX_ACTIONS:
+        raise PipelineError(
+            f"{where}: {count} stages and {batches} micro-batches make {3 * count * batches:,} actions, more than "
+            f"{MAX_ACTIONS:,}. Plan fewer micro-batches: the steady state repeats."
+        )
     if ranks > count:
         raise PipelineError(f"{where}: ranks is {ranks}, and there are {count} stages: give one per rank, or more.")
-    stages, again = list[PipelineStage](), list[Recomputation | None]()
+    stages, received = list[PipelineStage](), 0
     for k, one in enumerate(file.stage):
-        read = _StageReader(graphs, lambda graph: GraphSource(graph, folder / graph, *source), f"{where}: stage[{k}]")
-        stages += [read.stage(one)] * one.repeat
-        way = one.recompute
-        given = Recomputation(way.time, way.saved) if isinstance(way, _RecomputeTable) else Recomputation()
-        again += [given if way else None] * one.repeat
+        stage = _StageReader(file, folder, graphs, f"{where}: stage[{k}]").stage(one)
+        way = one.recompute if isinstance(one.recompute, _RecomputeTable) else _RecomputeTable()
+        for _ in range(one.repeat):
+            sends = _with_outputs(stage, received)
+            stages.append(with_recomputation(sends, received, way.time, way.saved) if one.recompute else sends)
+            received = stage.forward.output_bytes
     try:
         cluster = read_cluster(_near(folder, file.cluster)) if file.cluster else None
     except CostError as error:
         raise PipelineError(str(error)) from None
     link, links = _links(file, where, cluster)
     return PipelineJob(
-        name=name,
-        stages=with_recomputation(_with_outputs(stages), again),
+        name=file.name or folder.name or "job",
+        stages=tuple(stages),
         rank_of=tuple(stage % ranks for stage in range(count)),
         ranks=ranks,
         routes=(Route(tuple(range(count)), range(batches)),),
@@ -174,48 +159,37 @@ def parse_job(
 class _StageReader:
     """Makes a stage of its table: of blocks given by numbers or by graphs, and of bytes."""
 
-    def __init__(self, graphs: JobGraphs, source: Callable[[str], GraphSource], where: str) -> None:
-        self._graphs, self._source, self._where = graphs, source, where
+    def __init__(self, file: _JobTable, folder: Path, graphs: JobGraphs, where: str) -> None:
+        self._file, self._folder, self._graphs, self._where = file, folder, graphs, where
 
     def stage(self, table: _StageTable) -> PipelineStage:
         """Where only the halves of backward are given, the whole takes both, one after the other."""
-        self._parameters = None if table.parameters is None else int(table.parameters)
         graph, ahead = self._given(table, "forward")
         pinned = 0 if graph is None else graph.pinned_bytes
         saved = _or(table.saved, 0 if graph is None else left_by(graph, ahead.output_bytes))
         static = _or(table.parameters, pinned) + table.gradients + table.optimizer
-        halves = table.input_gradient is not None or table.weight_gradient is not None
         kept, half_i, half_w = _or(table.kept, 0), None, None
-        if halves:
-            graph_i, half_i = self._given(table, "input_gradient")
+        if table.input_gradient is not None or table.weight_gradient is not None:
+            (graph_i, half_i), (graph_w, half_w) = (self._given(table, f"{of}_gradient") for of in ("input", "weight"))
             if graph_i is not None:
                 kept = _or(table.kept, left_by(graph_i, half_i.output_bytes))
-            graph_w, half_w = self._given(table, "weight_gradient")
             half_i, half_w = _measured(graph_i, half_i, saved), _measured(graph_w, half_w, kept)
         if half_i is not None and half_w is not None and table.backward is None:
-            back = _both(half_i, half_w, saved, kept)
+            transient = max(half_i.transient_bytes, kept + half_w.transient_bytes - saved)
+            time_us, exposed_us = half_i.time_us + half_w.time_us, half_i.exposed_us + half_w.exposed_us
+            sent = half_i.output_bytes, half_i.sent_bytes
+            back = PipelineBlock(time_us, transient, *sent, exposed_us=exposed_us)
         else:
             back = _measured(*self._given(table, "backward"), saved)
-            parts = self._parted(table.backward)
-            if halves and parts is not None:
-                raise PipelineError(
-                    f"{self._where}.backward.output_node makes halves of backward, which are given: leave one out."
-                )
-            if parts is not None:
+            if (parts := self._parted(table, halves=half_i is not None)) is not None:
                 kept = _or(table.kept, left_by(parts[0], back.output_bytes))
                 half_i = _measured(parts[0], replace(back, graph=""), saved)
                 half_w = _measured(parts[1], PipelineBlock(0.0), kept)
-        return PipelineStage(
-            _measured(graph, ahead, saved),
-            back,
-            half_i,
-            half_w,
-            saved,
-            kept,
-            static,
-            reduce=_measured(*self._given(table, "reduce"), 0) if table.reduce is not None else None,
-            step=_measured(*self._given(table, "step"), 0) if table.step is not None else None,
-        )
+        updates = (_measured(*self._given(table, of), 0) if getattr(table, of) else None for of in ("reduce", "step"))
+        return PipelineStage(_measured(graph, ahead, saved), back, half_i, half_w, saved, kept, static, *updates)
+
+    def _source(self, graph: str) -> GraphSource:
+        return GraphSource(graph, self._folder / graph, self._file.cluster or None, tuple(self._file.groups.items()))
 
     def _given(self, table: _StageTable, key: str) -> tuple[GraphBlock | None, PipelineBlock]:
         """The graph of a block if it has one, and the block as its numbers say."""
@@ -226,21 +200,22 @@ class _StageReader:
         if block.output_node and key != "backward":
             raise PipelineError(f"{self._where}.{key} has output_node, which only backward has. Leave it out.")
         sent = None if block.send_buffer is None else int(block.send_buffer)
-        if block.problem:
-            if block.time is not None or block.transient:
-                raise PipelineError(f"{self._where}.{key} has a graph, which says its time and bytes: leave those out.")
-            graph = self._graphs.whole(self._source(block.problem), self._parameters)
-            return graph, PipelineBlock(0.0, 0, int(block.output), sent)
-        return None, PipelineBlock(float(block.time or 0.0), int(block.transient), int(block.output), sent)
+        if block.problem and (block.time is not None or block.transient):
+            raise PipelineError(f"{self._where}.{key} has a graph, which says its time and bytes: leave those out.")
+        graph = self._graphs.whole(self._source(block.problem), table.parameters) if block.problem else None
+        return graph, PipelineBlock(float(block.time or 0.0), int(block.transient), int(block.output), sent)
 
-    def _parted(self, block: _BlockTable | None) -> tuple[GraphBlock, GraphBlock] | None:
+    def _parted(self, table: _StageTable, halves: bool) -> tuple[GraphBlock, GraphBlock] | None:
         """The halves of a backward's graph, where the table says which node makes what is sent back."""
+        block = table.backward
         if block is None or not block.output_node:
             return None
         where = f"{self._where}.backward.output_node"
+        if halves:
+            raise PipelineError(f"{where} makes halves of backward, which are given: leave one out.")
         if not block.problem:
             raise PipelineError(f"{where} names a node of a graph: give the graph, too (problem).")
-        found = self._graphs.halves(self._source(block.problem), block.output_node, self._parameters)
+        found = self._graphs.halves(self._source(block.problem), block.output_node, table.parameters)
         if found is None:
             raise PipelineError(
                 f"{where} is {block.output_node!r:.40}, but the graph has no such node, or nothing besides: name the "
@@ -253,13 +228,6 @@ def _or(given: Bytes | None, otherwise: int) -> int:
     return otherwise if given is None else int(given)
 
 
-def _both(one: PipelineBlock, other: PipelineBlock, saved: int, kept: int) -> PipelineBlock:
-    """I and W in one action: what is saved counts to its end, what is kept beyond that is transient."""
-    transient = max(one.transient_bytes, kept + other.transient_bytes - saved)
-    time_us, exposed_us = one.time_us + other.time_us, one.exposed_us + other.exposed_us
-    return PipelineBlock(time_us, transient, one.output_bytes, one.sent_bytes, exposed_us=exposed_us)
-
-
 def _measured(graph: GraphBlock | None, block: PipelineBlock, held_bytes: int) -> PipelineBlock:
     return block if graph is None else graph.put_into(block, held_bytes)
 
@@ -270,15 +238,11 @@ def _near(folder: Path, named: str) -> str:
     return str(beside) if beside.is_file() else named
 
 
-def _with_outputs(stages: list[PipelineStage]) -> tuple[PipelineStage, ...]:
-    """Stages whose backward sends back as much as their forward has received, where the file does not say."""
-    found = stages[:1]
-    for before, stage in pairwise(stages):
-        received = before.forward.output_bytes
-        blocks = {name: getattr(stage, name) for name in ("backward", "input_gradient")}
-        known = {name: block for name, block in blocks.items() if block is not None and block.output_bytes == 0}
-        found.append(replace(stage, **{name: replace(block, output_bytes=received) for name, block in known.items()}))
-    return tuple(found)
+def _with_outputs(stage: PipelineStage, received_bytes: int) -> PipelineStage:
+    """A stage whose backward sends back as much as its forward has received, where the file does not say."""
+    blocks = {name: getattr(stage, name) for name in ("backward", "input_gradient")}
+    silent = {name: block for name, block in blocks.items() if block is not None and block.output_bytes == 0}
+    return replace(stage, **{name: replace(block, output_bytes=received_bytes) for name, block in silent.items()})
 
 
 def _limits(given: Any, where: str, ranks: int) -> tuple[int, ...] | None:

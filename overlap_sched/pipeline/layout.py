@@ -6,19 +6,25 @@ each.
 
 from dataclasses import replace
 from itertools import accumulate, product, zip_longest
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineStage, Route
 
 Cut: TypeAlias = tuple[int, ...]
-LayoutKind = Literal["looped", "folded", "mirrored"]
 
 
 class StageLayout(NamedTuple):
-    """One of them: :func:`looped` with so many stages per rank, :func:`folded` (two), or :func:`mirrored`."""
+    """Where stages go.
 
-    kind: LayoutKind
+    Attributes:
+        kind: ``looped``: stage s on rank ``s % ranks``. ``folded``: down the ranks and up again, stages r and
+            ``2 * ranks - 1 - r`` on rank r. ``mirrored``: stage r on rank r and, with the layers of stage k, stage
+            ``ranks + k`` on rank ``ranks - 1 - k``; the first direction has half of the micro-batches, or one more.
+        chunks: Stages per rank that neighbours are joined to.
+    """
+
+    kind: Literal["looped", "folded", "mirrored"]
     chunks: int = 1
 
     def __str__(self) -> str:
@@ -38,98 +44,56 @@ class StageLayout(NamedTuple):
         return rank, self.count(ranks) - 1 - rank
 
     def put(self, job: PipelineJob, cut: Cut | None = None) -> PipelineJob:
-        """Lay out a job; raises as :func:`looped`."""
+        """Lay out a job.
+
+        Raises:
+            PipelineError: Its stages cannot be joined to so many of one size, or by that cut; or for two directions
+                it has one micro-batch.
+        """
+        count, batches = self.count(job.ranks), range(job.micro_batches)
+        sizes = cut or (len(job.stages) // count,) * count
+        if len(job.routes) != 1:
+            raise PipelineError(f"{job.name}: has {len(job.routes)} routes already; only a job with one is laid out.")
+        if len(sizes) != count or min(sizes) < 1 or sum(sizes) != len(job.stages):
+            raise PipelineError(
+                f"{job.name}: {len(job.stages)} stages cannot be joined to {count} of "
+                f"{'one size' if cut is None else ', '.join(map(str, cut))}, which {job.ranks} ranks need."
+            )
+        line = tuple(range(count))
+        units = [job.routes[0].stages[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
+        stages, pairs = tuple(_join([job.stages[unit] for unit in own]) for own in units), _joined_pairs(job, units)
+        routes: tuple[Route, ...] = (Route(line, batches),)
+        places = (*range(job.ranks), *reversed(range(job.ranks)))
         if self.kind == "looped":
-            return looped(job, self.chunks, cut)
-        return folded(job, cut) if self.kind == "folded" else mirrored(job, cut)
+            places = tuple(s % job.ranks for s in line)
+        elif self.kind == "mirrored":
+            if len(batches) == 1:
+                raise PipelineError(f"{job.name}: two directions need two micro-batches, not 1.")
+            half, stages = -(-len(batches) // 2), stages * 2
+            routes = Route(line, batches[:half]), Route(tuple(range(count, 2 * count)), batches[half:])
+            pairs = {(f + i, b + k): pairs[f, b] for (f, b), i, k in product(pairs, (0, count), (0, count))}
+        return replace(job, stages=stages, rank_of=places, routes=routes, pairs=pairs)
 
 
-def looped(job: PipelineJob, chunks: int = 1, cut: Cut | None = None) -> PipelineJob:
-    """The model in ``chunks`` stages per rank, dealt out in turn: stage s on rank ``s % ranks``.
-
-    Raises:
-        PipelineError: Its stages cannot be joined to so many of one size, or by that cut.
-    """
-    count = chunks * job.ranks
-    return _placed(job, _sizes(job, count, cut), tuple(s % job.ranks for s in range(count)))
+ONE_EACH, FOLDED, MIRRORED = StageLayout("looped"), StageLayout("folded", 2), StageLayout("mirrored")
 
 
-def folded(job: PipelineJob, cut: Cut | None = None) -> PipelineJob:
-    """Two stages per rank, down the ranks and up again: stages r and ``2 * ranks - 1 - r`` on rank r.
-
-    Raises as :func:`looped`.
-    """
-    count = 2 * job.ranks
-    return _placed(job, _sizes(job, count, cut), tuple(min(s, count - 1 - s) for s in range(count)))
-
-
-def mirrored(job: PipelineJob, cut: Cut | None = None) -> PipelineJob:
-    """One stage per rank in each of two directions: stage r and, with the layers of stage k, stage ``ranks + k``.
-
-    The latter is on rank ``ranks - 1 - k``. The first direction has half of the micro-batches, or one more. Raises as
-    :func:`looped`.
-    """
-    ranks, half = job.ranks, -(-job.micro_batches // 2)
-    sizes = _sizes(job, ranks, cut)
-    stages, known = _joined(job, sizes), _joined_pairs(job, sizes)
-    routes = [Route(tuple(range(ranks)), range(half))]
-    if job.micro_batches == 1:
-        raise PipelineError(f"{job.name}: two directions need two micro-batches, not 1.")
-    routes.append(Route(tuple(range(ranks, 2 * ranks)), range(half, job.micro_batches)))
-    places = (*range(ranks), *reversed(range(ranks)))
-    twice = {(f + i, b + k): pair for (f, b), pair in known.items() for i in (0, ranks) for k in (0, ranks)}
-    return replace(job, stages=(*stages, *stages), rank_of=places, routes=tuple(routes), pairs=twice)
-
-
-def _placed(job: PipelineJob, sizes: Cut, places: tuple[int, ...]) -> PipelineJob:
-    routes = (Route(tuple(range(len(sizes))), range(job.micro_batches)),)
-    known = _joined_pairs(job, sizes)
-    return replace(job, stages=_joined(job, sizes), rank_of=places, routes=routes, pairs=known)
-
-
-def _joined_pairs(job: PipelineJob, cut: Cut) -> dict[tuple[int, int], PipelineBlock]:
+def _joined_pairs(job: PipelineJob, units: list[tuple[int, ...]]) -> dict[tuple[int, int], PipelineBlock]:
     """Pairs of joined stages: the first forward beside the last backward, and so on; what is left over runs alone."""
-    line, found = job.routes[0].stages, dict[tuple[int, int], PipelineBlock]()
-    joined = [line[end - size : end] for size, end in zip(cut, accumulate(cut), strict=True)]
-    for (f, ahead), (b, back) in product(enumerate(joined), repeat=2) if job.pairs else ():
-        steps = [_side_by_side(job, *both) for both in zip_longest(ahead, reversed(back))]
-        known = [one for one in steps if one is not None]
-        if len(known) < len(steps):
-            continue
-        later = [sum(job.stages[s].saved_bytes for s in ahead[k + 1 :]) for k in range(len(steps))]  # not yet saved
-        gone = [sum(job.stages[s].saved_bytes for s in back[::-1][:k]) for k in range(len(steps))]
-        most = max(one.transient_bytes - a - g for one, a, g in zip(known, later, gone, strict=True))
-        time_us, exposed_us = (
-            sum(times) for times in zip(*((one.time_us, one.exposed_us) for one in known), strict=True)
-        )
-        found[f, b] = PipelineBlock(time_us, max(most, 0), exposed_us=exposed_us)
+    found, stages = dict[tuple[int, int], PipelineBlock](), job.stages
+    for (f, ahead), (b, back) in product(enumerate(units), repeat=2) if job.pairs else ():
+        sides = list(zip_longest(ahead, reversed(back)))
+        steps = [job.pairs.get(both) for both in sides[: min(len(ahead), len(back))]]
+        steps += [stages[other].backward if one is None else stages[one].forward for one, other in sides[len(steps) :]]
+        known = [step for step in steps if step is not None]
+        if len(known) == len(steps):  # else what two of them take together is not known
+            most = 0
+            for k, step in enumerate(known):
+                not_yet, gone = ahead[k + 1 :], back[::-1][:k]
+                most = max(most, step.transient_bytes - sum(stages[u].saved_bytes for u in (*not_yet, *gone)))
+            time_us, exposed_us = sum(step.time_us for step in known), sum(step.exposed_us for step in known)
+            found[f, b] = PipelineBlock(time_us, most, exposed_us=exposed_us)
     return found
-
-
-def _side_by_side(job: PipelineJob, ahead: int | None, back: int | None) -> PipelineBlock | None:
-    """A forward beside a backward, or one of them alone; ``None``: what both take together is not known."""
-    if ahead is None or back is None:
-        return job.stages[ahead].forward if ahead is not None else job.stages[back or 0].backward
-    return job.pairs.get((ahead, back))
-
-
-def _sizes(job: PipelineJob, count: int, cut: Cut | None) -> Cut:
-    """The neighbours that each of so many stages joins: how many."""
-    if len(job.routes) != 1:
-        raise PipelineError(f"{job.name}: has {len(job.routes)} routes already; only a job with one is laid out.")
-    sizes = cut or (len(job.stages) // count,) * count
-    if len(sizes) != count or min(sizes) < 1 or sum(sizes) != len(job.stages):
-        raise PipelineError(
-            f"{job.name}: {len(job.stages)} stages cannot be joined to {count} of "
-            f"{'one size' if cut is None else ', '.join(map(str, cut))}, which {job.ranks} ranks need."
-        )
-    return sizes
-
-
-def _joined(job: PipelineJob, sizes: Cut) -> tuple[PipelineStage, ...]:
-    """The stages of the model, neighbours joined."""
-    stages = [job.stages[stage] for stage in job.routes[0].stages]
-    return tuple(_join(stages[end - size : end]) for size, end in zip(sizes, accumulate(sizes), strict=True))
 
 
 def _join(stages: list[PipelineStage]) -> PipelineStage:
@@ -140,38 +104,30 @@ def _join(stages: list[PipelineStage]) -> PipelineStage:
     """
     if len(stages) == 1:
         return stages[0]
-    saved, kept = [one.saved_bytes for one in stages], [one.kept_bytes for one in stages]
-    up = list(accumulate(saved))  # live in the k-th forward or backward: what it and those below have saved
-    above = [sum(kept[k + 1 :]) for k in range(len(stages))]
-    whole = sum(saved)
-
-    def block(name: str, live: list[int], counted: int, output: int) -> PipelineBlock | None:
-        blocks = [found for one in stages if (found := getattr(one, name)) is not None]
-        if not blocks:
-            return None
-        most = max(one.transient_bytes + more for one, more in zip(blocks, live, strict=False))
-        last = blocks[output]
-        return PipelineBlock(
-            sum(one.time_us for one in blocks),
-            max(most - counted, 0),
-            last.output_bytes,
-            last.sent_bytes,
-            exposed_us=sum(one.exposed_us for one in blocks),
+    saved, kept = sum(one.saved_bytes for one in stages), sum(one.kept_bytes for one in stages)
+    up = list(accumulate(one.saved_bytes for one in stages))  # live in the k-th block: what it and those below saved
+    above = [kept - one for one in accumulate(one.kept_bytes for one in stages)]
+    halves_up = [one + more for one, more in zip(up, above, strict=True)]
+    none, found = [0] * len(stages), dict[str, Any]()
+    for name, live, counted in (
+        ("forward", up, saved),
+        ("backward", up, saved),
+        ("input_gradient", halves_up, saved),
+        ("weight_gradient", [kept] * len(stages), kept),
+        ("reduce", none, 0),
+        ("step", none, 0),
+    ):
+        blocks = [(block, more) for one, more in zip(stages, live, strict=True) if (block := getattr(one, name))]
+        if not blocks or (len(blocks) < len(stages) and name.endswith("gradient")):
+            continue
+        last, _ = blocks[-1 if name == "forward" else 0]
+        found[name] = replace(
+            last,
+            time_us=sum(block.time_us for block, _ in blocks),
+            transient_bytes=max(0, max(block.transient_bytes + more for block, more in blocks) - counted),
+            exposed_us=sum(block.exposed_us for block, _ in blocks),
+            graph="",
+            counted_bytes=0,
         )
-
-    halves = all(one.splits for one in stages)
-    ahead, back = block("forward", up, whole, -1), block("backward", up, whole, 0)
-    assert ahead is not None
-    assert back is not None
-    half_live = [one + more for one, more in zip(up, above, strict=True)]
-    return PipelineStage(
-        forward=ahead,
-        backward=back,
-        input_gradient=block("input_gradient", half_live, whole, 0) if halves else None,
-        weight_gradient=block("weight_gradient", [sum(kept)] * len(stages), sum(kept), 0) if halves else None,
-        saved_bytes=whole,
-        kept_bytes=sum(kept),
-        static_bytes=sum(one.static_bytes for one in stages),
-        reduce=block("reduce", [0] * len(stages), 0, 0),
-        step=block("step", [0] * len(stages), 0, 0),
-    )
+    static = sum(one.static_bytes for one in stages)
+    return PipelineStage(saved_bytes=saved, kept_bytes=kept, static_bytes=static, **found)

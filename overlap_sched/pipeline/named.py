@@ -19,7 +19,7 @@ from overlap_sched.pipeline.action import (
 )
 from overlap_sched.pipeline.cuts import best_cut
 from overlap_sched.pipeline.job import PipelineJob
-from overlap_sched.pipeline.layout import Cut, StageLayout
+from overlap_sched.pipeline.layout import FOLDED, MIRRORED, ONE_EACH, Cut, StageLayout
 from overlap_sched.pipeline.replay import with_updates
 
 
@@ -65,21 +65,16 @@ def zb_h1(ranks: int, micro_batches: int) -> PipelineSchedule:
     is that of torch's ``ScheduleInterleavedZeroBubble`` with one stage per rank). With F = I = W the bubble is (p -
     1)(F + I - W); what p micro-batches hold at the peak of every rank, as in rank 0 of 1F1B, if I frees nothing.
     """
-    orders = one_f_one_b(ranks, micro_batches).orders
-    return PipelineSchedule("zb-h1", tuple(tuple(_zb_h1(rank, order)) for rank, order in enumerate(orders)))
-
-
-def _zb_h1(rank: int, order: Iterable[Item]) -> Iterator[Item]:
-    deferred = deque[Action]()
-    for item in order:
-        if not isinstance(item, Action) or item.kind is ActionKind.FORWARD:
-            yield item
-            continue
-        yield item._replace(kind=ActionKind.INPUT_GRADIENT)
-        deferred.append(item._replace(kind=ActionKind.WEIGHT_GRADIENT))
-        if len(deferred) > rank:
-            yield deferred.popleft()
-    yield from deferred
+    orders = []
+    for rank in range(ranks):
+        order = list[Action]()
+        for kind, s, m in one_f_one_b(ranks, micro_batches).actions(rank):
+            order.append(forward(s, m or 0) if kind is ActionKind.FORWARD else input_gradient(s, m or 0))
+            if kind is ActionKind.BACKWARD and (m or 0) >= rank:
+                order.append(weight_gradient(s, (m or 0) - rank))
+        late = range(max(micro_batches - rank, 0), micro_batches)
+        orders.append((*order, *(weight_gradient(rank, m) for m in late)))
+    return PipelineSchedule("zb-h1", tuple(orders))
 
 
 def interleaved(ranks: int, chunks: int, micro_batches: int) -> PipelineSchedule:
@@ -89,30 +84,17 @@ def interleaved(ranks: int, chunks: int, micro_batches: int) -> PipelineSchedule
     share the bubble is (p - 1)(F + B) / v for v chunks, where micro-batches are a multiple of the ranks; activations
     of ``(v - 1) p + 2 (p - 1 - r) + 1`` chunks at the peak of rank r.
     """
-    full, turns = -(-micro_batches // ranks) * ranks, 1 if chunks == 1 else 2
-    warm_ups = [(chunks - 1) * ranks + turns * (ranks - 1 - rank) for rank in range(ranks)]
-    orders = (_interleaved_rank(rank, ranks, chunks, full, warm_up) for rank, warm_up in enumerate(warm_ups))
-    return PipelineSchedule("interleaved", tuple(only(order, below(micro_batches)) for order in orders))
-
-
-def _interleaved_rank(rank: int, ranks: int, chunks: int, micro_batches: int, warm_up: int) -> Iterator[Item]:
-    steps = chunks * micro_batches
-    ahead = min(warm_up, steps)
-    ups = [_nth(k, ranks, chunks) for k in range(steps)]
-    for chunk, m in ups[:ahead]:
-        yield forward(chunk * ranks + rank, m)
-    for k, (chunk, m) in enumerate(ups):
-        if k + ahead < steps:
-            next_chunk, next_m = ups[k + ahead]
-            yield forward(next_chunk * ranks + rank, next_m)
-        yield backward((chunks - 1 - chunk) * ranks + rank, m)
-
-
-def _nth(k: int, ranks: int, chunks: int) -> tuple[int, int]:
-    """Chunk and micro-batch of a rank's k-th forward: p micro-batches of each chunk in turn."""
-    around, within = divmod(k, ranks * chunks)
-    chunk, m = divmod(within, ranks)
-    return chunk, around * ranks + m
+    full, each = -(-micro_batches // ranks) * ranks, 1 if chunks == 1 else 2
+    turns = [(c, m) for first in range(0, full, ranks) for c in range(chunks) for m in range(first, first + ranks)]
+    orders = []
+    for rank in range(ranks):
+        ahead = [forward(chunk * ranks + rank, m) for chunk, m in turns]
+        warm_up = (chunks - 1) * ranks + each * (ranks - 1 - rank)
+        order = ahead[:warm_up]
+        for k, (chunk, m) in enumerate(turns):
+            order += [*ahead[warm_up + k : warm_up + k + 1], backward((chunks - 1 - chunk) * ranks + rank, m)]
+        orders.append(only(order, below(micro_batches)))
+    return PipelineSchedule("interleaved", tuple(orders))
 
 
 def zbv(ranks: int, micro_batches: int) -> PipelineSchedule:
@@ -201,32 +183,6 @@ def dual_pipe_v(ranks: int, micro_batches: int) -> PipelineSchedule:
     return PipelineSchedule("dualpipev", tuple(only(order, below(micro_batches)) for order in orders))
 
 
-class _Own:
-    """The next micro-batch of each of a rank's two stages, and the weight gradients that are yet to come."""
-
-    def __init__(self) -> None:
-        self._forwards, self._backwards, self._weights = Counter[int](), Counter[int](), deque[Action]()
-
-    def forward(self, stage: int) -> Action:
-        self._forwards[stage] += 1
-        return forward(stage, self._forwards[stage] - 1)
-
-    def backward(self, stage: int) -> Action:
-        self._backwards[stage] += 1
-        return backward(stage, self._backwards[stage] - 1)
-
-    def input_gradient(self, stage: int) -> Action:
-        whole = self.backward(stage)
-        self._weights.append(whole._replace(kind=ActionKind.WEIGHT_GRADIENT))
-        return whole._replace(kind=ActionKind.INPUT_GRADIENT)
-
-    def weight_gradient(self) -> Action:
-        return self._weights.popleft()
-
-    def pair(self, ahead: int, back: int) -> Pair:
-        return Pair(self.forward(ahead), self.backward(back))
-
-
 def _dual_pipe_rank(near: int, half: int, count: int, zero: int, one: int) -> Iterator[Item]:
     """The order of one rank.
 
@@ -237,34 +193,28 @@ def _dual_pipe_rank(near: int, half: int, count: int, zero: int, one: int) -> It
         zero: Its stage where what it starts comes in first.
         one: The other.
     """
-    own, far = _Own(), half - near - 1
-    for _ in range(2 * far):  # 1: F0
-        yield own.forward(zero)
-    for _ in range(near + 1):  # 2: F0 F1
-        yield own.forward(zero)
-        yield own.forward(one)
-    for _ in range(far):  # 3: I1 W1 F1
-        yield own.input_gradient(one)
-        yield own.weight_gradient()
-        yield own.forward(one)
-    for k in range(count - 2 * half + near + 1):  # 4: F0&B1 F1&B0
-        if k == 0 and far == 0:  # apart, so that what comes first goes on first
-            yield own.forward(zero)
-            yield own.backward(one)
-        else:
-            yield own.pair(zero, one)
-        yield own.pair(one, zero)
-    for _ in range(far):  # 5: B1 F1&B0
-        yield own.backward(one)
-        yield own.pair(one, zero)
-    for k in range(2 * (near + 1)):  # 6: B1 B0, halved from the middle on
-        stage = zero if k % 2 else one
-        yield own.input_gradient(stage) if k > near else own.backward(stage)
-    for _ in range(far):  # 7: W I0
-        yield own.weight_gradient()
-        yield own.input_gradient(zero)
-    for _ in range(near + 1):  # 8: W
-        yield own.weight_gradient()
+    far = half - near - 1
+    steps = [
+        *["F0"] * (2 * far),
+        *["F0", "F1"] * (near + 1),
+        *["I1", "W", "F1"] * far,
+        *(["F0B1"] if far else ["F0", "B1"]),  # apart, so that what comes first goes on first
+        *["F1B0", "F0B1"] * (count - 2 * half + near),
+        *["F1B0", *["B1", "F1B0"] * far],
+        *(f"{'I' if k > near else 'B'}{1 - k % 2}" for k in range(2 * near + 2)),  # halved from the middle on
+        *["W", "I0"] * far,
+        *["W"] * (near + 1),
+    ]
+    begun, weights = Counter[tuple[bool, int]](), deque[Action]()
+    for step in steps:
+        actions = list[Action]()
+        for letter, stage in zip(step[::2], step[1::2], strict=False):
+            way = letter == "F", one if stage == "1" else zero
+            actions.append(Action(ActionKind(letter), way[1], begun[way]))
+            begun[way] += 1
+            if letter == "I":
+                weights.append(weight_gradient(*actions[-1][1:]))
+        yield weights.popleft() if step == "W" else Pair(*actions) if len(actions) > 1 else actions[0]
 
 
 @dataclass(frozen=True)
@@ -273,14 +223,12 @@ class NamedSchedule:
 
     Attributes:
         name: On the command line.
-        what: In a line.
         layout: Where it wants the stages of a model.
         make: From ranks and micro-batches.
         halves: It runs the two halves of backward apart.
     """
 
     name: str
-    what: str
     layout: StageLayout
     make: Callable[[int, int], PipelineSchedule]
     halves: bool = False
@@ -288,30 +236,17 @@ class NamedSchedule:
 
 def interleaved_in(chunks: int) -> NamedSchedule:
     """Interleaved 1F1B with so many stages per rank."""
-    return NamedSchedule(
-        f"interleaved:{chunks}",
-        f"1F1B with {chunks} stages per rank, dealt out in turn",
-        StageLayout("looped", chunks),
-        lambda ranks, micro_batches: interleaved(ranks, chunks, micro_batches),
-    )
+    layout = StageLayout("looped", chunks)
+    return NamedSchedule(f"interleaved:{chunks}", layout, lambda ranks, batches: interleaved(ranks, chunks, batches))
 
 
-ONE_EACH, FOLD = StageLayout("looped"), StageLayout("folded", 2)
 NAMED = (
-    NamedSchedule("gpipe", "all forwards, then all backwards", ONE_EACH, gpipe),
-    NamedSchedule("1f1b", "one forward, one backward", ONE_EACH, one_f_one_b),
-    NamedSchedule("zb-h1", "1F1B with weight gradients deferred", ONE_EACH, zb_h1, halves=True),
-    NamedSchedule(
-        "zbv", "two stages per rank, down and up again, weight gradients in the gaps", FOLD, zbv, halves=True
-    ),
-    NamedSchedule(
-        "dualpipe",
-        "two directions, forward beside backward; parameters twice",
-        StageLayout("mirrored"),
-        dual_pipe,
-        halves=True,
-    ),
-    NamedSchedule("dualpipev", "DualPipe over stages that go down and up again", FOLD, dual_pipe_v, halves=True),
+    NamedSchedule("gpipe", ONE_EACH, gpipe),
+    NamedSchedule("1f1b", ONE_EACH, one_f_one_b),
+    NamedSchedule("zb-h1", ONE_EACH, zb_h1, halves=True),
+    NamedSchedule("zbv", FOLDED, zbv, halves=True),
+    NamedSchedule("dualpipe", MIRRORED, dual_pipe, halves=True),
+    NamedSchedule("dualpipev", FOLDED, dual_pipe_v, halves=True),
 )
 """All but the interleaved ones, which :func:`interleaved_in` makes for any number of stages per rank."""
 

@@ -17,11 +17,13 @@ How many bytes are live on each rank of a replayed schedule, by the rules of :mo
 
 from collections import Counter, deque
 from dataclasses import dataclass, replace
+from math import inf
 from typing import NamedTuple
 
 from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import (
     BACKWARDS,
+    OF_WEIGHTS,
     RECEIVES,
     SENDS,
     Action,
@@ -32,8 +34,6 @@ from overlap_sched.pipeline.action import (
     parts,
 )
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
-
-_SENT = (ActionKind.FORWARD, ActionKind.INPUT_GRADIENT)
 
 
 def block_of(job: PipelineJob, action: Action) -> PipelineBlock:
@@ -70,17 +70,6 @@ def least_part(job: PipelineJob) -> float:
     return min([1.0, job.pair_factor, *known])
 
 
-def transfers_us(job: PipelineJob) -> list[float]:
-    """List what the transfers between ranks take for one micro-batch, of forwards and of input gradients."""
-    batch = job.routes[0].micro_batches[0]
-    actions = [Action(kind, s, batch) for s in range(len(job.stages)) for kind in _SENT]
-    return [
-        transfer_us(job, action, job.rank_of[to])
-        for action in actions
-        if (to := job.gives_to(action)) is not None and job.rank_of[to] != job.rank_of[action.stage]
-    ]
-
-
 def transfer_us(job: PipelineJob, action: Action, receiver: int) -> float:
     """The time that the output of an action takes to another rank."""
     link = job.links.get((job.rank_of[action.stage], receiver), job.link)
@@ -111,6 +100,13 @@ class SentOutput(NamedTuple):
     start_us: float
     end_us: float
 
+    @property
+    def both_ends(self) -> tuple[Action, Action]:
+        """Its send and its receive."""
+        (kind, stage, m), to = self.action, self.needed_by
+        way = kind is not ActionKind.FORWARD
+        return Action(SENDS[way], stage, m), Action(RECEIVES[way], to, m)
+
 
 @dataclass(frozen=True)
 class PipelineReplay:
@@ -118,7 +114,7 @@ class PipelineReplay:
 
     Attributes:
         items: Each rank's items in order, reductions among them.
-        ran: All of them in an order in which each comes behind what it needs; with the rank.
+        ran: All of them in an order in which each comes behind what it needs.
         sent: Outputs in the order in which they were made, those that stay on their rank among them.
         step_us: When all streams of all ranks are done.
         busy_us: Of the compute stream.
@@ -127,7 +123,7 @@ class PipelineReplay:
     """
 
     items: tuple[tuple[RunItem, ...], ...]
-    ran: tuple[tuple[int, RunItem], ...]
+    ran: tuple[RunItem, ...]
     sent: tuple[SentOutput, ...]
     step_us: float
     busy_us: tuple[float, ...]
@@ -145,105 +141,154 @@ class PipelineReplay:
         return sum(self.bubble_us) / whole if whole else 0.0
 
 
+NONE = -1
+Orders = list[list[int]]
+"""Per rank, the numbers of its items."""
+
+
+class PipelineClock:
+    """Times schedules of one job, whose items it numbers as it meets them.
+
+    A token is an input of an item: of an action the output of another stage, of a step the reduction of its gradients.
+
+    Attributes:
+        items: By number. time_us: What each takes.
+        needs: By item, the tokens that it needs.
+        start_us, end_us: By item, of the schedule that was timed last, as are all of these:
+        maker: By token, the item that made it. sent_us, there_us: When its transfer began, and when it was there.
+        ran: Items in an order in which each comes behind what it needs.
+    """
+
+    def __init__(self, job: PipelineJob) -> None:
+        self.job, self.items, self.number = job, list[Item](), dict[Item, int]()
+        self.time_us, self.needs, self.ran = list[float](), list[list[int]](), list[int]()
+        self._tokens, self._streams, self._reduces = dict[Action, int](), dict[tuple[int, int], int](), list[bool]()
+        self._makes: list[list[tuple[int, int, float, Action]]] = []  # per item: token, stream, time of transfer, maker
+
+    def orders_of(self, schedule: PipelineSchedule) -> Orders:
+        """Number the items of a schedule."""
+        for order in schedule.orders:
+            for item in order:
+                if item not in self.number:
+                    self._add(item)
+        return [[self.number[item] for item in order] for order in schedule.orders]
+
+    def schedule_of(self, orders: Orders, name: str) -> PipelineSchedule:
+        """Return the schedule of such numbers."""
+        return PipelineSchedule(name, tuple(tuple(self.items[k] for k in order) for order in orders))
+
+    def _add(self, item: Item) -> None:
+        job = self.job
+        self.number[item] = len(self.items)
+        self.items.append(item)
+        self.time_us.append(item_us(job, item))
+        self._reduces.append(parts(item)[0].kind is ActionKind.REDUCE)
+        needs, makes = list[int](), list[tuple[int, int, float, Action]]()
+        for action in parts(item):
+            kind, s, m = action
+            back = ActionKind.BACKWARD if kind in BACKWARDS else kind
+            if kind is ActionKind.REDUCE:
+                makes.append((self._token(action), NONE, 0.0, action))
+            elif kind is ActionKind.STEP and job.stages[s].reduce is not None:
+                needs.append(self._token(Action(ActionKind.REDUCE, s)))
+            if job.needs_from(action) is not None:
+                needs.append(self._token(Action(back, s, m)))
+            if (to := job.gives_to(action)) is not None:
+                ranks, stream, us = (job.rank_of[s], job.rank_of[to]), NONE, 0.0
+                if ranks[0] != ranks[1]:
+                    stream = self._streams.setdefault(ranks, len(self._streams))
+                    us = transfer_us(job, action, ranks[1])
+                makes.append((self._token(Action(back, to, m)), stream, us, action))
+        self.needs.append(needs)
+        self._makes.append(makes)
+
+    def _token(self, needed_by: Action) -> int:
+        return self._tokens.setdefault(needed_by, len(self._tokens))
+
+    def step_us(self, orders: Orders) -> float:
+        """Time a schedule, linear in items; infinite: its ranks wait for each other."""
+        ranks, tokens = len(orders), len(self._tokens)
+        at, clock, reduced = [0] * ranks, [0.0] * ranks, [0.0] * ranks
+        there, waiting, free = [-1.0] * tokens, [NONE] * tokens, [0.0] * len(self._streams)
+        self.start_us, self.end_us = [0.0] * len(self.items), [0.0] * len(self.items)
+        self.sent_us, self.maker, self.there_us = [0.0] * tokens, [NONE] * tokens, there
+        start_us, end_us, time_us, sent_us, maker = self.start_us, self.end_us, self.time_us, self.sent_us, self.maker
+        needs, makes, reduces = self.needs, self._makes, self._reduces
+        ran = self.ran = list[int]()
+        ready = deque(range(ranks))
+        while ready:
+            rank = ready.popleft()
+            order, k, now = orders[rank], at[rank], clock[rank]
+            while k < len(order):
+                one, start = order[k], now
+                for token in needs[one]:
+                    came = there[token]
+                    if came > start:
+                        start = came
+                    elif came < 0.0:
+                        waiting[token] = rank
+                        break
+                else:
+                    k += 1
+                    ran.append(one)
+                    if reduces[one]:
+                        start_us[one] = start = max(now, reduced[rank])
+                        end = reduced[rank] = end_us[one] = start + time_us[one]
+                    else:
+                        start_us[one] = start
+                        end = now = end_us[one] = start + time_us[one]
+                    for token, stream, us, _ in makes[one]:
+                        begin = end
+                        if stream >= 0:
+                            begin = max(end, free[stream])
+                            free[stream] = begin + us
+                        sent_us[token], there[token], maker[token] = begin, begin + us, one
+                        if waiting[token] >= 0:
+                            ready.append(waiting[token])
+                    continue
+                break
+            at[rank], clock[rank] = k, now
+        return max([*clock, *reduced, *free]) if len(ran) == sum(map(len, orders)) else inf
+
+    def replay(self, schedule: PipelineSchedule) -> PipelineReplay:
+        """Time a schedule; raises as :func:`replay_pipeline`."""
+        job, orders = self.job, self.orders_of(schedule)
+        step_us = self.step_us(orders)
+        if step_us == inf:
+            rank, one = next((rank, k) for rank, order in enumerate(orders) for k in order if k not in set(self.ran))
+            raise PipelineError(
+                f"{schedule.name}: rank {rank} waits at {self.items[one]} for what is never made: a deadlock."
+            )
+        end_us, needed_by = self.end_us, list(self._tokens)
+        runs = {k: RunItem(self.items[k], self.start_us[k], end_us[k]) for k in self.ran}
+        sent = [
+            SentOutput(action, needed_by[token].stage, end_us[k], self.sent_us[token], self.there_us[token])
+            for k in self.ran
+            for token, _, _, action in self._makes[k]
+            if not self._reduces[k]
+        ]
+        busy, exposed = [0.0] * job.ranks, [0.0] * job.ranks
+        for rank, order in enumerate(orders):
+            now = last = 0.0
+            for k in order:
+                last = max(last, end_us[k])
+                if not self._reduces[k]:
+                    makers = [one for token in self.needs[k] if not self._reduces[one := self.maker[token]]]
+                    exposed[rank] += self.start_us[k] - max([now, *(end_us[one] for one in makers)])
+                    busy[rank] += self.time_us[k]
+                    now = end_us[k]
+            exposed[rank] += last - now
+        items, ran = tuple(tuple(runs[k] for k in order) for order in orders), tuple(runs.values())
+        return PipelineReplay(items, ran, tuple(sent), step_us, tuple(busy), tuple(exposed))
+
+
 def replay_pipeline(job: PipelineJob, schedule: PipelineSchedule) -> PipelineReplay:
     """Run a schedule in simulated time; linear in actions.
 
     Raises:
         PipelineError: It cannot run to its end: an item waits for what is never made.
     """
-    run = _PipelineRun(job, schedule)
-    ready = deque(range(job.ranks))
-    while ready:
-        rank = ready.popleft()
-        while (item := run.next_item(rank)) is not None:
-            missing = next((need for need in run.needs(item) if need not in run.arrived), None)
-            if missing is not None:
-                run.waiting[missing] = rank
-                break
-            ready.extend(run.execute(rank, item))
-    return run.result()
-
-
-_Need = tuple[bool, int, int]
-"""An input: whether of a forward, the stage that needs it, the micro-batch."""
-
-
-class _PipelineRun:
-    def __init__(self, job: PipelineJob, schedule: PipelineSchedule) -> None:
-        self._job, self._schedule = job, schedule
-        self.arrived: dict[_Need, tuple[float, float]] = {}  # when made, when there
-        self.waiting: dict[_Need, int] = {}
-        self._runs: list[list[RunItem]] = [[] for _ in range(job.ranks)]
-        self._ran: list[tuple[int, RunItem]] = []
-        self._clock, self._busy = [0.0] * job.ranks, [0.0] * job.ranks
-        self._exposed, self._reduced = [0.0] * job.ranks, [0.0] * job.ranks
-        self._reductions: dict[int, float] = {}
-        self._stream: dict[tuple[int, int], float] = {}
-        self._sent: list[SentOutput] = []
-
-    def next_item(self, rank: int) -> Item | None:
-        order, done = self._schedule.orders[rank], len(self._runs[rank])
-        return order[done] if done < len(order) else None
-
-    def needs(self, item: Item) -> list[_Need]:
-        """List what must have come from other stages."""
-        return [
-            (action.kind is ActionKind.FORWARD, action.stage, action.micro_batch or 0)
-            for action in parts(item)
-            if self._job.needs_from(action) is not None
-        ]
-
-    def execute(self, rank: int, item: Item) -> list[int]:
-        """Run an item whose needs are met; returns the ranks that waited for what it makes."""
-        clock, time_us = self._clock[rank], item_us(self._job, item)
-        if isinstance(item, Action) and item.kind is ActionKind.REDUCE:
-            start = max(clock, self._reduced[rank])
-            self._reduced[rank] = self._reductions[item.stage] = start + time_us
-            self._record(rank, RunItem(item, start, start + time_us))
-            return []
-        inputs = [self.arrived[need] for need in self.needs(item)]
-        made = max([clock, *(made for made, _ in inputs)])
-        start = max([made, *(there for _, there in inputs)])
-        if isinstance(item, Action) and item.kind is ActionKind.STEP:
-            start = max(start, self._reductions.get(item.stage, 0.0))
-        self._exposed[rank] += start - made
-        self._busy[rank] += time_us
-        self._clock[rank] = end = start + time_us
-        self._record(rank, RunItem(item, start, end))
-        return [waiting for action in parts(item) for waiting in self._send(rank, action, end)]
-
-    def _record(self, rank: int, run: RunItem) -> None:
-        self._runs[rank].append(run)
-        self._ran.append((rank, run))
-
-    def _send(self, rank: int, action: Action, made_us: float) -> list[int]:
-        to = self._job.gives_to(action)
-        if to is None:
-            return []
-        receiver, start, end = self._job.rank_of[to], made_us, made_us
-        if receiver != rank:
-            start = max(made_us, self._stream.get((rank, receiver), 0.0))
-            end = self._stream[rank, receiver] = start + transfer_us(self._job, action, receiver)
-        self._sent.append(SentOutput(action, to, made_us, start, end))
-        need = (action.kind is ActionKind.FORWARD, to, action.micro_batch or 0)
-        self.arrived[need] = (made_us, end)
-        return [self.waiting.pop(need)] if need in self.waiting else []
-
-    def result(self) -> PipelineReplay:
-        for rank in range(self._job.ranks):
-            item = self.next_item(rank)
-            if item is not None:
-                raise PipelineError(
-                    f"{self._schedule.name}: rank {rank} waits at {item} for what is never made: a deadlock."
-                )
-        ends = [max([clock, reduced]) for clock, reduced in zip(self._clock, self._reduced, strict=True)]
-        step = max([*ends, *self._stream.values()])
-        exposed = tuple(
-            known + max(reduced - clock, 0.0)
-            for known, reduced, clock in zip(self._exposed, self._reduced, self._clock, strict=True)
-        )
-        items, ran, sent = tuple(map(tuple, self._runs)), tuple(self._ran), tuple(self._sent)
-        return PipelineReplay(items, ran, sent, step, tuple(self._busy), exposed)
+    return PipelineClock(job).replay(schedule)
 
 
 class RankPeak(NamedTuple):
@@ -273,12 +318,12 @@ def pipeline_peaks(job: PipelineJob, replay: PipelineReplay) -> tuple[RankPeak, 
     return tuple(_peak(job.static_bytes[rank], live[rank], replay.items[rank]) for rank in range(job.ranks))
 
 
-def within_limits(job: PipelineJob, replay: PipelineReplay) -> bool:
-    """Tell whether no rank needs more than its limit."""
-    limits = job.memory_limit_bytes
-    return limits is None or all(
-        peak.bytes <= limit for peak, limit in zip(pipeline_peaks(job, replay), limits, strict=True)
-    )
+def excess_bytes(job: PipelineJob, replay: PipelineReplay) -> list[int]:
+    """Per rank, the bytes by which its peak is above its limit."""
+    if job.memory_limit_bytes is None:
+        return [0] * job.ranks
+    peaks = pipeline_peaks(job, replay)
+    return [max(peak.bytes - limit, 0) for peak, limit in zip(peaks, job.memory_limit_bytes, strict=True)]
 
 
 def memory_curves(job: PipelineJob, replay: PipelineReplay) -> tuple[tuple[tuple[float, int], ...], ...]:
@@ -331,21 +376,20 @@ def _live_bytes(job: PipelineJob, replay: PipelineReplay) -> list[list[_LiveByte
         elif kind is ActionKind.INPUT_GRADIENT:
             weights = times[Action(ActionKind.WEIGHT_GRADIENT, stage, m)]
             live.append(_LiveBytes(run.end_us, weights.end_us, needs.kept_bytes, action))
-    for action, stage, made_us, start_us, end_us in replay.sent:
-        sender, receiver, m = job.rank_of[action.stage], job.rank_of[stage], action.micro_batch
-        ahead = action.kind is ActionKind.FORWARD
-        kinds = (ActionKind.FORWARD,) if ahead else BACKWARDS
-        user = next(times[one] for kind in kinds if (one := Action(kind, stage, m)) in times)
-        block = block_of(job, action)
+    for one in replay.sent:
+        send, receive = one.both_ends
+        kinds = (ActionKind.FORWARD,) if one.action.kind is ActionKind.FORWARD else BACKWARDS
+        users = (Action(kind, one.needed_by, one.action.micro_batch) for kind in kinds)
+        used_us, block = next(times[user] for user in users if user in times).start_us, block_of(job, one.action)
+        sender, receiver = job.rank_of[send.stage], job.rank_of[receive.stage]
         if sender == receiver:
-            if user.start_us > made_us:
-                found[sender].append(_LiveBytes(made_us, user.start_us, block.buffer_bytes, action))
-            continue
-        send, receive = SENDS[not ahead], RECEIVES[not ahead]
-        if end_us > made_us:
-            found[sender].append(_LiveBytes(made_us, end_us, block.buffer_bytes, Action(send, action.stage, m)))
-        if user.start_us > start_us:
-            found[receiver].append(_LiveBytes(start_us, user.start_us, block.output_bytes, Action(receive, stage, m)))
+            send, end_us = one.action, used_us
+        else:
+            end_us = one.end_us
+            if used_us > one.start_us:
+                found[receiver].append(_LiveBytes(one.start_us, used_us, block.output_bytes, receive))
+        if end_us > one.made_us:
+            found[sender].append(_LiveBytes(one.made_us, end_us, block.buffer_bytes, send))
     return found
 
 
@@ -356,18 +400,14 @@ def with_updates(job: PipelineJob, schedule: PipelineSchedule) -> PipelineSchedu
     """
     orders = []
     for rank, order in enumerate(schedule.orders):
-        left = Counter(action.stage for item in order for action in parts(item) if _of_weights(action))
+        left = Counter(action.stage for item in order for action in parts(item) if action.kind in OF_WEIGHTS)
         found: list[Item] = []
         for item in order:
             found.append(item)
-            for action in filter(_of_weights, parts(item)):
-                left[action.stage] -= 1
-                if not left[action.stage] and job.stages[action.stage].reduce is not None:
-                    found.append(Action(ActionKind.REDUCE, action.stage))
+            for _, stage, _ in (action for action in parts(item) if action.kind in OF_WEIGHTS):
+                left[stage] -= 1
+                if not left[stage] and job.stages[stage].reduce is not None:
+                    found.append(Action(ActionKind.REDUCE, stage))
         steps = [stage for stage in job.stages_of[rank] if job.stages[stage].step is not None]
         orders.append((*found, *(Action(ActionKind.STEP, stage) for stage in steps)))
     return replace(schedule, orders=tuple(orders))
-
-
-def _of_weights(action: Action) -> bool:
-    return action.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT)

@@ -33,7 +33,7 @@ it shows in what waits allocate and use, never in the code that counts.
 
 import graphlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -281,68 +281,55 @@ def check_group(where: str, group: Group) -> None:
     Raises:
         ProblemError: Its size is out of range, or its nodes or ranks do not fit its size.
     """
-    if not 1 <= group.size <= MAX_RANKS:
-        raise ProblemError(
-            f"{where} has size {show_number(group.size)}; it is a number of ranks, 1 to {MAX_RANKS}. Correct it."
-        )
-    if group.nodes and (group.intra_node or not 2 <= group.nodes <= group.size):
-        raise ProblemError(
-            f"{where} has {group.size} ranks on {group.nodes} nodes, and is {'' if group.intra_node else 'not '}in one "
-            "node: these do not fit. Correct them, or leave nodes out."
-        )
-    listed = group.ranks
-    if listed and (len(set(listed)) != group.size or len(listed) != group.size or min(listed) < 0):
-        raise ProblemError(
-            f"{where} has {group.size} ranks and lists {len(listed)}: list each once, from 0 on, or leave ranks out."
-        )
+    size, nodes, ranks = group.size, group.nodes, group.ranks
+    if not 1 <= size <= MAX_RANKS:
+        fault = f"has size {show_number(size)}; it is a number of ranks, 1 to {MAX_RANKS}. Correct it."
+    elif nodes and (group.intra_node or not 2 <= nodes <= size):
+        fault = f"has {size} ranks on {nodes} nodes, intra_node {group.intra_node}: correct them, or leave nodes out."
+    elif ranks and (len(set(ranks)) != size or len(ranks) != size or min(ranks) < 0):
+        fault = f"has {size} ranks and lists {len(ranks)}: list each once, from 0 on, or leave ranks out."
+    else:
+        return
+    raise ProblemError(f"{where} {fault}")
 
 
 def _check_problem(problem: Problem) -> None:
     """Raise the error for the first rule that is broken: linear, without recursion."""
-    if not problem.nodes:
-        raise ProblemError(
-            f"problem {problem.name!r} has no nodes: there is nothing to schedule. "
-            "Was the graph empty when it was captured?"
-        )
-    if (model := problem.memory_model) not in get_args(MemoryModel):
-        raise ProblemError(f"problem {problem.name!r}: memory_model is {model!r}; it is 'runtime' or 'tracker'.")
-    seen: dict[str, int] = {}
-    for v, node in enumerate(problem.nodes):
-        if (first := seen.setdefault(node.name, v)) != v:
-            raise ProblemError(
-                f"nodes {first} and {v} are both named {node.name!r}. Orders are lists of names: give each its own."
-            )
-    _check_nodes(problem)
-    _check_storages(problem)
+    for fault in _faults(problem):
+        raise ProblemError(fault)
     for name, group in problem.groups.items():
         check_group(f"group {name!r}", group)
-    for name, link in problem.contention.links.items():
-        if name not in problem.groups:
-            raise ProblemError(
-                f"contention: group {name!r} has link {link!r}, but the problem's groups are "
-                f"{sorted(problem.groups)}. Name a process group, or leave it out."
-            )
     total_us = sum(float(node.time_us) for node in problem.nodes)
     if not math.isfinite(total_us * problem.contention.slowest):
-        raise ProblemError(
-            "the times of all nodes, slowed down by contention, add up to infinity. Are they in microseconds, and is "
-            "no factor too large?"
-        )
+        raise ProblemError("the times of all nodes, slowed down by contention, add up to infinity. Are they in us?")
 
 
-def _check_nodes(problem: Problem) -> None:
+def _faults(problem: Problem) -> Iterator[str]:
+    nodes, groups = problem.nodes, sorted(problem.groups)
+    if not nodes:
+        yield f"problem {problem.name!r} has no nodes to schedule. Was the graph empty when it was captured?"
+    if (model := problem.memory_model) not in get_args(MemoryModel):
+        yield f"problem {problem.name!r}: memory_model is {model!r}; it is 'runtime' or 'tracker'."
+    seen: dict[str, int] = {}
+    for v, node in enumerate(nodes):
+        if (first := seen.setdefault(node.name, v)) != v:
+            yield f"nodes {first} and {v} are both named {node.name!r}. Orders are lists of names: give each its own."
     forward = False
-    for v, node in enumerate(problem.nodes):
+    for v, node in enumerate(nodes):
         if fault := _fault(problem, node):
-            raise ProblemError(f"{node.kind.value} {v} ({node.name!r}) {fault}")
+            yield f"{node.kind.value} {v} ({node.name!r}) {fault}"
         forward = forward or max(node.deps, default=-1) >= v or (node.collective or 0) > v
     if forward:
-        _raise_for_forward_dependency(problem)
+        yield _forward_dependency(nodes)
+    yield from _storage_faults(problem)
+    for name, link in problem.contention.links.items():
+        if name not in groups:
+            yield f"contention: group {name!r} has link {link!r}, but the problem's groups are {groups}. Correct it."
 
 
 def _fault(problem: Problem, node: Node) -> str:
     """Say what is wrong with a node by itself; ``""``: nothing."""
-    nodes, kind, n = problem.nodes, node.kind, len(problem.nodes)
+    nodes, kind, n, launch = problem.nodes, node.kind, len(problem.nodes), node.collective
     for u in node.deps:
         if not 0 <= u < n:
             return f"depends on node {u}, but ids go from 0 to {n - 1}. Was the list of nodes cut short?"
@@ -356,14 +343,10 @@ def _fault(problem: Problem, node: Node) -> str:
     if not 0.0 <= node.time_us <= MAX_FLOAT:
         return f"takes {show_number(node.time_us)} us: times are finite and 0 or more. Check its cost."
     if node.time_us and kind not in TIMED:
-        shown = show_number(node.time_us)
-        return (
-            f"takes {shown} us: only compute nodes and collectives take time. Make it a compute node, or drop its time."
-        )
+        return f"takes {node.time_us} us, as only compute and collectives do. Make it a compute node, or drop its time."
     for what, count in (("flops", node.flops), ("bytes", node.bytes)):
         if not 0 <= count <= MAX_COUNT:
             return f"has {show_number(count)} {what}: counts are 0 or more, and below 2**63. Check its cost."
-    launch = node.collective
     if launch is not None and kind is not Kind.WAIT:
         return "names a collective to wait for. Only waits do: make it a wait or drop `collective`."
     if launch is not None and not (0 <= launch < n and nodes[launch].kind is Kind.COLLECTIVE):
@@ -371,68 +354,47 @@ def _fault(problem: Problem, node: Node) -> str:
     return ""
 
 
-def _raise_for_forward_dependency(problem: Problem) -> None:
+def _forward_dependency(nodes: Sequence[Node]) -> str:
     """Some node depends on one listed after it: a cycle if one exists, else a bad original order."""
-    nodes = problem.nodes
     before = [{*node.deps} | ({node.collective} if node.collective is not None else set()) for node in nodes]
     try:
         graphlib.TopologicalSorter(dict(enumerate(before))).prepare()
     except graphlib.CycleError as error:
         ring = error.args[1]
-    else:
-        v = next(v for v, b in enumerate(before) if b and max(b) >= v)
-        raise ProblemError(
-            f"node {v} ({nodes[v].name!r}) is listed before node {max(before[v])} ({nodes[max(before[v])].name!r}), "
-            "on which it depends. List the nodes in an order that can run."
-        )
-    first = ring.index(min(ring))
-    names = [nodes[v].name for v in (*ring[first:-1], *ring[: first + 1])]
-    raise ProblemError(
-        f"nodes wait for each other in a ring of {len(ring) - 1}: {' -> '.join(names[:8])}"
-        f"{' -> ...' if len(names) > 8 else ''}. No order can run it: remove one of these dependencies."
-    )
+        first = ring.index(min(ring))
+        names = [nodes[v].name for v in (*ring[first:-1], *ring[: first + 1])]
+        shown = " -> ".join([*names[:8], *(["..."] if len(names) > 8 else [])])
+        return f"nodes wait for each other in a ring of {len(ring) - 1}: {shown}. Remove one of these dependencies."
+    v, u = next((v, max(b)) for v, b in enumerate(before) if b and max(b) >= v)
+    return f"node {v} ({nodes[v].name!r}) is listed before node {u} ({nodes[u].name!r}), on which it depends: swap."
 
 
-def _check_storages(problem: Problem) -> None:
+def _storage_faults(problem: Problem) -> Iterator[str]:
     nodes, storages = problem.nodes, problem.storages
     for s, storage in enumerate(storages):
         if storage.bytes < 0:
-            raise ProblemError(f"storage {s} has {show_number(storage.bytes)} bytes: sizes are 0 or more.")
+            yield f"storage {s} has {show_number(storage.bytes)} bytes: sizes are 0 or more."
     if (total := sum(storage.bytes for storage in storages)) > MAX_TOTAL_BYTES:
-        raise ProblemError(
-            f"all storages together have {show_number(total)} bytes, more than {MAX_TOTAL_BYTES} (2**60). "
-            "Are the sizes in bytes?"
-        )
+        yield f"all storages together have {show_number(total)} bytes, more than 2**60. Are the sizes in bytes?"
     made_by: dict[StorageId, NodeId] = {}
     for v, node in enumerate(nodes):
         for s in node.alloc:
             if (first := made_by.setdefault(s, v)) != v or node.alloc.count(s) > 1:
-                raise ProblemError(
-                    f"storage {s} is allocated twice, by {nodes[first].name!r} and by {node.name!r}. "
-                    "A storage has one allocation: let the second only use it, or give it a storage of its own."
-                )
+                names = f"{nodes[first].name!r} and by {node.name!r}"
+                yield f"storage {s} is allocated twice, by {names}. Let the second use it, or have one of its own."
     for v, node in enumerate(nodes):
         where, twice = f"node {v} ({node.name!r})", len(set(node.use)) < len(node.use)
         for s in (*node.alloc, *node.use):
             if not 0 <= s < len(storages):
-                raise ProblemError(
-                    f"{where} names storage {s}, but storages go from 0 to {len(storages) - 1}. "
-                    "Was the list of storages cut short?"
-                )
+                last = len(storages) - 1
+                yield f"{where} names storage {s}, but storages go from 0 to {last}. Was their list cut short?"
             if twice and node.use.count(s) > 1:
-                raise ProblemError(
-                    f"{where} lists storage {s} twice in `use` and would count as two users of it. List it once."
-                )
+                yield f"{where} lists storage {s} twice in `use`. List it once."
             if (maker := made_by.get(s)) is None:
-                raise ProblemError(
-                    f"{where} uses storage {s}, which no node allocates. "
-                    "Add it to the `alloc` of the node that makes it (an input, if it comes from outside)."
-                )
-            if maker > v:
-                raise ProblemError(
-                    f"{where} uses storage {s} before {nodes[maker].name!r} (node {maker}) allocates it. "
-                    "List the allocating node first."
-                )
+                yield f"{where} uses storage {s}, which no node allocates. Add it to the `alloc` of its maker."
+            elif maker > v:
+                name = nodes[maker].name
+                yield f"{where} uses storage {s} before {name!r} (node {maker}) allocates it. List that node first."
 
 
 def _example() -> Problem:
@@ -453,15 +415,7 @@ def _example() -> Problem:
             node("grad", kind.WAIT, (7,), (), (dw, ds), collective=7),
             node("output", kind.OUTPUT, (5, 8), (), (dx, ds)),
         ),
-        storages=(
-            Storage(mib, pinned=True),  # w
-            Storage(4 * mib),  # x
-            Storage(8 * mib),  # full
-            Storage(4 * mib),  # g
-            Storage(4 * mib),  # dx
-            Storage(8 * mib),  # dw
-            Storage(mib),  # ds
-        ),
+        storages=(Storage(mib, pinned=True), *(Storage(n * mib) for n in (4, 8, 4, 4, 8, 1))),  # w, then x to ds
         groups={"fsdp": Group(8, intra_node=True)},
     )
 

@@ -85,30 +85,21 @@ class Contention:
     def __post_init__(self) -> None:
         check_shares("contention: ", self.shares)
         if self.shares and not 0.0 < self.flops_per_byte <= MAX_FLOAT:
-            raise ProblemError(
-                f"contention: shares by what binds compute, and flops_per_byte is {show_number(self.flops_per_byte)}: "
-                "give the device's FLOP/s divided by its bytes/s."
-            )
-        for op, factor in self.slowdown.items():
-            if not 1.0 <= factor <= MAX_FLOAT:
+            shown = show_number(self.flops_per_byte)
+            raise ProblemError(f"contention: shares, and flops_per_byte is {shown}: give FLOP/s divided by bytes/s.")
+        factors = [(f"compute beside {op!r}", n, n >= 1.0, "1 or more") for op, n in self.slowdown.items()]
+        factors += [(f"{op!r} beside compute", n, n > 0.0, "above 0") for op, n in self.stretch.items()]
+        for what, factor, fits, meant in factors:
+            if not (fits and factor <= MAX_FLOAT):
                 raise ProblemError(
-                    f"contention: compute beside {op!r} takes {show_number(factor)} times its time; a factor is finite "
-                    "and 1 or more. Give how many times as long compute takes, 1.1 for a tenth longer."
-                )
-        for op, factor in self.stretch.items():
-            if not 0.0 < factor <= MAX_FLOAT:
-                raise ProblemError(
-                    f"contention: {op!r} beside compute takes {show_number(factor)} times its time; this factor is "
-                    "finite and above 0. Give how many times as long the collective takes, 1.1 for a tenth longer, 0.9 "
-                    "for a tenth less."
+                    f"contention: {what} takes {show_number(factor)} times its time; a factor is finite and {meant}: "
+                    "1.1 for a tenth longer."
                 )
         if self.lanes < 1:
             raise ProblemError(f"contention: lanes is {self.lanes}; a group has one collective in flight, or more.")
         if not 1.0 <= self.crowding <= self.lanes:
-            raise ProblemError(
-                f"contention: crowding is {show_number(self.crowding)} and lanes {self.lanes}; crowding is 1 (those in "
-                "flight do not slow each other down) to lanes (no faster than one after the other)."
-            )
+            shown = show_number(self.crowding)
+            raise ProblemError(f"contention: crowding is {shown} and lanes {self.lanes}; crowding is 1 to lanes.")
 
     def __bool__(self) -> bool:
         """Is there any?"""
@@ -167,8 +158,7 @@ def check_shares(where: str, shares: Mapping[str, float]) -> None:
         if kind not in KINDS or not 0.0 <= share <= MAX_FLOAT:
             raise ProblemError(
                 f"{where}compute bound by {kind!r} takes {show_number(share)} of a slowdown; kinds are 'flops' and "
-                "'bytes', a share is finite and 0 or more (1: all of it, 0.5: beside a factor of 1.2 it takes 1.1 "
-                "times its time)."
+                "'bytes', a share is finite and 0 or more."
             )
 
 

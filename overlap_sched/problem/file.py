@@ -24,6 +24,8 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar, get_type_hints
 
@@ -285,22 +287,18 @@ def read_bytes(path: str | Path, limits: Limits, *, gzipped: bool = False) -> by
         except EOFError:
             raise DamagedError("the gzip stream is cut short. Copy or download the file again.") from None
         except (gzip.BadGzipFile, zlib.error) as error:
-            raise DamagedError(
-                f"is named like gzip but is not ({error}). Rename it to .json or compress it again."
-            ) from None
+            raise DamagedError(f"is not gzip ({error}). Rename it to .json or compress it again.") from None
 
 
 def _bounded(file: BinaryIO | gzip.GzipFile, path: str | Path, limit: int) -> bytes:
-    parts, left, when = [], limit, " once decompressed" if isinstance(file, gzip.GzipFile) else ""
-    while part := file.read(min(2**20, left + 1)):
-        left -= len(part)
-        if left < 0:
-            raise InputTooLargeError(
-                f"{path}: has more than {limit:,} bytes{when}, which is the limit. "
-                "Raise the limit (--max-input-bytes on the command line) if the file is meant to be that large."
-            )
-        parts.append(part)
-    return b"".join(parts)
+    data = b"".join(islice(iter(partial(file.read, 2**20), b""), limit // 2**20 + 1))
+    if len(data) > limit:
+        when = " once decompressed" if isinstance(file, gzip.GzipFile) else ""
+        raise InputTooLargeError(
+            f"{path}: has more than {limit:,} bytes{when}, which is the limit. "
+            "Raise the limit (--max-input-bytes on the command line) if the file is meant to be that large."
+        )
+    return data
 
 
 def nameable(path: PathT) -> PathT:
@@ -311,12 +309,12 @@ def nameable(path: PathT) -> PathT:
             ``ValueError`` for these where all other names give an ``OSError``.
     """
     try:
-        unusable = "a NUL character" if b"\0" in os.fsencode(path) else ""
+        if b"\0" not in os.fsencode(path):
+            return path
+        unusable = "a NUL character"
     except UnicodeEncodeError:
         unusable = "half of a surrogate pair"
-    if unusable:
-        raise OSError(errno.EINVAL, f"no file can have this name: it has {unusable}")
-    return path
+    raise OSError(errno.EINVAL, f"no file can have this name: it has {unusable}")
 
 
 def redact_problem(problem: Problem) -> Problem:

@@ -35,6 +35,8 @@ from overlap_sched.problem.sizes import parse_size
 Rule = Literal["not before", "not after", "together", "as written", "in flight", "apart"]
 
 _RULE = re.compile(r"(not before|not after|in flight)\s+(\S+)|(together|as written|apart)")
+_ABOUT = re.compile(r"(?:(?!in(?:\s|$))(\S+))?(?:(?:^|\s+)in\s+(?!in$)(\S+))?")
+"""``NODES in MODULE``, each of which may be left out."""
 _MANY = 400
 """Of more launches "in flight" keeps the order as written: pairs would be too many."""
 BINDS_NOTHING = {
@@ -87,20 +89,18 @@ def read_pin(text: str) -> Pin:
     """
     rule, _, about = str(text).partition(":")
     match = _RULE.fullmatch(rule.strip())
-    found = _about(about.split())
+    found = _ABOUT.fullmatch(about.strip())
     if not isinstance(text, str) or match is None or found is None:
         raise OptionsError(
             f"pin {text!r} is none; write 'not before MODULE', 'not after MODULE', 'together', 'as written', "
             "'in flight SIZE' or 'apart', then ': NODES in MODULE'."
         )
-    nodes, module = found
-    pin = Pin(text, cast(Rule, match[1] or match[3]), match[2] or "", nodes, module)
+    pin = Pin(text, cast(Rule, match[1] or match[3]), match[2] or "", found[1] or "*", found[2] or "*")
     if pin.rule == "in flight":
+        name, meant = f"in flight, of pin {text!r},", "bytes (67108864B) or a size with a unit (64MiB)"
         if "%" in pin.of:  # of what?
-            raise OptionsError(
-                f"in flight, of pin {text!r}, is {pin.of!r}; write bytes (67108864B), or a size as 64MiB."
-            )
-        parse_size(f"in flight, of pin {text!r},", pin.of, 0, "bytes (67108864B) or a size with a unit (64MiB)")
+            raise OptionsError(f"{name} is {pin.of!r}; write {meant}.")
+        parse_size(name, pin.of, 0, meant)
     return pin
 
 
@@ -162,20 +162,6 @@ def is_in(module: str, pattern: str) -> bool:
     """Is a module one of those that a pattern names, or in one?"""
     parts = module.split(".")
     return any(fnmatchcase(".".join(parts[:k]), pattern) for k in range(1, len(parts) + 1))
-
-
-def _about(words: Sequence[str]) -> tuple[str, str] | None:
-    """``NODES in MODULE``, each of which may be left out; ``None``: it is something else."""
-    match tuple(words):
-        case ():
-            return "*", "*"
-        case ("in", module) if module != "in":
-            return "*", module
-        case (nodes,) if nodes != "in":
-            return nodes, "*"
-        case (nodes, "in", module) if "in" not in (nodes, module):
-            return nodes, module
-    return None
 
 
 def _selected(problem: Problem, pin: Pin) -> Pinned:
@@ -251,9 +237,7 @@ def _fewer_bytes(problem: Problem, launches: Sequence[NodeId], pin: Pin) -> Iter
     for v in launches:
         nbytes = problem.nodes[v].bytes
         if nbytes > most:
-            raise PinError(
-                f"pin {pin.text!r} cannot be kept: {problem.nodes[v].name} alone has {nbytes} bytes. Allow as many."
-            )
+            raise PinError(f"pin {pin.text!r} cannot be kept: {problem.nodes[v].name} alone has {nbytes} bytes.")
         while in_flight_bytes + nbytes > most:
             gone = launches[first]
             ends.append(_end(problem, gone, pin))
@@ -267,10 +251,8 @@ def _fewer_bytes(problem: Problem, launches: Sequence[NodeId], pin: Pin) -> Iter
 def _end(problem: Problem, launch: NodeId, pin: Pin) -> NodeId:
     ends = problem.ends.get(launch)
     if not ends:
-        raise PinError(
-            f"pin {pin.text!r} cannot be kept: {problem.nodes[launch].name} is in flight until the end, as nothing "
-            "waits for it in this graph. Leave it out of the pin."
-        )
+        name = problem.nodes[launch].name
+        raise PinError(f"pin {pin.text!r} cannot be kept: nothing waits for {name} in this graph. Leave it out.")
     return ends[0]
 
 

@@ -10,6 +10,7 @@ Compute that communicates by itself (``Node.launches``) is a launch among the ot
 behind the last launch that stood before it: no wait then passes a launch that it followed.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Literal, TypeVar
@@ -132,14 +133,7 @@ def with_sooner(order: Order, moved: Collection[NodeId], at: Position) -> Order:
 
 def alike(one: Sequence[NodeId], other: Sequence[NodeId]) -> int:
     """How many nodes two orders have in common at their beginning. By bisection: what is equal is compared fast."""
-    low, high = 0, len(one)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return bisect_left(range(len(one)), True, key=lambda k: one[: k + 1] != other[: k + 1])
 
 
 def find_reachable(start: Iterable[T], following: Callable[[T], Iterable[T]]) -> set[T]:

@@ -31,7 +31,7 @@ VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 _INTERVALS = 16
 """Sizes from 1 MiB to 64 GiB, by powers of two (``kRoundUpPowerOfTwoIntervals``)."""
-_ENTRY = re.compile(r"(\w+):(\[[^\[\]]*\]|[^,\[\]]+)(?:,|$)")
+_ENTRY = r"(\w+):(\[[^\[\]]*\]|[^,\[\]]+)(?:,|$)"
 
 _UNITS = {
     "": 1, "b": 1,
@@ -183,17 +183,12 @@ def allocator_settings(text: str) -> AllocatorSettings:
 
 
 def _entries(text: str) -> dict[str, str]:
-    found, at = {}, 0
-    while at < len(text):
-        entry = _ENTRY.match(text, at)
-        if entry is None:
-            raise OptionsError(
-                f"allocator is {text!r}, which cannot be read from {text[at:]!r} on. Write it as in "
-                "PYTORCH_ALLOC_CONF: 'expandable_segments:True,max_split_size_mb:512', or '' for torch's defaults."
-            )
-        found[entry[1]] = entry[2]
-        at = entry.end()
-    return found
+    if not re.fullmatch(f"(?:{_ENTRY})*", text):
+        raise OptionsError(
+            f"allocator is {text!r}, which cannot be read. Write it as in PYTORCH_ALLOC_CONF: 'expandable_segments:"
+            "True,max_split_size_mb:512', or '' for torch's defaults."
+        )
+    return dict(re.findall(_ENTRY, text))
 
 
 def _switch(text: str, key: str) -> bool:
@@ -214,31 +209,22 @@ def _mib(given: dict[str, str], key: str, default: int) -> int:
 
 def _divisions(text: str) -> tuple[int, ...]:
     """``4``, or ``[256:1,512:2,>:4]``: as in ``parseRoundUpPower2Divisions``."""
-    if not text:
-        return ()
     if not text.startswith("["):
-        return (_power_of_two(text, 1),) * _INTERVALS
-    result = [0] * _INTERVALS
-    first, last = True, 0
-    for pair in text[1:-1].split(","):
-        size, _, steps = pair.partition(":")
-        value = _power_of_two(steps, 1)
+        return (_power_of_two(text),) * _INTERVALS if text else ()
+    result, last = [0] * _INTERVALS, 0
+    for at, (size, _, steps) in enumerate(pair.partition(":") for pair in text[1:-1].split(",")):
+        begin = last + 1  # ">": all above the last; the first one holds for all below, too
         if size == ">":
-            result[last + 1 :] = [value] * (_INTERVALS - last - 1)
-            break
-        index = min(_power_of_two(size, 1).bit_length() - 1, _INTERVALS - 1)
-        if first:
-            result[:index] = [value] * index
-            first = False
-        result[index] = value
-        last = index
+            last = _INTERVALS - 1
+        else:
+            last = min(_power_of_two(size).bit_length() - 1, _INTERVALS - 1)
+            begin = last if at else 0
+        result[begin : last + 1] = [_power_of_two(steps)] * (last + 1 - begin)
     return tuple(result)
 
 
-def _power_of_two(text: str, least: int) -> int:
+def _power_of_two(text: str) -> int:
     number = int(text) if text.isdecimal() and len(text) < 10 else 0
-    if number < least or number & (number - 1):
-        raise OptionsError(
-            f"allocator has {text!r} in roundup_power2_divisions; sizes in MiB and divisions are powers of two."
-        )
+    if number < 1 or number & (number - 1):
+        raise OptionsError(f"allocator has {text!r} in roundup_power2_divisions; sizes and divisions are powers of 2.")
     return number

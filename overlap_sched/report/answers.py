@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 
 from overlap_sched.cost import Price
 from overlap_sched.errors import ProblemError
-from overlap_sched.fit.answer import Fit
+from overlap_sched.fit.answer import Fit, Held
 from overlap_sched.options import Concurrent
 from overlap_sched.peak_memory.addresses import AddressPlan
 from overlap_sched.peak_memory.best import MemoryPlan
@@ -23,7 +23,7 @@ from overlap_sched.pipeline.compare import PlannedPipeline
 from overlap_sched.pipeline.graphs import JobGraphs, MeasuredGraph
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.problem import Kind, MemoryModel, Problem
-from overlap_sched.problem.contention import NO_CONTENTION, Contention
+from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.pins import pinned
 from overlap_sched.report.pipeline import Varied, find_shortest
 from overlap_sched.report.words.rewrites import costs
@@ -58,7 +58,7 @@ class _Order(_Part, frozen=True):
 class _Graph(_Part, frozen=True, kw_only=True):
     name: str
     memory_model: MemoryModel
-    contention: "ContentionFigures | None"
+    contention: Contention | None
 
 
 class _Scheduled(_Graph, frozen=True, kw_only=True):
@@ -66,35 +66,6 @@ class _Scheduled(_Graph, frozen=True, kw_only=True):
     exposed_us: float
     fell_back: bool
     pins: "list[PinFigures]"
-
-
-class ContentionFigures(_Part, frozen=True, omit_defaults=True):
-    """What compute and communication cost each other.
-
-    Attributes:
-        slowdown: Factor on compute by how the operator of the collective in flight begins.
-        links: Link of each process group that shares one.
-        stretch: Factor on collectives beside compute, by how their operator begins.
-        shares: Part of a slowdown that compute takes which its flops or its bytes bind.
-        flops_per_byte: From so many on compute is bound by its flops.
-    """
-
-    slowdown: Mapping[str, float]
-    links: Mapping[str, str]
-    stretch: Mapping[str, float] = {}
-    shares: Mapping[str, float] = {}
-    flops_per_byte: float = 0.0
-    lanes: int = 1
-    crowding: float = 1.0
-
-
-def contention_figures(contention: Contention) -> ContentionFigures | None:
-    """Return it in the words of a problem file; ``None`` where there is none."""
-    if not contention:
-        return None
-    given = {name: getattr(contention, name) for name in ContentionFigures.__struct_fields__}
-    more = {name: value for name, value in given.items() if value != getattr(NO_CONTENTION, name)}
-    return ContentionFigures(**{"slowdown": contention.slowdown, "links": contention.links, **more})
 
 
 class PinFigures(_Part, frozen=True):
@@ -202,7 +173,7 @@ def plan_answer(
 
 def _shared(schedule: Schedule) -> dict[str, Any]:
     return {
-        "contention": contention_figures(schedule.problem.contention),
+        "contention": schedule.problem.contention or None,
         "fell_back": schedule.fell_back is not None,
         "pins": [PinFigures(one.pin.text, len(one.nodes)) for one in pinned(schedule.problem, schedule.options.pins)],
     }
@@ -267,7 +238,7 @@ class SourceTotal(_Part, frozen=True):
     """All nodes of a kind whose times come from one source; percent of all nodes of that kind."""
 
     source: str
-    kind: str
+    kind: Kind
     nodes: int
     time_us: float
     percent: float
@@ -278,7 +249,7 @@ class NodeCost(_Part, frozen=True):
 
     name: str
     op: str
-    kind: str
+    kind: Kind
     group: str | None
     time_us: float
     source: str
@@ -301,27 +272,24 @@ class CostsAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/cos
 
 def costs_answer(problem: Problem, prices: Sequence[Price], top: int | None = None) -> CostsAnswer:
     """Return the ``top`` longest nodes (``None``: all with a time), and totals, the largest first."""
-    nodes, by_source = problem.nodes, defaultdict[tuple[Kind, str], list[float]](list)
-    timed = [v for v, node in enumerate(nodes) if node.time_us]
-    for v in timed:
-        by_source[nodes[v].kind, prices[v].source].append(nodes[v].time_us)
-    us = {kind: sum(nodes[v].time_us for v in timed if nodes[v].kind is kind) for kind in Kind}
+    timed = [(node, price) for node, price in zip(problem.nodes, prices, strict=True) if node.time_us]
+    us, by_source = dict.fromkeys(Kind, 0.0), defaultdict[tuple[Kind, str], list[float]](list)
+    for node, price in timed:
+        us[node.kind] += node.time_us
+        by_source[node.kind, price.source].append(node.time_us)
     totals = [
-        SourceTotal(source, kind.value, len(found), sum(found), 100 * sum(found) / us[kind])
+        SourceTotal(source, kind, len(found), sum(found), 100 * sum(found) / us[kind])
         for (kind, source), found in by_source.items()
     ]
-    listed = [
-        _fill(
-            NodeCost,
-            *(nodes[v], prices[v]),
-            kind=nodes[v].kind.value,
-            bound=prices[v].bound or None,
-            part_of=prices[v].part_of or None,
-        )
-        for v in sorted(timed, key=lambda v: (-nodes[v].time_us, v))[:top]
-    ]
-    totals.sort(key=lambda one: (-one.time_us, one.kind, one.source))
-    return CostsAnswer(problem.name, len(nodes), us[Kind.COMPUTE], us[Kind.COLLECTIVE], totals, listed)
+    longest = sorted(timed, key=lambda one: -one[0].time_us)[:top]
+    return CostsAnswer(
+        name=problem.name,
+        nodes=len(problem.nodes),
+        compute_us=us[Kind.COMPUTE],
+        collective_us=us[Kind.COLLECTIVE],
+        sources=sorted(totals, key=lambda one: (-one.time_us, one.kind, one.source)),
+        costs=[_fill(NodeCost, *of, bound=of[1].bound or None, part_of=of[1].part_of or None) for of in longest],
+    )
 
 
 class MemoryAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/memory/1"):
@@ -364,14 +332,6 @@ class FitRewrite(_Part, frozen=True):
     copy_us: float
 
 
-class FitReserved(_Part, frozen=True):
-    """What torch's caching allocator reserves without a limit, and needs more than the limit."""
-
-    reserved_bytes: int
-    over_bytes: int
-    faster: dict[str, Any] | None
-
-
 class FitAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/fit/1"):
     """The plan picked, beside the original and the best order without rewrites; points: none dominates another."""
 
@@ -386,7 +346,7 @@ class FitAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/fit/1
     picked: PlanPoint
     points: list[PlanPoint]
     rewrites: list[FitRewrite]
-    reserved: FitReserved | None
+    reserved: Held | None
     tried: int
 
 
@@ -394,7 +354,7 @@ def fit_answer(found: Fit) -> FitAnswer:
     """Return the answer."""
     points = [found.original, found.without, found.best, *found.points]
     original, without, picked, *others = (_fill(PlanPoint, one, rewrites=len(one.rewrites)) for one in points)
-    pairs, held = zip(found.best.rewrites, costs(found), strict=True), found.held
+    pairs = zip(found.best.rewrites, costs(found), strict=True)
     return _fill(
         FitAnswer,
         found,
@@ -405,7 +365,7 @@ def fit_answer(found: Fit) -> FitAnswer:
         picked=picked,
         points=others,
         rewrites=[_fill(FitRewrite, cost, rewrite=to_json([one])[0]) for one, cost in pairs],
-        reserved=held and _fill(FitReserved, held, faster=held.faster and held.faster._asdict()),
+        reserved=found.held,
     )
 
 
@@ -557,13 +517,8 @@ class SweepAnswer(_Graph, frozen=True, kw_only=True, tag_field="schema", tag="ov
 
 
 ANSWERS: dict[str, type[Struct]] = {
-    "plan": PlanAnswer,
-    "sweep": SweepAnswer,
-    "explain": ExplainAnswer,
-    "memory": MemoryAnswer,
-    "costs": CostsAnswer,
-    "fit": FitAnswer,
-    "pipeline": PipelineAnswer,
+    str(one.__struct_config__.tag).split("/")[1]: one
+    for one in (PlanAnswer, SweepAnswer, ExplainAnswer, MemoryAnswer, CostsAnswer, FitAnswer, PipelineAnswer)
 }
 """``costs``: what ``explain --costs`` prints."""
 

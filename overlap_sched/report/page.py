@@ -15,7 +15,7 @@ from datetime import date
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import UNSET, UnsetType, to_builtins
 
@@ -40,16 +40,8 @@ from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.plan import Plan, Record
 from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Regather, Stream
 
-COLUMNS: tuple[str, ...] = ("original", "scheduled", "change", "limit")
 FIGURES = ("peak_bytes", "step_us", "exposed_us")
 Page = dict[str, Any]
-
-
-class ExtraOrder(NamedTuple):
-    """One more order of the graph as it was (torch's, say): what it is called, node ids."""
-
-    title: str
-    order: Order
 
 
 @dataclass(frozen=True)
@@ -58,7 +50,7 @@ class Extras:
 
     Attributes:
         made: The plan that the schedule is of.
-        beside: Another order of the graph as it was.
+        beside: Another order of the graph as it was (torch's, say), and what it is called.
         frontier: The plans of a fit, by ascending peak.
         answer: What a search for a memory limit has found, in a sentence; it says what the allocator lacks, too.
         command: That made the page; ``""``: a program did.
@@ -67,7 +59,7 @@ class Extras:
     """
 
     made: Plan | None = None
-    beside: ExtraOrder | None = None
+    beside: tuple[str, Order] | None = None
     frontier: tuple[FitPoint, ...] | None = None
     answer: str | None = None
     command: str = ""
@@ -124,22 +116,24 @@ def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
         _run(ranges[0], 0, "original", original.original_order, schedule.original),
         _run(ranges[-1], len(problems) - 1, "scheduled", schedule.order, schedule.scheduled),
     ]
-    columns = COLUMNS
-    summary = [*words.summary_rows(schedule), *words.reserved_rows(reserved, schedule.memory_limit_bytes)]
+    columns = ["original", "scheduled", "change", "limit"]
+    rows = (*words.summary_rows(schedule), *words.reserved_rows(reserved, schedule.memory_limit_bytes))
+    summary = [[*row, *[""] * (1 + len(columns) - len(row))] for row in rows]
     if extras.beside is not None:
-        order, title = extras.beside.order, printable(extras.beside.title)
+        title, order = printable(extras.beside[0]), extras.beside[1]
         measured = figures_of(original, measure(original, order))
         beside = replace(schedule, problem=original, order=order, scheduled=measured, decisions=())
         also = words.reserved_for(original, order, schedule.options)
         runs.append(_run(ranges[0], 0, title, order, measured))
         cells = {row[0]: row[2] for row in (*words.summary_rows(beside), *words.reserved_rows(also))}
-        columns = (*COLUMNS, title)
-        summary = [(*row, *[""] * (1 + len(COLUMNS) - len(row)), cells.get(row[0], "")) for row in summary]
+        columns.append(title)
+        for row in summary:
+            row.append(cells.get(row[0], ""))
     return {
         "figures": to_builtins(plan_answer(schedule, made, reserved, extras.prices)),
-        "verdict": words.verdict(schedule, original, reserved, extras.fits)._asdict(),
+        "verdict": words.verdict(schedule, original, reserved, extras.fits),
         "columns": columns,
-        "summary": [(*row, *[""] * (1 + len(columns) - len(row))) for row in summary],
+        "summary": summary,
         "remarks": _remarks(schedule, extras.answer),
         "budget_bytes": schedule.budget_bytes,
         "ops": [printable(op) for op in ops],
@@ -158,11 +152,7 @@ def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
         "in_flight": MEMORY_KINDS.index(IN_FLIGHT),
         "causes": [(words.WORDS[cause.name], cause.exposed_us, cause.collectives) for cause in words.causes(schedule)],
         "graphs": [
-            {
-                "nodes": _nodes(of.problem, ops, groups, modules),
-                "storages": _storages(of),
-                "marked": _marked(of.problem, other, made),
-            }
+            {**_graph(of, ops, groups, modules), "marked": _marked(of.problem, other, made)}
             for of, other in zip(ranges, problems[::-1], strict=True)
         ],
         "runs": runs,
@@ -191,27 +181,24 @@ def _remarks(schedule: Schedule, answer: str | None) -> list[str]:
     return [line for line in (*lines, kept, said) if line]
 
 
-def _nodes(problem: Problem, ops: Sequence[str], groups: Sequence[str], modules: Sequence[str]) -> Page:
-    nodes = problem.nodes
+def _graph(ranges: LiveRanges, ops: Sequence[str], groups: Sequence[str], modules: Sequence[str]) -> Page:
+    problem, nodes = ranges.problem, ranges.problem.nodes
     op_at, group_at, module_at = ({name: at for at, name in enumerate(names)} for names in (ops, groups, modules))
+    shown, kinds = [live.storage for live in ranges.of(problem.original_order)], memory_kinds(problem)
     return {
-        "name": [printable(node.name) for node in nodes],
-        "kind": [node.kind.value for node in nodes],
-        "op": [op_at[node.op] for node in nodes],
-        "group": [-1 if node.group is None else group_at[node.group] for node in nodes],
-        "module": [module_at.get(node.module, -1) for node in nodes],
-        "collective": [-1 if node.collective is None else node.collective for node in nodes],
-    }
-
-
-def _storages(ranges: LiveRanges) -> Page:
-    problem = ranges.problem
-    shown = [live.storage for live in ranges.of(problem.original_order)]
-    kinds = memory_kinds(problem)
-    return {
-        "bytes": [problem.storages[s].bytes for s in shown],
-        "kind": [MEMORY_KINDS.index(kinds[s]) for s in shown],
-        "maker": [problem.maker[s] for s in shown],
+        "nodes": {
+            "name": [printable(node.name) for node in nodes],
+            "kind": [node.kind.value for node in nodes],
+            "op": [op_at[node.op] for node in nodes],
+            "group": [-1 if node.group is None else group_at[node.group] for node in nodes],
+            "module": [module_at.get(node.module, -1) for node in nodes],
+            "collective": [-1 if node.collective is None else node.collective for node in nodes],
+        },
+        "storages": {
+            "bytes": [problem.storages[s].bytes for s in shown],
+            "kind": [MEMORY_KINDS.index(kinds[s]) for s in shown],
+            "maker": [problem.maker[s] for s in shown],
+        },
     }
 
 
@@ -247,8 +234,7 @@ def _collectives(schedule: Schedule, original: Problem, made: Plan | None) -> li
     for d in words.most_exposed(schedule):
         node = problem.nodes[d.collective]
         stood_for = [ids[name] for name in members.get(node.name, (node.name,)) if name in ids]
-        over = d.over_position
-        refused = "" if over is None else f"; {words.refusal(problem, d, over)}"
+        launched = f"launched there because: {words.WHY[d.reason]}"
         stalls = words.stalls_by_cause(problem, after, d, last_us)
         rows.append(
             {
@@ -262,7 +248,7 @@ def _collectives(schedule: Schedule, original: Problem, made: Plan | None) -> li
                 "hidden_us": d.hidden_us,
                 "causes": [(number[name], us) for name, us in stalls.items() if us > 0],
                 "why": f"blocked by {words.blocked_by(problem, d)}",
-                "more": f"launched there because: {words.launched_because(d)}{refused}",
+                "more": "; ".join(filter(None, [launched, words.refusal(problem, d)])),
             }
         )
     return rows
@@ -273,12 +259,10 @@ def _rewrites(schedule: Schedule, made: Plan | None) -> list[tuple[str, int]]:
     ids, found = {schedule.problem.nodes[v].name: v for v in schedule.problem.collectives}, []
     for one in () if made is None else made.records:
         match one.rewrite:
-            case Bucket() | Regather() | Offload():
-                launch = one.rewrite.name
-            case Keep():
-                launch = one.rewrite.first
-            case Stream():
-                launch = one.rewrite.collective
+            case Bucket(name=launch) | Regather(name=launch) | Offload(name=launch):
+                pass
+            case Keep(first=launch) | Stream(collective=launch):
+                pass
             case _:
                 launch = ""
         found.append((printable(rewrites.record_text(one)), ids.get(launch, -1)))
@@ -294,6 +278,9 @@ def _marked(problem: Problem, other: Problem, made: Plan | None) -> list[int]:
     return [v for v, node in enumerate(problem.nodes) if node.name in marked]
 
 
+_BADGES = {"runs": "Runs", "fails": "May run out of memory", "kept": "Original order kept", "reordered": "Reordered"}
+_PLACE = '<h3 id="{what}-title-{r}">{what}</h3>\n<div id="{what}-{r}"></div>'
+_BUTTON = '<button type="button" data-{}="{}">{}</button>'
 SCRIPTS = ("units.js", "overview.js", "model.js", "pictures.js", "tables.js", "frontier.js", "main.js")
 """In this order, as one script."""
 
@@ -315,43 +302,48 @@ def write_page(schedule: Schedule, path: str | Path, extras: Extras = NOTHING_EL
 def page_text(page: Page, command: str = "") -> str:
     """The page as text; what names in it say is never taken for markup."""
     script = "\n".join(map(_read_file, SCRIPTS))
-    verdict, runs, prices = page["verdict"], page["runs"], page["figures"].get("prices", {})
+    (came, verdict), runs, prices = page["verdict"], page["runs"], page["figures"].get("prices", {})
     on = prices.get("cluster") or prices.get("device")
     times = "of the problem file" if prices.get("from") != "dump" else ""
     times = ", ".join(filter(None, [times, f"predicted for {on}" if on else ""]))
     times += f", {count(prices['traces'], 'trace')} of a profiler where they have them" if prices.get("traces") else ""
-    without, frontier = page["figures"].get("step_without_rewrites_us"), list[Sequence[str]]()
-    if page["frontier"] is not None:
-        points, (original, *others) = page["frontier"]["points"], page["frontier"]["others"]
-        for of in (*points, original, *others):
-            peak, step = (change(original[key], of[key]) for key in ("peak_bytes", "step_us"))
-            cells = (size(of["peak_bytes"]), peak, duration(of["step_us"]), step, duration(of["exposed_us"]))
-            frontier.append((of["name"] or "on the frontier", *cells))
-    places = {
-        what: [f'<h3 id="{what}-title-{r}">{what}</h3>\n<div id="{what}-{r}"></div>' for r in range(len(runs))]
-        for what in ("streams", "memory")
-    }
+    without, frontier = page["figures"].get("step_without_rewrites_us"), page["frontier"]
+    points = [] if frontier is None else [*frontier["points"], *frontier["others"]]
+    original, drawn = page["figures"], range(len(runs))
     called = [f"the {run['title']} order" if r < 2 else html.escape(run["title"]) for r, run in enumerate(runs)]
     return Template(_read_file("page.html")).substitute(
         title=html.escape(f"{printable(page['figures']['name'])}: overlap_sched"),
         style=_read_file("style.css"),
-        came=verdict["came"],
-        badge=html.escape(verdict["badge"]),
-        verdict=html.escape(verdict["sentence"]),
-        columns=_heads(page["columns"]),
+        came=came,
+        badge=_BADGES[came],
+        verdict=html.escape(verdict),
+        columns="".join(f'<th scope="col">{html.escape(name)}</th>' for name in page["columns"]),
         summary="\n".join(map(_table_row, page["summary"])),
         remarks="\n".join(f"<p>{html.escape(line)}</p>" for line in page["remarks"]),
-        streams="\n".join(places["streams"]),
-        memories="\n".join(places["memory"]),
-        peaks="\n".join(
-            f'<button type="button" data-peak="{r}">peak of {name}</button>' for r, name in enumerate(called)
-        ),
+        streams="\n".join(_PLACE.format(what="streams", r=r) for r in drawn),
+        memories="\n".join(_PLACE.format(what="memory", r=r) for r in drawn),
+        peaks="\n".join(_BUTTON.format("peak", r, f"peak of {name}") for r, name in enumerate(called)),
         no_rewrites="" if page["rewrites"] or page["tried"] else " hidden",
         without="" if without is None else f"The best order without rewrites takes {duration(without)}.",
-        rewrites="".join(f"<li>{_found(html.escape(said), node)}</li>" for said, node in page["rewrites"]),
+        rewrites="".join(
+            f"<li>{_BUTTON.format('node', node, words) if node >= 0 else words}</li>"
+            for words, node in ((html.escape(said), node) for said, node in page["rewrites"])
+        ),
         tried="".join(map(_table_row, page["tried"])),
-        no_frontier="" if frontier else " hidden",
-        frontier="\n".join(map(_table_row, frontier)),
+        no_frontier="" if points else " hidden",
+        frontier="\n".join(
+            _table_row(
+                (
+                    of["name"] or "on the frontier",
+                    size(of["peak_bytes"]),
+                    change(original["original_peak_bytes"], of["peak_bytes"]),
+                    duration(of["step_us"]),
+                    change(original["original_step_us"], of["step_us"]),
+                    duration(of["exposed_us"]),
+                )
+            )
+            for of in points
+        ),
         data=json.dumps(page, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
         script=f'"use strict";\n(() => {{\n{script}}})();',
         version=__version__,
@@ -363,14 +355,6 @@ def page_text(page: Page, command: str = "") -> str:
 
 def _read_file(name: str) -> str:
     return files(__package__).joinpath("page_files", name).read_text(encoding="utf-8")
-
-
-def _found(words: str, node: int) -> str:
-    return f'<button type="button" data-node="{node}">{words}</button>' if node >= 0 else words
-
-
-def _heads(names: Sequence[str]) -> str:
-    return "".join(f'<th scope="col">{html.escape(name)}</th>' for name in names)
 
 
 def _table_row(cells: Sequence[str]) -> str:

@@ -156,10 +156,6 @@ class CachingAllocator:
         self.allocated_bytes -= size
         self._free[address >= SMALL_BASE].add(address, size)
 
-    def size_of(self, address: Address) -> int:
-        """Return the size of a block that is in use."""
-        return self._used[address]
-
     def free_blocks(self) -> list[Block]:
         """All that is free."""
         return [Block(*one) for free in self._free.values() for one in free.sizes.items()]

@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import read_problem, write_problem
+from overlap_sched.cli.arguments import PlanCommand
 from overlap_sched.cli.flags import parse
 from overlap_sched.cli.input import load
-from overlap_sched.cli.plan import PlanCommand
 from overlap_sched.problem import Problem
 from overlap_sched.problem.contention import Contention
-from overlap_sched.report.words.schedule import contention_line
+from overlap_sched.report.words.schedule import with_contention_line
 from tests.judge.test_contention import two_groups
-from tests.support.examples import Command, run
+from tests.support.examples import Command
 from tests.support.inputs import DUMP
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
@@ -48,14 +48,14 @@ def test_options_are_as_good_as_the_file_and_shown(
     command: list[str], plain: str, tmp_path: Path, cli: Command
 ) -> None:
     def told(path: str, *options: str) -> str:
-        return re.sub(r'(Scheduled in|"schedule_s":) [\d.e-]+', "", cli.words(command[0], path, *command[1:], *options))
+        return re.sub(
+            r'(Scheduled in|"schedule_s":) [\d.e-]+', r"\1 0", cli.words(command[0], path, *command[1:], *options)
+        )
 
     said, without = told(plain, *OPTIONS), told(plain)
     assert said == told(written(two_groups(), SAME, tmp_path / "with.json"))
     if "--json" in command:
-        assert json.loads(cli.out("plan", plain, *OPTIONS, "--json"))["contention"] == {
-            "slowdown": dict(SAME.slowdown), "links": dict(SAME.links),
-        }  # fmt: skip
+        assert Contention(**json.loads(said)["contention"]) == SAME
     else:
         assert said.count(LINE) == 1
         assert "ontention" not in without
@@ -82,66 +82,29 @@ def test_steps_are_those_of_the_drawn_examples(
 @pytest.mark.parametrize(
     ("options", "contention"),
     [
-        (["--slowdown", "all_gather=2"], {"slowdown": {"all_gather": 2.0, "": 1.5}, "links": dict(SAME.links)}),
-        (["--slowdown", "2"], {"slowdown": {"all_gather": 1.25, "": 2.0}, "links": dict(SAME.links)}),
-        (
-            ["--slowdown", "all_to_all=3"],
-            {"slowdown": {"all_gather": 1.25, "": 1.5, "all_to_all": 3.0}, "links": dict(SAME.links)},
-        ),
-        (["--link", "own=ep"], {"slowdown": dict(SAME.slowdown), "links": {"fsdp": "rail", "ep": "own"}}),
+        (["--slowdown", "all_gather=2"], replace(SAME, slowdown={"all_gather": 2.0, "": 1.5})),
+        (["--slowdown", "2"], replace(SAME, slowdown={"all_gather": 1.25, "": 2.0})),
+        (["--slowdown", "all_to_all=3"], replace(SAME, slowdown={**SAME.slowdown, "all_to_all": 3.0})),
+        (["--link", "own=ep"], replace(SAME, links={"fsdp": "rail", "ep": "own"})),
         (["--slowdown", "1", "--slowdown", "all_gather=1", "--link", "own=ep"], None),
     ],
 )
 def test_what_is_said_replaces_the_file_key_by_key(
-    options: list[str], contention: object, tmp_path: Path, cli: Command
+    options: list[str], contention: Contention | None, tmp_path: Path, cli: Command
 ) -> None:
-    path = written(two_groups(), SAME, tmp_path / "with.json")
-    assert cli.json("plan", path, *options)["contention"] == contention
+    path, trace = written(two_groups(), SAME, tmp_path / "with.json"), tmp_path / "trace.json"
+    found = cli.json("plan", path, *options, "--trace", str(trace))["contention"]
+    assert found == (contention and asdict(contention))
+    assert found == json.loads(trace.read_text())["otherData"]["contention"]
     assert read_problem(path).contention == SAME
-
-
-@pytest.mark.parametrize(
-    ("contention", "line"),
-    [
-        (Contention(), ""),
-        (Contention({"": 1.0, "all_gather": 1.0}, {"fsdp": "rail", "ep": "own"}), ""),
-        (SAME, LINE),
-        (Contention({"": 1.1}), "With contention: compute takes 1.1 times as long beside any collective."),
-        (
-            Contention({"": 1.125, "all_reduce": 1.0}),
-            "With contention: compute takes 1 times as long beside all_reduce*, 1.125 times as long beside any other "
-            "collective.",
-        ),
-        (
-            Contention({}, {"c": "rail", "alone": "wire", "b": "rail", "a": "rail", "e": "[nv]\x1b", "d": "[nv]\x1b"}),
-            "With contention: groups a, b and c share link rail; groups d and e share link [nv]\\x1b.",
-        ),
-        (
-            Contention({"send": 1.0000001}),
-            "With contention: compute takes 1.0000001 times as long beside send*.",
-        ),
-    ],
-)
-def test_the_line(contention: Contention, line: str) -> None:
-    assert contention_line(contention) == line
-
-
-@pytest.mark.slow
-def test_traces_and_pictures_say_it(plain: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    trace, plot = (str(tmp_path / name) for name in ("trace.json", "plot.svg"))
-    assert run("plan", plain, *OPTIONS, "--trace", trace, "--plot", plot) == 0
-    shown = json.loads(Path(trace).read_text())["otherData"]["contention"]
-    assert shown == {"slowdown": dict(SAME.slowdown), "links": dict(SAME.links)}
-    assert "simulated with contention" in Path(plot).read_text()
 
 
 def test_of_a_dump(dump: str, cli: Command) -> None:
     Path(dump).write_text(DUMP.replace("64, '0');  mm_1", "64, '1');  mm_1"))
     given = ("--group", "0=64", "--group", "1=64", "--slowdown", "reduce_scatter=1.5", "--link", "rail=0,1")
-    slowdown = {"": 1.189, "reduce_scatter": 1.5}  # the cluster that is assumed says the rest
     found = cli.json("plan", dump, *given)["contention"]
-    assert found == {"slowdown": slowdown, "links": {"0": "rail", "1": "rail"}}
+    assert found["slowdown"] == {"": 1.189, "reduce_scatter": 1.5}  # the cluster that is assumed says the rest
+    assert found["links"] == {"0": "rail", "1": "rail"}
 
 
 @pytest.mark.slow
@@ -152,7 +115,7 @@ def test_the_documented_command_has_the_documented_line() -> None:
     )
     source = parse(PlanCommand, "plan", "", words_of[2:])
     problem = load(replace(source, problem=str(ROOT / source.problem)), lambda _: None).problem
-    assert f"\n{contention_line(problem.contention)}\n" in text
+    assert f"\n{with_contention_line('', problem.contention)}\n" in text
 
 
 @given(

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sched.pipeline.csv_file import read_schedule_csv
 from overlap_sched.pipeline.named import one_f_one_b
 from tests.support.examples import Command
+from tests.support.pipelines import read_schedule
 
 
 def test_csv(inputs: object, cli: Command) -> None:
     cli.out("pipeline", "job.toml", "--csv", "out.csv", "--schedule", "1f1b")
-    assert read_schedule_csv("out.csv").orders == one_f_one_b(2, 4).orders
+    assert read_schedule(*Path("out.csv").read_text().splitlines()).orders == one_f_one_b(2, 4).orders
 
 
 def test_graphs(inputs: object, cli: Command) -> None:

@@ -13,7 +13,6 @@ from overlap_sched.cost.profile import (
     Sought,
     fused_ops,
     profile_of,
-    read_trace_file,
     read_traces,
     share_kernels,
 )
@@ -253,12 +252,12 @@ def test_a_problem_file_has_no_shapes_but_numbers_and_bytes(tmp_path: Path) -> N
         (
             [MM],
             [event("aten::mm", 0, 1, (64, 8), (8, 2))],
-            r"mm of \(\(64, 8\).* has \(\(4, 8\).*sharding",
+            r"graph has aten::mm of \(\(4, 8\).* trace aten::mm of \(\(64, 8\).*sharding",
         ),
         (
             [MM._replace(shapes=None)] * 3,
             [mm(0, 1), mm(10, 1)],
-            "mm 2 times, where .* has 3.*give the dump",
+            "number: .*give the dump",
         ),
     ],
 )
@@ -270,10 +269,10 @@ def test_a_trace_of_something_else(sought: Sequence[Sought], trace: Sequence[Eve
 @pytest.mark.parametrize(
     ("name", "rank", "world_size", "said"),
     [
-        ("again.json", 1, 2, "rank1.json and .*again.json are both of rank 1"),
-        ("rank1.json", 1, 2, "rank1.json and .*rank1.json are both of rank 1"),
-        ("large.json", 0, 8, "rank1.json is of a job of 2 ranks, .*large.json of 8"),
-        ("lone.json", None, 2, "rank1.json is of a job of 2 ranks, .*lone.json of None"),
+        ("again.json", 1, 2, r"once; .*rank1.json \(rank 1 of 2\), .*again.json \(rank 1 of 2\)"),
+        ("rank1.json", 1, 2, r"once; .*rank1.json \(rank 1 of 2\), .*rank1.json \(rank 1 of 2\)"),
+        ("large.json", 0, 8, r"one job.*rank1.json \(rank 1 of 2\), .*large.json \(rank 0 of 8\)"),
+        ("lone.json", None, 2, r"one job.*rank1.json \(rank 1 of 2\), .*lone.json \(rank None of None\)"),
         ("later.json", 0, 2, r"rank1.json \(step 0\) and .*later.json \(step 9\)"),
     ],
 )
@@ -284,18 +283,18 @@ def test_ranks_that_do_not_go_together(name: str, rank: int | None, world_size: 
     with pytest.raises(CostError, match=said):
         profile_of([MM], read_traces([one, other]))
     if rank is None:
-        with pytest.raises(CostError, match="are the same file"):
+        with pytest.raises(CostError, match="each rank once"):
             profile_of([MM], read_traces([other, other]))
 
 
 def test_ranks_whose_steps_differ(tmp_path: Path) -> None:
     one = [step(3, 0, 90), mm(0, 1), *nccl("all_gather_into_tensor", 10, 9, (16,), number=1)]
     more = [*one, *nccl("all_gather_into_tensor", 20, 9, (16,), number=2)]
-    with pytest.raises(CostError, match=r"step 3 is not .* collective 2 is .*all_gather.* and nothing in"):
+    with pytest.raises(CostError, match=r"step 3 is not .* collective 2 is .*all_gather.*, nothing in"):
         profile(tmp_path, [MM, GATHER], more, one)
     wide = Sought(C10D + "all_gather_into_tensor", ((32,),), 10.0, collective=True, bytes=128)
     other = [step(3, 0, 90), mm(0, 1), *nccl("all_gather_into_tensor", 10, 9, (32,), number=1)]
-    with pytest.raises(CostError, match=r"step 3 is not .* collective 1 is .*16.* and .*32"):
+    with pytest.raises(CostError, match=r"step 3 is not .* collective 1 is .*16.*, .*32"):
         profile(tmp_path, [MM, GATHER, wide], one, other)
 
 
@@ -304,11 +303,11 @@ def test_a_trace(tmp_path: Path) -> None:
     path = write(tmp_path, [event("aten::mm", 5, 2.5, (4, 8)), *others], rank=3)
     packed = tmp_path / "packed.json.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
-    file = read_trace_file(path)
-    assert read_trace_file(packed) == file._replace(path=str(packed))
-    assert (file.rank, file.world_size) == (3, 2)
-    assert [one[:5] for one in file.events] == [("aten::mm", "cpu_op", 5.0, 7.5, ("7", "1"))]
-    assert read_trace_file(write(tmp_path, [], rank=None))[1:3] == (None, None)
+    (trace,) = read_traces([path])
+    assert read_traces([packed]) == [trace._replace(path=str(packed))]
+    assert (trace.rank, trace.world_size, trace.steps) == (3, 2, [(0, [0])])
+    assert trace.calls == [("aten::mm", ((4, 8),), 2.5, 5.0, -1, 0, "")]
+    assert read_traces([write(tmp_path, [], rank=None)])[0][1:] == (None, None, [], [(0, [])])
 
 
 @pytest.mark.parametrize(
@@ -331,13 +330,13 @@ def test_files_that_are_no_traces(content: bytes, said: str, tmp_path: Path) -> 
     path = tmp_path / "trace.json"
     path.write_bytes(content)
     with pytest.raises(CostError, match=f"trace.json: .*{said}"):
-        read_trace_file(path)
+        read_traces([path])
 
 
 def test_limits(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": [{} for _ in range(31)]}))
-    assert read_trace_file(path, Limits(nodes=3)).events == []  # 33 objects and lists
+    assert read_traces([path], Limits(nodes=3))[0].calls == []  # 33 objects and lists
     for limits in (Limits(nodes=2), Limits(input_bytes=50)):
         with pytest.raises(InputTooLargeError):
-            read_trace_file(path, limits)
+            read_traces([path], limits)

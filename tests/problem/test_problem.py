@@ -24,8 +24,6 @@ from overlap_sched.judge.validate import launch_violation, memory_profile, viola
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.file import (
-    DEFAULT_LIMITS,
-    PARTS_PER_NODE,
     Limits,
     problem_bytes,
     read_problem,
@@ -56,7 +54,7 @@ def test_predecessors_and_successors(problem: Problem) -> None:
 
 COMPUTE, WAIT = Kind.COMPUTE, Kind.WAIT
 BROKEN = [
-    ((), (), "has no nodes: there is nothing to schedule"),
+    ((), (), "has no nodes to schedule"),
     ((A, A), (), "nodes 0 and 1 are both named 'a'"),
     ((A, Node("b", COMPUTE, deps=(7,))), (), r"1 \('b'\) depends on node 7, but ids go from 0 to 1"),
     ((Node("c", Kind.COLLECTIVE, group="tp"),), (), r"0 \('c'\) runs on group 'tp', .* \['fsdp'\]. Add it to `groups`"),
@@ -81,14 +79,14 @@ BROKEN = [
     ((INPUT, Node("b", COMPUTE, use=(0, 0))), (Storage(1),), r"node 1 \('b'\) lists storage 0 twice"),
     ((Node("b", COMPUTE, use=(3,)),), (Storage(1),), r"node 0 \('b'\) names storage 3, but storages go from 0 to 0"),
     ((INPUT,), (Storage(-5),), "storage 0 has -5 bytes"),
-    ((INPUT,), (Storage(2**61),), r"2305843009213693952 bytes, more than 1152921504606846976 \(2\*\*60\)"),
+    ((INPUT,), (Storage(2**61),), r"2305843009213693952 bytes, more than 2\*\*60"),
     ((Node("b", COMPUTE, time_us=float("nan")),), (), r"0 \('b'\) takes nan us: times are finite"),
     ((Node("b", COMPUTE, time_us=-1.0),), (), r"0 \('b'\) takes -1.0 us: times are finite and 0 or more"),
     ((Node("b", COMPUTE, time_us=1.7e308), Node("c", COMPUTE, time_us=1.7e308)), (), "add up to infinity"),
     ((Node("b", COMPUTE, time_us=10**400),), (), r"0 \('b'\) takes 2\*\*1328 or more us"),
     ((Node("b", COMPUTE, flops=2**63),), (), r"0 \('b'\) has 9223372036854775808 flops"),
     ((Node("b", COMPUTE, bytes=-1),), (), r"0 \('b'\) has -1 bytes: counts are 0 or more"),
-    ((INPUT._replace(time_us=5.0),), (Storage(1),), r"input 0 \('in'\) takes 5.0 us: only compute"),
+    ((INPUT._replace(time_us=5.0),), (Storage(1),), r"input 0 \('in'\) takes 5.0 us, as only compute"),
     ((A, Node("out", Kind.OUTPUT, time_us=1e-9)), (), r"output 1 \('out'\) takes 1e-09 us"),
     ((Node("c", Kind.COLLECTIVE, group="fsdp", launches=("fsdp",)),), (), r"collective 0 \('c'\) has `launches`"),
 ]
@@ -115,7 +113,7 @@ def test_what_a_problem_cannot_have(given: dict[str, Any], said: str) -> None:
 
 def test_a_long_ring_is_shortened() -> None:
     ring = tuple(Node(f"n{v}", Kind.COMPUTE, deps=((v - 1) % 1000,)) for v in range(1000))
-    with pytest.raises(ProblemError, match=r"in a ring of 1000: n0 -> n1 -> .* -> n7 -> \.\.\.\. No order"):
+    with pytest.raises(ProblemError, match=r"in a ring of 1000: n0 -> n1 -> .* -> n7 -> \.\.\.\. Remove"):
         Problem("ring", ring, ())
 
 
@@ -183,17 +181,10 @@ def test_pairs_and_the_judge_against_brute_force(text: str, preserve: Preserve) 
         assert (launch_violation(given, order, preserve) is None) == allowed
 
 
-def test_files_have_them_as_version_2(tmp_path: Path) -> None:
-    given = lettered("aA*")
-    write_problem(given, tmp_path / "p.json")
-    data = json.loads((tmp_path / "p.json").read_text())
-    assert data["format"] == "overlap-problem/2"
-    assert [node.get("launches") for node in data["nodes"]] == [None, ["a"], ["*"]]
-    assert read_problem(tmp_path / "p.json") == given
-    assert json.loads(problem_bytes(lettered("ab.")))["format"] == "overlap-problem/1"
-
-
-def test_redacted_names() -> None:
+def test_files_have_them_as_version_2_and_names_are_redacted(tmp_path: Path) -> None:
+    write_problem(lettered("bA*"), tmp_path / "p.json")
+    assert json.loads((tmp_path / "p.json").read_text())["format"] == "overlap-problem/2"
+    assert read_problem(tmp_path / "p.json") == lettered("bA*")
     assert [node.launches for node in redact_problem(lettered("bA*")).nodes] == [(), ("group0",), ("*",)]
 
 
@@ -473,17 +464,6 @@ def test_limits_that_nothing_can_keep(limit: dict[str, int], name: str) -> None:
         Limits(**limit)
 
 
-@pytest.mark.slow
-def test_instances_are_far_below_the_limits() -> None:
-    paths = sorted((Path(__file__).parents[2] / "scripts" / "instances").glob("*.json.gz"))
-    assert len(paths) == 4
-    for path in paths:
-        text = gzip.decompress(path.read_bytes())
-        problem = read_problem(path)
-        assert len(text) / len(problem.nodes) * DEFAULT_LIMITS.nodes < DEFAULT_LIMITS.input_bytes
-        assert (text.count(b"{") + text.count(b"[")) / len(problem.nodes) < PARTS_PER_NODE / 2
-
-
 @pytest.mark.parametrize("gzipped", [False, True])
 def test_a_pipe_is_read_once(tmp_path: Path, gzipped: bool) -> None:
     path = tmp_path / "pipe.json"
@@ -517,16 +497,6 @@ def test_it_schedules_alike(problem: Problem, contention: bool) -> None:
         schedule(redact_problem(problem), Options(memory_model=problem.memory_model)).order
         == schedule(problem, Options(memory_model=problem.memory_model)).order
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["plan", "sweep --vary headroom=0", "explain", "memory"])
-def test_every_command_saves_what_it_read(command: str, problem: str, tmp_path: Path) -> None:
-    out = tmp_path / "saved.json.gz"
-    assert run(*command.split(), "--save-problem", str(out), problem) == 0
-    assert read_problem(out) == EXAMPLE
-    assert run(*command.split(), "--save-problem", str(out), "--redact", problem) == 0
-    assert read_problem(out) == redact_problem(EXAMPLE)
 
 
 def test_times_and_contention_are_saved_as_used(problem: str, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from overlap_sched.errors import ProblemError
 from overlap_sched.peak_memory import replay_allocator
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
 from overlap_sched.problem.sizes import EXPANDABLE, PLAIN, AllocatorSettings
-from overlap_sched.report.answers import contention_figures, plan_answer
+from overlap_sched.report.answers import plan_answer
 from overlap_sched.report.units import between, change, count, duration, from_to, printable, size
 from overlap_sched.report.words.graph import (
     Purpose,
@@ -30,7 +30,6 @@ from overlap_sched.report.words.graph import (
 )
 from overlap_sched.report.words.schedule import (
     Reserved,
-    contention_line,
     explanation,
     gap_percent,
     reserved_lines,
@@ -39,6 +38,7 @@ from overlap_sched.report.words.schedule import (
     short_text,
     summary,
     verdict,
+    with_contention_line,
 )
 
 ByHand = Callable[..., Schedule]
@@ -70,21 +70,30 @@ def test_quantities(found: list[str], text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("contention", "named", "more"),
+    ("contention", "named"),
     [
-        (Contention({"all_gather": 1.5}, stretch={"": 2.0}), ["1.5 times", "all_gather*"], {"stretch": {"": 2.0}}),
-        (Contention(lanes=2, crowding=1.5), ["2 collectives", "1.5 times"], {"lanes": 2, "crowding": 1.5}),
+        (Contention({"": 1.1}), ["1.1 times as long beside any collective"]),
         (
-            Contention({"": 1.2}, shares={"flops": 0.5}, flops_per_byte=295.0),
-            ["1.2 times", "0.5 where", "flops"],
-            {"shares": {"flops": 0.5}, "flops_per_byte": 295.0},
+            Contention({"": 1.125, "send": 1.0}),
+            ["1 times as long beside send*", "1.125 times as long beside any other"],
+        ),
+        (Contention({"send": 1.0000001}), ["1.0000001 times as long"]),
+        (Contention({"all_gather": 1.5}, stretch={"": 2.0}), ["1.5 times", "all_gather*", "takes 2 times as long"]),
+        (Contention(lanes=2, crowding=1.5), ["2 collectives", "1.5 times"]),
+        (Contention({"": 1.2}, shares={"flops": 0.5}, flops_per_byte=295.0), ["1.2 times", "0.5 where", "flops"]),
+        (
+            Contention({}, {"c": "rail", "own": "wire", "b": "rail", "a": "rail", "e": "[nv]\x1b", "d": "[nv]\x1b"}),
+            ["groups a, b and c share link rail", "groups d and e share link [nv]\\x1b."],
         ),
     ],
 )
-def test_contention(contention: Contention, named: list[str], more: dict[str, object]) -> None:
-    assert all(text in contention_line(contention) for text in ("With contention: ", *named))
-    assert to_builtins(contention_figures(contention)) == {"slowdown": dict(contention.slowdown), "links": {}, **more}
-    assert (contention_line(NO_CONTENTION), contention_figures(NO_CONTENTION)) == ("", None)
+def test_contention(contention: Contention, named: list[str]) -> None:
+    assert all(text in with_contention_line("", contention) for text in ("With contention: ", *named))
+
+
+def test_no_contention_has_no_line() -> None:
+    for none in (NO_CONTENTION, Contention({"": 1.0, "all_gather": 1.0}, {"fsdp": "rail", "ep": "own"})):
+        assert with_contention_line("", none) == ""
 
 
 def test_a_calibration() -> None:
@@ -147,7 +156,7 @@ def test_where_nothing_is_replayed() -> None:
         [],
         None,
     )
-    assert "reserved" not in verdict(tracked, tracked.problem, None).sentence
+    assert "reserved" not in verdict(tracked, tracked.problem, None)[1]
 
 
 @pytest.mark.parametrize(
@@ -162,10 +171,10 @@ def test_where_nothing_is_replayed() -> None:
 )
 def test_the_verdict(options: dict[str, object], came: str, named: list[str]) -> None:
     found = schedule(EXAMPLE, Options(**options))  # type: ignore[arg-type]
-    said = verdict(found, EXAMPLE, reserved_of(found))
-    assert said.came == came
-    assert all(text in said.sentence for text in named), said.sentence
-    asked = [verdict(found, replace(EXAMPLE), reserved_of(found), fits).came for fits in (True, False)]
+    badge, sentence = verdict(found, EXAMPLE, reserved_of(found))
+    assert badge == came
+    assert all(text in sentence for text in named), sentence
+    asked = [verdict(found, replace(EXAMPLE), reserved_of(found), fits)[0] for fits in (True, False)]
     assert asked == ["runs", "fails"]
 
 
@@ -224,7 +233,7 @@ def test_the_most_exposed_come_first(reordered: Schedule) -> None:
         ({"held_by": "dependency", "held_node": 6}, "a dependency: wgrad"),
         ({"held_by": "stream", "held_node": 2}, "its stream: gather"),
         ({"held_by": "choice"}, "nothing: dependencies and live bytes allow"),
-        ({"held_by": "stream"}, "its stream, which was busy"),
+        ({"held_by": "stream", "held_node": None}, "its stream"),
         ({"held_by": "start"}, "the start of the graph"),
     ],
 )

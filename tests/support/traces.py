@@ -1,9 +1,7 @@
 """Traces of the torch profiler made by hand: events as Kineto writes them."""
 
-import gzip
 import json
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,11 +19,9 @@ from typing import Any
 Event = dict[str, Any]
 Row = tuple[int, int]
 
-_PHASES = frozenset("BEXIiCMstf")
-_METADATA = {
-    "process_name": ("name", str), "process_labels": ("labels", str), "process_sort_index": ("sort_index", int),
-    "thread_name": ("name", str), "thread_sort_index": ("sort_index", int),
-}  # fmt: skip
+_PHASES = frozenset("XiCMstf")
+_METADATA = {"process_name": ("name", str), "process_sort_index": ("sort_index", int)}
+_METADATA |= {"thread_name": ("name", str), "thread_sort_index": ("sort_index", int)}
 _COLOURS = """
 thread_state_uninterruptible thread_state_iowait thread_state_running thread_state_runnable thread_state_sleeping
 thread_state_unknown background_memory_dump light_memory_dump detailed_memory_dump vsync_highlight_color
@@ -48,41 +44,25 @@ def violations(text: str) -> list[str]:
 
 
 def _event(e: Any) -> list[str]:
-    if not isinstance(e, dict) or not isinstance(e.get("ph"), str) or e["ph"] not in _PHASES:
+    if not isinstance(e, dict) or e.get("ph") not in _PHASES:
         return ["is no object with a known phase"]
-    ph, found = e["ph"], []
-    if not isinstance(e.get("name"), str) or not e["name"]:
-        found.append("has no name")
-    for key in ("pid", "tid"):
-        if type(e.get(key)) is not int or not 0 <= e[key] < 2**32:
-            found.append(f"{key} is no 32-bit number")
-    if ph != "M" and not _number(e.get("ts")):
-        found.append("ts is no number")
-    if not isinstance(e.get("args", {}), dict):
-        found.append("args is no object")
-    if "cat" in e and not isinstance(e["cat"], str):
-        found.append("cat is no text")
-    if "cname" in e and e["cname"] not in _COLOURS.split():
-        found.append("cname is none of the reserved names")
-    return found + _of_phase(ph, e)
-
-
-def _of_phase(ph: str, e: Event) -> list[str]:
-    if ph == "X" and (not _number(e.get("dur")) or e["dur"] < 0):
-        return ["dur is no duration"]
-    if ph == "C" and not (isinstance(e.get("args"), dict) and e["args"] and all(map(_number, e["args"].values()))):
-        return ["args are no series of numbers"]
-    if ph == "i" and e.get("s", "t") not in ("g", "p", "t"):
-        return ["s is no scope"]
-    if ph in "stf" and (type(e.get("id")) is not int or e["id"] < 0 or not isinstance(e.get("cat"), str)):
-        return ["has no id and category to be found by"]
-    if ph in "stf" and ("bp" in e and (ph != "f" or e["bp"] != "e")):
-        return ["bp is not the e of an end"]
-    if ph == "M":
-        key, kind = _METADATA.get(e.get("name", ""), ("", object))
-        if not key or type(e.get("args", {}).get(key)) is not kind:
-            return ["is no metadata that is documented"]
-    return []
+    ph, args = e["ph"], e.get("args", {})
+    key, kind = _METADATA.get(e.get("name", ""), ("", object))
+    rules = {
+        "has no name": isinstance(e.get("name"), str) and e["name"],
+        "pid or tid is no 32-bit number": all(type(e.get(of)) is int and 0 <= e[of] < 2**32 for of in ("pid", "tid")),
+        "ts is no number": ph == "M" or _number(e.get("ts")),
+        "args is no object": isinstance(args, dict),
+        "cat is no text": isinstance(e.get("cat", ""), str),
+        "cname is none of the reserved names": e.get("cname", "good") in _COLOURS.split(),
+        "dur is no duration": ph != "X" or (_number(e.get("dur")) and e["dur"] >= 0),
+        "args are no series of numbers": ph != "C" or (args and all(map(_number, args.values()))),
+        "s is no scope": ph != "i" or e.get("s", "t") in ("g", "p", "t"),
+        "has no id and category to be found by": ph not in "stf" or (type(e.get("id")) is int and "cat" in e),
+        "bp is not the e of an end": "bp" not in e or (ph == "f" and e["bp"] == "e"),
+        "is no metadata that is documented": ph != "M" or (key and type(args.get(key)) is kind),
+    }
+    return [rule for rule, kept in rules.items() if not kept]
 
 
 def _number(value: Any) -> bool:
@@ -163,64 +143,13 @@ def _flows(events: list[Event]) -> list[str]:
 # The recorded traces in ``tests/data/profile``: of a real run, with what no test reads left out.
 #
 # Made by ``OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 scripts/train.py --device cpu --steps 3 --trace DIR`` (tiny
-# model, fsdp, bf16, gloo, torch 2.13.0, two virtual cores of an x86-64 machine, 2026-11-22), then
-# ``python -m tests.support.traces DIR``: two of the three steps, only events that are in a compiled graph or on a
-# thread of gloo's, times from the first event on; of the graphs, without the settings of that machine.
-
+# model, fsdp, bf16, gloo, torch 2.13.0, two virtual cores of an x86-64 machine, 2026-11-22): two of the three steps,
+# only events that are in a compiled graph or on a thread of gloo's, times from the first event on; of the graphs,
+# without the settings of that machine.
 
 FOLDER = Path(__file__).parents[1] / "data" / "profile"
 TRACES = (FOLDER / "rank0.json.gz", FOLDER / "rank1.json.gz")
 GRAPHS = (FOLDER / "forward.py.gz", FOLDER / "backward.py.gz")
-_STEPS = 2
-_ARGS = ("External id", "Input Dims", "Input type", "Concrete Inputs")
-_ABOUT = ("schemaVersion", "record_shapes", "distributedInfo")
-
-
-def trimmed(trace: dict[str, Any]) -> dict[str, Any]:
-    """A trace without what no test reads."""
-    events = [e for e in trace["traceEvents"] if e.get("ph") == "X" and e["cat"] in ("cpu_op", "user_annotation")]
-    marks = sorted((e for e in events if e["name"].startswith("ProfilerStep#")), key=lambda e: e["ts"])[:_STEPS]
-    spans = [e for e in events if e["name"].startswith("## Call CompiledFxGraph")]
-    first, last = marks[0]["ts"], marks[-1]["ts"] + marks[-1]["dur"]
-    kept = [
-        e
-        for e in events
-        if first <= e["ts"] < last
-        and (
-            e in marks
-            or e["name"].startswith("gloo:")
-            or any(e["tid"] == s["tid"] and s["ts"] <= e["ts"] < s["ts"] + s["dur"] for s in spans)
-        )
-    ]
-    about = {name: trace[name] for name in _ABOUT}
-    return {**about, "traceEvents": [_trimmed_event(e, first) for e in sorted(kept, key=lambda e: e["ts"])]}
-
-
-def _trimmed_event(e: dict[str, Any], first: float) -> dict[str, Any]:
-    args = {name: e["args"][name] for name in _ARGS if name in e["args"]}
-    if not e["name"].startswith("_c10d_functional::"):
-        args.pop("Concrete Inputs", None)
-    fields = {name: e[name] for name in ("ph", "cat", "name", "pid", "tid")}
-    return {**fields, "ts": round(e["ts"] - first, 3), "dur": round(e["dur"], 3), "args": args}
-
-
-def main(folder: Path) -> None:
-    """Write the data anew, from what ``--trace`` has written."""
-    FOLDER.mkdir(exist_ok=True)
-    for target in TRACES:
-        with gzip.open(folder / target.name) as file:
-            text = json.dumps(trimmed(json.load(file)), separators=(",", ":"))
-        target.write_bytes(gzip.compress(text.encode(), mtime=0))
-    for k, target in enumerate(GRAPHS):
-        lines = (folder / f"graph-{k}.py").read_text().splitlines(keepends=True)
-        kept = [line for line in lines if not line.startswith(("os.environ", "torch._"))]  # the machine's own settings
-        target.write_bytes(gzip.compress("".join(kept).encode(), mtime=0))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-
-
 C10D = "_c10d_functional::"
 
 

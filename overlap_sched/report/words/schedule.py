@@ -55,26 +55,22 @@ class Cause(Struct, frozen=True, forbid_unknown_fields=True):
 
 def causes(schedule: Schedule) -> tuple[Cause, ...]:
     """The causes that cost anything, the most expensive first; they add up to the exposed time of the step."""
-    return causes_of(schedule.problem, replay(schedule.problem, schedule.order), schedule.decisions)
-
-
-def causes_of(problem: Problem, timeline: Replay, decisions: Sequence[Decision]) -> tuple[Cause, ...]:
-    """The same of any order: its replay, and the records of its collectives."""
-    last_us, found = last_compute_us(problem, timeline), defaultdict[str, list[float]](list)
-    for decision in decisions:
-        for name, us in stalls_by_cause(problem, timeline, decision, last_us).items():
+    problem, run = schedule.problem, replay(schedule.problem, schedule.order)
+    last_us, found = last_compute_us(problem, run), defaultdict[str, list[float]](list)
+    for decision in schedule.decisions:
+        for name, us in stalls_by_cause(problem, run, decision, last_us).items():
             found[name].append(us)
-    least_us = ROUNDING * timeline.step_us
-    made = (Cause(name, sum(all_us), sum(us > least_us for us in all_us)) for name, all_us in found.items())
+    made = (
+        Cause(name, sum(all_us), sum(us > ROUNDING * run.step_us for us in all_us)) for name, all_us in found.items()
+    )
     return tuple(sorted((one for one in made if one.exposed_us > 0), key=lambda one: (-one.exposed_us, one.name)))
 
 
 def stalls_by_cause(problem: Problem, timeline: Replay, decision: Decision, last_us: float) -> dict[str, float]:
     """Return the stalls of one collective in microseconds, by cause; ``last_us`` is :func:`last_compute_us`."""
-    found: dict[str, float] = {}
+    found = defaultdict[str, float](float)
     for w in problem.waits.get(decision.collective, ()):
-        name = TAIL if timeline.at_us[w] >= last_us else decision.held_by
-        found[name] = found.get(name, 0.0) + timeline.stall_us[w]
+        found[TAIL if timeline.at_us[w] >= last_us else decision.held_by] += timeline.stall_us[w]
     return found
 
 
@@ -84,47 +80,29 @@ def last_compute_us(problem: Problem, timeline: Replay) -> float:
     return max((timeline.finish_us[v] for v in computing), default=0.0)
 
 
-def causes_text(found: tuple[Cause, ...]) -> str:
-    """One line per cause; rounding is left out."""
-    rows = [
-        (duration(cause.exposed_us), f"{cause.collectives:,}", WORDS.get(cause.name, cause.name))
-        for cause in found
-        if cause.collectives
-    ]
-    title = "Exposed time by cause, and of how many collectives:" if rows else "Nothing is exposed."
-    return "\n".join([title, *align_rows(rows)])
+def with_contention_line(text: str, contention: Contention) -> str:
+    """Return a text, and under it a line that says which contention there is, where there is any."""
 
+    def kind_text(kind: str, kinds: Mapping[str, float]) -> str:
+        return f"{printable(kind)}*" if kind else f"any {'other ' * (len(kinds) > 1)}collective"
 
-def contention_line(contention: Contention) -> str:
-    """One line that says which slowdown, stretch, lanes and links there are; empty where there is no contention."""
-    parts = []
-    if any(factor != 1.0 for factor in contention.slowdown.values()):
-        factors = sorted(contention.slowdown.items(), key=lambda item: item[0] == "")  # "every kind" comes last
-        beside = (f"{factor:.15g} times as long beside {_kind(kind, len(factors) > 1)}" for kind, factor in factors)
+    parts, slowdown = [], contention.slowdown
+    if any(factor != 1.0 for factor in slowdown.values()):
+        kinds = sorted(slowdown, key=lambda kind: kind == "")  # "any other" comes last
+        beside = (f"{slowdown[kind]:.15g} times as long beside {kind_text(kind, slowdown)}" for kind in kinds)
         parts.append(f"compute takes {', '.join(beside)}")
     if contention.shares:
         taken = (f"{share:.15g} where it is bound by its {kind}" for kind, share in contention.shares.items())
         parts.append(f"of that it takes {' and '.join(taken)}")
     for kind, factor in contention.stretch.items():
-        parts.append(f"{_kind(kind, len(contention.stretch) > 1)} takes {factor:.15g} times as long beside compute")
+        parts.append(f"{kind_text(kind, contention.stretch)} takes {factor:.15g} times as long beside compute")
     if contention.lanes > 1:
         each = f"where each takes {contention.crowding:.15g} times as long as one alone"
         parts.append(f"{contention.lanes} collectives of a group are in flight at once, {each}")
     for link in contention.shared_links:
         *groups, last = sorted(printable(group) for group, its in contention.links.items() if its == link)
         parts.append(f"groups {', '.join(groups)} and {last} share link {printable(link)}")
-    return f"With contention: {'; '.join(parts)}." if parts else ""
-
-
-def with_contention_line(text: str, contention: Contention) -> str:
-    """A text, and under it the line about contention where there is any."""
-    return "\n".join(filter(None, (text, contention_line(contention))))
-
-
-def _kind(kind: str, among_others: bool) -> str:
-    if kind:
-        return f"{printable(kind)}*"
-    return "any other collective" if among_others else "any collective"
+    return "\n".join(filter(None, [text, f"With contention: {'; '.join(parts)}." if parts else ""]))
 
 
 def pins_text(schedule: Schedule) -> str:
@@ -226,8 +204,8 @@ def reserved_rows(found: Reserved | None, limit_bytes: int | None = None) -> Seq
     """The row of a table: original, scheduled, change, and the limit, if there is one."""
     if found is None:
         return ()
-    limit = () if limit_bytes is None else (size(limit_bytes),)
-    return ((found.title, size(found.before), size(found.after), change(found.before, found.after), *limit),)
+    limit = "" if limit_bytes is None else size(limit_bytes)
+    return ((found.title, size(found.before), size(found.after), change(found.before, found.after), limit),)
 
 
 def reserved_lines(found: Reserved | None) -> list[str]:
@@ -245,7 +223,7 @@ def short_text(schedule: Schedule) -> str:
     )
 
 
-_WHY = {
+WHY = {
     "reference": "it was the next node of the order that the scheduler started from",
     "latest start": "its latest start would have passed while the next compute ran",
     "frees memory": "its latest start would have passed while the next compute ran, and it frees memory",
@@ -254,6 +232,15 @@ _WHY = {
     "deferred": "its compute was deferred behind a launch that it hides",
     "searched": "the best of the orders searched (the graph is small) has it there",
     "original": "the original order was kept",
+}
+"""Why a collective is launched where it is."""
+_BLOCKED = {
+    "nothing": "nothing",
+    "dependency": "a dependency: {} had to run first",
+    "stream": "its stream: {} was still on it",
+    "start": "the start of the graph: it was launched at once, and waited for too soon",
+    "memory": "memory: launched sooner, it would not have fitted into the budget",
+    "choice": "nothing: dependencies and live bytes allow an earlier launch",
 }
 
 
@@ -330,16 +317,28 @@ def explanation(schedule: Schedule, collective: str | None = None, top: int | No
     head += filter(None, [pins_text(schedule)])
     some = f"The {len(listed):,} most exposed of {len(decisions):,} (--all shows every one):"
     shown = "Most exposed first:" if len(listed) == len(decisions) else some
-    parts = ["\n".join(head), causes_text(causes(schedule)), *[shown][: len(listed)]]
+    rows = [
+        (duration(cause.exposed_us), f"{cause.collectives:,}", WORDS.get(cause.name, cause.name))
+        for cause in causes(schedule)
+        if cause.collectives  # else it is rounding
+    ]
+    title = "Exposed time by cause, and of how many collectives:" if rows else "Nothing is exposed."
+    parts = ["\n".join(head), "\n".join([title, *align_rows(rows)]), *[shown][: len(listed)]]
     return "\n\n".join([*parts, *(_record(schedule, d, called) for d in listed)])
 
 
 def most_exposed(schedule: Schedule, top: int | None = None, collective: str | None = None) -> list[Decision]:
     """The decisions, the most exposed collective first; only the first ``top``, or that of one collective."""
-    if collective is not None:
-        wanted = find_collective(schedule.problem, collective)
-        return [d for d in schedule.decisions if d.collective == wanted]
-    return sorted(schedule.decisions, key=lambda d: (-d.exposed_us, d.position))[:top]
+    if collective is None:
+        return sorted(schedule.decisions, key=lambda d: (-d.exposed_us, d.position))[:top]
+    problem = schedule.problem
+    names = {problem.nodes[v].name: v for v in problem.collectives}
+    if collective not in names:
+        near = " or ".join(map(repr, difflib.get_close_matches(collective, names, n=3)))
+        there = f"The first ones are {', '.join(map(repr, list(names)[:3]))}." if names else "It has no collectives."
+        hint = f"Did you mean {near}?" if near else there
+        raise ProblemError(f"problem {problem.name!r} has no collective named {collective!r}. {hint}")
+    return [d for d in schedule.decisions if d.collective == names[collective]]
 
 
 def _record(schedule: Schedule, decision: Decision, called: Mapping[str, str]) -> str:
@@ -357,60 +356,30 @@ def _record(schedule: Schedule, decision: Decision, called: Mapping[str, str]) -
         f"of {group.size}, {size(node.bytes)}, {duration(node.time_us)}",
         f"  exposed {duration(decision.exposed_us)}, hidden {duration(decision.hidden_us)}{under}",
         f"  launched at position {decision.position:,} ({moved if by else 'as originally'}), at "
-        f"{duration(decision.launch_us)}: {_WHY[decision.reason]}",
+        f"{duration(decision.launch_us)}: {WHY[decision.reason]}",
         f"  ran from {duration(decision.start_us)} to {duration(decision.finish_us)}; {waited}",
         f"  blocked by {blocked_by(problem, decision)}",
+        f"  {refusal(problem, decision)}",
     ]
-    if decision.over_position is not None:
-        lines.append(f"  {refusal(problem, decision, decision.over_position)}")
-    return "\n".join(lines)
-
-
-def why_text(problem: Problem, decision: Decision) -> str:
-    """Why a collective is launched where it is, and what blocks it, on one line."""
-    return f"{launched_because(decision)}; blocked by {blocked_by(problem, decision)}"
-
-
-def launched_because(decision: Decision) -> str:
-    """Why a collective is launched where it is."""
-    return "where the original order has it" if decision.reason == "original" else _WHY[decision.reason]
+    return "\n".join(filter(str.strip, lines))
 
 
 def blocked_by(problem: Problem, decision: Decision) -> str:
     """Say what keeps a collective from being launched sooner."""
-    holder = "" if decision.held_node is None else printable(problem.nodes[decision.held_node].name)
-    match decision.held_by:
-        case "nothing":
-            return "nothing"
-        case "dependency":
-            return f"a dependency: {holder} had to run first" if holder else "a dependency"
-        case "stream":
-            return f"its stream: {holder} was still on it" if holder else "its stream, which was busy"
-        case "start":
-            return "the start of the graph: it was launched at once, and waited for too soon"
-        case "memory":
-            return "memory: launched sooner, it would not have fitted into the budget"
-    return "nothing: dependencies and live bytes allow an earlier launch"
+    said = _BLOCKED[decision.held_by]
+    if decision.held_node is None and "{" in said:
+        return said.partition(":")[0]
+    return said.format("" if decision.held_node is None else printable(problem.nodes[decision.held_node].name))
 
 
-def refusal(problem: Problem, decision: Decision, over_position: int) -> str:
-    """By how much the first refused launch would have broken the budget, and where."""
+def refusal(problem: Problem, decision: Decision) -> str:
+    """Say by how much the first refused launch would have broken the budget, and where; ``""``: none was refused."""
+    if (at := decision.over_position) is None:
+        return ""
     return (
         f"memory refused an earlier launch: {size(decision.over_bytes)} ({decision.over_bytes:,} bytes) over the "
-        f"budget while {printable(problem.nodes[over_position].name)} runs "
-        f"(position {over_position:,} of the original order)"
+        f"budget while {printable(problem.nodes[at].name)} runs (position {at:,} of the original order)"
     )
-
-
-def find_collective(problem: Problem, name: str) -> int:
-    """The id of a collective."""
-    names = {problem.nodes[v].name: v for v in problem.collectives}
-    if name in names:
-        return names[name]
-    near = " or ".join(map(repr, difflib.get_close_matches(name, names, n=3)))
-    there = f"The first ones are {', '.join(map(repr, list(names)[:3]))}." if names else "It has no collectives."
-    hint = f"Did you mean {near}?" if near else there
-    raise ProblemError(f"problem {problem.name!r} has no collective named {name!r}. {hint}")
 
 
 def budget_words(schedule: Schedule) -> str:
@@ -422,31 +391,13 @@ def budget_words(schedule: Schedule) -> str:
 
 
 Came = Literal["runs", "fails", "kept", "reordered"]
-
-_BADGES: dict[Came, str] = {
-    "runs": "Runs",
-    "fails": "May run out of memory",
-    "kept": "Original order kept",
-    "reordered": "Reordered",
-}
+"""``reordered``: whether it runs in a ``memory_limit`` was not asked."""
 
 
-class InShort(NamedTuple):
-    """What came of a schedule.
-
-    Attributes:
-        came: ``reordered``: whether it runs in a ``memory_limit`` was not asked.
-        badge: The same in words.
-        sentence: All that matters, in one sentence.
-    """
-
-    came: Came
-    badge: str
-    sentence: str
-
-
-def verdict(schedule: Schedule, original: Problem, reserved: Reserved | None, fits: bool | None = None) -> InShort:
-    """Say it.
+def verdict(
+    schedule: Schedule, original: Problem, reserved: Reserved | None, fits: bool | None = None
+) -> tuple[Came, str]:
+    """Return what came of a schedule, and all that matters in a sentence.
 
     Args:
         schedule: What to tell of.
@@ -458,28 +409,27 @@ def verdict(schedule: Schedule, original: Problem, reserved: Reserved | None, fi
     gap = f"{gap_percent(after.step_us, schedule.lower_bound_us):.1f} % above the lower bound"
     if original is schedule.problem and schedule.order == schedule.problem.original_order:
         memory = f"{size(after.peak_bytes)} live" + (f" and {size(reserved.after)} reserved" if reserved else "")
-        said = f"The original order stays: a step of {duration(after.step_us)}, {gap}, a peak of {memory}."
-        return InShort("kept", _BADGES["kept"], said)
+        return "kept", f"The original order stays: a step of {duration(after.step_us)}, {gap}, a peak of {memory}."
     came: Came = "reordered"
     if fits is not None or limit is not None:
         came = "runs" if (not schedule.short_bytes if fits is None else fits) else "fails"
     into = size(schedule.budget_bytes if limit is None else limit)
     end = {"runs": f", and it fits into {into}", "fails": f", but it does not fit into {into}"}.get(came, "")
-    step = _compared(before.step_us, after.step_us, "as long as before", "shorter", "longer")
-    memory = _memory("live", before.peak_bytes, after.peak_bytes)
+    step = _compare(before.step_us, after.step_us, "as long as before", "shorter", "longer")
+    memory = _compare_bytes("live", before.peak_bytes, after.peak_bytes)
     if reserved is not None:
         what = "reserved" if came == "reordered" else "reserved without a limit"
-        memory += f" and {_memory(what, reserved.before, reserved.after)}"
+        memory += f" and {_compare_bytes(what, reserved.before, reserved.after)}"
     said = f"The step takes {duration(after.step_us)} instead of {duration(before.step_us)} ({step}; {gap}) with a peak"
-    return InShort(came, _BADGES[came], f"{said} of {memory}{end}.")
+    return came, f"{said} of {memory}{end}."
 
 
-def _memory(what: str, before: float, after: float) -> str:
+def _compare_bytes(what: str, before: int, after: int) -> str:
     """``26.0 MiB live (23.8 % more)``."""
-    return f"{size(int(after))} {what} ({_compared(before, after, 'as before', 'less', 'more')})"
+    return f"{size(after)} {what} ({_compare(before, after, 'as before', 'less', 'more')})"
 
 
-def _compared(before: float, after: float, same: str, less: str, more: str) -> str:
+def _compare(before: float, after: float, same: str, less: str, more: str) -> str:
     """``59.6 % shorter``."""
     found = change(before, after)
     if found == "-":
@@ -492,8 +442,6 @@ _BECAUSE = WORDS | {
     "choice": "an earlier launch would not have made the step shorter",
     "nothing": "of rounding",
 }
-_SHOWN = 2
-"""So many causes are named."""
 
 
 def why_no_better(kept: Schedule) -> str:
@@ -508,7 +456,7 @@ def why_no_better(kept: Schedule) -> str:
     if not found:
         return "no better order was found: nothing is exposed"
     parts = []
-    for one in found[:_SHOWN]:
+    for one in found[:2]:
         share = f" {duration(one.exposed_us)}" if len(found) > 1 else ""
         parts.append(f"{share} because {_BECAUSE[one.name]} ({count(one.collectives, 'collective')})")
     comma = "," if len(found) > 1 else ""

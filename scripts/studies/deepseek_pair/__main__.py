@@ -1,0 +1,147 @@
+"""DeepSeek's forward beside a backward, interleaved by our scheduler from its own trace.
+
+    git clone https://github.com/deepseek-ai/profile-data
+    python -m scripts.studies.deepseek_pair profile-data/train.json
+
+The trace is of one rank of 64 (H800, DualPipe): four layers forward of one micro-batch beside four backward of another.
+What is told apart by hand there is found here. Each kernel is an operator; those of a phase stay in order, and
+phases take what the ones before them in their direction give::
+
+    forward     attn(F) > dispatch(F) > mlp(F) > combine(F) > attn(F) of the next layer
+    backward    combine(B) > mlp(B) > dispatch(B) > attn(B) > combine(B) of the next layer
+                              > mlp(W)                > attn(W)
+
+Durations are as measured, so compute is as slow as it was beside communication. Where two streams compute at once they
+share that time. Kernels named ``notify`` wait for other ranks: they are counted once and left out once. The trace
+has no sizes: memory is not limited. Simulated, but for the rows of the trace.
+"""
+
+import argparse
+import json
+import sys
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llama_repro.harness.console import guarded, markdown_table
+from overlap_sched import Options, schedule
+from overlap_sched.judge.replay import replay
+from overlap_sched.judge.validate import violation
+from overlap_sched.problem import Group, Kind, Node, Order, Problem
+
+COMMUNICATION = 27
+"""The stream of the trace that dispatches and combines."""
+
+
+class Phase(NamedTuple):
+    """A part of a layer: its name in the trace, when it began to run, its kernels' times, and those of its transfer."""
+
+    name: str
+    start_us: float
+    compute_us: list[float]
+    sent_us: list[float]
+
+
+def read_phases(path: Path, notify: bool) -> list[Phase]:
+    """Return the phases as they were launched, with the times of their kernels."""
+    events = json.loads(path.read_text())["traceEvents"]
+    marks = sorted(
+        (e["ts"], e["name"]) for e in events if e.get("cat") == "user_annotation" and e["name"].endswith(")")
+    )
+    launched = {e["args"]["correlation"]: e["ts"] for e in events if e.get("cat") in ("cuda_runtime", "cuda_driver")}
+    kernels = sorted(
+        (e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")), key=lambda e: e["ts"]
+    )
+    shares_us = iter(share_time([e for e in kernels if e["args"]["stream"] != COMMUNICATION]))
+    phases = [Phase(name, float("inf"), [], []) for _, name in marks]
+    for e in kernels:
+        at = bisect_right(marks, (launched[e["args"]["correlation"]], "~")) - 1
+        phases[at] = phases[at]._replace(start_us=min(phases[at].start_us, e["ts"]))
+        if e["args"]["stream"] != COMMUNICATION:
+            phases[at].compute_us.append(next(shares_us))
+        elif notify or "notify" not in e["name"]:
+            phases[at].sent_us.append(e["dur"])
+    return phases
+
+
+def share_time(kernels: Sequence[dict[str, Any]]) -> list[float]:
+    """Return what each kernel takes where those that run at once share the time: together as long as any runs."""
+    shares_us = [0.0] * len(kernels)
+    for begin, end in pairwise(sorted({t for e in kernels for t in (e["ts"], e["ts"] + e["dur"])})):
+        running = [k for k, e in enumerate(kernels) if e["ts"] <= begin and end <= e["ts"] + e["dur"]]
+        for k in running:
+            shares_us[k] += (end - begin) / len(running)
+    return shares_us
+
+
+def make_problem(phases: Iterable[Phase]) -> tuple[Problem, Order]:
+    """The forward, then the backward, without any overlap; and the order in which the trace has them."""
+    nodes, starts_us, ends = [Node("given", Kind.INPUT)], [float("-inf")], list[int]()
+    for direction in ("F)", "BW"):
+        result = computed = 0
+        for number, phase in enumerate(one for one in phases if one.name[-2] in direction):
+            name = f"{phase.name}.{number}"
+            if phase.sent_us:
+                launch = Node(name, Kind.COLLECTIVE, (result,), time_us=sum(phase.sent_us), op="all_to_all", group="ep")
+                nodes += [launch, Node(f"{name}.wait", Kind.WAIT, (len(nodes),), collective=len(nodes))]
+                starts_us += [phase.start_us, float("inf")]
+                result = len(nodes) - 1
+                continue
+            given = computed if phase.name[-2] == "W" else result
+            for k, time_us in enumerate(phase.compute_us):
+                nodes.append(Node(f"{name}.{k}", Kind.COMPUTE, (given,), time_us=time_us))
+                starts_us.append(phase.start_us)
+                given = len(nodes) - 1
+            if phase.name[-2] == "W":
+                ends.append(given)
+            else:
+                result = computed = given
+        ends.append(result)
+    nodes.append(Node("output", Kind.OUTPUT, tuple(ends)))
+    problem = Problem("deepseek pair", tuple(nodes), (), {"ep": Group(64, intra_node=False, nodes=8)})
+    return problem, order_by_start(problem, [*starts_us, float("inf")])
+
+
+def order_by_start(problem: Problem, starts_us: Sequence[float]) -> Order:
+    """Compute as in the trace, launches as soon as what they send is there, waits just before what takes their result."""
+    places = [(start_us, v) for v, start_us in enumerate(starts_us)]
+    for v, node in enumerate(problem.nodes):
+        for u in node.deps if node.kind is not Kind.WAIT else ():
+            if node.kind is Kind.COLLECTIVE:
+                places[v] = (places[u][0], places[u][1] + 0.5)
+            elif problem.nodes[u].kind is Kind.WAIT:
+                places[u] = min(places[u], (starts_us[v], v - 0.5))
+    return tuple(sorted(problem.original_order, key=places.__getitem__))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", type=Path, help="train.json of deepseek-ai/profile-data")
+    return guarded("deepseek_pair", lambda: print_table(parser.parse_args(arguments).trace))
+
+
+def print_table(trace: Path) -> int:
+    """Print steps and exposed times, with and without what waits for other ranks."""
+    rows = []
+    for notify in (True, False):
+        problem, by_hand = make_problem(read_phases(trace, notify))
+        found = schedule(problem, Options()).order
+        assert violation(problem, found) is None
+        compute_us = sum(node.time_us for node in problem.nodes if node.kind is Kind.COMPUTE)
+        for name, order in (
+            ("one behind the other", problem.original_order),
+            ("as in the trace", by_hand),
+            ("ours", found),
+        ):
+            step_us = replay(problem, order).step_us
+            cells = (f"{step_us / 1e3:.3f}", f"{(step_us - compute_us) / 1e3:.3f}", f"{1 - compute_us / step_us:.1%}")
+            rows.append(("counted" if notify else "left out", name, *cells))
+    print(markdown_table(("notify", "order", "step, ms", "exposed, ms", "of the step"), rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

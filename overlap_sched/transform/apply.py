@@ -397,6 +397,11 @@ class ProblemMaker(Maker[NodeId]):
         there = [v for v, node in enumerate(self.nodes) if node is not None]
         return sort_by_place(self.at, there, before, taken_out, self.name, self.rewrites)
 
+    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        """A graph may know a reason against it, or have more to do; a problem does not."""
+
+    check_member = check_gather = check_kept = check_same = end_parts = _nothing
+
     def is_output(self, v: NodeId) -> bool:
         return self.node(v).kind is Kind.OUTPUT
 

@@ -4,7 +4,6 @@
 Everything comes from files in this repository; nothing needs torch or a GPU. About a minute::
 
     python scripts/gallery.py                   # writes docs/gallery.md
-    python scripts/gallery.py --html FOLDER     # also each job's page, which is not committed
     python scripts/gallery.py --pictures        # also a picture of each page: docs/gallery-*.png
 
 Pictures need playwright (without its own browsers) and a Chromium (Debian: chromium).
@@ -118,20 +117,16 @@ JOBS = (
 def main() -> None:
     """Run everything, then write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--html", metavar="FOLDER", type=Path, help="also write each job's page")
     parser.add_argument("--pictures", action="store_true", help="also draw a picture of each page")
     options = parser.parse_args()
     chapters = [_chapter(job) for job in JOBS]
     (ROOT / "docs" / "gallery.md").write_text("\n".join([_HEAD, *chapters, _foot()]), encoding="utf-8")
-    if options.html is None and not options.pictures:
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = options.html.resolve() if options.html else Path(scratch)
-        for job in JOBS:
-            out = folder / f"{job.name}.html"
-            _run([*shlex.split(job.page.format(problem=job.problem)), "--html", str(out)])
-        if options.pictures:
-            draw(folder)
+    if options.pictures:
+        with tempfile.TemporaryDirectory() as folder:
+            for job in JOBS:
+                out = f"{folder}/{job.name}.html"
+                _run([*shlex.split(job.page.format(problem=job.problem)), "--html", out])
+            draw(Path(folder))
 
 
 def draw(folder: Path) -> None:

@@ -34,7 +34,7 @@ from overlap_sched.inductor.caches import settings_key
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import launch_violation
-from overlap_sched.options import Concurrent, Options
+from overlap_sched.options import Options
 from overlap_sched.problem import PART, Group, Kind, Node, Problem
 from overlap_sched.problem.precedence import Preserve, launch_pairs
 from overlap_sched.report.words.schedule import collectives_text
@@ -341,30 +341,11 @@ def test_a_subgraph_may_wait_for_one_launch_and_stand_behind_another() -> None:
     assert replay(problem, problem.original_order).step_us == 14.0
 
 
-@pytest.mark.parametrize(("concurrent", "free"), [("any", True), ("one", False), ("disjoint", False)])
-@pytest.mark.parametrize("hidden", HIDDEN)
-def test_what_communicates_is_kept_apart_from_other_groups(hidden: str, concurrent: Concurrent, free: bool) -> None:
-    """``D`` is on group ``"0"``: nothing of ``"1"`` is in flight while it runs."""
-    gm = graph(*HIDDEN[hidden], shape="DG")
-    costs = {"mm0": 10.0, "mm1": 10.0, "D": 10.0, "G1": 20.0}
-    report = schedule_graph(
-        gm, Options(concurrent_groups=concurrent, headroom="1GiB", rewrites=()), cost=lambda n: costs.get(n.name, 0.0)
-    )
-    plan = report.schedule
-    assert plan is not None
-    assert (plan.scheduled.step_us < 40.0) == (plan.scheduled.groups_together == 1) == free
-    names = [node.name for node in gm.graph.nodes]
-    assert (names.index("G1") < names.index("D") < names.index("w0")) == free
-
-
 def test_the_report_says_what_was_taken_so_and_how_to_declare_it() -> None:
-    on, disjoint = Options(preserve_collective_order="all"), Options(concurrent_groups="disjoint")
     assert schedule_graph(graph(deep("norm"))).on_undeclared is None
-    for options, said in ((on, "in its place among launches"), (disjoint, "apart from what is in flight")):
+    for options in (Options(preserve_collective_order="all"), Options(concurrent_groups="disjoint")):
         found = str(schedule_graph(graph(deep("norm")), options).on_undeclared)
-        assert re.fullmatch(
-            rf"deep::norm: may communicate, .*{said}.*declare_operator\('deep::norm', .*False\)\.", found
-        )
+        assert re.fullmatch(r"deep::norm: may communicate, .*declare_operator\('deep::norm', .*False\)\.", found)
     report = schedule_graph(graph(deep("dispatch"), "0"))
     assert re.match("deep::dispatch: takes a process group, .*'deep::dispatch'", str(report.on_undeclared))
     assert f"  {report.on_undeclared}\n" in str(report)
@@ -562,10 +543,9 @@ def test_a_lifted_graph_has_launches_and_comes_back_in_order():
     launches = [v for v, node in enumerate(lifted.problem.nodes) if node.op == LAUNCH]
     gathers = [v for v in lifted.problem.collectives if lifted.problem.nodes[v].op.startswith("all_gather")]
     assert [v + 1 for v in launches] == gathers != []
-    assert [lifted.prices[v].time_us for v in launches] == [7.0] * len(launches)
-    assert [lifted.prices[v].source for v in launches] == ["table"] * len(launches)
-    others = [price for v, price in enumerate(lifted.prices) if v not in launches]
-    assert [price.time_us for price in others] == [price.time_us for price in plain.prices]
+    assert {(lifted.prices[v].time_us, lifted.prices[v].source) for v in launches} == {(7.0, "table")}
+    others = [price.time_us for v, price in enumerate(lifted.prices) if v not in launches]
+    assert others == [price.time_us for price in plain.prices]
     result = schedule(lifted.problem, Options())
     reordered = lifted.reordered(result.order)
     assert sorted(node.name for node in reordered) == sorted(node.name for node in gm.graph.nodes)

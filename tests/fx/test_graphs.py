@@ -306,12 +306,10 @@ def test_marks_of_nodes_are_kept() -> None:
         if "all_gather" in node.name:
             node.meta["custom"] = {MARK + "apart": True}
     problem = lift(gm).problem
-    assert [node.marks for node in problem.nodes if node.op.startswith("all_gather")] == [("apart",)] * 2
-    report = schedule_graph(gm, Options(headroom="1MiB"), cost=slow)
-    assert report.changed
-    assert report.schedule is not None
+    kept = schedule_graph(gm, Options(headroom="1MiB"), cost=slow).schedule
+    assert kept is not None
     assert free is not None
-    assert pin_violation(problem, report.schedule.order, ()) is None
+    assert pin_violation(problem, kept.order, ()) is None
     assert pin_violation(problem, free.order, ()) is not None
 
 

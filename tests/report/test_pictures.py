@@ -109,9 +109,6 @@ def test_names_in_scripts_that_the_font_lacks_draw_without_a_warning(tmp_path: P
 def test_shares_of_bins_that_cut_through_spans() -> None:
     spans = (Span(0, 5.0, 15.0), Span(1, 15.0, 20.0), Span(2, 38.0, 40.0))
     assert busy_share(spans, np.linspace(0.0, 40.0, 5)).tolist() == [0.5, 1.0, 0.0, 0.2]
-
-
-def test_nothing_busy() -> None:
     assert busy_share((), np.linspace(0.0, 1.0, 4)).tolist() == [0.0, 0.0, 0.0]
 
 

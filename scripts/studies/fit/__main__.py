@@ -164,7 +164,6 @@ def rows_of(workload: Workload, options: argparse.Namespace) -> Iterator[Row]:
         yield measure_way(problem, f"ours, parts of the batch alone{more}", split)
     else:
         yield measure_way(problem, "our order alone", partial(ways.reorder, problem))
-        yield measure_way(problem, "DTR", partial(ways.rematerialize, problem))
         yield measure_way(problem, "torch's partitioner", partial(ways.partition, workload, joint))
         yield measure_way(problem, "ours", partial(ways.fit_step, problem, prices, options.effort, fissions))
         yield from published_rows(problem.name)

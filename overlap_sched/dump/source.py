@@ -210,9 +210,8 @@ def read_source(path: str | Path, limits: Limits = DEFAULT_LIMITS, graph: int | 
             raise DumpError(f"{name}: a log of TORCH_TRACE. Run tlparse on it, and take a file `fx_graph_runnable`.")
         written = next((line.strip() for line in lines if line.strip()), "nothing")
         raise DumpError(
-            f"{name}: there is no `class Repro` in it, so it is not a dump that torch wrote "
-            f"(it starts with {written[:80]!r}). Take `fx_graph_runnable` from tlparse (`fx_graph_readable` where "
-            "torch made none), write one with torch._dynamo.repro.after_aot.save_graph_repro, or print a graph with "
+            f"{name}: there is no `class Repro` in it (it starts with {written[:80]!r}). Take `fx_graph_runnable` from "
+            "tlparse (`fx_graph_readable` where torch made none), or print a graph with "
             "gm.print_readable(include_stride=True, include_device=True); str(graph) has no shapes."
         )
     forward = _first(lines, r"^    def forward\(", start)

@@ -28,6 +28,7 @@ from overlap_sched.dump.graph import MODES, ParsedGraph, UnknownOp, device_named
 from overlap_sched.dump.groups import DumpGroup, collective_result
 from overlap_sched.errors import DumpError, InputTooLargeError
 from overlap_sched.fx.operators import arguments_of
+from overlap_sched.problem.file import too_large
 
 _aten = torch.ops.aten
 _PARTS: Mapping[str, Callable[[int, int], int]] = {
@@ -392,9 +393,8 @@ class Values:
     def _check_count(self, node: fx.Node, more: int, what: str) -> None:
         if self._count + more > self._limit:
             place = self._parsed[node.graph].place(node)
-            raise InputTooLargeError(
-                f"{place}: {what} the graph has more than {self._limit:,} nodes, which is the limit. "
-                "Raise the limit (--max-nodes on the command line) if the graph is meant to be that large."
+            raise too_large(
+                f"{place}: {what} the graph has more than {self._limit:,} nodes, which is the limit", "nodes"
             )
 
     def _run(self, target: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:

@@ -239,10 +239,10 @@ def _load_dump(source: Input, tell: Tell, wants: Collection[Want]) -> Loaded:
         from overlap_sched.dump import load_dump, sizes_to_give
         from overlap_sched.fx import lift
         from overlap_sched.fx.dimensions.candidates import expert_fissions, fission_candidates
+        from overlap_sched.fx.fitting import batch_fissions
         from overlap_sched.fx.profile import lifted_with_profile
         from overlap_sched.fx.rewrites import alike_of, rerunnable
         from overlap_sched.fx.rewrites.apply import refusals_in
-        from overlap_sched.fx.rewrites.batches import batch_fissions
     device = device_named(source.device or H100.name)
     # of traces none is assumed: what they measured is slower by contention already, and is not to be slowed again
     named = ASSUMED.get(device.name) if source.cluster is None and not source.profile else source.cluster

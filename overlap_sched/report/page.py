@@ -37,8 +37,7 @@ from overlap_sched.scheduler.driver import Figures, Schedule, figures_of, schedu
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.task import Candidate, Task
 from overlap_sched.simulate.ledger import LiveRanges
-from overlap_sched.transform.plan import Plan
-from overlap_sched.transform.records import Record
+from overlap_sched.transform.plan import Plan, Record
 from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Regather, Stream
 
 FIGURES = ("peak_bytes", "step_us", "exposed_us")

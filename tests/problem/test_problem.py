@@ -32,7 +32,7 @@ from overlap_sched.problem.file import (
 )
 from overlap_sched.problem.parts import cut_problem, needed_first
 from overlap_sched.problem.precedence import Preserve, launch_pairs
-from overlap_sched.transform.recompute import refusal
+from overlap_sched.transform.apply import refusal
 from tests.judge.test_contention import two_groups
 from tests.support.examples import examples, run
 from tests.support.graphs import problems

@@ -22,7 +22,7 @@ import torch
 
 from llama_repro.harness.console import markdown_table
 from llama_repro.harness.record import provenance, write_record
-from overlap_sched.fx.rewrites.batches import batch_fissions
+from overlap_sched.fx.fitting import batch_fissions
 from overlap_sched.joint.graphs import copy_of
 from overlap_sched.problem import Problem
 from overlap_sched.transform.prices import Prices

@@ -358,8 +358,8 @@ def one_step(forward: DumpSource, backward: DumpSource) -> DumpSource:
     head.body = [*head.body[:-1], *body, ast.copy_location(ast.Return(value), last)]
     attributes = []
     for one in backward.attributes:
-        statement, name = rename.visit(deepcopy(one.statement)) if one.statement else None, one.name
-        attributes.append(Attribute(one.line, statement, renamed.get(name or "", name)))
+        statement = rename.visit(deepcopy(one.statement)) if one.statement else None
+        attributes.append(Attribute(one.line, statement, renamed.get(one.name or "", one.name)))
     groups = forward.groups or backward.groups
     if isinstance(groups, ast.Dict) and groups is forward.groups and isinstance(backward.groups, ast.Dict):
         names, sizes = [*groups.keys, *backward.groups.keys], [*groups.values, *backward.groups.values]

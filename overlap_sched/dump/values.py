@@ -388,7 +388,12 @@ class Values:
             self.notes["results whose shape is another in this torch: taken from the printed annotation"] = None
         if value is NotImplemented:
             value = self._guess(node, args, tensors, reason)
-        return concrete(value, node.target, tensors, lambda: self.guessed_nodes.add(node) or self.size(node.name))
+
+        def size_of() -> int:
+            self.guessed_nodes.add(node)
+            return self.size(node.name)
+
+        return concrete(value, node.target, tensors, size_of)
 
     def _check_count(self, node: fx.Node, more: int, what: str) -> None:
         if self._count + more > self._limit:
@@ -463,14 +468,15 @@ class Results:
         """Call an operator under the fake mode."""
         key = (target, _likeness(args), _likeness(kwargs)) if _is_pure(target) else None
         try:
-            *made, source, offset = self._known[key]
+            shape, stride, dtype, device, source, offset = self._known[key]
         except (KeyError, TypeError):  # not seen before, or an argument without a hash
             value = run_operator(target, args, kwargs, tensors)
             if key is not None and (found := _described(value, tensors)) is not None:
                 with contextlib.suppress(TypeError):
                     self._known[key] = found
             return value
-        return fake_tensor(*made, None if source is None else tensors[source].untyped_storage(), offset)
+        storage = None if source is None else tensors[source].untyped_storage()
+        return fake_tensor(shape, stride, dtype, device, storage, offset)
 
 
 @cache

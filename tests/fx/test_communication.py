@@ -131,17 +131,14 @@ HIDDEN: dict[str, tuple[Any, ...]] = {
 }
 
 
-def kept(gm: fx.GraphModule, preserve: Preserve, orders: int = 150) -> set[str]:
+def kept(gm: fx.GraphModule, preserve: Preserve) -> set[str]:
     """Which launches never pass ``D`` in random orders that the problem and the option allow."""
     problem = lift(gm).problem
-    pairs = launch_pairs(problem, problem.original_order, preserve)
-    nodes = list(problem.nodes)
-    for u, v in pairs:
-        nodes[v] = nodes[v]._replace(deps=tuple(sorted({*nodes[v].deps, u})))
-    strict = problem.__class__(problem.name, tuple(nodes), problem.storages, problem.groups)
+    strict = problem.renumbered(problem.original_order, launch_pairs(problem, problem.original_order, preserve))
+    nodes = problem.nodes
     (d,) = [v for v, node in enumerate(nodes) if node.name == "D"]
     stay, rng = set(problem.collectives), random.Random(0)
-    for _ in range(orders):
+    for _ in range(150):
         order = random_order(strict, rng)
         at = {v: i for i, v in enumerate(order)}
         stay = {v for v in stay if (at[v] < at[d]) == (v < d)}

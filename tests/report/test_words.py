@@ -14,14 +14,16 @@ from overlap_sched import EXAMPLE, Group, Kind, Node, Options, Problem, Schedule
 from overlap_sched.cost.profile import MeasuredTime, Profile, Sought
 from overlap_sched.cost.table import COPY, CollectiveTime, KernelTime, Tables
 from overlap_sched.errors import ProblemError
+from overlap_sched.fit.answer import Fit, FitPoint
 from overlap_sched.peak_memory import replay_allocator
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
 from overlap_sched.problem.sizes import EXPANDABLE, PLAIN, AllocatorSettings
 from overlap_sched.report.answers import plan_answer
 from overlap_sched.report.units import between, change, count, duration, from_to, printable, size
-from overlap_sched.report.words import graph
+from overlap_sched.report.words import graph, rewrites
 from overlap_sched.report.words import schedule as words
 from overlap_sched.report.words.graph import Purpose
+from overlap_sched.report.words.rewrites import Cost
 from overlap_sched.scheduler.explain import Holder
 
 ByHand = Callable[..., Schedule]
@@ -157,6 +159,14 @@ def test_the_verdict(options: dict[str, object], came: str, named: list[str]) ->
     assert all(text in sentence for text in named), sentence
     asked = [words.verdict(found, replace(EXAMPLE), words.reserved_of(found), fits)[0] for fits in (True, False)]
     assert asked == ["runs", "fails"]
+
+
+def test_rewrites_are_summed_by_operator_the_cheapest_per_byte_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [Cost("recompute", "mm", 2**30, 300.0, 0.0), Cost("offload", "x", 2**30, 0.0, 200.0)]
+    monkeypatch.setattr(rewrites, "costs", lambda _: [*listed, Cost("recompute", "mm", 2**30, 50.0, 0.0)])
+    point = FitPoint((), EXAMPLE, EXAMPLE.original_order, 2.0, 0.0, 5)
+    text = printed(rewrites.rewrites_table(Fit(point, point, point, 10, None, (point,), 1)))
+    assert text.index("recompute mm 2 2.000 GiB 350.0 us 0.0 us 175.0 us") < text.index("offload x 1 1.000 GiB")
 
 
 def test_what_a_memory_limit_lacks_is_named() -> None:

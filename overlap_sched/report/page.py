@@ -117,7 +117,8 @@ def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
         _run(ranges[-1], len(problems) - 1, "scheduled", schedule.order, schedule.scheduled),
     ]
     columns = ["original", "scheduled", "change", "limit"]
-    rows = (*words.summary_rows(schedule), *words.reserved_rows(reserved, schedule.memory_limit_bytes))
+    gain = words.gain_of(schedule, original)
+    rows = (*words.summary_rows(schedule), *words.gain_rows(schedule, gain), *words.reserved_rows(reserved, schedule.memory_limit_bytes))
     summary = [[*row, *[""] * (1 + len(columns) - len(row))] for row in rows]
     if extras.beside is not None:
         title, order = printable(extras.beside[0]), extras.beside[1]
@@ -130,7 +131,7 @@ def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
         for row in summary:
             row.append(cells.get(row[0], ""))
     return {
-        "figures": to_builtins(plan_answer(schedule, made, reserved, extras.prices)),
+        "figures": to_builtins(plan_answer(schedule, made, reserved, extras.prices, gain)),
         "verdict": words.verdict(schedule, original, reserved, extras.fits),
         "columns": columns,
         "summary": summary,

@@ -12,7 +12,7 @@ import argparse
 import csv
 import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -29,7 +29,7 @@ from llama_repro.harness.console import guarded, markdown_table
 from overlap_sched.cost import Compute
 from overlap_sched.cost.cluster import Cluster, read_cluster
 from overlap_sched.cost.collectives import model_of
-from overlap_sched.fx import lift
+from overlap_sched.fx import Lifted, lift
 from overlap_sched.judge.validate import measure, violation
 from overlap_sched.problem import Kind, Order, Problem
 
@@ -46,8 +46,8 @@ SIZES = {  # hidden, ffn, layers, heads, kv_heads, vocabulary
 }
 """Of Touvron et al. (Llama 2, 2023; 34B: Code Llama's), and The Llama 3 Herd of Models, table 3; 13B as its row says."""
 BF16_PARAMETERS = ("KempnerInstitute",)
-"""Sources that train parameters and moments in bf16 (KempnerForge, ``build_parallel_model``), and hold whole fp32 gradients
-between the micro-batches of a step (``maybe_no_sync``). All others: fp32, and sharded."""
+"""Sources that train parameters and moments in bf16, compile the loss, too, and hold whole gradients between the
+micro-batches of a step, under FSDP in fp32 (KempnerForge: ``build_parallel_model``, ``maybe_no_sync``)."""
 WEIGHTS_OF_A_LAYER = 9
 
 
@@ -132,13 +132,26 @@ def order_of_fsdp(problem: Problem, fsdp: str | None) -> Order:
     return tuple(sorted(problem.original_order, key=lambda v: (place[v], v)))
 
 
+def drop_fused(lifted: Lifted) -> Problem:
+    """Return the problem without the bytes of what never leaves a compiled kernel."""
+    kernels = defaultdict[int, set[str | int]](set)
+    for v, (node, price) in enumerate(zip(lifted.problem.nodes, lifted.prices, strict=True)):
+        for s in (*node.alloc, *node.use):
+            kernels[s].add(price.part_of or v)
+    inside = {s for s, its in kernels.items() if len(its) == 1 and isinstance(*its, str)}
+    storages = enumerate(lifted.problem.storages)
+    return replace(lifted.problem, storages=tuple(one._replace(bytes=0) if s in inside else one for s, one in storages))
+
+
 def measure_layers(row: dict[str, str], cluster: Cluster, layers: int) -> tuple[float, float]:
     """Return microseconds of forward and backward of a micro-batch, and the most bytes live in them."""
     step_us, peak, fsdp = 0.0, 0, None
     fusion = "none" if row["compile"] == "no" else "inductor"
-    with captured(config_of(row, layers)) as graphs:
+    config = config_of(row, layers)
+    with captured(config) as graphs:
         for part in (graphs.forward, graphs.backward):
-            problem = lift(part, cluster=cluster, fusion=fusion).problem
+            lifted = lift(part, cluster=cluster, fusion=fusion)
+            problem = drop_fused(lifted) if config.bf16_parameters else lifted.problem
             fsdp = fsdp or problem.nodes[problem.collectives[0]].group
             order = order_of_fsdp(problem, fsdp)
             assert violation(problem, order) is None
@@ -161,7 +174,7 @@ def predict(row: dict[str, str]) -> Row:
     batch = int(row["global_batch"] or 0)
     turns = batch * config.tp // (config.batch * int(row["gpus"])) or 1
     tokens = config.batch * config.sequence * turns / config.tp
-    summed = 4 * whole if config.bf16_parameters and turns > 1 and config.fsdp > 1 else 0
+    summed = whole * (4 if config.fsdp > 1 else 2) if config.bf16_parameters and turns > 1 else 0
     seconds = (step_us * turns + model_of(cluster).compute_price(optimizer).time_us) / 1e6
     return Row(
         row["source"].split(":")[0],

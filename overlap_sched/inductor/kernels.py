@@ -424,7 +424,7 @@ class KernelCosts:
             [] if self._cost is None else [self._cost(self._reading.nodes[v]) for v in origins if self._role(v) is None]
         )
         given = [us for us in asked if us is not None]
-        us = sum(given) if given else ask_model(self._model.compute_us, Compute(op, flops, nbytes))
+        us = sum(given) if given else ask_model(self._model.compute_us, Compute(op, flops, nbytes, "fused"))
         return KernelCost(op, flops, nbytes, us)
 
     def _of_extern(self, op: str, part: Any, origins: Sequence[int]) -> KernelCost:

@@ -3,8 +3,7 @@
 import pytest
 
 from overlap_sched import Group, Kind, Node, Problem, Storage
-from overlap_sched.cost import Roofline
-from overlap_sched.cost.model import H100
+from overlap_sched.cost import H100, Roofline
 from overlap_sched.errors import RewriteError
 from overlap_sched.judge.validate import measure, violation
 from overlap_sched.transform.apply import apply

@@ -321,7 +321,7 @@ def _device_of(own: str | _DeviceTable) -> Device:
     if isinstance(own, _DeviceTable):
         name, *numbers, attention, _ = msgspec.structs.astuple(own)
         *rates, memory = map(float, numbers)
-        return Device(name, *rates, int(memory), float(attention))  # type: ignore[misc, arg-type]
+        return Device(name, *rates, int(memory), float(attention))  # type: ignore[call-arg, arg-type]
     try:
         return device_named(own)
     except OptionsError as error:

@@ -23,14 +23,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first; the others follow")
     parser.add_argument("--inductor-share", type=float, default=0.0, help="part of them that Inductor compiles, too")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for one program")
-    parser.add_argument(
-        "--without", default="", help="kinds of steps to leave out, by commas: hidden communication,cond"
-    )
     parser.add_argument("--torch", action="store_true", help="show what torch itself cannot do, too")
     given = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        found = run_programs(Path(folder), given.seed, given.programs, given.inductor_share, given.limit, given.without)
+        found = run_programs(Path(folder), given.seed, given.programs, given.inductor_share, given.limit)
     print(found)
     if given.torch:
         for each in found.torch:

@@ -100,7 +100,7 @@ KINDS = "'bucket', 'coalesce_gathers', 'keep', 'regather', 'stream'"
                 ("preserve_collective_order", "group"),
             )
         ),
-        ({"head_room": "1GiB"}, "there is no option 'head_room'. ", "Did you mean headroom? The options are"),
+        ({"head_room": "1GiB"}, "Options() takes no head_room. ", "Did you mean headroom? It takes headroom, "),
         ({"max_slowdown": 0.1}, "", "Write enable(Options(...), max_slowdown=...)."),
     ],
     ids=lambda given: str(given)[:60],

@@ -14,16 +14,12 @@ import pytest
 from tests.support.examples import RUN
 from tests.support.programs.program import (
     KINDS,
-    STALE,
     Program,
     Step,
     correct,
     generate,
     reads_by_older_names,
-    returned,
     shrunk,
-    source_of,
-    without,
 )
 from tests.support.programs.rank import BROKEN
 from tests.support.programs.run import run_programs
@@ -60,19 +56,6 @@ GATHERED = (
 )
 
 
-def test_a_program_is_a_function_in_python() -> None:
-    program = Program(1, GATHERED)
-    assert source_of(program, program.parts[0], returned(program, 0)).splitlines() == [
-        "def part(r0, r1, r4):",
-        "    r9 = torch.ops._c10d_functional.all_gather_into_tensor.default(r4, 2, G1)",
-        "    r10 = torch.mm(r0, r1) * 0.1",
-        "    r11 = r9.view(-1).view(N, N)",
-        "    r12 = torch.ops._c10d_functional.wait_tensor.default(r9)",
-        "    r13 = r11 + 0.5 * r12",
-        "    return (r10, r12, r13, )",
-    ]
-
-
 GATHER, GATHERS, SCATTERS = GATHERED[0], Step("gathers", (4, 5), (9, 10)), Step("scatters", (0, 1), (9, 10))
 
 
@@ -105,19 +88,6 @@ def test_a_seed_is_a_program_and_all_are_correct() -> None:
     assert programs == [generate(seed) for seed in range(300)]
     assert all(map(correct, programs))
     assert {step.kind for program in programs for step in program.steps} == set(KINDS)
-    few = [generate(seed, ("collective", STALE)) for seed in range(30)]
-    assert not any(step.is_of.family == "collective" for program in few for step in program.steps)
-
-
-def test_a_part_gives_nothing_that_is_in_flight_but_to_another_part() -> None:
-    launched = Program(1, GATHERED[:3])
-    assert returned(launched, 0) == [10]
-    assert 9 in returned(Program(1, GATHERED, cuts=(3,)), 0)
-
-
-def test_a_step_goes_with_those_that_need_it() -> None:
-    assert without(Program(1, GATHERED), range(3, 4)).steps == GATHERED[:3]
-    assert [step.makes for step in without(Program(1, GATHERED), range(1, 2)).steps] == [(9,), (10,), (11,), (12,)]
 
 
 def test_the_least_program_that_fails() -> None:

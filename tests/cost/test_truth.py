@@ -1,5 +1,6 @@
 """The study that holds prices against public measurements."""
 
+import csv
 import json
 from collections import Counter
 from pathlib import Path
@@ -25,7 +26,18 @@ def test_rows_are_priced_and_counted(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (tmp_path / "truth.png").stat().st_size > 0
     ratios = [Comparison(**one).ratio for one in printed["rows"] if one["table"] == "Collectives"]
     quartiles = " | ".join(f"{np.quantile(ratios, part):.2f}" for part in (0.25, 0.5, 0.75))
-    assert f"| all |  | fitted | 5 | {quartiles} |" in capsys.readouterr().out
+    assert f"| Collectives | all |  | fitted | 5 | {quartiles} |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("table", "rows_are", "share"), [
+    ("collectives", "fitted", 0.9), ("collectives", "held out", 0.88), ("expert_parallel", "fitted", 1.0),
+    ("expert_parallel", "held out", 1.0),
+])  # fmt: skip
+def test_most_collectives_are_near_what_others_measured(table: str, rows_are: str, share: float) -> None:
+    with (TRUTH / f"{table}.csv").open(encoding="utf-8") as file:
+        found = [one.ratio for one in compare(csv.DictReader(file), Counter()) if one.rows_are == rows_are]
+    assert len(found) >= 10
+    assert np.mean([0.8 <= ratio <= 1.25 for ratio in found]) >= share
 
 
 def test_shares_and_columns_of_no_table() -> None:

@@ -18,7 +18,7 @@ A, B, C = (
 )
 OTHER_LAUNCHES = replace(A, options=OPTIONS, launches="m")
 OTHER_OPTIONS, OTHER_COSTS = replace(A, options=OPTIONS), replace(A, costs="other")
-FAILED = Digest.of_failure("KeyError: 'mm'", key="A", launches="l", name="A")
+FAILED = Digest(failure="KeyError: 'mm'", key="A", launches="l", name="A")
 
 
 def alike(graphs: Sequence[Sequence[Digest]], end: End) -> bool:
@@ -132,7 +132,7 @@ def test_a_rank_that_shows_a_digest_and_dies_before_it_stands_waiting_is_named()
     never_stood = [end for end in ends([[A], [A]], deaths=1) if end.verdicts[1] is None and "at/1" not in end.store]
     found = [end.verdicts[0][0] for end in never_stood if end.verdicts[0]]
     assert {(verdict.agreed, verdict.missing) for verdict in found} == {(False, (1,))}
-    assert any("rank 1 no longer waited with graph 'A' after 300 s" in verdict.reason for verdict in found)
+    assert any("rank 1 no longer waited with graph 'A' within 300 s" in verdict.reason for verdict in found)
 
 
 def test_a_graph_compiled_again_by_one_rank_only_keeps_its_decision() -> None:

@@ -188,12 +188,6 @@ def test_mixture_of_experts_splits_evenly(world: tuple[str, str], tmp_path: Path
     assert {n.name: n.meta.get("val") for n in told.gm.graph.nodes}["mm"].shape == (40, 8)
 
 
-def test_joint_graph_with_flattened_arguments(tmp_path: Path) -> None:
-    gm, inputs = traced(lambda x: {"a": x[0] @ x[1], "b": [x[0].sum()]}, [torch.zeros(2, 2), torch.zeros(2, 3)])
-    dump = load_dump(written(gm, inputs, tmp_path / "d.py"))
-    assert [n.name for n in dump.gm.graph.nodes if n.op == "call_function"] == ["mm", "sum_1"]
-
-
 def test_nothing_is_left_behind(world: tuple[str, str], tmp_path: Path) -> None:
     gm, inputs = traced(sharded_layer(world[0]), *layer_arguments())
     path = written(gm, inputs, tmp_path / "d.py")

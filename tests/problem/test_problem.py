@@ -24,8 +24,6 @@ from overlap_sched.judge.validate import launch_violation, memory_profile, viola
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.file import (
-    DEFAULT_LIMITS,
-    PARTS_PER_NODE,
     Limits,
     problem_bytes,
     read_problem,
@@ -183,17 +181,10 @@ def test_pairs_and_the_judge_against_brute_force(text: str, preserve: Preserve) 
         assert (launch_violation(given, order, preserve) is None) == allowed
 
 
-def test_files_have_them_as_version_2(tmp_path: Path) -> None:
-    given = lettered("aA*")
-    write_problem(given, tmp_path / "p.json")
-    data = json.loads((tmp_path / "p.json").read_text())
-    assert data["format"] == "overlap-problem/2"
-    assert [node.get("launches") for node in data["nodes"]] == [None, ["a"], ["*"]]
-    assert read_problem(tmp_path / "p.json") == given
-    assert json.loads(problem_bytes(lettered("ab.")))["format"] == "overlap-problem/1"
-
-
-def test_redacted_names() -> None:
+def test_files_have_them_as_version_2_and_names_are_redacted(tmp_path: Path) -> None:
+    write_problem(lettered("bA*"), tmp_path / "p.json")
+    assert json.loads((tmp_path / "p.json").read_text())["format"] == "overlap-problem/2"
+    assert read_problem(tmp_path / "p.json") == lettered("bA*")
     assert [node.launches for node in redact_problem(lettered("bA*")).nodes] == [(), ("group0",), ("*",)]
 
 
@@ -227,14 +218,6 @@ def test_as_much_is_live_as_in_the_whole(problem: Problem, data: st.DataObject) 
     assert [node.name for node in second.nodes][-len(behind) or len(second.nodes) :] == [
         problem.nodes[v].name for v in behind
     ]
-
-
-@given(problems())
-def test_the_halves_take_no_less_than_the_whole(problem: Problem) -> None:
-    if len(problem.nodes) < 2 or outputs(problem) > 1 or problem.contention:
-        return
-    steps = [replay(one, one.original_order).step_us for one in cut_problem(problem, len(problem.nodes) // 2)]
-    assert sum(steps) >= replay(problem, problem.original_order).step_us - 1e-6
 
 
 def test_what_a_node_needs_comes_first() -> None:
@@ -473,17 +456,6 @@ def test_limits_that_nothing_can_keep(limit: dict[str, int], name: str) -> None:
         Limits(**limit)
 
 
-@pytest.mark.slow
-def test_instances_are_far_below_the_limits() -> None:
-    paths = sorted((Path(__file__).parents[2] / "scripts" / "instances").glob("*.json.gz"))
-    assert len(paths) == 4
-    for path in paths:
-        text = gzip.decompress(path.read_bytes())
-        problem = read_problem(path)
-        assert len(text) / len(problem.nodes) * DEFAULT_LIMITS.nodes < DEFAULT_LIMITS.input_bytes
-        assert (text.count(b"{") + text.count(b"[")) / len(problem.nodes) < PARTS_PER_NODE / 2
-
-
 @pytest.mark.parametrize("gzipped", [False, True])
 def test_a_pipe_is_read_once(tmp_path: Path, gzipped: bool) -> None:
     path = tmp_path / "pipe.json"
@@ -517,16 +489,6 @@ def test_it_schedules_alike(problem: Problem, contention: bool) -> None:
         schedule(redact_problem(problem), Options(memory_model=problem.memory_model)).order
         == schedule(problem, Options(memory_model=problem.memory_model)).order
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["plan", "sweep --vary headroom=0", "explain", "memory"])
-def test_every_command_saves_what_it_read(command: str, problem: str, tmp_path: Path) -> None:
-    out = tmp_path / "saved.json.gz"
-    assert run(*command.split(), "--save-problem", str(out), problem) == 0
-    assert read_problem(out) == EXAMPLE
-    assert run(*command.split(), "--save-problem", str(out), "--redact", problem) == 0
-    assert read_problem(out) == redact_problem(EXAMPLE)
 
 
 def test_times_and_contention_are_saved_as_used(problem: str, tmp_path: Path) -> None:

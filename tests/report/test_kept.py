@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from overlap_sched import EXAMPLE, Options, schedule
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.report.words.schedule import why_no_better
@@ -52,29 +54,18 @@ def test_nothing_exposed_is_a_reason() -> None:
     assert why_no_better(by_memory) == "no order with a clearly lower peak was found"
 
 
-def test_views_that_prepare_a_launch_move_with_it() -> None:
-    """Else what memory would say of the launch alone is of no interest: it stays where the view is."""
-    plain = tight()
-    nodes = list(plain.problem.nodes)
-    nodes[2:2] = [Node("view", Kind.COMPUTE)]
-    nodes[3] = nodes[3]._replace(deps=(2,))
-    nodes[4] = nodes[4]._replace(deps=(3,), collective=3)
-    nodes[5] = nodes[5]._replace(deps=(1, 4))
-    problem = replace(plain.problem, nodes=tuple(nodes))
-    assert why_no_better(schedule(problem)) == why_no_better(plain)
-
-
-def test_what_a_launch_needs_may_not_fit_either() -> None:
-    """A cast in front of the gather: it could run sooner, but for the memory of what it makes."""
-    plain = tight().problem
-    nodes = list(plain.nodes)
-    nodes[2:3] = [
-        Node("cast", Kind.COMPUTE, (), (2,), (), 1.0),
-        nodes[2]._replace(deps=(2,), alloc=(), use=(2,)),
+@pytest.mark.parametrize("first", [Node("view", Kind.COMPUTE), Node("cast", Kind.COMPUTE, (), (2,), (), 1.0)])
+def test_what_prepares_a_launch_moves_with_it(first: Node) -> None:
+    """A view, or a cast that could run sooner but for the memory of what it makes: it is memory that refuses both."""
+    nodes = list(tight().problem.nodes)
+    gather = nodes[2]._replace(alloc=(), use=(2,)) if first.alloc else nodes[2]
+    nodes[2:] = [
+        first,
+        gather._replace(deps=(2,)),
+        nodes[3]._replace(deps=(3,), collective=3),
+        nodes[4]._replace(deps=(1, 4)),
     ]
-    nodes[4] = nodes[4]._replace(deps=(3,), collective=3)
-    nodes[5] = nodes[5]._replace(deps=(1, 4))
-    problem = replace(plain, nodes=tuple(nodes))
+    problem = replace(tight().problem, nodes=tuple(nodes))
     assert why_no_better(schedule(problem)) == why_no_better(tight())
     assert schedule(problem, Options(headroom="1GiB")).scheduled.exposed_us == 0
 

@@ -22,7 +22,6 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.distributed import shard
 from overlap_sched.inductor import partitioning
-from overlap_sched.inductor.partitioning import clear_partitions
 from tests.support.ranks import save_found
 
 WIDTH = 32
@@ -66,19 +65,6 @@ class Tied(nn.Module):
         return functional.linear(self.blocks(functional.linear(x, self.weight)), self.weight)
 
 
-class Broken(nn.Module):
-    """Two graphs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = blocks(), blocks()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        torch._dynamo.graph_break()
-        return self.second(x)
-
-
 class Checkpointed(nn.Module):
     """A checkpoint with random numbers in it."""
 
@@ -104,7 +90,7 @@ def dropping() -> nn.Sequential:
 def step(model: nn.Module, rows: int = 64, backend: Any = overlap_sched.backend, **how: Any) -> list[Tensor]:
     """One step of a copy, compiled anew: the result, gradients and buffers. ``how``: as of ``enabled``."""
     torch.compiler.reset()
-    clear_partitions()
+    partitioning._partitions.clear()
     model, dynamic = copy.deepcopy(model).train(), how.pop("dynamic", None)
     torch.manual_seed(1)
     given = torch.randn(rows, WIDTH, requires_grad=True)
@@ -118,7 +104,7 @@ def step(model: nn.Module, rows: int = 64, backend: Any = overlap_sched.backend,
 def one(number: int = 2, **how: Any) -> dict[str, Any]:
     """Compile anew, one step."""
     torch.compiler.reset()
-    partitioning.clear_partitions()
+    partitioning._partitions.clear()
     torch.manual_seed(0)
     model = blocks(number=number)
     for block in model:

@@ -18,7 +18,7 @@ The least program that still fails: steps are dropped, with all that needs them,
 """
 
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -323,20 +323,19 @@ def read_by(program: Program, part: range) -> list[int]:
     return sorted(read)
 
 
-def source_of(program: Program, part: range, gives: Sequence[int], odd: bool = False) -> str:
+def source_of(program: Program, number: int, odd: bool = False) -> str:
     """A function of a part: it takes the registers that it reads, and gives some of those that it makes."""
-    takes = ", ".join(f"r{v}" for v in read_by(program, part))
-    result = "".join(f"r{v}, " for v in gives)
-    body = [*lines_of(program, part, odd), f"return ({result})"]
+    takes = ", ".join(f"r{v}" for v in read_by(program, program.parts[number]))
+    result = "".join(f"r{v}, " for v in returned(program, number))
+    body = [*lines_of(program, program.parts[number], odd), f"return ({result})"]
     return "\n    ".join([f"def part({takes}):", *body]) + "\n"
 
 
-def shown(program: Program, gives: Callable[[Program, int], Sequence[int]]) -> str:
+def describe(program: Program) -> str:
     """For people: source, and how the ranks differ."""
     head = f"# seed {program.seed}; r0..r{len(INPUTS) - 1} are inputs {INPUTS!r}; gradients: {program.grad}"
     odd = [f"# rank 1 computes more on argument {k} of {program.steps[at].kind} (step {at})" for at, k in program.odd]
-    texts = [source_of(program, part, gives(program, number)) for number, part in enumerate(program.parts)]
-    return "\n".join([head, *odd, *texts])
+    return "\n".join([head, *odd, *(source_of(program, number) for number in range(len(program.parts)))])
 
 
 @dataclass
@@ -449,24 +448,16 @@ def returned(program: Program, number: int) -> list[int]:
 
 
 GROUPS = 3
-STALE = "reads by older names"
-"""Of what a wait completes, by the name that it had before, or by a view made before."""
 TRIES = 30
 """Choices of arguments for one step."""
 
 
-def generate(seed: int, without: Collection[str] = ()) -> Program:
-    """The program of a seed.
-
-    Args:
-        seed: Any number.
-        without: Families and kinds of steps that are left out, and :data:`STALE`.
-    """
+def generate(seed: int) -> Program:
+    """The program of a seed."""
     rng = random.Random(f"program {seed}")
     way: Capture = rng.choice(("make_fx", "make_fx", "make_fx", "dynamo"))
     grad = way == "dynamo" and rng.random() < 0.2
     kinds = [kind for kind in KINDS.values() if way in kind.ways and (kind.grad or not grad)]
-    kinds = [kind for kind in kinds if not {kind.family, kind.name}.intersection(without)]
     weights = {kind.name: kind.weight for kind in kinds}
     for kind in kinds:  # each program has its own flavour: some kinds often, some never
         weights[kind.name] *= rng.choice((0, 1, 1, 3)) if kind.family not in ("wait", "compute") else 1
@@ -477,9 +468,6 @@ def generate(seed: int, without: Collection[str] = ()) -> Program:
         if step is not None:
             assert registers.take(step)
             steps.append(step)
-            if step.is_of.waits and STALE in without:
-                for v in registers.older_names(step):
-                    registers.letter[v] = "."  # which no kind takes
     several = rng.random() < 0.25 and not grad
     program = Program(seed, tuple(steps), grad=grad)
     if not several or rng.random() < 0.86:

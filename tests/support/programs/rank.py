@@ -4,7 +4,7 @@ They stand in the place of ``overlap_sched.schedule_graph``, and know only what 
 
 What each of two gloo ranks does, one program after the other:
 
-``python -m tests.support.programs.rank FOLDER FIRST LAST INDUCTOR_SHARE LIMIT_S WITHOUT BROKEN``: the programs of the
+``python -m tests.support.programs.rank FOLDER FIRST LAST INDUCTOR_SHARE LIMIT_S BROKEN``: the programs of the
 seeds FIRST to LAST - 1. Rank 0 appends a line (JSON) to ``FOLDER/found.jsonl`` as a program begins and ends: where a
 rank hangs or dies, the last line says in which program.
 """
@@ -29,8 +29,8 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.fx import Report
 from tests.support.programs.execution import World
-from tests.support.programs.program import Program, generate, returned, shown, shrunk
-from tests.support.programs.trial import PLUGINS, Outcome, Trial, ways_of
+from tests.support.programs.program import Program, describe, generate, shrunk
+from tests.support.programs.trial import PLUGINS, Trial, ways_of
 
 
 def _any_order(graph: fx.Graph, rng: random.Random) -> list[fx.Node]:
@@ -78,7 +78,7 @@ SHRUNK = 1
 """So many faults of each way are shrunk."""
 
 
-def main(folder: Path, first: int, last: int, inductor_share: float, limit_s: float, without: str, broken: str) -> None:
+def main(folder: Path, first: int, last: int, inductor_share: float, limit_s: float, broken: str) -> None:
     """See the module."""
     _settings()
     dist.init_process_group("gloo", timeout=timedelta(seconds=limit_s))
@@ -87,7 +87,7 @@ def main(folder: Path, first: int, last: int, inductor_share: float, limit_s: fl
         overlap_sched.schedule_graph = BROKEN[broken]
     faults: Counter[str] = Counter()
     for seed in range(first, last):
-        program = generate(seed, without.split(","))
+        program = generate(seed)
         plan = ways_of(program, inductor_share)
         _write(folder, rank, {"begins": seed, "ways": plan})
         slow = 6 if set(plan) & {"inductor", "post_grad"} else 1
@@ -95,25 +95,20 @@ def main(folder: Path, first: int, last: int, inductor_share: float, limit_s: fl
         found = []
         trial = Trial(program, world, rank)
         for way in plan:
-            outcome = trial.outcome(way)
-            found.append(asdict(outcome))
-            if outcome.status == "fault":
+            found.append(asdict(trial.outcome(way)))
+            if found[-1]["status"] == "fault":
                 faults[way] += 1
-                least = program
                 if faults[way] <= SHRUNK:
                     faulthandler.dump_traceback_later(limit_s * 10, exit=True)
-                    least = _least(program, world, rank, outcome)
-                found[-1]["program"] = shown(least, returned)
+
+                    def fails(smaller: Program, way: str = way) -> bool:
+                        return Trial(smaller, world, rank).outcome(way).status == "fault"
+
+                    program = shrunk(program, fails, 10 if way in PLUGINS[1:] else 40)
+                found[-1]["program"] = describe(program)
         _write(folder, rank, {"seed": seed, "families": sorted(program.families), "outcomes": found})
     faulthandler.cancel_dump_traceback_later()
     dist.barrier(group=world.control)
-
-
-def _least(program: Program, world: World, rank: int, outcome: Outcome) -> Program:
-    def fails(smaller: Program) -> bool:
-        return Trial(smaller, world, rank).outcome(outcome.way).status == "fault"
-
-    return shrunk(program, fails, 10 if outcome.way in PLUGINS[1:] else 40)
 
 
 def _settings() -> None:
@@ -131,5 +126,5 @@ def _write(folder: Path, rank: int, line: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    folder_, first_, last_, share_, limit_, without_, broken_ = sys.argv[1:]
-    main(Path(folder_), int(first_), int(last_), float(share_), float(limit_), without_, broken_)
+    folder_, first_, last_, share_, limit_, broken_ = sys.argv[1:]
+    main(Path(folder_), int(first_), int(last_), float(share_), float(limit_), broken_)

@@ -59,13 +59,7 @@ class Found:
 
 
 def run_programs(
-    folder: Path,
-    first: int,
-    count: int,
-    inductor_share: float = 0.0,
-    limit_s: float = LIMIT_S,
-    without: str = "",
-    broken: str = "",
+    folder: Path, first: int, count: int, inductor_share: float = 0.0, limit_s: float = LIMIT_S, broken: str = ""
 ) -> Found:
     """Run the programs of so many seeds. Where a rank hangs or dies, both are started again behind that program.
 
@@ -75,7 +69,6 @@ def run_programs(
         count: How many.
         inductor_share: Part of the programs that Inductor compiles, too.
         limit_s: For one program.
-        without: Families and kinds of steps to leave out, by commas.
         broken: A scheduler in place of the package's: :mod:`tests.support.programs.rank`; ``""``: none.
     """
     found, seed = Found(), first
@@ -84,7 +77,7 @@ def run_programs(
         path.unlink(missing_ok=True)
         said = ""
         try:
-            arguments = (folder, seed, first + count, inductor_share, limit_s, without, broken)
+            arguments = (folder, seed, first + count, inductor_share, limit_s, broken)
             run_ranks(
                 "tests.support.programs.rank", *arguments, ranks=2, limit_s=count * limit_s + 600,
                 TORCHINDUCTOR_CACHE_DIR=str(folder / "cache"), TORCHINDUCTOR_VEC_ISA_OK="1",

@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.errors import OverlapSchedWarning
-from tests.support.programs.execution import Part, Record, Run, World, by_group, functions_of, launches_of, run
+from tests.support.programs.execution import Part, Run, World, functions_of, run
 from tests.support.programs.program import Program, read_by, reads_by_older_names
 
 # The ways in: a program captured once, then executed as it is, or scheduled by the package in one of many ways.
@@ -48,52 +48,36 @@ LAUNCHES_KEPT = ("all", "random times, all")
 class Captured:
     """A program whose graphs are at hand: by ``make_fx``, or by Dynamo and AOTAutograd."""
 
-    parts: list[Part]
     seed: int
-    how: str | None = None
-    moved: int = 0
-    _scheduled: dict[tuple[int, str], fx.GraphModule] = field(default_factory=dict)
-    _graphs: list[fx.GraphModule] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    graphs: list[fx.GraphModule] = field(default_factory=list)
+    running: list[fx.GraphModule] = field(default_factory=list)
 
-    def graph(self, gm: fx.GraphModule) -> Callable[..., Any]:
-        """What runs in place of a graph: it, or its copy that is scheduled as is asked for now."""
-        number = len(self._graphs)
-        self._graphs.append(gm)
+    def graph(self, gm: fx.GraphModule, example_inputs: object = None) -> Callable[..., Any]:
+        """What runs in place of a graph: it, or its copy that was scheduled last."""
+        number = len(self.graphs)
+        self.graphs.append(gm)
+        self.running.append(gm)
+        return lambda *args: self.running[number](*args)
 
-        def call(*args: Any) -> Any:
-            return self._now(number)(*args)
-
-        return call
-
-    def _now(self, number: int) -> fx.GraphModule:
-        if self.how is None:
-            return self._graphs[number]
-        key = number, self.how
-        if key not in self._scheduled:
-            self._scheduled[key] = gm = copy.deepcopy(self._graphs[number])
+    def schedule(self, how: str) -> int:
+        """Schedule copies of all graphs, which run from now on; how many have another order."""
+        self.running = copy.deepcopy(self.graphs)
+        moved = 0
+        for gm in self.running:
             arguments: dict[str, Any] = {}
-            if self.how.startswith("random times"):
+            if how.startswith("random times"):
                 rng = random.Random(f"times {self.seed}")
                 times = {node.name: rng.choice((1.0, 5.0, 20.0, 80.0)) for node in gm.graph.nodes}
-                arguments["cost"] = lambda node: times.get(node.name, 1.0) if node.op == "call_function" else 0.0
-            self.moved += overlap_sched.schedule_graph(gm, SCHEDULED[self.how], **arguments).changed
+                arguments["cost"] = lambda node, t=times: t.get(node.name, 1.0) if node.op == "call_function" else 0.0
+            moved += overlap_sched.schedule_graph(gm, SCHEDULED[how], **arguments).changed
             gm.recompile()
-        return self._scheduled[key]
-
-    def prepare(self, how: str | None) -> None:
-        """Schedule what is there; raises what the package raises."""
-        self.how = how
-        for number in range(len(self._graphs)):
-            self._now(number)
-
-    def graphs(self) -> list[fx.GraphModule]:
-        """As they are asked for now."""
-        return [self._now(number) for number in range(len(self._graphs))]
+        return moved
 
 
 def by_make_fx(program: Program, functions: Sequence[Part], registers: dict[int, Any]) -> Captured:
     """Captured as ``make_fx`` does: mutations and all; ``registers``: of a run, for their shapes."""
-    captured = Captured([], program.seed)
+    captured = Captured(program.seed)
     for number, function in enumerate(functions):
         takes = [registers[v] for v in read_by(program, program.parts[number])]
         gm = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*takes)
@@ -107,12 +91,8 @@ def by_dynamo(program: Program, functions: Sequence[Part], cut: Callable[..., An
     ``cut``: a partitioner. torch's default one leaves launches in their order; that which Inductor and the package's
     backend have does not always.
     """
-    captured = Captured([], program.seed)
-
-    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return captured.graph(gm)
-
-    both = {"fw_compiler": compiler, "bw_compiler": compiler}
+    captured = Captured(program.seed)
+    both = {"fw_compiler": captured.graph, "bw_compiler": captured.graph}
     backend = aot_autograd(**both, partition_fn=cut, keep_inference_input_mutations=True)
     captured.parts = compiled(functions, backend=backend)
     return captured
@@ -168,15 +148,11 @@ class Trial:
     def __post_init__(self) -> None:
         self.functions = functions_of(self.program, self.world, self.rank == 1 and bool(self.program.odd))
         self.reference = self._run(self.functions)
-        self.works = self.world.all_do(self._sound(self.reference))
+        self.works = self.world.all_do(self.reference.sound)
         self.captures: dict[str, tuple[Captured, Run] | str] = {}
 
-    def _run(self, parts: list[Any], hold_back: bool = True, record: Record | None = None) -> Run:
-        return run(self.program, parts, self.world, self.rank, hold_back, record)
-
-    @staticmethod
-    def _sound(found: Run) -> bool:
-        return found.error is None and not found.unlike and not found.faults
+    def _run(self, parts: list[Any], hold_back: bool = True) -> Run:
+        return run(self.program, parts, self.world, self.rank, hold_back)
 
     def outcome(self, way: str) -> Outcome:
         """Of one way."""
@@ -208,9 +184,9 @@ class Trial:
         if not self.world.all_do(captured is not None) or captured is None:
             return why or "capture fails on the other rank"
         with quiet():
-            plain = self._run(captured.parts, record=None if self.program.grad else self.reference.record)
+            plain = self._run(captured.parts)
         differs = repr(plain.error)
-        if self._sound(plain):  # gradients are added up in another order
+        if plain.sound:  # gradients are added up in another order
             differs = plain.differs_from(self.reference, close=self.program.grad)
         if not self.world.all_do(differs is None and not plain.faults):
             return f"as captured: {differs} {plain.faults}"
@@ -224,41 +200,24 @@ class Trial:
         if isinstance(held, str):
             return Outcome(way, "torch", self._said(held))
         captured, plain = held
-        wrong, before = "", captured.moved
+        wrong, moved = "", 0
         try:
             with quiet():
-                captured.prepare(None)
-                original = [launches_of(gm, self.world.names) for gm in captured.graphs()]
-                captured.prepare(how)
-                wrong = self._moved_launches(how, original, captured)
+                moved = captured.schedule(how)
         except Exception as error:
             wrong = f"raises {error!r} from {error.__cause__!r}"
-        outcome = self._judged(way, wrong, captured.moved - before)
-        if outcome.status == "fault" or (self.program.odd and how not in LAUNCHES_KEPT):
-            return outcome
-        runs: list[dict[str, Any]] = [{"record": None if "rewrites" in how else plain.record}]
-        runs += [{"hold_back": False}] if plain.ended and self._asynchronous_too(how) else []
-        for arguments in runs:
-            with quiet():
-                wrong = self._against(plain, self._run(captured.parts, **arguments))
-            outcome = self._judged(way, wrong, outcome.moved)
-            if outcome.status == "fault":
-                break
+        outcome = self._judged(way, wrong, moved)
+        for hold_back in (True, False) if plain.ended and self._asynchronous_too(how) else (True,):
+            if outcome.status == "ok":
+                with quiet():
+                    found = self._run(captured.parts, hold_back)
+                outcome = self._judged(way, self._against(plain, found) or moved_launches(how, plain, found), moved)
         return outcome
 
     def _asynchronous_too(self, how: str) -> bool:
         """Several functional gathers in flight over gloo may damage memory on some versions of torch."""
         gathers = any("gather" in step.kind for step in self.program.steps)
         return not gathers and (self.program.seed + len(how)) % 3 == 0
-
-    def _moved_launches(self, how: str, original: list[Any], captured: Captured) -> str:
-        for before, gm in zip(original, captured.graphs(), strict=True):
-            after = launches_of(gm, self.world.names)
-            if how in LAUNCHES_KEPT and before != after:
-                return f"launches move: {before} -> {after}"
-            if how == "group" and by_group(before) != by_group(after):
-                return f"launches of a group move: {by_group(before)} -> {by_group(after)}"
-        return ""
 
     @staticmethod
     def _against(plain: Run, found: Run) -> str:
@@ -277,10 +236,10 @@ class Trial:
             if way == "backend":
                 captured = self._captured("backend")
                 usable = not isinstance(captured, str)
-                why, plain = ("", captured[1]) if not isinstance(captured, str) else (captured, Run())
+                why, plain = ("", captured[1]) if not isinstance(captured, str) else (captured, self.reference)
             else:
                 plain = self._run(compiled(self.functions))
-                usable = self._sound(plain) and plain.effects == self.reference.effects
+                usable = plain.sound and plain.effects == self.reference.effects
                 why = f"as compiled: {plain.error!r} {plain.faults} effects {plain.effects}"
         if not self.world.all_do(usable):
             return Outcome(way, "torch", self._said(why))
@@ -303,13 +262,23 @@ class Trial:
         return tuple(str(text)[:1500] for text in all_texts)
 
 
+def moved_launches(how: str, plain: Run, found: Run) -> str:
+    """Launches that have moved although they had to stay."""
+    groups = {None} if how in LAUNCHES_KEPT else {group for group, *_ in plain.launched} if how == "group" else set()
+    for group in groups:
+        before, after = ([one for one in ran.launched if group in (None, one[0])] for ran in (plain, found))
+        if before != after:
+            return f"launches move: {before} -> {after}"
+    return ""
+
+
 def ways_of(program: Program, inductor_share: float) -> list[str]:
     """The ways that a program goes, drawn from its seed."""
     rng = random.Random(f"ways {program.seed}")
     possible = {"make_fx", "dynamo"}.intersection(*(set(step.is_of.ways) for step in program.steps))
     possible -= {"make_fx"} if program.grad else set()
     capture = "make_fx" if "make_fx" in possible and (rng.random() < 0.9 or "dynamo" not in possible) else "dynamo"
-    fitting = [how for how in SCHEDULED if not program.odd or how in ("group", *LAUNCHES_KEPT)]
+    fitting = [how for how in SCHEDULED if not program.odd or how in LAUNCHES_KEPT]
     found = [f"{capture}: {how}" for how in rng.sample(fitting, 2)]
     if "dynamo" in possible:
         if rng.random() < (0.3 if capture == "dynamo" else 0.05):

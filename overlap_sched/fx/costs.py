@@ -138,8 +138,9 @@ class _Pricing:
         if kind == "attention" and isinstance(node.target, OpOverload):
             kind = "causal" if arguments_of(node.target, node.args, node.kwargs).get("is_causal") is True else kind
         elif kind == "other" and self.fusion == "none" and loop_of(node.target) is Loop.POINTWISE:
-            lie = {tuple(map(hint, (*one.shape, *one.stride()))) for one in sized if one.layout is torch.strided}
-            kind = "strided" if len(lie) > 1 else kind
+            strided = [one for one in sized if one.layout is torch.strided]
+            layouts = {(*map(hint, one.shape), -1, *_strides(list(map(hint, one.stride())))) for one in strided}
+            kind = "strided" if len(layouts) > 1 else kind
         return Compute(op, _flops(r, v), _bytes_moved(r, v), kind, shape)
 
     def fuse(self, r: Reading, costs: Costs, free: set[int], given: set[int], after: Mapping[int, set[int]]) -> None:
@@ -184,6 +185,11 @@ class _Pricing:
             price = longest._replace(time_us=_step_us(reading, costs.prices), part_of="")
             self.bodies[reading] = None if reading.notes["no_val"] else (sum(costs.flops), sum(costs.bytes), price)
         return self.bodies[reading]
+
+
+def _strides(strides: list[int]) -> list[int]:
+    """How a tensor lies in memory; empty: as rows, or parts of rows, as buckets are copied from."""
+    return [] if len(strides) <= 2 and strides[-1] == 1 else strides
 
 
 def _bytes_sent(r: Reading, v: int) -> int:

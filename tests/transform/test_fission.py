@@ -61,7 +61,8 @@ def test_times_bytes_and_memory_by_hand() -> None:
     ]
     mm, launch, cat = named(after, f"{f}_mm0_1"), named(after, f"{f}_sum0_1"), named(after, f"{f}_wait0_cat")
     assert mm.bytes == 8 * MIB + 64 * MIB  # all of the weight, half of the rest
-    assert mm.time_us == pytest.approx(100.0 * 72 / 136)
+    least = 5.0 * H100.bytes_per_s / 1e6 / MIB  # of a matmul, in what moves meanwhile
+    assert mm.time_us == pytest.approx(100.0 * (72 + least) / (136 + least))
     assert launch.bytes == 32 * MIB
     assert launch.time_us == PRICES.collective_us("all_reduce", 32 * MIB, Group(8, True))
     assert (cat.bytes, cat.time_us) == (128 * MIB, PRICES.copy_us("aten.cat.default", 128 * MIB))
@@ -76,7 +77,7 @@ def test_a_small_kernel_takes_what_a_kernel_takes_at_least() -> None:
     tiny = layers(1, H100.kernel_us)
     nodes = [node._replace(bytes=1024) if node.name == "mm0" else node for node in tiny.nodes]
     after = apply(Problem("tiny", tuple(nodes), tiny.storages, tiny.groups), [halves(layers(1))], PRICES)
-    assert named(after, "fission_mm0_2_mm0_0").time_us == H100.kernel_us
+    assert named(after, "fission_mm0_2_mm0_0").time_us == pytest.approx(H100.kernel_us, rel=1e-3)
 
 
 def test_of_a_table_only_the_rows_that_are_read_count() -> None:

@@ -129,7 +129,7 @@ class _Pricing:
         return result
 
     def work(self, r: Reading, v: int) -> Compute:
-        """What the model is told of a node. Strided are only kernels of PyTorch's own: a compiler writes others."""
+        """Describe a node to the model. Strided are only kernels of PyTorch's own: a compiler writes others."""
         node, hint = r.nodes[v], r.storages.hint
         op, kind = r.traits[v].op, kind_of(r.traits[v].op)
         values = [n.meta.get("val") for n in (*node.args, *node.kwargs.values(), node) if isinstance(n, fx.Node)]
@@ -188,7 +188,7 @@ class _Pricing:
 
 
 def _strides(strides: list[int]) -> list[int]:
-    """How a tensor lies in memory; empty: as rows, or parts of rows, as buckets are copied from."""
+    """Return how a tensor lies in memory; empty: as rows, or parts of rows, as buckets are copied from."""
     return [] if len(strides) <= 2 and strides[-1] == 1 else strides
 
 

@@ -18,8 +18,7 @@ from overlap_sched.report.files import write_order
 from overlap_sched.report.page import extras_of_fit, write_page
 from overlap_sched.report.units import duration, size
 from overlap_sched.report.words.rewrites import answer_line, points_table, rewrites_table
-from overlap_sched.transform.host import PCIE_4, PCIE_5, HostLink
-from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.prices import PCIE_4, PCIE_5, HostLink, Prices
 
 LINKS: Mapping[str, HostLink] = {"pcie5": PCIE_5, "pcie4": PCIE_4}
 KNOWN = (*KINDS, "fission", "batch")

@@ -239,10 +239,10 @@ def _load_dump(source: Input, tell: Tell, wants: Collection[Want]) -> Loaded:
         from overlap_sched.dump import load_dump, sizes_to_give
         from overlap_sched.fx import lift
         from overlap_sched.fx.dimensions.candidates import expert_fissions, fission_candidates
+        from overlap_sched.fx.fitting import batch_fissions
         from overlap_sched.fx.profile import lifted_with_profile
         from overlap_sched.fx.rewrites import alike_of, rerunnable
         from overlap_sched.fx.rewrites.apply import refusals_in
-        from overlap_sched.fx.rewrites.batches import batch_fissions
     device = device_named(source.device or H100.name)
     # of traces none is assumed: what they measured is slower by contention already, and is not to be slowed again
     named = ASSUMED.get(device.name) if source.cluster is None and not source.profile else source.cluster
@@ -291,18 +291,18 @@ def _load_dump(source: Input, tell: Tell, wants: Collection[Want]) -> Loaded:
             f"collectives are priced for {cluster.name}, as nothing says where the graph runs: "
             f"{cluster.ranks_per_node} ranks per node{slowed}; say otherwise with --cluster FILE_OR_NAME"
         )
-    on = device if cluster is None else cluster.device
-    loaded = Loaded(
+    on, rewriting = device if cluster is None else cluster.device, "rewrites" in wants
+    return Loaded(
         lifted.problem,
         lifted.prices,
         tuple(notes),
         profile,
         {"device": on.name, "cluster": None if cluster is None else cluster.name, "fusion": fusion},
         model,
+        alike=alike_of(dump.gm) if rewriting else None,
+        refuses=refusals_in(lifted) if rewriting else refuse_nothing,
+        rerun=rerunnable(dump.gm) if rewriting else None,
         fissions=tuple(fission_candidates(lifted)) if "fissions" in wants else (),
         batches=(*batch_fissions(lifted), *expert_fissions(lifted)) if "batches" in wants else (),
         device_bytes=on.memory_bytes,
     )
-    if "rewrites" not in wants:
-        return loaded
-    return replace(loaded, alike=alike_of(dump.gm), refuses=refusals_in(lifted), rerun=rerunnable(dump.gm))

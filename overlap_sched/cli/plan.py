@@ -4,7 +4,7 @@ from pathlib import Path
 
 from overlap_sched.cli import arguments
 from overlap_sched.cli.flags import in_flags
-from overlap_sched.cli.input import Loaded, Printed, Tell, cluster_of, options_for, read_input, save
+from overlap_sched.cli.input import Loaded, Printed, Tell, Want, cluster_of, options_for, read_input, save
 from overlap_sched.judge.validate import read_order
 from overlap_sched.options import Options
 from overlap_sched.peak_memory.peak import explain_peak
@@ -29,8 +29,8 @@ CLUSTER = "dgx-h100"
 
 def scheduled(command: arguments.Rewriting, tell: Tell) -> tuple[Loaded, Schedule, Plan | None]:
     """Read the input and schedule it; with ``--rewrites`` also the plan that the schedule is of."""
-    rewrites = bool(command.options.rewrites)
-    loaded = read_input(command, tell, ("rewrites",) if rewrites else (), saves=not rewrites)
+    rewrites: list[Want] = ["rewrites"] if command.options.rewrites else []
+    loaded = read_input(command, tell, rewrites, saves=not rewrites)
     problem, wanted = loaded.problem, options_for(command, command.options, loaded.problem)
     if command.order:
         return loaded, schedule_of(problem, read_order(command.order, problem), wanted), None

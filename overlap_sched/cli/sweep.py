@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import RenderableType
 
 from overlap_sched.cli.arguments import SweepCommand
-from overlap_sched.cli.input import Printed, Tell, cluster_of, options_for, read_input
+from overlap_sched.cli.input import Printed, Tell, Want, cluster_of, options_for, read_input
 from overlap_sched.cost import H100
 from overlap_sched.cost.cluster import ASSUMED
 from overlap_sched.cost.repricing import MACHINE, on_machine
@@ -68,7 +68,8 @@ def run_sweep(command: SweepCommand, tell: Tell) -> Printed:
     cluster = cluster_of(command, ASSUMED[H100.name]) if set(vary).intersection(MACHINE) else None
     if cluster is not None and command.comm_scale != 1.0:
         raise OptionsError("--comm-scale: collectives are priced anew. Give --vary network=FACTOR instead.")
-    problem = read_input(command, tell, ("rewrites",) if cluster else ()).problem
+    wants: list[Want] = [] if cluster is None else ["rewrites"]
+    problem = read_input(command, tell, wants).problem
     vary = _read_vary(command.vary, max(measure(problem, problem.original_order).profile))
 
     def priced(varied: Mapping[str, float]) -> Problem:

@@ -79,6 +79,7 @@ _NVLS_REACHED = 0.903  # of _NVLS_PART: 289 GB/s on 8 H100
 _LOOP_US = (4.0, 9.0)  # that a round of NVLS's chunks adds, on one node and on more
 _DEPTH = 1.9  # rounds that fill NVLS's pipeline on one node
 _TREE_DEPTH = 0.85  # the same of NVLS tree, for each level of the tree
+_TREE_REACHED = 0.6  # of LL128's trees over more than two nodes, from 4 MiB on, where NCCL expects 0.8 and more
 _RING_REACHED = 0.95  # of the cards' rate that NCCL expects of SIMPLE rings: 365 GB/s; 321 to 392 in six tables
 _GATHER_STEP_US = 1.6  # of LL's rings inside a switched node, all_gather and reduce_scatter: 17 to 19 us on 8 GPUs
 # nccl-tests on H100 nodes by autoparallel/cost_models/nccl_cost_model.py (meta-pytorch/autoparallel, a54c2529)
@@ -254,14 +255,13 @@ def _ring(kind: str, where: Setting, p: int) -> NcclVariant:
         # what a rank sends passes every link between nodes, where NCCL counts all but one
         latency_us += (far + (rounds if nodes > 1 and where.per_node > 1 else 0)) * _network_us(where, p)
     plateau = 64 * _channels(where) * ranks if nodes > 1 and kind == "all_reduce" and p == 2 else 0
-    rate, measured = bus * ranks / steps, None
-    if nodes > 1 and p == 2 and where.per_node > 1:
-        measured = latency_us, rate * _RING_REACHED
-    elif nodes == 1 and where.switched and p > 0:
-        rate_of_all = bus_bytes_per_s(where) * ranks / steps
-        measured = _SWITCHED_BASE_US + _SWITCHED_STEP_US * (ranks - 1), rate_of_all * _between(_SWITCHED_PART, ranks)
+    rate = bus * ranks / steps
+    measured = (latency_us, rate * _RING_REACHED) if nodes > 1 and p == 2 and where.per_node > 1 else None
+    if nodes == 1 and where.switched and p > 0:
+        rate = bus_bytes_per_s(where) * _between(_SWITCHED_PART, ranks) * ranks / steps
+        latency_us = _SWITCHED_BASE_US + _SWITCHED_STEP_US * (ranks - 1)
     elif nodes == 1 and where.switched and steps == ranks - 1:
-        measured = _BASE_US["ring"][p] + steps * _GATHER_STEP_US, rate
+        latency_us = _BASE_US["ring"][p] + steps * _GATHER_STEP_US
     return NcclVariant("ring", _PROTOCOLS[p], latency_us, rate, (), plateau, measured)
 
 
@@ -278,7 +278,10 @@ def _tree(where: Setting, p: int) -> NcclVariant:
     inside_us = _HARDWARE_US[_hardware(where)]["tree"][p]
     hops_us = (where.nodes.bit_length() - 1) * (_HARDWARE_US["net"]["tree"][p] + _network_us(where, p))
     latency_us = _BASE_US["tree"][p] + 2 * ((where.per_node - 1) * inside_us + hops_us)
-    return NcclVariant("tree", _PROTOCOLS[p], latency_us, bus * 0.85 * 0.5, _TREE_CORRECTION[p])
+    correction = _TREE_CORRECTION[p]
+    if _PROTOCOLS[p] == "LL128" and where.nodes > 2:
+        correction = (*correction[:16], *[_TREE_REACHED] * 16)
+    return NcclVariant("tree", _PROTOCOLS[p], latency_us, bus * 0.85 * 0.5, correction)
 
 
 def _nvls(where: Setting) -> NcclVariant:

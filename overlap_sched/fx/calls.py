@@ -29,7 +29,7 @@ from overlap_sched.fx.operators import (
     traits_of,
 )
 from overlap_sched.problem import ANY_GROUP
-from overlap_sched.transform.host import OUT
+from overlap_sched.transform.prices import OUT
 
 
 class EffectiveCall(NamedTuple):

@@ -50,7 +50,7 @@ from overlap_sched.problem import FINISH, LAUNCH, OF_HOST, PART, Group, Kind, Me
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.precedence import launched_on
 from overlap_sched.report.words.graph import AssumedSize
-from overlap_sched.transform.host import OUT
+from overlap_sched.transform.prices import OUT
 
 Which = Callable[[fx.Node], bool] | Collection[str]
 """Inputs: by name, or by a function of their nodes."""

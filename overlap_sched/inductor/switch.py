@@ -261,15 +261,15 @@ class WatchPass(PostGradPass):
 
     def run(self, graph: fx.Graph) -> None:
         """Rewrite the graph in place, or leave it as it was; warn where it will not be scheduled."""
-        settings, obstacle = self.settings, "it is not known"
+        obstacle: str | None = "it is not known"
         with guard("could not inspect a graph"):  # what only looks must not stop a compilation
             _watch.listen()
-            obstacle = find_obstacle(settings)
+            obstacle = find_obstacle(self.settings)
             if self.competing:
                 setattr(config, COMPETING, obstacle is not None)
             warn_of_obstacle(obstacle)
-        if obstacle is None and rewrites_wanted(settings.options):
-            rewrite_fx(graph, settings, self.choose)
+        if obstacle is None and rewrites_wanted(self.settings.options):
+            rewrite_fx(graph, self.settings, self.choose)
 
     def uuid(self) -> str | None:
         """Name what it does; ``None`` where it rewrites, and torch does not ask us before it uses code from a cache."""

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from overlap_sched.distributed.digest import Digest, Verdict, judge
-from overlap_sched.distributed.protocol import Steps, StoreCall, agreement_steps
+from overlap_sched.distributed.protocol import Steps, StoreCall
 from tests.support.examples import at_night
-from tests.support.interleavings import Checker, End, Fault, StuckError
+from tests.support.interleavings import Checker, End, StuckError
 
 OPTIONS = '{"headroom": 1}'
 A, B, C = (
@@ -217,23 +217,3 @@ def test_the_checker_finds_the_race_in_a_protocol_that_has_it() -> None:
     graphs = [[A], [A]]
     found = Checker(graphs, agree=_everyone_for_himself, written_once=False).ends()
     assert not all(alike(graphs, end) for end in found)
-
-
-def _gives_up(mine: Digest, name: str, rank: int, ranks: Sequence[int], limit_s: float) -> Steps:
-    """Falls back by itself when a step fails, as it did once."""
-    steps = agreement_steps(mine, name, rank, ranks, limit_s)
-    result = None
-    try:
-        while True:
-            try:
-                result = yield steps.send(result)
-            except Fault:
-                return Verdict(agreed=False, reason="failed")
-    except StopIteration as done:
-        verdict: Verdict = done.value
-        return verdict
-
-
-def test_the_checker_finds_a_rank_that_falls_back_by_itself() -> None:
-    graphs = [[A], [A]]
-    assert not all(alike(graphs, end) for end in Checker(graphs, agree=_gives_up, faults=1).ends())

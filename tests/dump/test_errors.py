@@ -223,14 +223,9 @@ def test_symbols_and_nodes_may_be_given(tmp_path: Path, name: str) -> None:
 
 def test_symbols_of_annotations(tmp_path: Path) -> None:
     head = "class GraphModule(torch.nn.Module):\n    def forward(self, x: "
-    path = tmp_path / "d.py"
-    path.write_text(f'{head}"f32[s0, 8*u3][8*u3, 1]cuda:0"):\n        return (x,)\n')
-    assert load_dump(path, sizes={"s0": 2, "u3": 4}).notes == (
-        "inputs whose storage the file does not say, each taken to have its own",
-    )
-    path.write_text(f'{head}"f32[s0, 8*u3][8*u3, 1]cuda:0"):\n        return (x,)\n')
-    with pytest.raises(DumpError, match=r"Its symbols are 's0', 'u3'\. Correct"):
-        load_dump(path, sizes={"f32": 2})
+    text = f'{head}"f32[s0, 8*u3][8*u3, 1]cuda:0"):\n        return (x,)\n'
+    assert not load_dump(_written(tmp_path, text), sizes={"s0": 2, "u3": 4}).guessed
+    assert "Its symbols are 's0', 'u3'. Correct" in message(tmp_path, text, sizes={"f32": 2})
 
 
 def test_empty_lists_of_splits_do_not_tell_the_size_of_a_group(tmp_path: Path) -> None:

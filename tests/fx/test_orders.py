@@ -194,29 +194,6 @@ def test_without_hazards_some_order_would_be_wrong(f: Callable[..., Any], monkey
     assert any(not same(outcome(g, t), want) for g in others for t, want in expected.items())
 
 
-def launched_by_an_earlier_graph(x: Tensor, y: Tensor) -> Any:
-    view = x.view(-1)
-    waited = wait(x)
-    results = view + 1, x * 2, waited + 3
-    y.zero_()  # what the collective reads
-    return results
-
-
-@pytest.mark.slow
-@pytest.mark.private
-@pytest.mark.parametrize("hazards", [True, False])
-def test_a_collective_of_an_earlier_graph_ends_at_its_wait(hazards: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not hazards:
-        monkeypatch.setattr(importlib.import_module("overlap_sched.fx.lifting"), "graph_hazards", lambda *_: {})
-    gm = trace(launched_by_an_earlier_graph, (4, 4), (4, 4))
-    expected = {timing: outcome(gm, timing, in_flight=True) for timing in TIMINGS}
-    assert same(expected["eager"], expected["lazy"])
-    rng = random.Random(0)
-    others = [reordered(gm, rng) for _ in range(25)]
-    right = [same(outcome(g, t, in_flight=True), want) for g in others for t, want in expected.items()]
-    assert all(right) == hazards
-
-
 def random_program(seed: int) -> Callable[..., Any]:
     """A random mix of all of it."""
     rng = random.Random(seed)

@@ -152,6 +152,9 @@ class TestNothingInForce:
         assert (seen, draft.report.changed, draft.how.keeps) == (preserved, changed, alike)
         assert in_force() == replace(KEPT, together=alike)
         assert changed or draft.report.reason is not None
+        if not (changed or alike):
+            assert draft.report.kept is None
+            assert "others launch otherwise" in str(draft.report.reason)
         assert len(recwarn) == (answer != "alike") + (not changed)
         if changed:
             assert draft.report.kept == verdict.reason

@@ -18,7 +18,7 @@ from overlap_sched.distributed import Agreement, Digest, Verdict
 from overlap_sched.errors import OverlapSchedWarning, SequenceError
 from overlap_sched.fx import Lifted
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report
-from overlap_sched.fx.rewrites import backends
+from overlap_sched.fx.rewrites import facts
 from overlap_sched.fx.rewrites.apply import may_rewrite
 from overlap_sched.inductor import agree, fx_stage, switch
 from overlap_sched.inductor.agree import launches_in
@@ -189,7 +189,7 @@ def test_graphs_without_anything_to_rewrite_ask_nobody() -> None:
     others, shown = asked(Agreement(True, Verdict(True)))
     default, buckets = Settings(stage="backend"), Settings(Options(rewrites=("bucket",)), stage="backend")
     with others:
-        with mock.patch.object(backends, "over_gloo", return_value=True):
+        with mock.patch.object(facts, "over_gloo", return_value=True):
             coalescing = replace(default, options=Options(rewrites=("coalesce_gathers",)))
             rewrite_fx(GRAPHS["whole"](), coalescing, choose)  # which gloo cannot do
             assert (shown, choose.call_count) == ([], 0)

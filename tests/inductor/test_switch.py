@@ -200,8 +200,7 @@ def test_a_post_grad_pass_that_was_there_runs_first() -> None:
         def uuid(self) -> str:
             return "theirs"
 
-    seen: list[str] = []
-    graph = torch.fx.Graph()
+    seen, graph = list[str](), torch.fx.Graph()
     graph.output(())
     with config.patch({"post_grad_custom_post_pass": Theirs()}):
         ours = overlap_sched.inductor_options(stage="post_grad")["post_grad_custom_post_pass"]

@@ -243,7 +243,7 @@ def test_the_frontier(reordered: Schedule) -> None:
     problem, original = reordered.problem, reordered.original
     point = FitPoint((), problem, problem.original_order, original.step_us, original.exposed_us, 21 * 2**20, 0)
     page = page_data(reordered, Extras(frontier=(point,)))
-    assert [one["peak_bytes"] for one in page["frontier"]["points"]] == [21 * 2**20]
+    assert [one["peak_bytes"] for one in page["frontier"]] == [21 * 2**20]
     text = page_text(page)
     assert f'<tr><th scope="row">on the frontier</th><td>{size(21 * 2**20)}</td>' in text
     assert f'<tr><th scope="row">scheduled</th><td>{size(26 * 2**20)}</td><td>+23.8 %</td><td>120.0 us</td>' in text
@@ -280,7 +280,7 @@ def test_the_file_is_whole_and_loads_nothing(reordered: Schedule) -> None:
 def test_sections_of_rewrites_and_the_frontier_are_hidden_where_there_are_none(by_hand: ByHand) -> None:
     alone = Problem("alone", (Node("mm", Kind.COMPUTE, time_us=1.0),), (), {})
     page = page_data(by_hand(alone, alone.original_order))
-    assert (page["groups"], page["collectives"], page["rewrites"], page["frontier"]) == ([], [], [], None)
+    assert (page["groups"], page["collectives"], page["rewrites"], page["frontier"]) == ([], [], [], [])
     hidden = {
         of["aria-labelledby"] for tag, of in Parsed(page_text(page)).elements if tag == "section" and "hidden" in of
     }

@@ -119,10 +119,8 @@ def test_the_classes_stay_what_they_were(mesh: DeviceMesh) -> None:
     assert isinstance(model, ShardedModule)
     assert not isinstance(model.lm_head, ShardedModule)
     assert isinstance(model.lm_head, nn.Linear)
-    assert type(model.lm_head).__name__ == "ShardedLinear"
     layers = model.model.layers
     assert type(layers[0].mlp.up_proj) is type(layers[1].mlp.up_proj)
-    assert type(layers[0].mlp) is type(layers[1].mlp)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     tokens, labels = batch(0, 0)
     assert list(copy.deepcopy(model)(tokens, labels=labels)) == ["loss", "logits"]

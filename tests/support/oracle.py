@@ -1,7 +1,7 @@
 """Slow and simple truths to hold the code against; nothing here is shared with what is tested."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from overlap_sched.problem import Kind, Problem
@@ -84,7 +84,7 @@ def peak_by_definition(problem: Problem, order: list[int]) -> list[int]:
     return live
 
 
-def step_by_definition(problem: Problem, order: list[int]) -> float:
+def step_by_definition(problem: Problem, order: Sequence[int]) -> float:
     """Step time by fixed point: every node's start from what must have ended, again and again until nothing moves."""
     start = dict.fromkeys(order, 0.0)
     nodes = problem.nodes

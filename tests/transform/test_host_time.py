@@ -7,12 +7,10 @@ import pytest
 from overlap_sched import Kind, Node, Options, Problem, schedule
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem import FINISH, OF_HOST
-from overlap_sched.transform.apply import apply
+from overlap_sched.transform.apply import apply, refusal, writes
 from overlap_sched.transform.buckets import BucketSearch
-from overlap_sched.transform.plan import most_gain_us, plan, wanted_of
+from overlap_sched.transform.plan import most_gain_us, plan, records, wanted_of
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.recompute import refusal, writes
-from overlap_sched.transform.records import records
 from overlap_sched.transform.rewrites import BUCKETED, Bucket, Keep, Regather, Rewrite
 from overlap_sched.transform.search import RewriteSearch
 from tests.support.sharded import (

@@ -9,8 +9,7 @@ from overlap_sched.errors import OptionsError, RewriteError
 from overlap_sched.judge.validate import memory_profile
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.transform.apply import apply, host_bytes
-from overlap_sched.transform.host import HostLink
-from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.prices import HostLink, Prices
 from overlap_sched.transform.rewrites import Offload, Recompute, Rewrite
 
 LINK = HostLink("link", 1e9, 5.0)

@@ -12,8 +12,7 @@ from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, count, duration, printable, size
 from overlap_sched.report.words.schedule import gap_percent
 from overlap_sched.scheduler.task import SAME_STEP
-from overlap_sched.transform.plan import Plan
-from overlap_sched.transform.records import Record
+from overlap_sched.transform.plan import Plan, Record
 from overlap_sched.transform.rewrites import (
     Bucket,
     Fission,
@@ -122,7 +121,7 @@ def _cost(found: FitPoint, nodes: dict[str, Node], one: Rewrite, alone: Effect |
             op = next((node.op for node in copies if node.alloc), "")
             compute_us = sum(node.time_us for node in copies)
         case Offload():
-            launches = [nodes[name] for name in (one.name, one.back) if name in nodes]
+            launches = [nodes[name] for name in (one.name, one.new_name(one.node)) if name in nodes]
             op = nodes[one.node].op if one.node in nodes else ""
             freed, copy_us = sum(node.bytes for node in launches[:1]), sum(node.time_us for node in launches)
         case Fission() if alone is not None:  # before other rewrites: what the peak falls by, what smaller kernels cost

@@ -16,7 +16,7 @@ tried from the original order and from the best: their peaks differ.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise, product
 from typing import Generic, NamedTuple, TypeVar
 
@@ -131,34 +131,32 @@ def chained(gaps: Sequence[GatherGap[Keep]]) -> list[Keep]:
 
 
 def to_gather_again(problem: Problem, order: Sequence[NodeId], alike: Alike | None) -> list[GatherGap[Regather]]:
-    """The longest gap between two uses of each gathered tensor, where it could be gathered again behind it."""
-    position, users = positions(order), LiveRanges(problem).users
-    draft = ProblemMaker(problem)
-    counted = [one for one in _gathers(draft, alike) if draft.gives(one.launch)]
-    gaps = [_longest_gap(problem, one, users, position) for one in counted]
-    return [gap for gap in gaps if gap is not None]
+    """The longest gap between two uses of each gathered tensor, where it could be gathered again behind it.
 
+    Not where its uses cannot be told apart by views made again.
+    """
+    nodes, position, users, gaps = problem.nodes, positions(order), LiveRanges(problem).users, []
 
-def _longest_gap(
-    problem: Problem, one: Single[NodeId], users: Sequence[Sequence[NodeId]], position: Sequence[Position]
-) -> GatherGap[Regather] | None:
-    """Find the longest gap of one gathered tensor; ``None``: its uses cannot be told apart by views made again."""
-    nodes = problem.nodes
-    (held,) = nodes[one.launch].alloc
-    views = [v for v in users[held] if is_view(nodes[v])]
-    uses = sorted((v for v in users[held] if v not in views and v not in one.waits), key=position.__getitem__)
-    if len(uses) < 2 or problem.storages[held].pinned or any(nodes[v].kind is not Kind.COMPUTE for v in uses):
-        return None
-    length, k = max((position[w] - position[u], k) for k, (u, w) in enumerate(pairwise(uses), start=1))
-    late = uses[k:]
-    through = find_reachable(late, lambda v: [u for u in nodes[v].deps if held in nodes[u].use and is_view(nodes[u])])
-    takes = set(one.waits) | through
-    if length < 2 or not all(takes.intersection(nodes[v].deps) for v in late):
-        return None
-    names = tuple(nodes[v].name for v in sorted(late))
-    rewrite = Regather(nodes[one.launch].name, names, tuple(nodes[v].name for v in sorted(through)))
-    begin, end = position[uses[k - 1]] + 1, position[late[0]]
-    return GatherGap(rewrite, begin, end, problem.storages[held].bytes, nodes[one.launch].time_us)
+    def views_between(late: Sequence[NodeId], views: Collection[NodeId]) -> set[NodeId]:
+        return find_reachable(late, lambda v: [u for u in nodes[v].deps if u in views])
+
+    for one in _gathers(ProblemMaker(problem), alike):
+        if not (launch := nodes[one.launch]).alloc:
+            continue
+        (held,) = launch.alloc
+        views = {v for v in users[held] if is_view(nodes[v])}
+        uses = sorted((v for v in users[held] if v not in views and v not in one.waits), key=position.__getitem__)
+        if len(uses) < 2 or problem.storages[held].pinned or any(nodes[v].kind is not Kind.COMPUTE for v in uses):
+            continue
+        length, k = max((position[w] - position[u], k) for k, (u, w) in enumerate(pairwise(uses), start=1))
+        late, through = uses[k:], views_between(uses[k:], views)
+        takes = set(one.waits) | through
+        if length > 1 and all(takes.intersection(nodes[v].deps) for v in late):
+            names = (tuple(nodes[v].name for v in sorted(ids)) for ids in (late, through))
+            begin, end = position[uses[k - 1]] + 1, position[late[0]]
+            rewrite = Regather(launch.name, *names)
+            gaps.append(GatherGap(rewrite, begin, end, problem.storages[held].bytes, launch.time_us))
+    return gaps
 
 
 def casts_of(problem: Problem, gather: str) -> tuple[str, ...]:

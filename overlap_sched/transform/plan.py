@@ -271,7 +271,11 @@ def _best(without: Schedule, trials: Sequence[Trial], search: RewriteSearch) -> 
     device = None if limit is None else DeviceLimit(limit, replayed_allocator(without.options))
     good = sorted((k for k, trial in enumerate(trials) if trial.problem is not None), key=lambda k: trials[k].step_us)
     for k in good[:FINISHED]:
-        task, unrestricted = _finish(without, trials[k], search)
+        trial, problem = trials[k], search.rewritten(trials[k].rewrites)
+        assert trial.problem is not None
+        ids = {node.name: v for v, node in enumerate(problem.nodes)}
+        order = tuple(ids[name] for name in trial.problem.names(trial.order))
+        task, unrestricted = finish(problem, order, without.options, without.budget_bytes)
         found = _keep_apart(task, unrestricted)
         short_bytes = 0 if device is None or found is None else device.short_bytes(task.live_ranges, found.order)
         if found is None:
@@ -281,7 +285,7 @@ def _best(without: Schedule, trials: Sequence[Trial], search: RewriteSearch) -> 
         elif short_bytes > without.short_bytes:
             why_not = f"needs {short_bytes:,} bytes more than memory_limit"
         else:
-            rewrites, problem, after = trials[k].rewrites, task.problem, measure(task.problem, found.order)
+            rewrites, after = trial.rewrites, measure(problem, found.order)
             made = replace(
                 without,
                 problem=problem,
@@ -293,17 +297,8 @@ def _best(without: Schedule, trials: Sequence[Trial], search: RewriteSearch) -> 
                 short_bytes=short_bytes,
             )
             return Plan(rewrites, made, without, records(without.problem, problem, rewrites), tuple(seen))
-        seen[k] = replace(seen[k], why_not=why_not)
+        seen[k] = replace(trial, why_not=why_not)
     return Plan((), without, without, trials=tuple(seen))
-
-
-def _finish(without: Schedule, trial: Trial, search: RewriteSearch) -> tuple[Task, Candidate]:
-    """All that the scheduler makes of a trial, on the problem in its own order."""
-    assert trial.problem is not None
-    problem = search.rewritten(trial.rewrites)
-    ids = {node.name: v for v, node in enumerate(problem.nodes)}
-    order = tuple(ids[name] for name in trial.problem.names(trial.order))
-    return finish(problem, order, without.options, without.budget_bytes)
 
 
 def _keep_apart(task: Task, found: Candidate) -> Candidate | None:

@@ -89,7 +89,7 @@ def test_small_ones_go_by_ll_and_large_ones_by_bandwidth() -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "nbytes", "chunk"), [(1, 2**22, 16), (1, 2**24, 32), (1, 2**27, 64), (1, 2**30, 128),
-    (2, 2**20, 32), (2, 2**24, 64), (2, 2**26, 128), (4, 2**22, 32), (4, 2**30, 64)],
+    (2, 2**20, 32), (2, 2**24, 64), (2, 2**26, 128), (3, 2**26, 128), (4, 2**22, 32), (4, 2**30, 64)],
 )  # fmt: skip
 def test_nvls_goes_by_chunks(nodes: int, nbytes: int, chunk: int) -> None:
     """``calcCollChunking`` with 16 channels and 8 ranks a node, in KiB; a round adds 4 us on one node and 9 on more."""
@@ -106,6 +106,13 @@ def test_a_token_goes_once_to_each_node_and_low_latency_kernels_send_it_to_each_
     assert low == pytest.approx(50e9 * 0.87 * 8 / 7)  # seven of eight tokens leave the node
     assert 2.0 < dispatch / low < 2.2  # those of four nodes at most, of seven ranks in eight
     assert nccl_us("combine", 2**28, setting(DGX_H100, 8, 1))[0].bytes_per_s == pytest.approx(450e9 * 0.77)
+
+
+def test_small_ones_in_a_node_with_switches() -> None:
+    """all_gather by LL, 6.6 us and 1.6 for each of 7 steps; all_to_all starts in 50 us, on B200 in 11."""
+    b200 = setting(read_cluster("dgx-b200"), 8, 1)
+    assert nccl_us("all_gather", 64, b200)[1] == pytest.approx(6.6 + 7 * 1.6)
+    assert [nccl_us("all_to_all_single", 64, where)[1] for where in (setting(DGX_H100, 8, 1), b200)] == [50.0, 11.0]
 
 
 def test_pcie_has_no_ll128_inside_a_node() -> None:

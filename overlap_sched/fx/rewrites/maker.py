@@ -299,7 +299,7 @@ class GraphMaker(Maker[fx.Node]):
         shared = {
             "operator": op,
             "process group": group,
-            "type and reduction": f"{_name(taken.dtype)} {_reduction(node)}".rstrip() + where,
+            "type and reduction": f"{str(taken.dtype).removeprefix('torch.')} {_reduction(node)}".rstrip() + where,
             "device": str(taken.device),
             "number of ranks": ranks,
         }
@@ -632,10 +632,6 @@ def arguments(node: fx.Node) -> tuple[Any, ...]:
 def _reduction(node: fx.Node) -> str:
     """``"sum"``; ``""`` of a gather."""
     return "" if "gather" in LAUNCHES[node.target] else str(arguments(node)[1])
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _plain(what: str, node: fx.Node) -> FakeTensor:

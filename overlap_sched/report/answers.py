@@ -112,7 +112,8 @@ class PlanAnswer(_Scheduled, frozen=True, kw_only=True, tag_field="schema", tag=
     Attributes:
         bound_us: No order's step is shorter. budget_bound_us: nor that of any order within the budget.
         memory_limit_bytes: The device asked for. short_bytes: what it lacks for the order.
-        gain_range: How many times as fast ours is: nine of ten draws of prices lie between; null: the original order stayed.
+        gain_range: How many times as fast ours is: nine of ten draws of prices lie between; null: the original order
+            stayed.
         original_reserved_bytes, reserved_bytes: By a replay of torch's caching allocator; null: none was replayed.
         rewrites: Kind, names, and microseconds less on its stream, microseconds more compute, bytes more at once.
     """

@@ -118,7 +118,11 @@ def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
     ]
     columns = ["original", "scheduled", "change", "limit"]
     gain = words.gain_of(schedule, original)
-    rows = (*words.summary_rows(schedule), *words.gain_rows(schedule, gain), *words.reserved_rows(reserved, schedule.memory_limit_bytes))
+    rows = (
+        *words.summary_rows(schedule),
+        *words.gain_rows(schedule, gain),
+        *words.reserved_rows(reserved, schedule.memory_limit_bytes),
+    )
     summary = [[*row, *[""] * (1 + len(columns) - len(row))] for row in rows]
     if extras.beside is not None:
         title, order = printable(extras.beside[0]), extras.beside[1]
